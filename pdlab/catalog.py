@@ -1,0 +1,122 @@
+"""What is known of models: shapes with their sources, read from configs/models/*.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from pdlab.errors import UsageError
+from pdlab.nodes import ClusterView
+from pdlab.spec import Deployment, Frozen, Pool, load_yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
+
+
+class ModelShape(Frozen):
+    """Shape of one model; ``source`` says where the numbers are from.
+
+    ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself. ``engine_kwargs``
+    are vLLM engine arguments that this model wants everywhere. ``local`` models are built by
+    pdlab in the user's cache folder.
+    """
+
+    name: str
+    source: str
+    hf_id: str | None = None
+    local: bool = False
+    architecture: str
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    experts: int = Field(ge=1)
+    experts_per_token: int = Field(ge=1)
+    sliding_window: int | None = None
+    full_attention_layers: int | None = None
+    vocab: int = Field(ge=1)
+    weight_dtype: str
+    kv_dtype: str = "bfloat16"
+    max_context: int = Field(ge=1)
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+def known_models() -> dict[str, Path]:
+    """Names of configs/models/ with their files."""
+    return {path.stem: path for path in sorted((CONFIGS / "models").glob("*.yaml"))}
+
+
+def load_model(model: str) -> ModelShape | None:
+    """Shape of a model named as in configs/models/, or by its Hugging Face id; None: not in the catalogue."""
+    files = known_models()
+    if model in files:
+        return load_yaml(files[model], ModelShape)
+    for path in files.values():
+        shape = load_yaml(path, ModelShape)
+        if model == shape.hf_id:
+            return shape
+    return None
+
+
+def load_cluster(name_or_path: str) -> ClusterView:
+    """A cluster named as in configs/clusters/, or a YAML file. Raises UsageError."""
+    named = CONFIGS / "clusters" / f"{name_or_path}.yaml"
+    return load_yaml(named if named.exists() else Path(name_or_path), ClusterView)
+
+
+def load_deployment(name_or_path: str) -> Deployment:
+    """A deployment named as in configs/deployments/, or a YAML file. Raises UsageError."""
+    named = CONFIGS / "deployments" / f"{name_or_path}.yaml"
+    return load_yaml(named if named.exists() else Path(name_or_path), Deployment)
+
+
+def check_divisibility(deployment: Deployment, shape: ModelShape) -> list[str]:
+    """Rules of vLLM 0.29 on TP degrees; returns warnings. Raises UsageError.
+
+    Heads must divide by TP. KV heads must divide by TP, or TP by KV heads (heads are then
+    replicated). Between prefill and decode one TP must divide the other, and a prefill TP larger
+    than decode's may not exceed the KV heads.
+    """
+    for role, pool in deployment.pools.items():
+        _check_pool(role, pool, shape)
+    pools = deployment.pools
+    if "prefill" not in pools:
+        return []
+    prefill_tp, decode_tp = pools["prefill"].tp, pools["decode"].tp
+    if max(prefill_tp, decode_tp) % min(prefill_tp, decode_tp):
+        raise UsageError(
+            f"prefill TP {prefill_tp} and decode TP {decode_tp}: one must divide the other "
+            f"(NIXL moves whole heads); use the same TP, or powers of two"
+        )
+    if prefill_tp > decode_tp:
+        if prefill_tp > shape.kv_heads:
+            raise UsageError(
+                f"prefill TP {prefill_tp} > decode TP {decode_tp} needs prefill TP of at most "
+                f"{shape.kv_heads}, the KV heads of {shape.name}; lower --p-tp or raise --d-tp"
+            )
+        return [
+            f"prefill TP {prefill_tp} > decode TP {decode_tp} is experimental in vLLM: "
+            "the canary check is compulsory for it"
+        ]
+    return []
+
+
+def _check_pool(role: str, pool: Pool, shape: ModelShape) -> None:
+    if shape.heads % pool.tp:
+        raise UsageError(
+            f"{role} TP {pool.tp} does not divide the {shape.heads} attention heads of {shape.name}; "
+            f"use one of {[t for t in range(1, 17) if shape.heads % t == 0]}"
+        )
+    if max(shape.kv_heads, pool.tp) % min(shape.kv_heads, pool.tp):
+        raise UsageError(
+            f"{role} TP {pool.tp} and the {shape.kv_heads} KV heads of {shape.name}: one must divide the other"
+        )
+    if pool.pp > shape.layers:
+        raise UsageError(f"{role} PP {pool.pp} is more than the {shape.layers} layers of {shape.name}")
+    if pool.expert_parallel and shape.experts % (pool.tp * pool.dp):
+        raise UsageError(
+            f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {shape.experts} experts of {shape.name}"
+        )
