@@ -1,0 +1,103 @@
+"""What is being served right now: written by the launcher, read by the sweep; and its NIXL counters."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pdlab.errors import ClusterError, StoreError
+from pdlab.results import Manifest, NixlCounters
+from pdlab.spec import Frozen, load_yaml, to_yaml
+
+
+class Running(Frozen):
+    """A deployment that answers at ``base_url``.
+
+    ``manifest`` is the experiment's manifest as far as the launcher knows it (deployment, cluster,
+    placement as it came out, versions, hardware, canary). ``tokenizer`` is a folder or a Hugging
+    Face id. ``metrics_urls`` are Prometheus pages, one per Ray node.
+    """
+
+    base_url: str
+    model_id: str
+    tokenizer: str
+    manifest: Manifest
+    metrics_urls: tuple[str, ...] = ()
+
+
+def cache_dir() -> Path:
+    """The user's cache folder of pdlab: $PDLAB_CACHE_DIR, or pdlab under $XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("PDLAB_CACHE_DIR")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdlab"
+
+
+def save_running(running: Running) -> None:
+    """Publish what is being served, for the sweep on this machine."""
+    path = _path(running.base_url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_yaml(running), encoding="utf-8")
+
+
+def load_running(base_url: str) -> Running | None:
+    """What the launcher said of ``base_url``; None when no launcher on this machine spoke of it."""
+    path = _path(base_url)
+    return load_yaml(path, Running) if path.exists() else None
+
+
+def clear_running(base_url: str) -> None:
+    """Forget ``base_url``: it is no longer served."""
+    _path(base_url).unlink(missing_ok=True)
+
+
+def _path(base_url: str) -> Path:
+    parts = urlsplit(base_url)
+    if not parts.hostname:
+        raise StoreError(f"base URL {base_url!r}: expected http://HOST:PORT")
+    host = {"localhost": "127.0.0.1"}.get(parts.hostname, parts.hostname)
+    return cache_dir() / "running" / f"{host}_{parts.port or 80}.yaml"
+
+
+_SAMPLE = re.compile(r"^(?:ray_)?vllm[:_]nixl_(?P<name>\w+?)(?:_total)?(?:\{[^}]*\})? (?P<value>\S+)", re.MULTILINE)
+_FIELDS = {
+    "bytes_transferred_sum": "bytes_transferred",
+    "xfer_time_seconds_count": "transfers",
+    "num_failed_transfers": "failed_transfers",
+    "num_failed_notifications": "failed_notifications",
+    "num_kv_expired_reqs": "kv_expired_requests",
+}
+
+
+def parse_counters(pages: Iterable[str]) -> NixlCounters:
+    """Sum vLLM's NIXL metrics over Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
+
+    A counter that no page has is None, unless transfers are counted: vLLM creates its failure
+    counters at the first failure, so beside counted transfers their absence is a true zero.
+    """
+    total: dict[str, float] = {}
+    for page in pages:
+        for match in _SAMPLE.finditer(page):
+            field = _FIELDS.get(match["name"])
+            if field:
+                total[field] = total.get(field, 0.0) + float(match["value"])
+    if "transfers" in total:
+        for field in ("failed_transfers", "failed_notifications", "kv_expired_requests"):
+            total.setdefault(field, 0.0)
+    return NixlCounters(**total)
+
+
+def scrape_counters(metrics_urls: Iterable[str], timeout_s: float = 10.0) -> NixlCounters:
+    """Read the NIXL counters of a running deployment. Raises ClusterError when a page does not answer."""
+    pages = []
+    for url in metrics_urls:
+        try:
+            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+                pages.append(answer.read().decode())
+        except OSError as error:
+            raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
+    return parse_counters(pages)
