@@ -1,0 +1,149 @@
+"""Why a deployment does not fit a cluster, and the smallest change that would make it fit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from pdlab.assign import cpus_per_group, eligible, node_size, spans_nodes
+from pdlab.nodes import ClusterNode, ClusterView
+from pdlab.spec import Collocated, Deployment, Disaggregated, Pool
+
+Fits = Callable[[Deployment, ClusterView], bool]
+
+MAX_MORE_NODES = 64
+# Enough for every change of one pool and the mildest changes of two; each attempt takes about 1 ms.
+MAX_ATTEMPTS = 400
+_PREFIX = {"collocated": "", "prefill": "p-", "decode": "d-"}
+
+
+def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
+    """One line: what was asked, what each node has free, what would fit."""
+    found = (search(deployment, view, fits) for search in (_smaller, _elsewhere, _more_nodes))
+    change = "; or ".join(way for way in found if way) or "nothing smaller, and no added node of the same kind"
+    return (
+        f"{deployment.label} does not fit {view.name}: asked for {_asked(deployment, view)}; "
+        f"free: {_free(deployment, view)}; what would fit: {change}"
+    )
+
+
+def _unit(view: ClusterView) -> str:
+    return "GPU" if view.device == "gpu" else "CPU"
+
+
+def _asked(deployment: Deployment, view: ClusterView) -> str:
+    unit = _unit(view)
+    parts = []
+    for role, pool in deployment.pools.items():
+        shape = f"{pool.replicas} x {pool.gpus_per_replica}" if pool.gpus_per_replica > 1 else f"{pool.replicas}"
+        groups = f", TP groups of {pool.tp} on one node each" if pool.tp > 1 else ""
+        if spans_nodes(pool, eligible(pool, view.engine_nodes)):
+            groups = f", TP groups of {pool.tp} on whole nodes of one size"
+        kind = f" of type {pool.gpu_type}" if pool.gpu_type else ""
+        parts.append(f"{role} {shape} {unit}s{kind}{groups}")
+    text = "; ".join(parts)
+    if isinstance(deployment.topology, Collocated):
+        return text
+    where = "all on one node" if deployment.mode == "pd-pack" else "the two pools on different nodes"
+    return f"{text}; {deployment.gpus} {unit}s in all, {where}"
+
+
+def _free(deployment: Deployment, view: ClusterView) -> str:
+    """Free slots per node, equal nodes together; CPUs where a GPU node has too few of them."""
+    unit = _unit(view)
+    same: dict[str, list[str]] = {}
+    for node in view.engine_nodes:
+        text = f"{len(node.slots)} of {node_size(node)} {unit}s"
+        if any(pool.gpu_type for pool in deployment.pools.values()):
+            text += f" ({node.gpu_type})"
+        if short := _short_of_cpus(deployment, node):
+            text += f" {short}"
+        same.setdefault(text, []).append(node.id)
+    return ", ".join(
+        f"{text} on {', '.join(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
+    )
+
+
+def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
+    tp = min(pool.tp for pool in deployment.pools.values())
+    per_group = cpus_per_group(node, tp)
+    groups = len(node.slots) // tp
+    if not per_group or not groups or node.available_cpus >= groups * per_group:
+        return ""
+    return f"but only {node.available_cpus:g} CPUs (a TP group of {tp} takes {per_group})"
+
+
+def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """Fewest flags changed, then fewest GPUs given up."""
+    options = [(role, list(_reductions(role, pool))) for role, pool in deployment.pools.items()]
+    singles = [(pool.gpus, {role: pool}, flag) for role, found in options for pool, flag in found]
+    attempts = sorted(singles, key=lambda attempt: -attempt[0])
+    if len(options) == 2:
+        (first, firsts), (second, seconds) = options
+        pairs = [
+            (a.gpus + b.gpus, {first: a, second: b}, f"{flag_a} {flag_b}")
+            for (a, flag_a), (b, flag_b) in itertools.product(firsts, seconds)
+        ]
+        attempts += sorted(pairs, key=lambda attempt: -attempt[0])
+    for _, pools, flags in attempts[:MAX_ATTEMPTS]:
+        changed = _with_pools(deployment, pools)
+        if _tp_ratio_allowed(changed, deployment) and fits(changed, view):
+            return f"{flags} ({changed.gpus} {_unit(view)}s)"
+    return None
+
+
+def _reductions(role: str, pool: Pool) -> Iterator[tuple[Pool, str]]:
+    """Every smaller pool that differs in one number, with the flag that asks for it."""
+    prefix = _PREFIX[role]
+    for replicas in range(pool.replicas - 1, 0, -1):
+        yield pool.model_copy(update={"replicas": replicas}), f"--{prefix}num {replicas}"
+    for name in ("tp", "dp", "pp"):
+        for smaller in range(getattr(pool, name) - 1, 0, -1):
+            if getattr(pool, name) % smaller == 0:
+                yield pool.model_copy(update={name: smaller}), f"--{prefix}{name} {smaller}"
+
+
+def _with_pools(deployment: Deployment, pools: dict[str, Pool]) -> Deployment:
+    topology = deployment.topology
+    update = {"pool" if role == "collocated" else role: pool for role, pool in pools.items()}
+    return deployment.model_copy(update={"topology": topology.model_copy(update=update)})
+
+
+def _tp_ratio_allowed(changed: Deployment, asked: Deployment) -> bool:
+    """No advice that makes a TP ratio which NIXL refuses, or prefill TP > decode TP where it was not asked for."""
+    if not (isinstance(changed.topology, Disaggregated) and isinstance(asked.topology, Disaggregated)):
+        return True
+    prefill, decode = changed.topology.prefill.tp, changed.topology.decode.tp
+    experimental = asked.topology.prefill.tp > asked.topology.decode.tp
+    return not max(prefill, decode) % min(prefill, decode) and (prefill <= decode or experimental)
+
+
+def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated):
+        return None
+    other = "spread" if topology.placement == "pack" else "pack"
+    changed = deployment.model_copy(update={"topology": topology.model_copy(update={"placement": other})})
+    return f"--pd-{other}" if fits(changed, view) else None
+
+
+def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """How many more free nodes, each like the biggest that the deployment may use, would do."""
+    usable = [node for pool in deployment.pools.values() for node in eligible(pool, view.engine_nodes)]
+    biggest = max(usable, key=node_size, default=None)
+    if biggest is None or (deployment.mode == "pd-pack" and len(biggest.slots) == node_size(biggest)):
+        return None
+    fresh = biggest.model_copy(update={"free_gpus": None, "free_cpus": None})
+
+    def with_more(count: int) -> ClusterView:
+        added = tuple(fresh.model_copy(update={"id": f"{biggest.id}+{i}", "head": False}) for i in range(count))
+        return view.model_copy(update={"nodes": view.nodes + added})
+
+    if not fits(deployment, with_more(MAX_MORE_NODES)):
+        return None
+    low, high = 1, MAX_MORE_NODES
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
+    nodes = "1 more node" if low == 1 else f"{low} more nodes"
+    return f"{nodes} with {node_size(biggest)} free {_unit(view)}s"
