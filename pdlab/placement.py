@@ -134,18 +134,31 @@ def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
     return "TCP"
 
 
+def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str, ...]]:
+    """For each of the tp * pp bundles of one Ray Serve replica, the node ids it may be on.
+
+    A Ray Serve replica is one DP rank, and all of a pool share one list. So only a pool of one
+    replica and one DP rank can pin every bundle to its own node; others pin every bundle to the set.
+    """
+    replicas = placement.of(role)
+    if len(replicas) == 1 and pool.dp == 1:
+        return [(node,) for group in replicas[0].groups for node, slots in group.slots.items() for _ in slots]
+    return [placement.nodes_of(role)] * (pool.tp * pool.pp)
+
+
 def cautions(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
     """What Ray may do differently from the plan in a way that matters; usually nothing.
 
     Ray reserves single GPUs. Where a replica of TP groups spans nodes whose free GPUs are not a
-    multiple of TP, it may cut a group at the edge of a node.
+    multiple of TP and its bundles are not pinned one by one, Ray may cut a group at a node's edge.
     """
     found = []
-    for role, pool in deployment.pools.items():
-        spanning = [r for r in placement.replicas if r.role == role and len(r.nodes) > 1]
+    for role in (replica.role for replica in placement.replicas if replica.index == 0):
+        pool = deployment.pools[role]
+        spanning = [replica for replica in placement.of(role) if len(replica.nodes) > 1]
         ids = dict.fromkeys(node for replica in spanning for node in replica.nodes)
         ragged = [i for i in ids if pool.tp < node_size(view.node(i)) and len(view.node(i).slots) % pool.tp]
-        if ragged:
+        if ragged and any(len(nodes) > 1 for nodes in bundle_nodes(pool, placement, role)):
             found.append(
                 f"{role}: replicas span nodes whose free GPUs are no multiple of TP {pool.tp} "
                 f"({', '.join(ragged)}); Ray may split a TP group there, free those nodes first"
