@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from pdlab.errors import UsageError
-from pdlab.nodes import ClusterView
+from pdlab.nodes import ClusterNode, ClusterView, Nic
 from pdlab.spec import Deployment, Frozen, Pool, load_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
+LOCAL_NODE_CPUS = 4  # engine ranks that one node of `--local` takes
 
 
 class ModelShape(Frozen):
@@ -59,6 +61,43 @@ def load_model(model: str) -> ModelShape | None:
         if model == shape.hf_id:
             return shape
     return None
+
+
+def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
+    """Shape and source of a deployment's model: a catalogue name, a shape file, a folder or a Hugging Face id.
+
+    The shape is None for a model that the catalogue does not have, the source None for a model that
+    pdlab builds itself. Raises UsageError for a path that is not there and for a misspelt name.
+    """
+    path = Path(model).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        shape: ModelShape | None = load_yaml(path, ModelShape)
+    else:
+        shape = load_model(model)
+    if shape is not None:
+        return shape, None if shape.local else shape.hf_id or shape.name
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UsageError(f"model folder {model}: has no config.json; give the folder that holds the model's files")
+        return None, str(path.resolve())
+    if model.startswith((".", "~", "/")):
+        raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        raise UsageError(
+            f"model {model!r} is not known; give {_names()}, a folder, or a Hugging Face id such as org/name"
+        )
+    return None, model
+
+
+def _names() -> str:
+    return " or ".join(known_models())
+
+
+def local_cluster(nodes: int) -> ClusterView:
+    """Small Ray nodes on this machine, alike, the first one the head; configs/clusters/local-2.yaml is two of them."""
+    small = ClusterNode(id="local", cpus=LOCAL_NODE_CPUS, nic=Nic(kind="loopback"), host="localhost")
+    made = [small.model_copy(update={"id": f"local-{i + 1}", "head": i == 0}) for i in range(nodes)]
+    return ClusterView(name=f"local-{nodes}", nodes=tuple(made))
 
 
 def load_cluster(name_or_path: str) -> ClusterView:
