@@ -112,15 +112,18 @@ def load_deployment(name_or_path: str) -> Deployment:
     return load_yaml(named if named.exists() else Path(name_or_path), Deployment)
 
 
-def check_divisibility(deployment: Deployment, shape: ModelShape) -> list[str]:
+def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
     """Rules of vLLM 0.29 on TP degrees; returns warnings. Raises UsageError.
+
+    Without a shape only the rule between prefill and decode TP can be checked.
 
     Heads must divide by TP. KV heads must divide by TP, or TP by KV heads (heads are then
     replicated). Between prefill and decode one TP must divide the other, and a prefill TP larger
     than decode's may not exceed the KV heads.
     """
     for role, pool in deployment.pools.items():
-        _check_pool(role, pool, shape)
+        if shape is not None:
+            _check_pool(role, pool, shape)
     pools = deployment.pools
     if "prefill" not in pools:
         return []
@@ -131,7 +134,7 @@ def check_divisibility(deployment: Deployment, shape: ModelShape) -> list[str]:
             f"(NIXL moves whole heads); use the same TP, or powers of two"
         )
     if prefill_tp > decode_tp:
-        if prefill_tp > shape.kv_heads:
+        if shape is not None and prefill_tp > shape.kv_heads:
             raise UsageError(
                 f"prefill TP {prefill_tp} > decode TP {decode_tp} needs prefill TP of at most "
                 f"{shape.kv_heads}, the KV heads of {shape.name}; lower --p-tp or raise --d-tp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import yaml
@@ -10,6 +11,10 @@ from pdlab.nodes import ClusterView, Placement, ReplicaPlacement
 from pdlab.placement import Link, links
 from pdlab.serve_args import ServeApp
 from pdlab.spec import Deployment
+
+MAX_LINK_ROWS = 12
+# The workload of the published sweep, and one that a CPU engine answers in reasonable time.
+SWEEP = {"gpu": "-c 4,8,16,32,64 --itl 5000 --otl 250", "cpu": "-c 4,16 --itl 512 --otl 64"}
 
 
 def describe(
@@ -40,7 +45,7 @@ def describe(
         f"Ray Serve LLM arguments ({app.import_path}):",
         _indent(yaml.safe_dump(app.args, sort_keys=False, default_flow_style=None, width=110)),
         "Commands that follow:",
-        _indent("\n".join(_commands(deployment, launch_command, base_url, model_id))),
+        _indent("\n".join(_commands(deployment, placement, launch_command, base_url, model_id))),
     ]
     return "\n".join(section for section in sections if section is not None)
 
@@ -74,6 +79,9 @@ def _ranks(replica: ReplicaPlacement, node: str) -> str:
 def _link_table(found: Sequence[Link]) -> str | None:
     if not found:
         return None
+    if len(found) > MAX_LINK_ROWS:
+        kinds = Counter(link.kind for link in found)
+        return "".join(f"KV links: {kind} between {count} pairs of nodes\n" for kind, count in kinds.items())
     rows = [("prefill node", "decode node", "link", "replica pairs")]
     rows += [(link.prefill_node, link.decode_node, link.kind, str(link.pairs)) for link in found]
     return _table(rows) + "\n"
@@ -106,11 +114,13 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * len(max(lines, key=len)), *lines[1:]])
 
 
-def _commands(deployment: Deployment, launch_command: str, base_url: str, model_id: str) -> list[str]:
+def _commands(
+    deployment: Deployment, placement: Placement, launch_command: str, base_url: str, model_id: str
+) -> list[str]:
     name = deployment.name or deployment.label
     return [
         launch_command,
-        f"./run_bm.sh -e {name} -t concurrency -c 4,8,16,32,64 --itl 5000 --otl 250 -u {base_url} -m {model_id}",
+        f"./run_bm.sh -e {name} -t concurrency {SWEEP[placement.device]} -u {base_url} -m {model_id}",
         f"python viz.py --exps bm_results/{name} --use-normalized",
     ]
 

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Serve gpt-oss collocated or with prefill and decode disaggregated; see --help and README.md.
+
+Ray and vLLM are imported only for a real start: --help and --dry-run answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pdlab.catalog import ModelShape, check_divisibility, load_cluster, local_cluster, resolve_model
+from pdlab.describe import describe
+from pdlab.errors import PdlabError, UsageError
+from pdlab.nodes import ClusterView
+from pdlab.options import LOCAL_MODEL, build_parser, deployment_from
+from pdlab.placement import cautions, place
+from pdlab.request import LaunchRequest
+from pdlab.running import cache_dir
+from pdlab.serve_args import ServeApp, model_id, render, serve_config
+from pdlab.spec import Deployment, Disaggregated
+from pdlab.tiny_model import RECIPE
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for, checked as far as that goes without a cluster."""
+
+    deployment: Deployment
+    shape: ModelShape | None
+    model_source: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(build_parser().parse_args(arguments), arguments)
+    except PdlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    if args.local and args.cluster:
+        raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
+    if args.shutdown:
+        return _shutdown(args)
+    asked = _asked(args)
+    if args.dry_run or args.export:
+        _plan(args, asked, argv)
+        return 0
+    from pdlab import cluster
+
+    view = load_cluster(args.cluster) if args.cluster not in (None, "auto") else None
+    if view is not None or args.local:
+        # A request that cannot fit fails here, before Ray is imported.
+        place(asked.deployment, view or local_cluster(args.local))
+    cluster.launch(
+        LaunchRequest(
+            deployment=asked.deployment,
+            cluster=view,
+            local_nodes=args.local,
+            host=args.host,
+            port=args.port,
+            wait=args.wait,
+            detach=args.detach or not args.wait,
+            timeout_s=args.timeout_s,
+            verbose=args.verbose,
+        )
+    )
+    return 0
+
+
+def _shutdown(args: argparse.Namespace) -> int:
+    if args.mode or args.config or args.dry_run or args.export:
+        raise UsageError("--shutdown stops what is served: leave out the mode, --config, --dry-run and --export")
+    from pdlab import cluster
+
+    cluster.shutdown(host=args.host, port=args.port)
+    return 0
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    deployment = deployment_from(args)
+    shape, source = resolve_model(deployment.model)
+    if args.local and not (shape.local if shape else source and Path(source).is_dir()):
+        raise UsageError(
+            f"--local serves on this machine's CPUs, too little for {deployment.model}: "
+            f"leave --model out ({LOCAL_MODEL}) or give a folder"
+        )
+    for warning in check_divisibility(deployment, shape):
+        _warn(warning)
+    topology = deployment.topology
+    if isinstance(topology, Disaggregated) and topology.transport.verbose:
+        _warn(
+            "NIXL debug logging costs 5 to 10 times in KV-transfer speed: look at transports with it, measure without"
+        )
+    if args.host not in ("127.0.0.1", "localhost", "::1"):
+        _warn(f"serving on {args.host}: whoever reaches that address can use the model, there is no password")
+    if source is None:
+        assert shape is not None
+        source = str(cache_dir() / "models" / f"{shape.name}-r{RECIPE}")
+    return Asked(deployment, shape, source)
+
+
+def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
+    """Print or export what would be started."""
+    view = _view(args)
+    placement = place(asked.deployment, view)
+    for caution in cautions(asked.deployment, placement, view):
+        _warn(caution)
+    app = render(asked.deployment, placement, view, asked.shape, asked.model_source)
+    if args.dry_run:
+        text = describe(
+            asked.deployment,
+            view,
+            placement,
+            app,
+            base_url=f"http://{args.host}:{args.port}",
+            launch_command=_for_real(argv),
+            model_id=model_id(asked.deployment, asked.shape),
+        )
+        print(text, end="")
+    if args.export:
+        _export(args, app)
+
+
+def _view(args: argparse.Namespace) -> ClusterView:
+    if args.local:
+        return local_cluster(args.local)
+    if args.cluster in (None, "auto"):
+        from pdlab import cluster
+
+        return cluster.live_view()
+    return load_cluster(args.cluster)
+
+
+def _for_real(argv: Sequence[str]) -> str:
+    """The same command line without --dry-run and --export."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--export":
+            next(words, None)
+        elif word != "--dry-run" and not word.startswith("--export="):
+            kept.append(word)
+    return shlex.join(["python", "launch_gptoss.py", *kept])
+
+
+def _export(args: argparse.Namespace, app: ServeApp) -> None:
+    config = yaml.safe_dump(serve_config(app, host=args.host, port=args.port), sort_keys=False)
+    if args.export == "-":
+        print(config, end="")
+        return
+    try:
+        Path(args.export).write_text(config, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--export {args.export}: cannot be written ({error.strerror})") from error
+    print(f"wrote {args.export}: serve deploy {args.export}", file=sys.stderr)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""The launcher's flags, and how flags and a configuration file become a Deployment."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn, get_args
+
+import yaml
+
+from pdlab.catalog import known_models, load_deployment
+from pdlab.errors import UsageError
+from pdlab.request import DEFAULT_HOST, DEFAULT_PORT
+from pdlab.spec import (
+    RESERVED_ENGINE_KWARGS,
+    Collocated,
+    Deployment,
+    Disaggregated,
+    Mode,
+    Pool,
+    Transport,
+    validate,
+)
+
+LOCAL_MODEL = "tiny-gptoss"
+CLUSTER_TP, LOCAL_TP = 4, 1
+
+_EXAMPLES = f"""examples:
+  python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
+      what would go where on two p5.48xlarge; needs no cluster, no Ray and no GPU
+  python launch_gptoss.py --pd-pack --p-num 2 --p-tp 1 --d-tp 4
+      serve on the Ray cluster that this machine belongs to
+  python launch_gptoss.py --collocated --num 2 --local
+      two Ray nodes on this machine, a tiny gpt-oss built on the spot, no GPU
+  python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
+      a file of configs/deployments/ with one number changed, as a Serve config for `serve deploy`
+  python launch_gptoss.py --shutdown
+      stop what is being served, and the Ray nodes that --local started
+
+models of configs/models/: {", ".join(known_models())}
+"""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Complaints are UsageErrors: one line, no usage block."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (all flags: {self.prog} --help)")
+
+
+def build_parser(prog: str = "launch_gptoss.py") -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog=prog,
+        description="Serve gpt-oss with Ray Serve LLM: collocated, or with prefill and decode disaggregated (PD).",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_what(parser)
+    _add_pools(parser)
+    _add_where(parser)
+    _add_transport(parser)
+    _add_engine(parser)
+    _add_how(parser)
+    return parser
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to serve (one is required, or --config)").add_mutually_exclusive_group()
+    group.add_argument(
+        "--collocated",
+        dest="mode",
+        action="store_const",
+        const="collocated",
+        help="every engine does prefill and decode",
+    )
+    group.add_argument(
+        "--pd-pack",
+        dest="mode",
+        action="store_const",
+        const="pd-pack",
+        help="PD, every prefill and decode replica on one node: KV cache moves over NVLink",
+    )
+    group.add_argument(
+        "--pd-spread",
+        dest="mode",
+        action="store_const",
+        const="pd-spread",
+        help="PD, prefill and decode on different nodes: KV cache crosses the network",
+    )
+    group.add_argument("--mode", dest="mode", choices=get_args(Mode), help="the same as one word")
+    more = parser.add_argument_group("model")
+    more.add_argument("--model", metavar="NAME|PATH", help="configs/models/ name or file, Hugging Face id, or folder")
+    more.add_argument("--model-id", metavar="ID", help="the name that clients use (default: the model's own)")
+    more.add_argument(
+        "--config", metavar="FILE", help="a deployment in YAML, or a name of configs/deployments/; flags win"
+    )
+
+
+def _add_pools(parser: argparse.ArgumentParser) -> None:
+    default = f"default {CLUSTER_TP}, with --local {LOCAL_TP}"
+    for title, prefix in (("collocated", ""), ("prefill pool", "p-"), ("decode pool", "d-")):
+        group = parser.add_argument_group(title)
+        group.add_argument(f"--{prefix}num", type=_positive, metavar="N", help="replicas (default 1)")
+        group.add_argument(f"--{prefix}tp", type=_positive, metavar="N", help=f"tensor parallel size ({default})")
+        group.add_argument(
+            f"--{prefix}dp", type=_positive, metavar="N", help="data parallel ranks per replica (default 1)"
+        )
+        group.add_argument(f"--{prefix}pp", type=_positive, metavar="N", help="pipeline stages per replica (default 1)")
+        group.add_argument(
+            f"--{prefix}ep",
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="expert parallel: experts are divided over all tp x dp ranks of a replica",
+        )
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where")
+    group.add_argument(
+        "--cluster",
+        metavar="auto|FILE",
+        help="auto (default): the running Ray; or a cluster in YAML, or a name of configs/clusters/",
+    )
+    group.add_argument(
+        "--local",
+        nargs="?",
+        type=_positive,
+        const=2,
+        metavar="N",
+        help=f"N Ray nodes (default 2) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
+    )
+    group.add_argument(
+        "--host", default=DEFAULT_HOST, help="address to serve on (default %(default)s: this machine alone)"
+    )
+    group.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default %(default)s")
+    group.add_argument("--ingress-replicas", type=_positive, metavar="N", help="HTTP ingress replicas (default 1)")
+
+
+def _add_transport(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("KV transfer (PD)")
+    backend = group.add_mutually_exclusive_group()
+    backend.add_argument("--kv-backend", type=_backends, metavar="NAME[,NAME...]", help="NIXL backends (default UCX)")
+    backend.add_argument("--use-ucx", dest="kv_backend", action="store_const", const=("UCX",), help="--kv-backend UCX")
+    backend.add_argument(
+        "--use-libfabric", dest="kv_backend", action="store_const", const=("LIBFABRIC",), help="--kv-backend LIBFABRIC"
+    )
+    group.add_argument(
+        "--ucx-tls", metavar="LIST", help="UCX_TLS of the engines, for example tcp (default: UCX chooses)"
+    )
+    group.add_argument(
+        "--verbose",
+        action="store_true",
+        help="protocol logs of UCX and NIXL: shows the transport really used, costs 5 to 10 times in transfer speed",
+    )
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("vLLM engine arguments (repeatable; the value is read as YAML)")
+    group.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for every pool")
+    group.add_argument("--p-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for prefill alone")
+    group.add_argument("--d-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for decode alone")
+    group.add_argument(
+        "--max-model-len", type=_positive, metavar="TOKENS", help="longest prompt + answer (default: the model's)"
+    )
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how")
+    group.add_argument("--dry-run", action="store_true", help="print placement, links and arguments; start nothing")
+    group.add_argument(
+        "--export", metavar="FILE", help="write a Serve config for `serve deploy` (- is stdout); start nothing"
+    )
+    group.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait until the deployment is ready and checked (default); --no-wait leaves it starting, as with --detach",
+    )
+    group.add_argument("--detach", action="store_true", help="leave it running when the launcher ends")
+    group.add_argument(
+        "--timeout-s", type=_seconds, default=1800.0, metavar="S", help="give up a start after S seconds (1800)"
+    )
+    group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"\d+", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return float(text)
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(re.fullmatch(r"[A-Z0-9_]+", name) for name in names):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: NIXL backends are names in capitals, for example UCX or UCX,LIBFABRIC"
+        )
+    return names
+
+
+def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
+    """``KEY=VALUE`` texts as engine arguments. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        key = key.strip().lstrip("-").replace("-", "_")
+        if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+            raise UsageError(f"{flag} {pair!r}: expected KEY=VALUE, for example {flag} gpu_memory_utilization=0.85")
+        if key in RESERVED_ENGINE_KWARGS:
+            raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
+        try:
+            found[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UsageError(
+                f"{flag} {pair!r}: the value is not valid YAML ({' '.join(str(error).split())})"
+            ) from error
+    return found
+
+
+def deployment_from(args: argparse.Namespace) -> Deployment:
+    """The deployment that the flags ask for, over the one of --config where it is given. Raises UsageError."""
+    base = load_deployment(args.config) if args.config else None
+    mode: Mode | None = args.mode or (base.mode if base else None)
+    if mode is None:
+        raise UsageError("say what to serve: --collocated, --pd-pack or --pd-spread (or --config FILE)")
+    _refuse_flags_of_other_modes(args, mode)
+    data = base.model_dump(exclude={"topology"}) if base else {}
+    data["topology"] = _topology(args, mode, base)
+    data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **engine_args(args.engine_arg, "--engine-arg")}
+    # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
+    model = args.model or (LOCAL_MODEL if args.local else None)
+    given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
+    given["max_model_len"] = args.max_model_len
+    data |= {key: value for key, value in given.items() if value is not None}
+    return validate(Deployment, data, where="command line")
+
+
+def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> Collocated | Disaggregated:
+    if mode == "collocated":
+        before = base.topology.pool if base and isinstance(base.topology, Collocated) else None
+        return Collocated(pool=_pool(args, "", before))
+    pd = base.topology if base and isinstance(base.topology, Disaggregated) else None
+    return Disaggregated(
+        prefill=_pool(args, "p_", pd.prefill if pd else None),
+        decode=_pool(args, "d_", pd.decode if pd else None),
+        placement="pack" if mode == "pd-pack" else "spread",
+        transport=_transport(args, pd.transport if pd else Transport()),
+    )
+
+
+def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
+    data: dict[str, Any] = before.model_dump() if before else {"tp": LOCAL_TP if args.local else CLUSTER_TP}
+    fields = {"replicas": "num", "tp": "tp", "dp": "dp", "pp": "pp", "expert_parallel": "ep"}
+    given = {field: getattr(args, prefix + flag) for field, flag in fields.items()}
+    data |= {field: value for field, value in given.items() if value is not None}
+    if prefix:
+        own = engine_args(getattr(args, f"{prefix}engine_arg"), f"--{prefix[0]}-engine-arg")
+        data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **own}
+    return validate(Pool, data, where="command line")
+
+
+def _transport(args: argparse.Namespace, before: Transport) -> Transport:
+    given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
+    data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
+    return validate(Transport, data, where="command line")
+
+
+def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
+    names = ("num", "tp", "dp", "pp", "ep")
+    pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")] + ["kv_backend", "ucx_tls"]
+    wrong, hint = (
+        (pd_only, "it is for --pd-pack and --pd-spread")
+        if mode == "collocated"
+        else (list(names), "use --p-... for prefill and --d-... for decode")
+    )
+    for name in wrong:
+        if getattr(args, name) not in (None, []):
+            raise UsageError(f"--{name.replace('_', '-')} does not apply to {mode}: {hint}")
