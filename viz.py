@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Result folders -> tables, plots and one plain sentence."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+DESCRIPTION = """\
+Compare experiments: TPOT and TTFT against load, and throughput against latency, as plots and tables.
+
+Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
+compared; on a CPU cluster an engine rank stands for a GPU. The dashed line and the rings are the Pareto
+frontier: points that no other point beats in both latency and throughput. A crossed hollow point
+failed a check; it is shown, never compared.
+"""
+
+EPILOG = """\
+examples:
+  viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
+  viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
+  viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
+  viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+
+Formulas and units of every figure: docs/metrics.md
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; importing nothing heavy, so that --help answers at once."""
+    p = _Parser(
+        prog="viz.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--exps",
+        nargs="+",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="experiment folders: of run_bm.sh, or of the published format (concN.json, concN_rrR.json)",
+    )
+    p.add_argument(
+        "--gpus",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="the number of GPUs of the folder NAME, where neither a manifest nor its name tells it; repeatable",
+    )
+    shown = p.add_argument_group("what is shown")
+    shown.add_argument(
+        "--use-normalized",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="throughput per node (default), or with --no-use-normalized of the whole deployment",
+    )
+    shown.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8)")
+    shown.add_argument(
+        "--latency-mode",
+        choices=["token", "first_token", "chunk"],
+        default="token",
+        help="latency of the throughput plot: token = TPOT (default), first_token = TTFT, "
+        "chunk = (chunk size - 1) * TPOT + TTFT",
+    )
+    shown.add_argument(
+        "--chunk-size", type=int, default=None, metavar="TOKENS", help="with --latency-mode chunk (default 16)"
+    )
+    shown.add_argument(
+        "--use-interactivity",
+        action="store_true",
+        help="1000 / TPOT in tokens/s per user in place of the latency (higher is better)",
+    )
+    shown.add_argument(
+        "--throughput-metric",
+        choices=["output", "input", "total"],
+        default="output",
+        help="which tokens are counted (default output); requests/s are always written at the points",
+    )
+    shown.add_argument(
+        "--stat",
+        choices=["mean", "p50", "p90", "p95", "p99"],
+        default="p50",
+        help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median)",
+    )
+    made = p.add_argument_group("what is made")
+    made.add_argument("--log-latency", action="store_true", help="logarithmic latency axes")
+    made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")
+    made.add_argument(
+        "--plot-path", type=Path, default=None, metavar="FILE", help="where the plot goes (default out/viz.png)"
+    )
+    made.add_argument("--no-plot", action="store_true", help="tables and reading only")
+    made.add_argument(
+        "--show-tables",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print the tables, raw and per node (default yes)",
+    )
+    made.add_argument(
+        "--format", choices=["png", "svg", "pdf"], default=None, help="default: the suffix of --plot-path, else png"
+    )
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code, 2 for bad input."""
+    args = parser().parse_args(argv)
+    from pdlab.errors import PdlabError
+
+    try:
+        _show(args)
+    except PdlabError as error:
+        print(f"viz.py: error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _show(args: argparse.Namespace) -> None:
+    from pdlab import analysis, compare, tables
+    from pdlab.errors import UsageError
+    from pdlab.imports import load_experiment
+    from pdlab.spec import validate
+
+    if args.chunk_size is not None and args.latency_mode != "chunk":
+        raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
+    if args.no_plot and (args.plot_path or args.format):
+        raise UsageError("--no-plot makes no file; leave out --plot-path and --format, or --no-plot")
+    view = validate(
+        analysis.View,
+        {
+            "latency_mode": args.latency_mode,
+            "chunk_size": analysis.DEFAULT_CHUNK if args.chunk_size is None else args.chunk_size,
+            "use_interactivity": args.use_interactivity,
+            "throughput_metric": args.throughput_metric,
+            "statistic": args.stat,
+            "normalized": args.use_normalized,
+            "gpus_per_node": args.gpus_per_node,
+        },
+        where="command line",
+    )
+    plot_path = _plot_path(args.plot_path, args.format)
+    paths = _distinct(args.exps)
+    gpus = _gpus(args.gpus, paths)
+    curves = analysis.curves([load_experiment(path, gpus.get(path.resolve().name)) for path in paths])
+    compare.require_latency(curves, view)
+    if args.show_tables:
+        print(tables.render(curves, view), end="\n\n")
+    if not args.no_plot:
+        from pdlab import plots
+
+        plots.draw(curves, view, plot_path, log_latency=args.log_latency, log_load=args.log_concurrency)
+        print(f"Plot: {plot_path}")
+    print(tables.sentence(curves, view))
+
+
+def _plot_path(path: Path | None, kind: str | None) -> Path:
+    from pdlab.errors import UsageError
+
+    path = Path("out/viz") if path is None else path
+    suffix = path.suffix.lower().removeprefix(".")
+    if path.is_dir():
+        raise UsageError(f"--plot-path {path} is a folder; give a file in it, for example {path / 'viz.png'}")
+    if suffix in ("png", "svg", "pdf"):
+        if kind not in (None, suffix):
+            raise UsageError(f"--plot-path {path} and --format {kind} disagree; give one of them")
+        return path
+    if suffix and kind is None:
+        raise UsageError(f"--plot-path {path}: .{suffix} is not a known format; use png, svg or pdf")
+    return path.with_name(f"{path.name}.{kind or 'png'}")
+
+
+def _distinct(paths: list[Path]) -> list[Path]:
+    from pdlab.errors import UsageError
+
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise UsageError(f"--exps names {path} twice; name each folder once")
+        seen.add(path.resolve())
+    return paths
+
+
+def _gpus(texts: list[str], paths: list[Path]) -> dict[str, int]:
+    from pdlab.errors import UsageError
+
+    names = [path.resolve().name for path in paths]
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, count = text.rpartition("=")
+        if not name or not count.isdecimal() or int(count) < 1:
+            raise UsageError(f"--gpus {text}: expected NAME=N with N at least 1, for example --gpus my-folder=8")
+        if name not in names:
+            raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r} (they are {', '.join(names)})")
+        found[name] = int(count)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
