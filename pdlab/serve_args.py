@@ -6,6 +6,7 @@ last the ones that pdlab itself owns (`pdlab.spec.RESERVED_ENGINE_KWARGS`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
         merged["enable_expert_parallel"] = True
     if isinstance(deployment.topology, Disaggregated):
         merged["kv_transfer_config"] = _kv_transfer_config(deployment.topology.transport, role, cpu=cpu)
-    return merged
+    # Ray and vLLM write into what they are given: no pool shares a nested value with another.
+    return copy.deepcopy(merged)
 
 
 def _kv_transfer_config(transport: Transport, role: Role, *, cpu: bool) -> dict[str, Any]:
