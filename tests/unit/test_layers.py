@@ -1,0 +1,112 @@
+"""Imports go strictly to lower floors, and heavy packages stay in the rooms they belong to."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted((ROOT / "pdlab").glob("*.py"))
+
+# A module may import modules of lower floors only. A new module needs a line here.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "label_layout", "progress", "provenance"),
+    ("spec",),
+    ("nodes", "workload"),
+    ("assign", "catalog", "request", "results"),
+    ("advice", "analysis", "imports", "levels", "metrics", "options", "running", "tiny_model"),
+    ("compare", "load_client", "palette", "placement", "target"),
+    ("serve_args", "sweep", "tables"),
+    ("bench", "describe", "plots"),
+    ("cluster", "nixl_check"),
+)
+# They run inside other processes (Ray replicas, the load client), where their packages are loaded anyway.
+INSIDE_OTHERS = {"replica", "bench_client"}
+
+ALLOWED = {
+    "ray": {"cluster", "nixl_check"} | INSIDE_OTHERS,
+    "vllm": INSIDE_OTHERS,
+    "nixl": {"nixl_check"} | INSIDE_OTHERS,
+    "matplotlib": {"plots"},
+}
+# Packages that take long to import: never at the top of a module of pdlab.
+HEAVY = {"ray", "vllm", "nixl", "torch", "transformers", "tokenizers", "matplotlib", "pandas"}
+
+
+def floor(name: str) -> int | None:
+    return next((number for number, names in enumerate(FLOORS) if name in names), None)
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(imported module, whether at the top of the file) for every import statement."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = set(tree.body)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            if node.module == "pdlab":
+                yield from ((f"pdlab.{alias.name}", node in top) for alias in node.names)
+            elif node.module:
+                yield node.module, node in top
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_imports_go_down(path: Path) -> None:
+    name = path.stem
+    if name == "__init__" or name in INSIDE_OTHERS:
+        return
+    mine = floor(name)
+    assert mine is not None, f"pdlab/{path.name} is on no floor; put it into FLOORS of {Path(__file__).name}"
+    for module, _ in imports(path):
+        if not module.startswith("pdlab."):
+            continue
+        other = module.split(".")[1]
+        below = floor(other)
+        assert other not in INSIDE_OTHERS, f"pdlab/{path.name} imports {other}, which runs in other processes"
+        assert below is not None and below < mine, f"pdlab/{path.name} (floor {mine}) imports {other} (floor {below})"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_heavy_packages_stay_where_they_belong(path: Path) -> None:
+    for module, top in imports(path):
+        package = module.split(".")[0]
+        assert path.stem in ALLOWED.get(package, {path.stem}), f"pdlab/{path.name} imports {package}"
+        if path.stem not in INSIDE_OTHERS:
+            assert not (top and package in HEAVY), (
+                f"pdlab/{path.name}: import {package} inside the function that needs it"
+            )
+
+
+def test_the_walk_sees_imports() -> None:
+    assert len(MODULES) > 5
+    assert ("pdlab.nodes", True) in set(imports(ROOT / "pdlab" / "placement.py"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--pd-spread", "--cluster", "p5.48xlarge-x2", "--dry-run"],
+        ["--collocated", "--num", "2", "--local", "--dry-run"],
+        ["--pd-pack", "--cluster", "p5.48xlarge-x2", "--export", "-"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_answers_without_heavy_imports(words: list[str]) -> None:
+    program = (
+        "import sys, launch_gptoss\n"
+        "try:\n    code = launch_gptoss.main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    code = end.code\n"
+        f"print('LOADED', sorted(set(sys.modules) & {HEAVY!r}), code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "LOADED [] 0"
