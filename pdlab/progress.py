@@ -1,0 +1,93 @@
+"""How far a sweep is: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+PLAIN_EVERY_S = 15.0
+
+
+class Progress:
+    """Requests done of all requests of a sweep, with elapsed and remaining time, on ``stream``."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._bar: Any = None
+        self._title = ""
+        self._total = self._finished = self._level_total = 0
+        self._levels = self._level = 0
+        self._began = self._said = time.monotonic()
+        self._loaded: tuple[float, int] | None = None  # when the first level began, and requests done before
+
+    def begin(self, total: int, levels: int) -> None:
+        """``total`` requests in ``levels`` levels are to come."""
+        self._total, self._levels = total, levels
+        self._began = time.monotonic()
+        if self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, unit="req", file=self._stream, dynamic_ncols=True, leave=False)
+
+    def level(self, title: str, requests: int, *, counts: bool = True) -> None:
+        """A level begins (``counts`` False: the warm-up)."""
+        self._level += counts
+        if counts and self._loaded is None:
+            self._loaded = (time.monotonic(), self._finished)
+        self._level_total = requests
+        self._title = f"[{self._level}/{self._levels}] {title}" if counts else title
+        self._said = time.monotonic()
+        if self._bar is not None:
+            self._bar.set_description(self._title)
+        else:
+            self._print(f"{self._title}: {requests} requests{self._clock()}")
+
+    def update(self, done: int, failed: int) -> None:
+        """``done`` requests of the running level are answered, ``failed`` of them with an error."""
+        if self._bar is not None:
+            if failed:
+                self._bar.set_postfix_str(f"{failed} failed", refresh=False)
+            self._bar.n = self._finished + done
+            self._bar.refresh()
+        elif time.monotonic() - self._said >= PLAIN_EVERY_S:
+            self._said = time.monotonic()
+            words = f", {failed} failed" if failed else ""
+            self._print(f"{self._title}: {done}/{self._level_total} requests{words}{self._clock(done)}")
+
+    def level_done(self, text: str) -> None:
+        """The running level has ended; ``text`` says how."""
+        self._finished += self._level_total
+        if self._bar is not None:
+            self._bar.set_postfix_str("", refresh=False)
+            self._bar.n = self._finished
+        self.note(f"{self._title}: {text}")
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            self._print(text)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def _clock(self, done: int = 0) -> str:
+        moment = time.monotonic()
+        elapsed = f"elapsed {_minutes(moment - self._began)}"
+        began, before = self._loaded or (moment, self._finished)
+        measured = self._finished + done - before
+        if not measured:
+            return f" ({elapsed})"
+        remaining_s = (moment - began) * (self._total - self._finished - done) / measured
+        return f" ({elapsed}, about {_minutes(remaining_s)} to go)"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

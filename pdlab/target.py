@@ -1,0 +1,169 @@
+"""What a sweep is aimed at: the server at a base URL, matched with what the launcher published of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+from pdlab.errors import BenchError, UsageError
+from pdlab.results import Manifest
+from pdlab.running import Running, load_running
+from pdlab.spec import Frozen, parse_label
+from pdlab.workload import Workload
+
+TIMEOUT_S = 10.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
+
+
+class Target(Frozen):
+    """A server to measure. ``name`` is the experiment's folder, ``manifest`` what is known of the
+    deployment; ``notes`` are for the person."""
+
+    base_url: str
+    model_id: str
+    tokenizer: str
+    name: str
+    manifest: Manifest
+    metrics_urls: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def resolve_target(
+    base_url: str,
+    *,
+    workload: Workload,
+    name: str | None = None,
+    model: str | None = None,
+    tokenizer: str | None = None,
+    gpus: int | None = None,
+    smoke: bool = False,
+) -> Target:
+    """Ask the server what it serves and match that with the launcher's record and the flags.
+
+    Raises UsageError when the server does not answer, does not serve ``model``, cannot hold the
+    workload, or when ``name`` or ``gpus`` contradicts what runs.
+    """
+    url = normal_url(base_url)
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, for it names a folder")
+    if gpus is not None and gpus < 1:
+        raise UsageError(f"--gpus: at least 1, got {gpus}")
+    running = load_running(url)
+    cards = _served_models(url)
+    model_id = _model(url, model, running, list(cards))
+    longest = cards[model_id].get("max_model_len")
+    asked = workload.sent_input_tokens + workload.sent_output_tokens
+    if isinstance(longest, int) and asked > longest:
+        raise UsageError(
+            f"--itl + --otl is {asked} tokens, but {model_id} is served with at most {longest}; "
+            "ask for less or launch with a larger max_model_len"
+        )
+    manifest = _manifest(name, running, gpus, workload)
+    if name is None:
+        name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
+    notes = () if manifest.gpus else (
+        f"note: nothing says on how many GPUs {name} runs, so viz.py cannot draw it per node; give --gpus N",
+    )
+    return Target(
+        base_url=url,
+        model_id=model_id,
+        tokenizer=tokenizer or (running.tokenizer if running else model_id),
+        name=f"{name}-smoke" if smoke else name,
+        manifest=manifest,
+        metrics_urls=running.metrics_urls if running else (),
+        notes=notes,
+    )
+
+
+def normal_url(text: str) -> str:
+    """``http://HOST[:PORT]`` without a trailing slash or /v1. Raises UsageError."""
+    url = text.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"--base-url {text!r}: expected http://HOST:PORT")
+    return url
+
+
+def answers(url: str) -> bool:
+    """Whether the server at ``url`` lists its models."""
+    try:
+        _served_models(url)
+    except UsageError:
+        return False
+    return True
+
+
+def _served_models(url: str) -> dict[str, dict[str, Any]]:
+    """Model id -> model card."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=TIMEOUT_S) as answer:
+            return {str(card["id"]): card for card in json.load(answer)["data"]}
+    except urllib.error.HTTPError as error:
+        with error:
+            raise UsageError(f"{url}/v1/models answers HTTP {error.code}; is the deployment ready?") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "reason", error)
+        raise UsageError(
+            f"no OpenAI server answers at {url} ({reason}); start one with launch_gptoss.py or give its --base-url"
+        ) from error
+
+
+def _model(url: str, model: str | None, running: Running | None, served: list[str]) -> str:
+    if model is None and running is not None:
+        if running.model_id not in served:
+            raise UsageError(
+                f"{url} serves {', '.join(served) or 'nothing'}, but the launcher last started {running.model_id} "
+                "there; clear that record with launch_gptoss.py --shutdown"
+            )
+        return running.model_id
+    if model is None:
+        if len(served) == 1:
+            return served[0]
+        raise UsageError(f"{url} serves {', '.join(served) or 'no model'}; choose one with --served-model-name")
+    if model not in served:
+        raise UsageError(f"--served-model-name {model!r}: {url} serves {', '.join(served) or 'no model'}")
+    return model
+
+
+def _manifest(name: str | None, running: Running | None, gpus: int | None, workload: Workload) -> Manifest:
+    try:
+        named = parse_label(name) if name else None
+    except UsageError:
+        named = None
+    if running is not None:
+        known = running.manifest
+        deployment = known.deployment
+        if named and deployment and named.label != deployment.label:
+            raise UsageError(f"--exp-name {name}: what runs is {deployment.label}; use that label or a free name")
+        known_gpus = known.gpus or (deployment.gpus if deployment else None)
+        label = known.label
+    else:
+        if name is None:
+            raise UsageError("--exp-name is needed: the launcher on this machine has not published what runs here")
+        known = Manifest(origin="measured", label=name)
+        pools = () if named is None else (
+            (named.pool,) if named.kind == "collocated" else (named.prefill, named.decode)
+        )
+        known_gpus = sum(pool.gpus for pool in pools) or None
+        label = name
+    if gpus and known_gpus and gpus != known_gpus:
+        raise UsageError(f"--gpus {gpus}: {label} uses {known_gpus}; leave the flag out")
+    return known.model_copy(
+        update={"origin": "measured", "label": label, "gpus": known_gpus or gpus, "workload": workload}
+    )
+
+
+def require_answering(url: str) -> None:
+    """Raises BenchError when the server has gone away in the middle of a sweep."""
+    if not answers(url):
+        raise BenchError(
+            f"{url} no longer answers: the running level is not kept; bring the deployment back and use --resume"
+        )
