@@ -24,8 +24,9 @@ class Box(NamedTuple):
         return self.x0 >= other.x0 and self.y0 >= other.y0 and self.x1 <= other.x1 and self.y1 <= other.y1
 
 
-def around(x: float, y: float, radius: float) -> Box:
+def around(center: tuple[float, float], radius: float) -> Box:
     """The square of half-width ``radius`` around a point."""
+    x, y = center
     return Box(x - radius, y - radius, x + radius, y + radius)
 
 
@@ -34,7 +35,7 @@ def along(path: Sequence[tuple[float, float]], radius: float) -> Iterable[Box]:
     for (x0, y0), (x1, y1) in pairwise(path):
         steps = max(1, ceil(hypot(x1 - x0, y1 - y0) / (2 * radius)))
         for i in range(steps + 1):
-            yield around(x0 + (x1 - x0) * i / steps, y0 + (y1 - y0) * i / steps, radius)
+            yield around((x0 + (x1 - x0) * i / steps, y0 + (y1 - y0) * i / steps), radius)
 
 
 def fit(

@@ -16,15 +16,16 @@ from pdlab.spec import Disaggregated, Pool
 RGB = tuple[float, float, float]
 
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D46")
-MARKERS = ("o", "s", "^", "D", "v", "P", "h", "<", ">", "p")
+MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">", "h", "d")
 COLLOCATED = "collocated"
 OTHER = "other"
 
 
 class Style(NamedTuple):
-    """``family`` is the heading under which the curve stands in a legend; ``color`` is #rrggbb."""
+    """``family`` is the heading under which the curve stands in a legend, ``rank`` its place; ``color`` is #rrggbb."""
 
     family: str
+    rank: int
     color: str
     marker: str
     dashes: tuple[float, ...]
@@ -42,6 +43,7 @@ def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
             share = rank / max(1, len(members) - 1) if len(members) > 1 else 0.5
             found[id(curve)] = Style(
                 family=name,
+                rank=len(found),
                 color=_grey(share) if name == COLLOCATED else _shade(hues[name], share, len(members)),
                 marker=MARKERS[rank % len(MARKERS)],
                 dashes=_dashes(curve),
@@ -90,8 +92,7 @@ def _dashes(curve: Curve) -> tuple[float, ...]:
 
 def _shade(hue: str, share: float, members: int) -> str:
     """From a dark to a light tone of the hue, never so light that it fades on white."""
-    reach = min(0.45, 0.15 * members)
-    tone = (2 * share - 1) * reach
+    tone = 0.0 if members == 1 else min(1.0, members / 4) * (0.85 * share - 0.55)
     return _hex(_mix(_rgb(hue), (0.0, 0.0, 0.0) if tone < 0 else (1.0, 1.0, 1.0), abs(tone)))
 
 

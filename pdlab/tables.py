@@ -28,6 +28,12 @@ def sentence(curves: Sequence[Curve], view: View) -> str:
         return "No valid level to compare."
     if reason := incomparable(curves):
         return f"No winner can be named: {reason}."
+    sizes = sorted({curve.gpus.total for curve in curves})
+    if not view.normalized and len(sizes) > 1:
+        counts = ", ".join(map(str, sizes))
+        return (
+            f"No winner can be named: the deployments have different sizes ({counts} {units(curves)}); normalise them."
+        )
     return _say(found, curves, view)
 
 
@@ -195,7 +201,8 @@ def table(head: Row, rows: Sequence[Row], left: Sequence[int] = ()) -> str:
 
 def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
     sign = "<=" if view.lower_is_better else ">="
-    where = f"At {view.statistic} {view.latency_name} {sign} {number(found.bound)} {view.latency_unit}"
+    statistic = {"mean": "mean", "p50": "median"}.get(view.statistic, view.statistic)
+    where = f"At {statistic} {view.latency_name} {sign} {_plain(found.bound)} {view.latency_unit}"
     rate = f"{view.throughput_metric} tokens/s per {node_name(curves, view)}"
     if not view.normalized:
         rate = f"{view.throughput_metric} tokens/s, whole deployment"
@@ -210,10 +217,8 @@ def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
         text = f"{where}, {best} gives {number(most)} {rate}"
         text += "; it is the only one that is that fast" if found.missed else ""
     elif len(found.tied) > 1:
-        rest = [label for label in found.tied if label != best]
-        text = (
-            f"{where} no winner can be named: {best} ({number(most)} {rate}) and {_list(rest)} are too close ({doubt})"
-        )
+        tied = [f"{best} ({number(most)} {rate})", *(label for label in found.tied if label != best)]
+        text = f"{where} no winner can be named: {_list(tied)} are too close ({doubt})"
     else:
         second, less = others[0]
         ahead = f"{(most / less - 1) * 100:.0f} % above" if less else "ahead of"
@@ -224,6 +229,10 @@ def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
     if capped:
         text += f"; {_list(capped)} might give more: nothing was measured at higher load"
     return text + "."
+
+
+def _plain(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
 
 
 def _list(labels: Sequence[str]) -> str:

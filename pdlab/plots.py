@@ -1,0 +1,316 @@
+"""Curves as one picture: TPOT and TTFT against load, and throughput against latency.
+
+The only module that knows matplotlib, and it is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdlab import tables
+from pdlab.analysis import Curve, LoadKind, Metric, Point, View
+from pdlab.compare import Spot, frontier, spots
+from pdlab.errors import StoreError
+from pdlab.label_layout import Box, along, around, fit
+from pdlab.palette import Style, styles, text_color
+
+STYLE_FILE = Path(__file__).with_name("pdlab.mplstyle")
+
+# All sizes in inches.
+LOAD_PANEL = (3.55, 2.75)
+MAIN_PANEL = (8.3, 6.35)
+MARGIN_LEFT, MARGIN_RIGHT, BETWEEN, ABOVE = 0.85, 0.25, 0.95, 1.15
+AXIS_LABELS = 0.62
+LEGEND_ROW, FOOTNOTE_ROW, CHAR = 0.21, 0.19, 0.082
+LEGEND_ROWS = 6
+MAX_FOOTNOTES = 5
+
+LOAD_NAMES: dict[LoadKind, str] = {
+    "concurrency": "concurrency (requests in flight, whole deployment)",
+    "rate": "request rate (requests/s, whole deployment)",
+}
+INK, SOFT, FRONTIER = "#222222", "#666666", "#fbeeb0"
+
+
+class _Drawn(NamedTuple):
+    """What every panel needs: curves, how each looks, the view, the scales."""
+
+    curves: Sequence[Curve]
+    styles: Sequence[Style]
+    view: View
+    log_latency: bool
+    log_load: bool
+
+
+def draw(curves: Sequence[Curve], view: View, path: Path, *, log_latency: bool = False, log_load: bool = False) -> None:
+    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn = _Drawn(curves, styles(curves), view, log_latency, log_load)
+    kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in curves)]
+    legend, footnotes = _legend_columns(drawn), _footnotes(drawn)
+    legend_in = LEGEND_ROW * (max(len(column) for column in legend) + 0.6)
+    footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
+    left_in = MARGIN_LEFT + len(kinds) * (LOAD_PANEL[0] + BETWEEN)
+    size = (
+        left_in + MAIN_PANEL[0] + MARGIN_RIGHT,
+        ABOVE + MAIN_PANEL[1] + AXIS_LABELS + legend_in + footnotes_in,
+    )
+    with plt.style.context(STYLE_FILE):
+        figure = plt.figure(figsize=size)
+        try:
+            bottom_in = AXIS_LABELS + legend_in + footnotes_in
+
+            def panel(x: float, y: float, width: float, height: float) -> Any:
+                return figure.add_axes((x / size[0], y / size[1], width / size[0], height / size[1]))
+
+            for i, kind in enumerate(kinds):
+                x = MARGIN_LEFT + i * (LOAD_PANEL[0] + BETWEEN)
+                _load_panel(panel(x, bottom_in + MAIN_PANEL[1] - LOAD_PANEL[1], *LOAD_PANEL), drawn, kind, "tpot")
+                _load_panel(panel(x, bottom_in, *LOAD_PANEL), drawn, kind, "ttft")
+            _main_panel(panel(left_in, bottom_in, *MAIN_PANEL), drawn)
+            _legend(panel(MARGIN_LEFT, footnotes_in, size[0] - MARGIN_LEFT - MARGIN_RIGHT, legend_in), legend)
+            figure.text(MARGIN_LEFT / size[0], 1 - 0.28 / size[1], _title(drawn), size=14, weight="bold", va="top")
+            figure.text(MARGIN_LEFT / size[0], 1 - 0.56 / size[1], _subtitle(drawn), size=9.5, color=SOFT, va="top")
+            for i, line in enumerate(footnotes):
+                y = footnotes_in - FOOTNOTE_ROW * (i + 0.6)
+                figure.text(MARGIN_LEFT / size[0], y / size[1], line, size=8.2, color=SOFT, va="top")
+            _save(figure, path)
+        finally:
+            plt.close(figure)
+
+
+def _save(figure: Any, path: Path) -> None:
+    # Dates would make two pictures of the same data differ.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix.lower()[1:])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata=metadata)
+    except OSError as error:
+        raise StoreError(f"plot {path} cannot be written ({error.strerror}); choose another --plot-path") from error
+
+
+def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> None:
+    view = drawn.view.model_copy(
+        update={"latency_mode": "token" if metric == "tpot" else "first_token", "use_interactivity": False}
+    )
+    values: list[float] = []
+    loads: set[float] = set()
+    for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        found = [(p.value, ms, p) for p in curve.lines().get(kind, []) if (ms := p.latency(view)) is not None]
+        _plot(axes, found, style, size=4.5)
+        values += [ms for _, ms, _ in found]
+        loads |= {load for load, _, _ in found}
+    name = metric.upper()
+    axes.set_title(f"{name} against {'concurrency' if kind == 'concurrency' else 'request rate'}")
+    axes.set_ylabel(f"{name} {view.statistic}, ms")
+    axes.yaxis.set_label_coords(-0.16, 0.5)
+    axes.set_xlabel(LOAD_NAMES[kind])
+    if not values:
+        axes.text(0.5, 0.5, f"no {name} in these runs", transform=axes.transAxes, ha="center", color=SOFT)
+        axes.set(xticks=[], yticks=[])
+        return
+    _scale(axes.yaxis, drawn.log_latency)
+    if drawn.log_latency:
+        axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
+    else:
+        axes.set_ylim(0, max(values) * 1.08)
+    if drawn.log_load:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(_plain())
+    else:
+        axes.set_xlim(0, max(loads) * 1.05)
+    _load_ticks(axes, sorted(loads), drawn.log_load)
+
+
+def _load_ticks(axes: Any, loads: list[float], log: bool) -> None:
+    """Ticks at the measured loads, as many as stand apart."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    kept: list[float] = []
+    for load in reversed(loads):
+        apart = not kept or (kept[-1] / load >= 1.25 if log else kept[-1] - load >= 0.075 * loads[-1])
+        if apart:
+            kept.append(load)
+    axes.xaxis.set_major_locator(FixedLocator(kept[::-1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(_plain())
+
+
+def _main_panel(axes: Any, drawn: _Drawn) -> None:
+    view = drawn.view
+    every = spots(drawn.curves, view)
+    for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        for line in curve.lines().values():
+            here = {id(point) for point in line}
+            _plot(axes, [(s.x, s.y, s.point) for s in every if id(s.point) in here], style, size=6)
+    best = frontier(drawn.curves, view)
+    axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
+    axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
+    per = tables.node_name(drawn.curves, view)
+    axes.set_title(f"{view.throughput_metric.capitalize()} throughput against {view.latency_name}")
+    axes.set_xlabel(f"{view.latency_name} {view.statistic}, {view.latency_unit}  ({_better(view)})")
+    axes.set_ylabel(f"{view.throughput_metric} tokens/s, {'per ' if view.normalized else ''}{per}")
+    log_x = drawn.log_latency and not view.use_interactivity
+    _scale(axes.xaxis, log_x)
+    top = max(s.y for s in every)
+    axes.set_ylim(0, top * 1.08 if top else 1)
+    xs = [s.x for s in every]
+    if log_x:
+        axes.set_xlim(min(xs) / 1.12, max(xs) * 1.18)
+    else:
+        pad = 0.06 * (max(xs) - min(xs) or max(xs))
+        # Room for the names at the line ends, which are at high latency, so at low interactivity.
+        before, after = (1, 2) if view.lower_is_better else (3, 1)
+        axes.set_xlim(max(0, min(xs) - before * pad), max(xs) + after * pad)
+    axes.yaxis.set_major_formatter(_plain())
+    _write_labels(axes, drawn, every, {id(s.point) for s in best})
+
+
+def _plot(axes: Any, found: Sequence[tuple[float, float, Point]], style: Style, size: float) -> None:
+    """A curve: line and markers through the valid points; the others hollow and crossed, off the line."""
+    valid = [(x, y) for x, y, point in found if point.valid]
+    invalid = [(x, y) for x, y, point in found if not point.valid]
+    look = {"color": style.color, "marker": style.marker, "markersize": size, "clip_on": False}
+    if valid:
+        dashes = (0, style.dashes) if style.dashes else "-"
+        axes.plot(*zip(*valid, strict=True), ls=dashes, mec="white", mew=0.7, zorder=3, **look)
+    if invalid:
+        axes.plot(*zip(*invalid, strict=True), ls="none", mfc="white", mec=style.color, zorder=3, **_but(look, "color"))
+        axes.plot(*zip(*invalid, strict=True), ls="none", marker="x", ms=size * 1.5, mew=1.3, color=INK, zorder=3.2)
+
+
+def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int]) -> None:
+    """Names at the line ends and requests/s at the points, each where it covers nothing."""
+    figure = axes.figure
+    figure.canvas.draw()
+    renderer, scale = figure.canvas.get_renderer(), figure.dpi / 72
+    frame = axes.get_window_extent(renderer)
+    inside = Box(frame.x0 + 2, frame.y0 + 2, frame.x1 + 6 * scale, frame.y1)
+    where: dict[int, tuple[float, float]] = {id(s.point): tuple(axes.transData.transform((s.x, s.y))) for s in every}
+    taken = [around(where[id(s.point)], (6.5 if id(s.point) in best else 4) * scale) for s in every]
+    for curve in drawn.curves:
+        for line in curve.lines().values():
+            taken += along([where[id(p)] for p in line if p.valid and id(p) in where], 1.6 * scale)
+
+    def write(text: str, point: Point, gaps: Sequence[float], **look: Any) -> None:
+        note = axes.annotate(text, (0, 0), xycoords="figure pixels", annotation_clip=False, zorder=5, **look)
+        extent = note.get_window_extent(renderer)
+        box = fit(where[id(point)], (extent.width, extent.height), taken, inside, [gap * scale for gap in gaps])
+        note.remove()
+        if box is None:
+            return
+        taken.append(Box(box.x0 - scale, box.y0 - scale, box.x1 + scale, box.y1 + scale))
+        x, y = where[id(point)]
+        spot = next(s for s in every if s.point is point)
+        offset = ((box.x0 - x) / scale, (box.y0 - y) / scale)
+        axes.annotate(text, (spot.x, spot.y), offset, textcoords="offset points", zorder=5, **look)
+
+    for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        lines = curve.lines()
+        for kind, line in lines.items():
+            drawable = [p for p in line if p.valid and id(p) in where]
+            text = curve.label if len(lines) == 1 else f"{curve.label}, by {kind}"
+            if drawable:
+                write(text, drawable[-1], (9, 14), size=9, weight="bold", color=text_color(style.color))
+    looks = {id(c): style for c, style in zip(drawn.curves, drawn.styles, strict=True)}
+    for spot in sorted(every, key=lambda s: id(s.point) not in best):
+        text = tables.number(spot.point.requests_per_s * spot.curve.scale(drawn.view))
+        write(text, spot.point, (6, 9, 13), size=7.3, color=text_color(looks[id(spot.curve)].color))
+
+
+def _legend_columns(drawn: _Drawn) -> list[list[tuple[str, Style | None]]]:
+    """Columns of (text, style); a heading has no style. One column per family, long ones continued."""
+    families: dict[str, list[tuple[str, Style]]] = {}
+    for curve, style in sorted(zip(drawn.curves, drawn.styles, strict=True), key=lambda pair: pair[1].rank):
+        families.setdefault(style.family, []).append((curve.label, style))
+    columns: list[list[tuple[str, Style | None]]] = []
+    for name, entries in families.items():
+        for i in range(0, len(entries), LEGEND_ROWS):
+            columns.append([(name if i == 0 else "", None), *entries[i : i + LEGEND_ROWS]])
+    return columns
+
+
+def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) -> None:
+    """The legend as text and line samples, in inches from the top left of its own panel."""
+    axes.set_axis_off()
+    figure = axes.figure
+    box = axes.get_position()
+    width, height = box.width * figure.get_figwidth(), box.height * figure.get_figheight()
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    x = 0.0
+    natural = [0.75 + CHAR * max(len(text) for text, _ in column) for column in columns]
+    shrink = min(1.0, width / sum(natural))
+    for column, column_width in zip(columns, natural, strict=True):
+        for row, (text, style) in enumerate(column):
+            y = LEGEND_ROW * (row + 0.5)
+            if style is None:
+                axes.text(x, y, text, va="center", size=8.8, weight="bold", color=SOFT)
+                continue
+            axes.plot(
+                [x + 0.04, x + 0.24, x + 0.44],
+                [y] * 3,
+                color=style.color,
+                ls=(0, style.dashes) if style.dashes else "-",
+                marker=style.marker,
+                markevery=[1],
+                markersize=5.5,
+                mec="white",
+                mew=0.6,
+            )
+            axes.text(x + 0.54, y, text, va="center", size=8.8 * max(0.75, shrink), color=INK)
+        x += column_width * shrink
+
+
+def _footnotes(drawn: _Drawn) -> list[str]:
+    notes = tables.notes(drawn.curves)
+    if len(notes) > MAX_FOOTNOTES:
+        hidden = len(notes) - MAX_FOOTNOTES + 1
+        notes = [*notes[: MAX_FOOTNOTES - 1], f"... and {hidden} more: see the tables"]
+    return [line for note in notes for line in textwrap.wrap(note, 190, subsequent_indent="   ")]
+
+
+def _title(drawn: _Drawn) -> str:
+    workloads = dict.fromkeys(curve.workload for curve in drawn.curves)
+    models = dict.fromkeys(curve.deployment.model for curve in drawn.curves if curve.deployment)
+    what = f"{' and '.join(workloads)} tokens (input:output)"
+    return f"{' and '.join(models)}, {what}" if models else what
+
+
+def _subtitle(drawn: _Drawn) -> str:
+    view = drawn.view
+    per = tables.node_name(drawn.curves, view)
+    rate = f"per {per}" if view.normalized else per
+    text = f"Numbers at the points: requests/s, {rate}. Rings and yellow band: Pareto frontier over all experiments."
+    invalid = any(not point.valid for curve in drawn.curves for point in curve.points)
+    return f"{text} Hollow and crossed: not valid." if invalid else text
+
+
+def _better(view: View) -> str:
+    return "left is better" if view.lower_is_better else "right is better"
+
+
+def _scale(axis: Any, log: bool) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    if log:
+        axis._set_axes_scale("log")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(_plain())
+
+
+def _plain() -> Any:
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}")
+
+
+def _but(look: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in look.items() if name != key}
