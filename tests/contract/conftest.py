@@ -1,0 +1,36 @@
+"""Ray's and vLLM's imports take about 10 s and warn about themselves: once per session, their warnings aside."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def quietly(module: str) -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module)
+
+
+@pytest.fixture(scope="session")
+def ray_llm() -> ModuleType:
+    """Ray Serve LLM's public module, with the builders' own imports already done."""
+    quietly("ray.llm._internal.serve.serving_patterns.prefill_decode.builder")
+    quietly("ray.llm._internal.serve.engines.vllm.vllm_models")
+    return quietly("ray.serve.llm")
+
+
+@pytest.fixture
+def no_cluster(ray_llm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The builders ask for the driver's runtime environment, and asking would start a Ray on this machine."""
+    import ray
+
+    class Driver:
+        def __init__(self) -> None:
+            self.runtime_env: dict[str, Any] = {}
+
+    monkeypatch.setattr(ray, "get_runtime_context", Driver)

@@ -1,0 +1,173 @@
+"""Ray's public builders, Ray's Serve schema and vLLM's engine arguments accept everything we render."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import launch_gptoss
+from pdlab.catalog import CONFIGS, load_cluster, load_deployment, resolve_model
+from pdlab.nodes import ClusterView, Placement
+from pdlab.placement import place
+from pdlab.serve_args import ServeApp, render, serve_config
+from pdlab.spec import Deployment, Disaggregated, parse_label
+
+FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
+# Shapes that no file has: data parallel collocated, TP over nodes, pipeline over nodes, local DP.
+LABELS = [
+    ("collocated-2xtp2dp2", "p5.48xlarge-x2"),
+    ("collocated-1xtp16", "p5.48xlarge-x2"),
+    ("collocated-1xtp8pp2", "p5.48xlarge-x2"),
+    ("pd-spread-p2xtp4-d1xtp4dp2ep", "p5.48xlarge-x2"),
+    ("pd-pack-p1xtp1-d1xdp2", "local-2"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+    deployment: Deployment
+    view: ClusterView
+    placement: Placement
+    app: ServeApp
+
+
+def rendered(deployment: Deployment, cluster: str) -> Rendered:
+    view = load_cluster(cluster)
+    placement = place(deployment, view)
+    shape, source = resolve_model(deployment.model)
+    return Rendered(deployment, view, placement, render(deployment, placement, view, shape, source or "/models/tiny"))
+
+
+def all_cases() -> list[Rendered]:
+    cases = []
+    for path in FILES:
+        cluster = re.match(r"# cluster: (\S+)", path.read_text(encoding="utf-8"))
+        assert cluster
+        cases.append(rendered(load_deployment(path.stem), cluster[1]))
+    for label, cluster_name in LABELS:
+        model = "tiny-gptoss" if cluster_name.startswith("local") else "gpt-oss-120b"
+        cases.append(rendered(Deployment(topology=parse_label(label), model=model), cluster_name))
+    return cases
+
+
+CASES = all_cases()
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.deployment.label)
+
+
+def llm_configs(app: ServeApp) -> list[dict[str, Any]]:
+    args = app.args
+    return [
+        *args.get("llm_configs", []),
+        *(args[key] for key in ("llm_config", "prefill_config", "decode_config") if key in args),
+    ]
+
+
+@each_case
+@pytest.mark.usefixtures("no_cluster")
+def test_builder_accepts(case: Rendered, ray_llm: ModuleType) -> None:
+    import ray
+
+    builder = getattr(ray_llm, case.app.import_path.removeprefix("ray.serve.llm:"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        built = builder(case.app.args)
+    assert not ray.is_initialized()
+
+    found = {deployment.name: deployment for deployment in deployments_of(built)}
+    assert len(found) == len(case.deployment.pools) + 1
+    for role, pool in case.deployment.pools.items():
+        prefix = {"prefill": "Prefill:", "decode": "Decode:"}.get(role, "")
+        (name,) = [n for n in found if n.startswith(prefix) and n != "OpenAiIngress" and (prefix or ":" in n)]
+        made = found[name]
+        assert made.num_replicas == pool.replicas * pool.dp
+        config = made._replica_config
+        bundles = config.placement_group_bundles
+        assert len(bundles) == len(config.placement_group_bundle_label_selector) == pool.tp * pool.pp
+        if case.placement.device == "gpu":
+            # One more CPU in the first bundle: the replica's own process, which placement counts.
+            assert [bundle["GPU"] for bundle in bundles] == [1] * len(bundles)
+            assert sum(bundle["CPU"] for bundle in bundles) == len(bundles) + 1
+        else:
+            assert sum(bundle["CPU"] for bundle in bundles) == len(bundles)
+    assert found["OpenAiIngress"].num_replicas == case.deployment.ingress_replicas
+
+
+def deployments_of(built: Any) -> list[Any]:
+    """Every deployment of a bound application, the ingress first."""
+    from ray.serve.deployment import Application
+
+    found: dict[str, Any] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Application):
+            bound = value._bound_deployment
+            found.setdefault(bound.name, bound)
+            walk([*bound.init_args, *bound.init_kwargs.values()])
+        elif isinstance(value, dict):
+            walk(list(value.values()))
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                walk(item)
+
+    walk(built)
+    return list(found.values())
+
+
+@each_case
+@pytest.mark.usefixtures("ray_llm")
+def test_export_fits_the_serve_schema(case: Rendered) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    text = yaml.safe_dump(serve_config(case.app, host="127.0.0.1", port=8123))
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    assert schema.http_options.host == "127.0.0.1" and schema.http_options.port == 8123
+    assert [app.args for app in schema.applications] == [case.app.args]
+
+
+def test_exported_file_fits_the_serve_schema(ray_llm: ModuleType, tmp_path: Path) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    path = tmp_path / "app.yaml"
+    words = ["--pd-spread", "--p-num", "2", "--ingress-replicas", "2", "--cluster", "p5.48xlarge-x2"]
+    assert launch_gptoss.main([*words, "--export", str(path)]) == 0
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert schema.applications[0].args["prefill_config"]["deployment_config"]["num_replicas"] == 2
+    assert schema.applications[0].args["ingress_deployment_config"]["num_replicas"] == 2
+
+
+@each_case
+@pytest.mark.usefixtures("ray_llm")
+def test_vllm_knows_every_engine_argument(case: Rendered) -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    known = {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(kind)}
+    transfer = {field.name for field in dataclasses.fields(KVTransferConfig)}
+    for config in llm_configs(case.app):
+        kwargs = config["engine_kwargs"]
+        assert set(kwargs) <= known
+        if isinstance(case.deployment.topology, Disaggregated):
+            assert set(kwargs["kv_transfer_config"]) <= transfer
+            KVTransferConfig(**kwargs["kv_transfer_config"])
+
+
+@each_case
+@pytest.mark.usefixtures("ray_llm")
+def test_ray_reads_our_label_selectors(case: Rendered) -> None:
+    from ray._private.label_utils import validate_label_selector
+
+    for config in llm_configs(case.app):
+        for selector in config["deployment_config"]["placement_group_bundle_label_selector"]:
+            assert validate_label_selector(selector) is None
+
+
+def test_there_are_cases() -> None:
+    assert len(CASES) > 25
