@@ -242,7 +242,7 @@ def _points(runs: Iterable[Run]) -> Iterable[Point]:
 def _point(kind: LoadKind, value: float, runs: list[Run]) -> Point:
     valid = [run for run in runs if run.validity.valid]
     used = valid or runs
-    steady = [run.steady for run in used if run.steady is not None]
+    steady = [run.steady for run in used if run.steady is not None and run.steady.ttft is not None]
     # A mean of steady and whole-run figures would be neither: all repeats of a level use one window.
     window: Literal["steady", "whole"] = "steady" if len(steady) == len(used) else "whole"
     summaries = steady if window == "steady" else [run.whole for run in used]

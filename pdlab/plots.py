@@ -116,7 +116,7 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         axes.text(0.5, 0.5, f"no {name} in these runs", transform=axes.transAxes, ha="center", color=SOFT)
         axes.set(xticks=[], yticks=[])
         return
-    _scale(axes.yaxis, drawn.log_latency)
+    _scale(axes.yaxis, drawn.log_latency, max(values) < 6 * min(values))
     if drawn.log_latency:
         axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
     else:
@@ -147,9 +147,11 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
     view = drawn.view
     every = spots(drawn.curves, view)
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
-        for line in curve.lines().values():
+        lines = curve.lines()
+        for kind, line in lines.items():
             here = {id(point) for point in line}
-            _plot(axes, [(s.x, s.y, s.point) for s in every if id(s.point) in here], style, size=6)
+            thin = kind == "rate" and len(lines) > 1
+            _plot(axes, [(s.x, s.y, s.point) for s in every if id(s.point) in here], style, size=4 if thin else 6)
     best = frontier(drawn.curves, view)
     axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
     axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
@@ -158,10 +160,10 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
     axes.set_xlabel(f"{view.latency_name} {view.statistic}, {view.latency_unit}  ({_better(view)})")
     axes.set_ylabel(f"{view.throughput_metric} tokens/s, {'per ' if view.normalized else ''}{per}")
     log_x = drawn.log_latency and not view.use_interactivity
-    _scale(axes.xaxis, log_x)
+    xs = [s.x for s in every]
+    _scale(axes.xaxis, log_x, max(xs) < 6 * min(xs))
     top = max(s.y for s in every)
     axes.set_ylim(0, top * 1.08 if top else 1)
-    xs = [s.x for s in every]
     if log_x:
         axes.set_xlim(min(xs) / 1.12, max(xs) * 1.18)
     else:
@@ -180,7 +182,7 @@ def _plot(axes: Any, found: Sequence[tuple[float, float, Point]], style: Style, 
     look = {"color": style.color, "marker": style.marker, "markersize": size, "clip_on": False}
     if valid:
         dashes = (0, style.dashes) if style.dashes else "-"
-        axes.plot(*zip(*valid, strict=True), ls=dashes, mec="white", mew=0.7, zorder=3, **look)
+        axes.plot(*zip(*valid, strict=True), ls=dashes, lw=0.32 * size, mec="white", mew=0.7, zorder=3, **look)
     if invalid:
         axes.plot(*zip(*invalid, strict=True), ls="none", mfc="white", mec=style.color, zorder=3, **_but(look, "color"))
         axes.plot(*zip(*invalid, strict=True), ls="none", marker="x", ms=size * 1.5, mew=1.3, color=INK, zorder=3.2)
@@ -213,12 +215,11 @@ def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int
         axes.annotate(text, (spot.x, spot.y), offset, textcoords="offset points", zorder=5, **look)
 
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
-        lines = curve.lines()
-        for kind, line in lines.items():
+        # One name for both kinds of load: thin and thick tell them apart.
+        for line in list(curve.lines().values())[:1]:
             drawable = [p for p in line if p.valid and id(p) in where]
-            text = curve.label if len(lines) == 1 else f"{curve.label}, by {kind}"
             if drawable:
-                write(text, drawable[-1], (9, 14), size=9, weight="bold", color=text_color(style.color))
+                write(curve.label, drawable[-1], (9, 14), size=9, weight="bold", color=text_color(style.color))
     looks = {id(c): style for c, style in zip(drawn.curves, drawn.styles, strict=True)}
     for spot in sorted(every, key=lambda s: id(s.point) not in best):
         text = tables.number(spot.point.requests_per_s * spot.curve.scale(drawn.view))
@@ -289,6 +290,7 @@ def _subtitle(drawn: _Drawn) -> str:
     rate = f"per {per}" if view.normalized else per
     text = f"Numbers at the points: requests/s, {rate}. Rings and yellow band: Pareto frontier over all experiments."
     invalid = any(not point.valid for curve in drawn.curves for point in curve.points)
+    text += " Thin lines: by request rate." if any(len(curve.lines()) > 1 for curve in drawn.curves) else ""
     return f"{text} Hollow and crossed: not valid." if invalid else text
 
 
@@ -296,12 +298,12 @@ def _better(view: View) -> str:
     return "left is better" if view.lower_is_better else "right is better"
 
 
-def _scale(axis: Any, log: bool) -> None:
+def _scale(axis: Any, log: bool, narrow: bool = False) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     if log:
         axis._set_axes_scale("log")
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if narrow else (1.0, 2.0, 5.0)))
         axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(_plain())
 
