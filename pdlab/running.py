@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import yaml
+
 from pdlab.errors import ClusterError, StoreError
 from pdlab.results import Manifest, NixlCounters
-from pdlab.spec import Frozen, load_yaml, to_yaml
+from pdlab.spec import Frozen, load_yaml
 
 
 class Running(Frozen):
@@ -41,7 +43,8 @@ def save_running(running: Running) -> None:
     """Publish what is being served, for the sweep on this machine."""
     path = _path(running.base_url)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_yaml(running), encoding="utf-8")
+    # Defaults are written too: without its "kind" a topology inside the manifest cannot be read back.
+    path.write_text(yaml.safe_dump(running.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
 
 
 def load_running(base_url: str) -> Running | None:
