@@ -108,18 +108,18 @@ def options(argv: Sequence[str]) -> SweepOptions:
 
 
 def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
-    kind = args.type or ("request-rate" if args.request_rate and not args.concurrency else "concurrency")
+    kind = args.type or ("request-rate" if args.request_rate is not None and args.concurrency is None else "concurrency")
     if kind == "concurrency":
         for flag, value in (("--request-rate", args.request_rate), ("--burstiness", args.burstiness)):
             if value is not None:
                 raise UsageError(f"{flag} belongs to --type request-rate, but --type is concurrency")
-        return tuple(Closed(concurrency=value) for value in parse_concurrencies(args.concurrency or "all"))
+        return tuple(Closed(concurrency=value) for value in parse_concurrencies("all" if args.concurrency is None else args.concurrency))
     if args.concurrency is not None:
         raise UsageError("--concurrency belongs to --type concurrency, but --type is request-rate")
     burstiness = 1.0 if args.burstiness is None else args.burstiness
     if not 0 < burstiness < math.inf:
         raise UsageError(f"--burstiness: a number above 0, got {burstiness:g}")
-    return tuple(Open(rate_rps=value, burstiness=burstiness) for value in parse_rates(args.request_rate or "all"))
+    return tuple(Open(rate_rps=value, burstiness=burstiness) for value in parse_rates("all" if args.request_rate is None else args.request_rate))
 
 
 def table(runs: Sequence[Run]) -> str:

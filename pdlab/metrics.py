@@ -12,9 +12,10 @@
   before the last 10 %. Not defined when fewer than 20 requests arrive inside.
 
 Rates count what happens inside the window: a finish as one request and its input tokens, a received
-chunk as its share of the request's output tokens (a chunk may carry several). Latencies are of requests that arrive inside it and, for the closed loop, also finish
-inside: with equal lengths that leaves out the first and the last wave and nothing else. For the
-open loop later finishes count too, because leaving them out would drop the slowest.
+chunk as its share of the request's output tokens (a chunk may carry several). Latencies are of
+requests that arrive inside it and, for the closed loop, also finish inside: with equal lengths that
+leaves out the first and the last wave and nothing else. For the open loop later finishes count too,
+because leaving them out would drop the slowest.
 
 **Gates**: rules after which a level does not count; each yields its reasons. New ones join `GATES`.
 """

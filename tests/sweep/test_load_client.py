@@ -1,0 +1,129 @@
+"""The load generator's process by itself: open loop, the bare prefill-decode pair, refusals, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import Oracle
+
+from pdlab.errors import BenchError, UsageError
+from pdlab.levels import ClientLevel
+from pdlab.load_client import LoadClient
+from pdlab.metrics import whole
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[LoadClient]:
+    with LoadClient() as started:
+        yield started
+
+
+@pytest.fixture
+def level(shared_oracle: Oracle, tokenizer: Path) -> ClientLevel:
+    return ClientLevel(
+        name="level",
+        base_url=shared_oracle.url,
+        model="oracle",
+        tokenizer=str(tokenizer),
+        input_tokens=24,
+        output_tokens=8,
+        num_requests=60,
+        seed=1,
+        concurrency=6,
+    )
+
+
+def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
+    seen: list[int] = []
+    asked = level.model_copy(update={"name": "open", "concurrency": None, "rate_rps": 30.0})
+    answer = client.run(asked, lambda done, failed: seen.append(done))
+    arrived = np.array([entry["arrived"] for entry in shared_oracle.log_of("open-")])
+    gaps = np.diff(arrived)
+    assert len(answer.records) == 60 and all(record.ok for record in answer.records)
+    assert 60 / 30.0 - 0.2 < np.ptp(arrived) < 60 / 30.0 + 0.2
+    assert 0.6 < gaps.std() / gaps.mean() < 1.5, "not a Poisson process"
+    measured = np.array([record.arrival_s for record in answer.records])
+    assert np.abs(measured - (arrived - arrived[0])).max() < 0.05
+    assert seen == sorted(seen) and 0 < seen[-1] <= 60
+
+
+def test_same_seed_same_prompts_other_seed_others(
+    client: LoadClient, level: ClientLevel, shared_oracle: Oracle
+) -> None:
+    for name, seed in (("seed-a", 5), ("seed-b", 5), ("seed-c", 6)):
+        client.run(level.model_copy(update={"name": name, "seed": seed, "num_requests": 10}))
+    a, b, c = ({entry["prompt"] for entry in shared_oracle.log_of(f"seed-{name}-")} for name in "abc")
+    assert a == b and not a & c
+
+
+def test_one_token_prompts_repeat_only_when_they_must(
+    client: LoadClient, level: ClientLevel, shared_oracle: Oracle
+) -> None:
+    client.run(level.model_copy(update={"name": "single", "input_tokens": 1, "output_tokens": 2, "concurrency": 60}))
+    entries = shared_oracle.log_of("single-")
+    assert len(entries) == 60 and all(len(entry["prompt"].split()) == 1 for entry in entries)
+    assert len({entry["prompt"] for entry in entries}) == 60
+
+
+def test_bare_pair(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
+    url = shared_oracle.url
+    asked = {"name": "bare", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "base_url": None}
+    answer = client.run(level.model_copy(update=asked))
+    figures = whole(answer.records)
+    assert figures.completed == 60 and figures.ttft and figures.tpot and figures.e2el
+    entries = shared_oracle.log_of("bare-")
+    prefills = [entry["ask"] for entry in entries if not entry["ask"]["stream"]]
+    decodes = [entry["ask"] for entry in entries if entry["ask"]["stream"]]
+    assert len(prefills) == len(decodes) == 60
+    assert all(ask["max_tokens"] == 1 and ask["kv_transfer_params"]["do_remote_decode"] for ask in prefills)
+    assert all(ask["kv_transfer_params"]["remote_engine_id"] == "oracle" for ask in decodes)
+    assert all(ask["max_tokens"] == 8 and ask["temperature"] == 0.0 for ask in decodes)
+    # 50 ms of prefill, then 100 ms to the first token and 10 ms to each other.
+    assert figures.ttft.p50_s == pytest.approx(0.150, abs=0.02)
+    assert figures.tpot.p50_s == pytest.approx(0.010, abs=0.002)
+    assert figures.e2el.p50_s == pytest.approx(0.220, abs=0.03)
+
+
+def test_a_prefill_that_fails_is_a_failed_request(
+    client: LoadClient, level: ClientLevel, shared_oracle: Oracle
+) -> None:
+    shared_oracle.configure({"broken-": {"fail_every": 1}})
+    url = shared_oracle.url
+    asked = {"name": "broken", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "num_requests": 4}
+    answer = client.run(level.model_copy(update=asked))
+    assert all(record.error and record.error.startswith("prefill: ") for record in answer.records)
+    assert whole(answer.records).completed == 0
+
+
+def test_a_refused_level_does_not_end_the_client(client: LoadClient, level: ClientLevel, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"tokenizer .* cannot be loaded .* --tokenizer"):
+        client.run(level.model_copy(update={"tokenizer": str(tmp_path / "none")}))
+    assert len(client.run(level.model_copy(update={"num_requests": 2})).records) == 2
+
+
+def test_a_client_that_dies_says_so(level: ClientLevel) -> None:
+    with LoadClient() as client:
+        client.wait_ready()
+        pid = client.pid
+        assert pid
+        threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(BenchError, match="load generator ended with code -9"):
+            client.run(level.model_copy(update={"num_requests": 10_000}))
+
+
+def test_closing_ends_the_process_in_the_middle_of_a_level() -> None:
+    client = LoadClient()
+    client.start()
+    pid = client.pid
+    assert pid
+    began = time.monotonic()
+    client.close()
+    client.close()
+    assert time.monotonic() - began < 5 and not Path(f"/proc/{pid}").exists()
