@@ -149,7 +149,7 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
                     point.window,
                 ]
             )
-    return "Raw, whole deployment (latencies in ms; x: not valid)\n" + table(head, rows, left=(0,))
+    return "Raw, whole deployment (latencies in ms; x: not valid)\n" + table(*_known(head, rows), left=(0,))
 
 
 def _per_node(curves: Sequence[Curve], view: View) -> str:
@@ -179,7 +179,13 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
                 ]
             )
     legend = f"latency: {view.statistic}; *: on the Pareto frontier of {view.throughput_metric} tokens/s; x: not valid"
-    return f"Per {node_name(curves, per_node)} ({legend})\n" + table(head, rows, left=(0,))
+    return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_known(head, rows), left=(0,))
+
+
+def _known(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """The table without the columns in which nothing is known."""
+    kept = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _load(point: Point) -> str:
@@ -214,15 +220,15 @@ def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
         else f"repeats differ by up to {allowed}"
     )
     if not others:
-        text = f"{where}, {best} gives {number(most)} {rate}"
+        text = f"{where}, {best} gives about {_plain(most)} {rate}"
         text += "; it is the only one that is that fast" if found.missed else ""
     elif len(found.tied) > 1:
-        tied = [f"{best} ({number(most)} {rate})", *(label for label in found.tied if label != best)]
+        tied = [f"{best} (about {_plain(most)} {rate})", *(label for label in found.tied if label != best)]
         text = f"{where} no winner can be named: {_list(tied)} are too close ({doubt})"
     else:
         second, less = others[0]
         ahead = f"{(most / less - 1) * 100:.0f} % above" if less else "ahead of"
-        text = f"{where} the best is {best} with {number(most)} {rate}, {ahead} {second} ({doubt})"
+        text = f"{where} the best is {best} with about {_plain(most)} {rate}, {ahead} {second} ({doubt})"
     if found.missed and others:
         text += f"; not reached by {_list(found.missed)}"
     capped = [label for label in found.capped if label != best]

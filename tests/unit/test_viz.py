@@ -1,0 +1,196 @@
+"""viz.py from its command line: tables, pictures, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import viz
+from pdlab.label_layout import Box, along, around, fit
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "tests" / "data" / "published"
+GOLDEN = ROOT / "tests" / "golden" / "viz"
+REFERENCE = ROOT.parent / "shared" / "reference" / "measured-h100"
+
+COLLOCATED = str(PUBLISHED / "demo_itl1000_otl100_mixed_baseline_2xtp2")
+PACK = str(PUBLISHED / "demo_itl1000_otl100_mixed_1xtp2-1xtp2")
+SPREAD = str(PUBLISHED / "demo_itl1000_otl100_mixed_1xtp4-1xtp4-spread-ucx120")
+RATES = str(PUBLISHED / "demo_itl2000_otl50_1xtp4")
+PREFILL = str(PUBLISHED / "demo_prefill_only_4xtp1")
+TUESDAY = str(PUBLISHED / "results-of-tuesday")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("three", ["--exps", COLLOCATED, PACK, SPREAD]),
+        ("interactivity-total", ["--exps", COLLOCATED, PACK, "--use-interactivity", "--throughput-metric", "total"]),
+        ("chunk-raw", ["--exps", COLLOCATED, SPREAD, "--latency-mode", "chunk", "--no-use-normalized"]),
+        ("rates", ["--exps", RATES, "--stat", "mean", "--gpus-per-node", "4"]),
+        ("prefill-only", ["--exps", PREFILL, "--latency-mode", "first_token", "--throughput-metric", "input"]),
+        ("stated-gpus", ["--exps", TUESDAY, "--gpus", "results-of-tuesday=8"]),
+    ],
+)
+def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it."""
+    assert viz.main([*words, "--no-plot"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        golden.write_text(out, encoding="utf-8")
+    assert out == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--exps", COLLOCATED, PACK, SPREAD],
+        ["--exps", COLLOCATED, PACK, "--log-latency", "--log-concurrency", "--stat", "p99"],
+        ["--exps", COLLOCATED, RATES, "--use-interactivity"],
+        ["--exps", PREFILL, "--latency-mode", "first_token", "--log-latency"],
+        ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "4", "--log-latency"],
+        ["--exps", TUESDAY, "--gpus", "results-of-tuesday=8", "--no-use-normalized"],
+    ],
+    ids=["three", "log", "rates-and-concurrency", "prefill-only", "chunk", "one-point"],
+)
+def test_pictures(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "plot.png"
+    assert viz.main([*words, "--plot-path", str(path), "--no-show-tables"]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Plot: {path}"
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_formats(kind: str, magic: bytes, tmp_path: Path) -> None:
+    words = ["--exps", COLLOCATED, "--no-show-tables", "--format", kind, "--plot-path"]
+    for name in ("a", "b"):
+        assert viz.main([*words, str(tmp_path / name)]) == 0
+    first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("a", "b"))
+    assert first.startswith(magic)
+    assert first == second
+
+
+def test_everything_that_is_invalid_is_shown_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "x_1xtp1"
+    shutil.copytree(TUESDAY, folder)
+    file = folder / "conc4.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_prompts": 50}))
+    assert viz.main(["--exps", str(folder), "--plot-path", str(tmp_path / "p.png")]) == 0
+    out = capsys.readouterr().out
+    assert "not valid: 10 of 50 requests failed" in out
+    assert out.endswith("No valid level to compare.\n")
+
+
+def test_published_h100_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not REFERENCE.is_dir():
+        pytest.skip("the published H100 results are not beside this checkout (../shared/reference/measured-h100)")
+    folders = [str(path) for path in sorted(REFERENCE.iterdir()) if path.is_dir()]
+    assert viz.main(["--exps", *folders, "--plot-path", str(tmp_path / "h100.png")]) == 0
+    assert "different workloads" in capsys.readouterr().out
+
+
+BAD: list[tuple[str, list[str], list[str]]] = [
+    ("no-exps", [], ["--exps"]),
+    ("exps-empty", ["--exps"], ["--exps"]),
+    ("missing-folder", ["--exps", "no/such/folder"], ["no/such/folder", "does not exist"]),
+    ("a-file", ["--exps", f"{COLLOCATED}/conc2.json"], ["conc2.json", "is a file"]),
+    ("parent-folder", ["--exps", str(PUBLISHED)], ["subfolders do", "demo_"]),
+    ("same-twice", ["--exps", COLLOCATED, f"{COLLOCATED}/../{Path(COLLOCATED).name}"], ["twice"]),
+    ("name-without-gpus", ["--exps", TUESDAY], ["results-of-tuesday", "--gpus results-of-tuesday=N"]),
+    ("gpus-form", ["--exps", TUESDAY, "--gpus", "8"], ["--gpus 8", "NAME=N"]),
+    ("gpus-zero", ["--exps", TUESDAY, "--gpus", "results-of-tuesday=0"], ["at least 1"]),
+    ("gpus-other-name", ["--exps", TUESDAY, "--gpus", "monday=8"], ["'monday'", "results-of-tuesday"]),
+    ("latency-mode", ["--exps", COLLOCATED, "--latency-mode", "ttft"], ["'ttft'", "first_token"]),
+    ("throughput-metric", ["--exps", COLLOCATED, "--throughput-metric", "tokens"], ["'tokens'", "output"]),
+    ("stat", ["--exps", COLLOCATED, "--stat", "median"], ["'median'", "p50"]),
+    ("stat-unknown", ["--exps", COLLOCATED, "--stat", "p95"], ["p95 of TPOT", "--stat"]),
+    ("chunk-size-zero", ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "0"], ["chunk_size", "1"]),
+    ("chunk-size-alone", ["--exps", COLLOCATED, "--chunk-size", "8"], ["--latency-mode chunk"]),
+    ("chunk-size-word", ["--exps", COLLOCATED, "--chunk-size", "x"], ["--chunk-size", "'x'"]),
+    (
+        "interactivity-of-ttft",
+        ["--exps", COLLOCATED, "--use-interactivity", "--latency-mode", "first_token"],
+        ["interactivity is 1000/TPOT"],
+    ),
+    ("gpus-per-node", ["--exps", COLLOCATED, "--gpus-per-node", "0"], ["gpus_per_node", "1"]),
+    ("format", ["--exps", COLLOCATED, "--format", "gif"], ["'gif'", "svg"]),
+    ("suffix", ["--exps", COLLOCATED, "--plot-path", "plot.gif"], [".gif", "png, svg or pdf"]),
+    ("suffix-against-format", ["--exps", COLLOCATED, "--plot-path", "p.png", "--format", "svg"], ["disagree"]),
+    ("plot-path-folder", ["--exps", COLLOCATED, "--plot-path", str(PUBLISHED)], ["is a folder"]),
+    ("no-plot-with-path", ["--exps", COLLOCATED, "--no-plot", "--plot-path", "p.png"], ["--no-plot"]),
+    ("unwritable", ["--exps", COLLOCATED, "--no-show-tables", "--plot-path", "/proc/x/p.png"], ["cannot be written"]),
+    ("prefill-only-tpot", ["--exps", PREFILL], ["no level has the p50 of TPOT"]),
+    ("unknown-flag", ["--exps", COLLOCATED, "--normalised"], ["--normalised"]),
+    ("shortened-flag", ["--exps", COLLOCATED, "--no-pl"], ["--no-pl"]),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_input_is_one_line(
+    words: list[str],
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = viz.main(words)
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("viz.py: error: ")
+    for part in said:
+        assert part in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_quick_and_light() -> None:
+    program = (
+        "import sys, viz\n"
+        "try:\n    viz.main(['--help'])\n"
+        "except SystemExit as end:\n"
+        "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy', 'pydantic'}), end.code)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "LOADED [] 0"
+    assert time.monotonic() - began < 5
+    for flag in ("--exps", "--latency-mode", "--gpus-per-node", "--throughput-metric", "Pareto", "docs/metrics.md"):
+        assert flag in done.stdout
+
+
+def test_tables_alone_load_no_matplotlib() -> None:
+    program = (
+        f"import sys, viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"
+        "print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_labels_never_cover_what_is_there() -> None:
+    inside = Box(0, 0, 100, 100)
+    taken = [around((50, 50), 4), *along([(50, 50), (100, 50)], 2)]
+    box = fit((50, 50), (30, 10), taken, inside, (6,))
+    assert box is not None
+    assert box.within(inside)
+    assert not any(box.hits(other) for other in taken)
+    assert fit((50, 50), (30, 10), [inside], inside, (6, 12)) is None
+    assert fit((50, 50), (300, 10), [], inside, (6,)) is None
