@@ -92,7 +92,7 @@ def _dashes(curve: Curve) -> tuple[float, ...]:
 
 def _shade(hue: str, share: float, members: int) -> str:
     """From a dark to a light tone of the hue, never so light that it fades on white."""
-    tone = 0.0 if members == 1 else min(1.0, members / 4) * (0.85 * share - 0.55)
+    tone = 0.0 if members == 1 else min(1.0, (members + 1) / 4) * (0.85 * share - 0.55)
     return _hex(_mix(_rgb(hue), (0.0, 0.0, 0.0) if tone < 0 else (1.0, 1.0, 1.0), abs(tone)))
 
 

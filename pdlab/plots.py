@@ -184,8 +184,9 @@ def _plot(axes: Any, found: Sequence[tuple[float, float, Point]], style: Style, 
         dashes = (0, style.dashes) if style.dashes else "-"
         axes.plot(*zip(*valid, strict=True), ls=dashes, lw=0.32 * size, mec="white", mew=0.7, zorder=3, **look)
     if invalid:
-        axes.plot(*zip(*invalid, strict=True), ls="none", mfc="white", mec=style.color, zorder=3, **_but(look, "color"))
-        axes.plot(*zip(*invalid, strict=True), ls="none", marker="x", ms=size * 1.5, mew=1.3, color=INK, zorder=3.2)
+        hollow = {**look, "color": "none", "markersize": 1.6 * size, "mec": style.color, "mfc": "white", "mew": 1.4}
+        axes.plot(*zip(*invalid, strict=True), ls="none", zorder=3.1, **hollow)
+        axes.plot(*zip(*invalid, strict=True), ls="none", marker="x", ms=0.9 * size, mew=1.2, color=INK, zorder=3.2)
 
 
 def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int]) -> None:
@@ -312,7 +313,3 @@ def _plain() -> Any:
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}")
-
-
-def _but(look: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in look.items() if name != key}
