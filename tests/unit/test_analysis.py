@@ -206,7 +206,9 @@ def verdict(first: list[Run], second: list[Run]) -> str:
 
 def test_a_clear_winner_is_named() -> None:
     text = verdict([closed(4, 1, 10), closed(8, 2, 20)], [closed(4, 2, 10), closed(8, 4, 20)])
-    assert "At median TPOT <= 14 ms the best is 4xTP2 collocated with about 28 output tokens/s per node (8 GPUs)" in text
+    assert (
+        "At median TPOT <= 14 ms the best is 4xTP2 collocated with about 28 output tokens/s per node (8 GPUs)" in text
+    )
     assert "100 % above 8xTP1 collocated" in text
     assert "one repeat: differences below 10 % are not meaningful" in text
 
