@@ -1,0 +1,149 @@
+"""Flags and files make the deployment that they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launch_gptoss
+from pdlab.options import build_parser, deployment_from, engine_args
+from pdlab.request import LaunchRequest
+from pdlab.spec import Deployment, Disaggregated, load_yaml, parse_label, to_yaml
+
+
+def made(*words: str) -> Deployment:
+    return deployment_from(build_parser().parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("--collocated", "collocated-1xtp4"),
+        ("--collocated --num 8 --tp 1", "collocated-8xtp1"),
+        ("--mode collocated --tp 8", "collocated-1xtp8"),
+        ("--collocated --tp 2 --dp 2 --pp 2 --ep", "collocated-1xtp2pp2dp2ep"),
+        ("--pd-pack", "pd-pack-p1xtp4-d1xtp4"),
+        ("--mode pd-spread --p-num 3 --p-tp 1", "pd-spread-p3xtp1-d1xtp4"),
+        ("--pd-spread --p-tp 1 --p-dp 32 --p-ep --d-tp 1 --d-dp 72 --d-ep", "pd-spread-p1xdp32ep-d1xdp72ep"),
+        ("--pd-spread --local", "pd-spread-p1xtp1-d1xtp1"),
+        ("--collocated --num 2 --local 3", "collocated-2xtp1"),
+        ("--config pd-pack-p1xtp4-d1xtp4", "pd-pack-p1xtp4-d1xtp4"),
+        ("--config pd-pack-p1xtp4-d1xtp4 --pd-spread --d-num 2", "pd-spread-p1xtp4-d2xtp4"),
+        ("--config pd-pack-p2xtp2-d1xtp4 --collocated", "collocated-1xtp4"),
+        ("--config pd-spread-p1xdp32ep-d1xdp72ep --no-d-ep", "pd-spread-p1xdp32ep-d1xdp72"),
+    ],
+)
+def test_label(line: str, label: str) -> None:
+    assert made(*line.split()).label == label
+
+
+@pytest.mark.parametrize(
+    ("line", "backends"),
+    [
+        ("--pd-pack", ("UCX",)),
+        ("--pd-pack --use-ucx", ("UCX",)),
+        ("--pd-pack --use-libfabric", ("LIBFABRIC",)),
+        ("--pd-pack --kv-backend UCX,GDS", ("UCX", "GDS")),
+    ],
+)
+def test_backends(line: str, backends: tuple[str, ...]) -> None:
+    topology = made(*line.split()).topology
+    assert isinstance(topology, Disaggregated) and topology.transport.backends == backends
+
+
+def test_engine_args_are_yaml() -> None:
+    pairs = ["gpu-memory-utilization=0.85", "enforce_eager=true", "--max-num-seqs=64", "hf_overrides={a: [1, b]}", "x="]
+    assert engine_args(pairs, "--engine-arg") == {
+        "gpu_memory_utilization": 0.85,
+        "enforce_eager": True,
+        "max_num_seqs": 64,
+        "hf_overrides": {"a": [1, "b"]},
+        "x": None,
+    }
+
+
+def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    base = made("--pd-pack", "--engine-arg", "a=1", "--engine-arg", "b=1", "--p-engine-arg", "c=1", "--model-id", "m")
+    path.write_text(to_yaml(base), encoding="utf-8")
+    assert load_yaml(path, Deployment) == base
+    both = made("--config", str(path), "--engine-arg", "b=2", "--p-engine-arg", "d=2", "--ingress-replicas", "3")
+    assert both.engine_kwargs == {"a": 1, "b": 2}
+    assert both.pools["prefill"].engine_kwargs == {"c": 1, "d": 2}
+    assert both.pools["decode"].engine_kwargs == {}
+    assert (both.model_id, both.ingress_replicas) == ("m", 3)
+
+
+def test_local_takes_the_tiny_model_unless_told_otherwise() -> None:
+    assert made("--config", "pd-pack-p1xtp1-d1xtp2", "--local").model == "tiny-gptoss"
+    assert made("--collocated", "--local", "--model", "./mine").model == "./mine"
+    assert made("--collocated").model == "gpt-oss-120b"
+
+
+def test_plan_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--pd-pack", "--d-tp", "2", "--verbose", "--host", "0.0.0.0", "--cluster", "p5.48xlarge-x2", "--dry-run"]
+    assert launch_gptoss.main(words) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 3 and all(line.startswith("warning: ") for line in warnings)
+    assert "canary" in warnings[0] and "5 to 10 times" in warnings[1] and "0.0.0.0" in warnings[2]
+
+
+def test_the_command_that_follows_is_the_one_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--dry-run", "--pd-pack", "--export", "-", "--cluster", "p5.48xlarge-x2", "--ucx-tls", "tcp,cuda"]
+    assert launch_gptoss.main(words) == 0
+    out = capsys.readouterr().out
+    assert "python launch_gptoss.py --pd-pack --cluster p5.48xlarge-x2 --ucx-tls tcp,cuda\n" in out
+    assert "./run_bm.sh -e pd-pack-p1xtp4-d1xtp4 " in out and "viz.py --exps bm_results/pd-pack-p1xtp4-d1xtp4" in out
+
+
+class FakeCluster:
+    """Stands in for pdlab.cluster: keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def launch(self, request: LaunchRequest) -> None:
+        self.calls.append(request)
+
+    def shutdown(self, **where: Any) -> None:
+        self.calls.append(where)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    import sys
+
+    import pdlab
+
+    fake = FakeCluster()
+    monkeypatch.setitem(sys.modules, "pdlab.cluster", fake)
+    monkeypatch.setattr(pdlab, "cluster", fake, raising=False)
+    return fake
+
+
+def test_request(cluster: FakeCluster) -> None:
+    assert launch_gptoss.main(["--pd-spread", "--local", "3", "--port", "8123", "--no-wait", "--timeout-s", "60"]) == 0
+    (request,) = cluster.calls
+    assert request.deployment.topology == parse_label("pd-spread-p1xtp1-d1xtp1")
+    assert (request.local_nodes, request.cluster, request.port, request.timeout_s) == (3, None, 8123, 60.0)
+    assert request.detach and not request.wait, "a launcher that does not wait cannot hold the deployment"
+
+
+def test_a_request_that_cannot_fit_never_reaches_the_cluster(cluster: FakeCluster) -> None:
+    assert launch_gptoss.main(["--pd-pack", "--local", "--p-num", "9"]) == 2
+    assert cluster.calls == []
+
+
+def test_shutdown(cluster: FakeCluster) -> None:
+    assert launch_gptoss.main(["--shutdown", "--port", "8123"]) == 0
+    assert cluster.calls == [{"host": "127.0.0.1", "port": 8123}]
+
+
+def test_ctrl_c(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(request: LaunchRequest) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "launch", interrupted)
+    assert launch_gptoss.main(["--collocated", "--local"]) == 130
