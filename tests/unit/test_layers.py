@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cluster", "nixl_check"),
 )
 # They run inside other processes (Ray replicas, the load client), where their packages are loaded anyway.
-INSIDE_OTHERS = {"replica", "bench_client"}
+INSIDE_OTHERS = {"replica", "worker", "bench_client"}
 
 ALLOWED = {
     "ray": {"cluster", "nixl_check"} | INSIDE_OTHERS,
