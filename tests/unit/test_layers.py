@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("advice", "analysis", "imports", "levels", "metrics", "options", "running", "tiny_model"),
     ("compare", "load_client", "palette", "placement", "target"),
     ("serve_args", "sweep", "tables"),
-    ("bench", "describe", "plots"),
+    ("bench", "describe", "local_nodes", "plots"),
     ("cluster", "nixl_check"),
 )
 # They run inside other processes (Ray replicas, the load client), where their packages are loaded anyway.
