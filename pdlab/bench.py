@@ -108,18 +108,20 @@ def options(argv: Sequence[str]) -> SweepOptions:
 
 
 def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
-    kind = args.type or ("request-rate" if args.request_rate is not None and args.concurrency is None else "concurrency")
-    if kind == "concurrency":
-        for flag, value in (("--request-rate", args.request_rate), ("--burstiness", args.burstiness)):
+    rates, concurrencies, burstiness = args.request_rate, args.concurrency, args.burstiness
+    implied = "request-rate" if rates is not None and concurrencies is None else "concurrency"
+    if (args.type or implied) == "concurrency":
+        for flag, value in (("--request-rate", rates), ("--burstiness", burstiness)):
             if value is not None:
                 raise UsageError(f"{flag} belongs to --type request-rate, but --type is concurrency")
-        return tuple(Closed(concurrency=value) for value in parse_concurrencies("all" if args.concurrency is None else args.concurrency))
-    if args.concurrency is not None:
+        asked = parse_concurrencies("all" if concurrencies is None else concurrencies)
+        return tuple(Closed(concurrency=value) for value in asked)
+    if concurrencies is not None:
         raise UsageError("--concurrency belongs to --type concurrency, but --type is request-rate")
-    burstiness = 1.0 if args.burstiness is None else args.burstiness
-    if not 0 < burstiness < math.inf:
-        raise UsageError(f"--burstiness: a number above 0, got {burstiness:g}")
-    return tuple(Open(rate_rps=value, burstiness=burstiness) for value in parse_rates("all" if args.request_rate is None else args.request_rate))
+    shape = 1.0 if burstiness is None else burstiness
+    if not 0 < shape < math.inf:
+        raise UsageError(f"--burstiness: a number above 0, got {shape:g}")
+    return tuple(Open(rate_rps=value, burstiness=shape) for value in parse_rates("all" if rates is None else rates))
 
 
 def table(runs: Sequence[Run]) -> str:

@@ -25,7 +25,7 @@ def start(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def wait(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait(condition: Callable[[], object], seconds: float = 150) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timed out"
