@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from pdlab.errors import UsageError
-from pdlab.nodes import ClusterNode, ClusterView, Nic
+from pdlab.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.spec import Deployment, Frozen, Pool, load_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,7 +96,10 @@ def _names() -> str:
 def local_cluster(nodes: int) -> ClusterView:
     """Small Ray nodes on this machine, alike, the first one the head; configs/clusters/local-2.yaml is two of them."""
     small = ClusterNode(id="local", cpus=LOCAL_NODE_CPUS, nic=Nic(kind="loopback"), host="localhost")
-    made = [small.model_copy(update={"id": f"local-{i + 1}", "head": i == 0}) for i in range(nodes)]
+    made = []
+    for number in range(1, nodes + 1):
+        name = f"local-{number}"
+        made.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
     return ClusterView(name=f"local-{nodes}", nodes=tuple(made))
 
 

@@ -10,6 +10,9 @@ from pdlab.spec import Frozen
 
 Role = Literal["collocated", "prefill", "decode"]
 
+# A cluster file knows no Ray node ids; its nodes carry this label, given to `ray start --labels`.
+NODE_NAME_LABEL = "pdlab/node"
+
 
 class Nic(Frozen):
     """Network of a node. ``gbit_per_s`` is the line rate of one NIC."""

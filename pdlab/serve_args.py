@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.catalog import ModelShape
+from pdlab.nodes import NODE_NAME_LABEL as NODE_NAME_LABEL
 from pdlab.nodes import ClusterView, Placement, Role
 from pdlab.placement import bundle_nodes
 from pdlab.spec import Deployment, Disaggregated, Frozen, Pool, Transport
@@ -21,8 +22,6 @@ DP_BUILDER = "ray.serve.llm:build_dp_openai_app"
 PD_BUILDER = "ray.serve.llm:build_pd_openai_app"
 
 NODE_ID_LABEL = "ray.io/node-id"
-# A cluster file knows no Ray node ids; its nodes carry this label, given to `ray start --labels`.
-NODE_NAME_LABEL = "pdlab/node"
 
 
 class ServeApp(Frozen):
