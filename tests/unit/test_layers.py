@@ -15,7 +15,7 @@ MODULES = sorted((ROOT / "pdlab").glob("*.py"))
 
 # A module may import modules of lower floors only. A new module needs a line here.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "label_layout", "progress", "provenance"),
+    ("errors", "label_layout", "progress", "provenance", "replica_logs"),
     ("spec",),
     ("nodes", "workload"),
     ("assign", "catalog", "request", "results"),
