@@ -235,9 +235,7 @@ def _request_func(level: ClientLevel) -> RequestFunc:
     return func
 
 
-async def _pd_bare(
-    prefill_url: str, decode_url: str, request_func_input: Any, session: Any, pbar: Any = None
-) -> Any:
+async def _pd_bare(prefill_url: str, decode_url: str, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
     """One request through two bare vLLM servers: prefill posts, then decode streams with the
     transfer parameters that prefill answered. Timing starts before the prefill post."""
     from dataclasses import replace

@@ -95,9 +95,7 @@ def steady(records: Sequence[RequestRecord], load: Load) -> Summary | None:
         closes_s - opens_s,
         completed=len(finished),
         input_tokens=sum(record.input_tokens for record in finished),
-        output_tokens=sum(
-            tokens for record in answered for moment_s, tokens in _received(record) if inside(moment_s)
-        ),
+        output_tokens=sum(tokens for record in answered for moment_s, tokens in _received(record) if inside(moment_s)),
         latencies_of=judged,
     )
 

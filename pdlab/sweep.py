@@ -238,8 +238,10 @@ class _Driver:
 
     def _level(self, level: Level) -> None:
         target, workload = self._target, self._options.workload
-        title = f"concurrency {level.load.concurrency}" if isinstance(level.load, Closed) else (
-            f"{level.load.rate_rps:g} requests/s"
+        title = (
+            f"concurrency {level.load.concurrency}"
+            if isinstance(level.load, Closed)
+            else (f"{level.load.rate_rps:g} requests/s")
         )
         self._progress.level(title + (f", repeat {level.repeat}" if level.repeat else ""), level.num_requests)
         asked = levels.client_level(
@@ -253,7 +255,7 @@ class _Driver:
         before = self._counters
         answer = self._client.run(asked, self._progress.update)
         answered = sum(record.ok for record in answer.records)
-        if not answered:
+        if answered < level.num_requests:
             require_answering(target.base_url)
         self._read_counters(moved=answered)
         run = self._store.write(self._judge(level, answer, before), answer.records, force=self._options.force)

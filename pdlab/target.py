@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pdlab.errors import BenchError, UsageError
 from pdlab.results import Manifest
 from pdlab.running import Running, load_running
-from pdlab.spec import Frozen, parse_label
+from pdlab.spec import Deployment, Frozen, parse_label
 from pdlab.workload import Workload
 
 TIMEOUT_S = 10.0
@@ -65,9 +65,9 @@ def resolve_target(
     manifest = _manifest(name, running, gpus, workload)
     if name is None:
         name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
-    notes = () if manifest.gpus else (
-        f"note: nothing says on how many GPUs {name} runs, so viz.py cannot draw it per node; give --gpus N",
-    )
+    notes = []
+    if not manifest.gpus:
+        notes.append(f"note: nothing says on how many GPUs {name} runs: viz.py cannot draw it per node; give --gpus N")
     return Target(
         base_url=url,
         model_id=model_id,
@@ -75,7 +75,7 @@ def resolve_target(
         name=f"{name}-smoke" if smoke else name,
         manifest=manifest,
         metrics_urls=running.metrics_urls if running else (),
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -149,10 +149,7 @@ def _manifest(name: str | None, running: Running | None, gpus: int | None, workl
         if name is None:
             raise UsageError("--exp-name is needed: the launcher on this machine has not published what runs here")
         known = Manifest(origin="measured", label=name)
-        pools = () if named is None else (
-            (named.pool,) if named.kind == "collocated" else (named.prefill, named.decode)
-        )
-        known_gpus = sum(pool.gpus for pool in pools) or None
+        known_gpus = Deployment(topology=named).gpus if named else None
         label = name
     if gpus and known_gpus and gpus != known_gpus:
         raise UsageError(f"--gpus {gpus}: {label} uses {known_gpus}; leave the flag out")

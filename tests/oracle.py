@@ -54,7 +54,7 @@ class Oracle:
             while line := await reader.readline():
                 method, path, _ = line.decode().split(" ", 2)
                 headers = {}
-                while (header := (await reader.readline()).decode().strip()):
+                while header := (await reader.readline()).decode().strip():
                     name, value = header.split(":", 1)
                     headers[name.lower()] = value.strip()
                 body = await reader.readexactly(int(headers.get("content-length", 0)))

@@ -25,6 +25,7 @@ class Oracle:
     """A running oracle server."""
 
     url: str
+    process: subprocess.Popen[str]
 
     def configure(self, config: dict[str, dict[str, float]]) -> None:
         request = urllib.request.Request(f"{self.url}/oracle/config", data=json.dumps(config).encode())
@@ -44,7 +45,7 @@ def start_oracle() -> Iterator[Oracle]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
-            yield Oracle(url=f"http://127.0.0.1:{int(process.stdout.readline())}")
+            yield Oracle(url=f"http://127.0.0.1:{int(process.stdout.readline())}", process=process)
         finally:
             process.kill()
 

@@ -32,15 +32,17 @@ def wait(condition: Callable[[], object], seconds: float = 150) -> None:
         time.sleep(0.05)
 
 
-def children(pid: int) -> list[int]:
+def clients(pid: int) -> list[int]:
+    """Load generators that process ``pid`` has started and that live."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                command = (entry / "cmdline").read_text()
             except OSError:
                 continue
-            if int(fields[1]) == pid and fields[0] != "Z":
+            if int(fields[1]) == pid and fields[0] != "Z" and "pdlab.bench_client" in command:
                 found.append(int(entry.name))
     return found
 
@@ -66,7 +68,7 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
 
     with start(oracle, tmp_path) as first:
         wait(lambda: running(LEVELS[1]))
-        (client,) = children(first.pid)
+        (client,) = clients(first.pid)
         first.send_signal(signal.SIGKILL)
         first.communicate()
     wait(lambda: not alive(client), 5)
@@ -76,7 +78,7 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
 
     with start(oracle, tmp_path, "--resume") as second:
         wait(lambda: len(oracle.log()) > served and running(LEVELS[2]))
-        (client,) = children(second.pid)
+        (client,) = clients(second.pid)
         second.send_signal(signal.SIGINT)
         _, errors = second.communicate(timeout=20)
     assert second.returncode == 130
@@ -106,9 +108,22 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
 def test_term_is_an_interruption_too(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
     publish(tmp_path, oracle, tokenizer, pd_deployment())
     with start(oracle, tmp_path) as process:
-        wait(lambda: children(process.pid))
-        (client,) = children(process.pid)
+        wait(lambda: clients(process.pid))
+        (client,) = clients(process.pid)
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 130
     wait(lambda: not alive(client), 5)
+
+
+def test_a_server_that_dies_ends_the_sweep(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
+    publish(tmp_path, oracle, tokenizer, pd_deployment())
+    with start(oracle, tmp_path) as process:
+        wait(lambda: len(oracle.log_of("concurrency3-")) > 4)
+        (client,) = clients(process.pid)
+        oracle.process.kill()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"error: {oracle.url} no longer answers: the running level is not kept" in errors.splitlines()[-1]
+    assert "Traceback" not in errors and not alive(client)
+    assert [run.key.stem for run in Store(tmp_path / "bm" / pd_deployment().label).runs()] == ["concurrency2"]

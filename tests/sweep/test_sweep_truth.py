@@ -62,7 +62,8 @@ def swept(shared_oracle: Oracle, tokenizer: Path, tmp_path_factory: pytest.TempP
     )
     assert done.returncode == 3, done.stderr
     store = Store(cache / "bm" / "pd-spread-p1xtp1-d1xtp1")
-    return Swept(experiment=store.load(), store=store, log=shared_oracle.log(), done=done)
+    log = shared_oracle.log_of("warm-up-") + shared_oracle.log_of("concurrency")  # other tests use it too
+    return Swept(experiment=store.load(), store=store, log=log, done=done)
 
 
 def truth(entries: list[dict[str, Any]]) -> dict[str, np.ndarray]:

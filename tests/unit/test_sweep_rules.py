@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pdlab import bench
+from pdlab import bench, target
 from pdlab.errors import StoreError, UsageError
 from pdlab.progress import Progress
 from pdlab.results import Manifest, NixlCounters, Run, Summary, Validity
@@ -99,18 +99,17 @@ def test_published_scripts_flags() -> None:
 
 
 def test_flag_aliases_and_defaults() -> None:
-    assert bench.options(["--isl", "8", "--osl", "4"]).workload == bench.options(
-        ["--input-len", "8", "--output-len", "4"]
-    ).workload
+    assert (
+        bench.options(["--isl", "8", "--osl", "4"]).workload
+        == bench.options(["--input-len", "8", "--output-len", "4"]).workload
+    )
     assert [load.value for load in bench.options([]).loads] == [4, 8, 16, 32, 48, 64]
     assert [load.value for load in bench.options(["-t", "request-rate"]).loads] == [1, 2, 4, 8, 12, 16]
     assert bench.options(["-r", "3", "--burstiness", "0.5"]).loads == (Open(rate_rps=3, burstiness=0.5),)
 
 
 def run(reasons: tuple[str, ...] = ()) -> Run:
-    whole = Summary(
-        duration_s=10, completed=20, requests_per_s=2, input_tokens_per_s=200, output_tokens_per_s=10
-    )
+    whole = Summary(duration_s=10, completed=20, requests_per_s=2, input_tokens_per_s=200, output_tokens_per_s=10)
     return Run(
         origin="measured", label="x", key=RunKey(kind="concurrency", value=4), workload=Workload(),
         load=Closed(concurrency=4), num_requests=20, completed=20, failed=0, whole=whole,
@@ -148,3 +147,20 @@ def test_progress_plain_and_on_a_terminal() -> None:
             assert "20/30" in text and "2 failed" in text
         else:
             assert "[1/1] concurrency 4: 20 requests (elapsed 0:00)" in text
+
+
+def test_gpus_come_from_a_label_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "load_running", lambda url: None)
+    monkeypatch.setattr(target, "_served_models", lambda url: {"m": {}})
+
+    def resolve(**more: Any) -> target.Target:
+        return target.resolve_target("http://h:1/v1", workload=Workload(), **more)
+
+    labelled = resolve(name="pd-spread-p2xtp2-d1xtp4")
+    assert (labelled.manifest.gpus, labelled.notes, labelled.tokenizer) == (8, (), "m")
+    assert resolve(name="free", gpus=16).manifest.gpus == 16
+    unknown = resolve(name="free")
+    assert unknown.manifest.gpus is None and "give --gpus N" in unknown.notes[0]
+    assert resolve(name="free", smoke=True).name == "free-smoke"
+    with pytest.raises(UsageError, match="--gpus 4: collocated-4xtp2 uses 8"):
+        resolve(name="collocated-4xtp2", gpus=4)
