@@ -58,13 +58,13 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     if args.dry_run or args.export:
         _plan(args, asked, argv)
         return 0
-    from pdlab import cluster
+    from pdlab import launch
 
     view = load_cluster(args.cluster) if args.cluster not in (None, "auto") else None
     if view is not None or args.local:
         # A request that cannot fit fails here, before Ray is imported.
         place(asked.deployment, view or local_cluster(args.local))
-    cluster.launch(
+    launch.launch(
         LaunchRequest(
             deployment=asked.deployment,
             cluster=view,
@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
             wait=args.wait,
             detach=args.detach or not args.wait,
             timeout_s=args.timeout_s,
-            verbose=args.verbose,
+            command=(shlex.join(["python", "launch_gptoss.py", *argv]),),
         )
     )
     return 0
@@ -83,9 +83,9 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
 def _shutdown(args: argparse.Namespace) -> int:
     if args.mode or args.config or args.dry_run or args.export:
         raise UsageError("--shutdown stops what is served: leave out the mode, --config, --dry-run and --export")
-    from pdlab import cluster
+    from pdlab import launch
 
-    cluster.shutdown(host=args.host, port=args.port)
+    launch.shutdown(host=args.host, port=args.port)
     return 0
 
 
@@ -138,9 +138,9 @@ def _view(args: argparse.Namespace) -> ClusterView:
     if args.local:
         return local_cluster(args.local)
     if args.cluster in (None, "auto"):
-        from pdlab import cluster
+        from pdlab import launch
 
-        return cluster.live_view()
+        return launch.live_view()
     return load_cluster(args.cluster)
 
 

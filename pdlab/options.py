@@ -60,6 +60,7 @@ def build_parser(prog: str = "launch_gptoss.py") -> argparse.ArgumentParser:
     _add_what(parser)
     _add_pools(parser)
     _add_where(parser)
+    _add_serving(parser)
     _add_transport(parser)
     _add_engine(parser)
     _add_how(parser)
@@ -135,7 +136,26 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "--host", default=DEFAULT_HOST, help="address to serve on (default %(default)s: this machine alone)"
     )
     group.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default %(default)s")
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("serving path (what each costs: docs/serving-path.md)")
     group.add_argument("--ingress-replicas", type=_positive, metavar="N", help="HTTP ingress replicas (default 1)")
+    group.add_argument(
+        "--direct-streaming",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="HAProxy hands requests to the engine replicas, without an ingress replica (alpha in Ray 2.60)",
+    )
+    group.add_argument(
+        "--tokenize-once",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="PD: decode takes the prompt's token ids from prefill",
+    )
+    group.add_argument(
+        "--stream-batching-ms", type=_seconds, metavar="MS", help="hold output chunks that long (Ray's default is 50)"
+    )
 
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
@@ -246,6 +266,9 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
     given["max_model_len"] = args.max_model_len
     data |= {key: value for key, value in given.items() if value is not None}
+    names = ("direct_streaming", "tokenize_once", "stream_batching_ms")
+    serving = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    data["serving"] = {**data.get("serving", {}), **serving}
     return validate(Deployment, data, where="command line")
 
 

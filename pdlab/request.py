@@ -18,7 +18,8 @@ class LaunchRequest:
     ``cluster`` is the cluster of a file, or None: the running Ray (or, where ``local_nodes`` is
     given, that many Ray nodes started on this machine). ``wait``: return when the deployment is
     ready and checked, else at once. ``detach``: leave it running when the launcher ends.
-    ``timeout_s``: seconds until a start counts as failed. ``verbose``: show the engines' logs.
+    ``timeout_s``: seconds until a start counts as failed. ``command`` is the command line, for the
+    manifest.
     """
 
     deployment: Deployment
@@ -29,4 +30,4 @@ class LaunchRequest:
     wait: bool = True
     detach: bool = False
     timeout_s: float = 1800.0
-    verbose: bool = False
+    command: tuple[str, ...] = ()

@@ -24,6 +24,10 @@ PD_BUILDER = "ray.serve.llm:build_pd_openai_app"
 NODE_ID_LABEL = "ray.io/node-id"
 
 
+# KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
+CPU_KV_BYTES = 512 * 2**20
+
+
 class ServeApp(Frozen):
     """One Ray Serve application: the builder's import path and the arguments it is called with."""
 
@@ -46,9 +50,10 @@ def render(
     configs: dict[Role, dict[str, Any]] = {}
     for role in dict.fromkeys(replica.role for replica in placement.replicas):
         configs[role] = _llm_config(deployment, role, placement, view, shape, model_source)
-    ingress = {"ingress_deployment_config": ingress_options(deployment, placement.device)}
+    # With direct streaming there is no ingress deployment, and Ray rejects options for one.
+    direct = deployment.serving.direct_streaming
+    ingress = {} if direct else {"ingress_deployment_config": ingress_options(deployment, placement.device)}
     if isinstance(deployment.topology, Disaggregated):
-        configs["decode"]["experimental_configs"] = {"_prewarm_prefill_decode": True}
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
         return ServeApp(import_path=PD_BUILDER, args=pd)
     if deployment.topology.pool.dp > 1:
@@ -78,6 +83,7 @@ def _llm_config(
     transport = deployment.topology.transport if isinstance(deployment.topology, Disaggregated) else None
     cpu = placement.device == "cpu"
     env = {**(cpu_env() if cpu else {}), **(transport_env(transport) if transport else {})}
+    batching_ms = deployment.serving.stream_batching_ms
     config: dict[str, Any] = {
         "model_loading_config": {"model_id": model_id(deployment, shape), "model_source": model_source},
         "engine_kwargs": engine_kwargs(deployment, role, shape, cpu=cpu),
@@ -92,8 +98,16 @@ def _llm_config(
             ],
         },
     }
+    experimental: dict[str, Any] = {} if batching_ms is None else {"stream_batching_interval_ms": batching_ms}
+    if role == "decode":
+        experimental["_prewarm_prefill_decode"] = True
+        if deployment.serving.tokenize_once:
+            experimental["pd_tokenize_once"] = True
+    if experimental:
+        config["experimental_configs"] = experimental
     if cpu:
         config["accelerator_config"] = {"kind": "cpu"}
+        config["callback_config"] = {"callback_class": "pdlab.replica.LocalCallback"}
         config["deployment_config"]["ray_actor_options"] = cpu_actor_options()
     if env:
         config["runtime_env"] = {"env_vars": env}
@@ -131,6 +145,13 @@ def _kv_transfer_config(transport: Transport, role: Role, *, cpu: bool) -> dict[
     if cpu:
         config["kv_buffer_device"] = "cpu"
     return config
+
+
+def serving_env(deployment: Deployment) -> dict[str, str]:
+    """Environment of the driver and of Ray Serve's own processes that the serving path asks for."""
+    if not deployment.serving.direct_streaming:
+        return {}
+    return {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
 
 
 def transport_env(transport: Transport) -> dict[str, str]:
@@ -178,16 +199,24 @@ def ingress_options(deployment: Deployment, device: str) -> dict[str, Any]:
 
 def cpu_engine_kwargs() -> dict[str, Any]:
     """gpt-oss experts run in bfloat16 only, and CPU attention takes KV blocks of multiples of 32."""
-    return {"dtype": "bfloat16", "enforce_eager": True, "block_size": 32}
+    return {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "block_size": 32,
+        "kv_cache_memory_bytes": CPU_KV_BYTES,
+        "worker_extension_cls": "pdlab.worker.WorkerExtension",
+    }
 
 
 def cpu_env() -> dict[str, str]:
-    """One thread and 1 GiB of KV cache per engine rank; no look at a model hub."""
+    """One thread per engine rank, no look at a model hub, and the worker in the engine core's process."""
     return {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        # vLLM sets it before it imports NIXL, which pdlab.worker does earlier.
+        "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
 
 

@@ -124,6 +124,20 @@ class Disaggregated(Frozen):
         return f"pd-{self.placement}-p{self.prefill.label}-d{self.decode.label}"
 
 
+class Serving(Frozen):
+    """What Ray Serve puts between the client and the engines; docs/serving-path.md has what each costs.
+
+    ``direct_streaming``: HAProxy hands requests to the engine replicas themselves (alpha in Ray
+    2.60). ``tokenize_once``: decode takes the prompt's token ids from prefill.
+    ``stream_batching_ms``: output chunks of one request are held that long and sent together
+    (None: Ray's default of 50 ms; 0: every token at once).
+    """
+
+    direct_streaming: bool = False
+    tokenize_once: bool = False
+    stream_batching_ms: float | None = Field(default=None, ge=0)
+
+
 class Deployment(Frozen):
     """One thing to serve: a model, a topology, and engine arguments common to all pools.
 
@@ -136,6 +150,7 @@ class Deployment(Frozen):
     model_id: str | None = None
     topology: Collocated | Disaggregated = Field(discriminator="kind")
     ingress_replicas: int = Field(default=1, ge=1)
+    serving: Serving = Serving()
     max_model_len: int | None = Field(default=None, ge=1)
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
 

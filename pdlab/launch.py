@@ -1,0 +1,286 @@
+"""From a request to a checked deployment: place, deploy, watch, warm, canary, counters, publish."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pdlab import canary, local_nodes
+from pdlab.catalog import ModelShape, resolve_model
+from pdlab.cluster import AppState, Cluster, preload, prepare
+from pdlab.environment import hardware, versions
+from pdlab.errors import CanaryError, PdlabError, UsageError
+from pdlab.local_nodes import LocalNodes
+from pdlab.nodes import ClusterView, Placement
+from pdlab.observed import observe
+from pdlab.placement import place
+from pdlab.provenance import git_state, now
+from pdlab.request import LaunchRequest
+from pdlab.results import CanaryResult, Manifest, NixlCounters
+from pdlab.running import (
+    Running,
+    cache_dir,
+    clear_running,
+    save_running,
+    scrape_counters,
+)
+from pdlab.serve_args import model_id, render, serving_env, transport_env
+from pdlab.spec import Deployment, Disaggregated
+from pdlab.tiny_model import ensure_tiny_model
+
+COUNTERS_TIMEOUT_S = 30.0
+COUNTERS_POLL_S = 0.5
+
+
+class Progress:
+    """Lines on standard error: what is happening, and how long it has taken."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._last: str | None = None
+
+    def __call__(self, text: str) -> None:
+        if text != self._last:
+            print(f"[{time.monotonic() - self.began:6.1f} s] {text}", file=sys.stderr, flush=True)
+            self._last = text
+
+
+def launch(request: LaunchRequest) -> None:
+    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it.
+
+    Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
+    """
+    say = Progress()
+    with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
+        local = _local(request, undo, say)
+        env = serving_env(request.deployment)
+        prepare(local, env)
+        loading = preload()
+        shape, source = resolve_model(request.deployment.model)
+        if source is None:
+            assert shape is not None
+            source = str(ensure_tiny_model(shape, cache_dir()))
+        with Cluster(local, env) as cluster, contextlib.ExitStack() as taken_down:
+            taken_down.callback(clear_running, _base_url(request))
+            taken_down.callback(_quietly, cluster.delete)
+            if cluster.state().status != "NOT_STARTED":
+                say("taking down what was served before")
+                cluster.delete()
+            try:
+                running = _serve(cluster, request, shape, source, loading, say)
+            except PdlabError:
+                if local:
+                    say(f"logs kept in {local_nodes.keep_logs(local)}")
+                raise
+            if request.detach:
+                taken_down.pop_all()
+                undo.pop_all()
+                say(f"serving at {running.base_url}/v1; stop it with: python launch_gptoss.py --shutdown")
+                return
+            say(f"serving at {running.base_url}/v1 until Ctrl-C")
+            while True:
+                signal.pause()
+
+
+def shutdown(host: str, port: int) -> None:
+    """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
+    say = Progress()
+    local = local_nodes.running()
+    prepare(local, {})
+    if local:
+        local_nodes.stop(local)
+        say(f"stopped {local.count} local Ray nodes and everything on them")
+        clear_running(f"http://{host}:{port}")
+        return
+    with Cluster() as cluster:
+        cluster.delete()
+        cluster.stop_serve()
+    clear_running(f"http://{host}:{port}")
+    say("stopped the application; Ray's own nodes stay up")
+
+
+def live_view() -> ClusterView:
+    """The running cluster as it is now. Raises ClusterError when there is none."""
+    with Cluster() as cluster:
+        return cluster.view()
+
+
+def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) -> LocalNodes | None:
+    """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
+    up = local_nodes.running()
+    if request.local_nodes is None:
+        return None
+    if up and up.count != request.local_nodes:
+        raise UsageError(
+            f"{up.count} local Ray nodes are up, --local {request.local_nodes} asks for others; "
+            "stop them first with launch_gptoss.py --shutdown"
+        )
+    if up:
+        say(f"{up.count} local Ray nodes are up")
+    else:
+        say(f"starting {request.local_nodes} local Ray nodes")
+        up = local_nodes.start(request.local_nodes)
+    undo.callback(local_nodes.stop, up)
+    return up
+
+
+def _serve(
+    cluster: Cluster,
+    request: LaunchRequest,
+    shape: ModelShape | None,
+    source: str,
+    loading: threading.Thread,
+    say: Progress,
+) -> Running:
+    deployment = request.deployment
+    cluster.start_serve(request.host, request.port)
+    view = cluster.view()
+    placement = place(deployment, view)
+    say(
+        f"placed {deployment.label}: "
+        + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
+    )
+    started = now()
+    loading.join()
+    cluster.submit(render(deployment, placement, view, shape, source))
+    name = model_id(deployment, shape)
+    manifest = _manifest(request, view, placement, started)
+    running = Running(
+        base_url=_base_url(request),
+        model_id=name,
+        tokenizer=source,
+        manifest=manifest,
+        metrics_urls=cluster.metrics_urls(),
+    )
+    if not request.wait:
+        save_running(running)
+        say("submitted; not waited for, so nothing was checked: no canary, no transfer counters")
+        return running
+    for state in cluster.wait(request.timeout_s):
+        say(_stages(state))
+    came_out = observe(placement, view, cluster.bundles(placement, view, name))
+    result = _check(cluster, deployment, running, say)
+    manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
+    running = running.model_copy(update={"manifest": manifest})
+    save_running(running)
+    return running
+
+
+def _check(cluster: Cluster, deployment: Deployment, running: Running, say: Progress) -> CanaryResult:
+    """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
+    topology = deployment.topology
+    key = deployment.model
+    got = canary.ask(running.base_url, running.model_id)
+    if not isinstance(topology, Disaggregated):
+        canary.save_reference(cache_dir(), key, got)
+        say("canary: answers kept as the collocated reference")
+        return CanaryResult(equal=None, detail="collocated: this is the reference")
+    if topology.prefill.replicas * topology.prefill.dp > 1:
+        cluster.warm_pairs(running.model_id)
+        say(f"warmed {topology.prefill.replicas} x {topology.decode.replicas} prefill x decode pairs")
+    stored = canary.load_reference(cache_dir(), key)
+    if stored is not None:
+        result = canary.compare(got, stored, "reference: a collocated launch")
+    else:
+        alone = cluster.ask_prefill(running.model_id, canary.requests(running.model_id))
+        result = canary.compare(got, [canary.read_answer(a) for a in alone], "reference: a prefill engine alone")
+    say(f"canary: {result.detail}")
+    if result.equal is False:
+        raise CanaryError(
+            f"the deployment answers, but wrongly: {result.detail}. KV cache arrives damaged or in the wrong place; "
+            "try another --kv-backend, equal --p-tp and --d-tp, and see docs/setup.md"
+        )
+    if result.equal is None and topology.prefill.tp > topology.decode.tp:
+        raise CanaryError(f"prefill TP > decode TP is only served when the canary can be compared; {result.detail}")
+    counters = _await_transfers(running)
+    say(describe_counters(counters))
+    if not counters.bytes_transferred:
+        raise CanaryError("vLLM counts no KV bytes: nothing was transferred, decode computed the prompt itself")
+    if counters.failed_transfers:
+        raise CanaryError(
+            f"vLLM counts {counters.failed_transfers:g} failed KV transfers; see the decode replica's log"
+        )
+    return result
+
+
+def _await_transfers(running: Running) -> NixlCounters:
+    """The counters once they show a transfer; Ray exports metrics with a delay."""
+    deadline = time.monotonic() + COUNTERS_TIMEOUT_S
+    while True:
+        counters = scrape_counters(running.metrics_urls)
+        if counters.transfers or time.monotonic() > deadline:
+            return counters
+        time.sleep(COUNTERS_POLL_S)
+
+
+def describe_counters(counters: NixlCounters) -> str:
+    """One line for the person."""
+    if counters.transfers is None or counters.bytes_transferred is None:
+        return "KV transfers: vLLM exports no NIXL counters"
+    return (
+        f"KV transfers: {counters.transfers:g} done, {counters.bytes_transferred / 1e6:.2f} MB, "
+        f"{counters.failed_transfers or 0:g} failed"
+    )
+
+
+def _stages(state: AppState) -> str:
+    """``Decode:m STARTING, Prefill:m RUNNING``: every replica and its stage."""
+    stages: dict[str, list[str]] = {}
+    for replica in state.replicas:
+        stages.setdefault(replica.deployment, []).append(replica.state.lower())
+    waiting = {name: ["no replica placed yet"] for name in state.deployments if name not in stages}
+    return "; ".join(f"{name}: {', '.join(found)}" for name, found in sorted((stages | waiting).items())) or "submitted"
+
+
+def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, started: str) -> Manifest:
+    commit, dirty = git_state()
+    topology = request.deployment.topology
+    return Manifest(
+        origin="measured",
+        label=request.deployment.label,
+        deployment=request.deployment,
+        cluster=view,
+        placement=placement,
+        gpus=request.deployment.gpus,
+        local=request.local_nodes is not None,
+        commands=request.command,
+        git_commit=commit,
+        git_dirty=dirty,
+        versions=versions(),
+        hardware=hardware(),
+        transport_env=transport_env(topology.transport) if isinstance(topology, Disaggregated) else {},
+        started_at=started,
+    )
+
+
+def _roles(placement: Placement) -> list[Any]:
+    return list(dict.fromkeys(replica.role for replica in placement.replicas))
+
+
+def _base_url(request: LaunchRequest) -> str:
+    return f"http://{request.host}:{request.port}"
+
+
+def _quietly(function: Any, *args: Any) -> None:
+    """Undo as far as it goes: a second failure must not hide the first."""
+    with contextlib.suppress(Exception):
+        function(*args)
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a launch like Ctrl-C does: everything is taken down."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

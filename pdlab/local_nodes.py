@@ -1,0 +1,200 @@
+"""Ray nodes on this machine for ``--local``: started with `ray start`, found again, stopped to the last process.
+
+Every process that the nodes start inherits the marker ``PDLAB_LOCAL=<id>`` and writes to the nodes'
+own folder, so that stopping ends exactly those, whatever they are called and whoever their parent
+is by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from pdlab.catalog import LOCAL_NODE_CPUS
+from pdlab.errors import ClusterError, UsageError
+from pdlab.running import cache_dir
+from pdlab.serve_args import NODE_NAME_LABEL
+from pdlab.spec import Frozen, load_yaml, to_yaml
+
+MARKER = "PDLAB_LOCAL"
+START_TIMEOUT_S = 60.0
+TERM_WAIT_S = 5.0
+KILL_WAIT_S = 10.0
+OBJECT_STORE_BYTES = 100_000_000
+
+
+class LocalNodes(Frozen):
+    """``count`` Ray nodes of this machine; ``pids`` are their `ray start` processes."""
+
+    id: str
+    count: int
+    gcs_port: int
+    temp_dir: str
+    pids: tuple[int, ...]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.gcs_port}"
+
+    @property
+    def logs(self) -> Path:
+        """Where Ray and the engines write their logs."""
+        return Path(self.temp_dir) / "session_latest" / "logs"
+
+
+def environment(cluster_id: str, temp_dir: str) -> dict[str, str]:
+    """Environment of the nodes and of the driver: a Ray that starts no process and takes no core for nothing."""
+    root = str(Path(__file__).resolve().parent.parent)
+    env = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "PYTHONDONTWRITEBYTECODE")}
+    return env | {
+        MARKER: cluster_id,
+        "PYTHONPATH": os.pathsep.join(filter(None, [f"{root}/pdlab/child", root, os.environ.get("PYTHONPATH")])),
+        "RAY_AUTH_MODE": "disabled",  # loopback only; on by default since Ray 2.60, it writes into the home folder
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        "RAY_usage_stats_enabled": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of a small machine starve the engines
+        "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
+        "RAY_metrics_report_interval_ms": "1000",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{temp_dir}/haproxy",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{temp_dir}/haproxy/server-state",
+    }
+
+
+def start(count: int) -> LocalNodes:
+    """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
+
+    Raises UsageError when other local nodes are up, ClusterError when Ray does not start.
+    """
+    if running():
+        raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
+    state = _state_file()
+    state.parent.mkdir(parents=True, exist_ok=True)
+    cluster_id = uuid.uuid4().hex[:12]
+    # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
+    temp_dir = tempfile.mkdtemp(prefix="pdlab-")
+    env = environment(cluster_id, temp_dir)
+    port = free_port()
+    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=port, temp_dir=temp_dir, pids=())
+    try:
+        head = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"]
+        pids = [_ray_start(1, [*head, f"--ray-client-server-port={free_port()}"], env, temp_dir)]
+        nodes = nodes.model_copy(update={"pids": tuple(pids)})
+        state.write_text(to_yaml(nodes))
+        _wait_for(port, pids[0], temp_dir)
+        pids += [_ray_start(i, [f"--address={nodes.address}"], env, temp_dir) for i in range(2, count + 1)]
+        nodes = nodes.model_copy(update={"pids": tuple(pids)})
+        state.write_text(to_yaml(nodes))
+    except BaseException:
+        stop(nodes)
+        raise
+    return nodes
+
+
+def running() -> LocalNodes | None:
+    """The local nodes that a launch left up; None when there are none (stale traces are removed)."""
+    state = _state_file()
+    if not state.exists():
+        return None
+    nodes = load_yaml(state, LocalNodes)
+    if any(_belongs(pid, nodes) for pid in nodes.pids):
+        return nodes
+    stop(nodes)
+    return None
+
+
+def stop(nodes: LocalNodes) -> None:
+    """End every process of the nodes and remove their files. Raises ClusterError if one will not end."""
+    for number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+        for pid in processes(nodes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + wait_s
+        while processes(nodes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    left = processes(nodes)
+    shutil.rmtree(nodes.temp_dir, ignore_errors=True)
+    if left:
+        raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
+    _state_file().unlink(missing_ok=True)
+
+
+def processes(nodes: LocalNodes) -> list[int]:
+    """Processes of the nodes, this one left out."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return sorted(pid for pid in pids if pid != os.getpid() and _belongs(pid, nodes))
+
+
+def keep_logs(nodes: LocalNodes) -> Path:
+    """Copy the logs to the cache folder before `stop` removes them; returns where they are."""
+    kept = cache_dir() / "logs" / "last-failure"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(nodes.logs, kept, ignore_dangling_symlinks=True)
+    return kept
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _ray_start(number: int, args: list[str], env: dict[str, str], temp_dir: str) -> int:
+    ray = shutil.which("ray", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    if ray is None:
+        raise ClusterError(f"`ray` is not installed beside {sys.executable}; install requirements-cpu.txt (make setup)")
+    command = [
+        ray, "start", *args, "--block", "--disable-usage-stats", "--include-log-monitor=false",
+        f"--num-cpus={LOCAL_NODE_CPUS}", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--node-ip-address=127.0.0.1", f"--labels={NODE_NAME_LABEL}=local-{number}",
+    ]  # fmt: skip
+    with (Path(temp_dir) / f"node-{number}.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    return process.pid
+
+
+def _wait_for(port: int, pid: int, temp_dir: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+            return
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            break
+        time.sleep(0.05)
+    lines = [line for line in (Path(temp_dir) / "node-1.log").read_text().splitlines() if line.strip()]
+    raise ClusterError(f"Ray's head node did not start: {lines[-1] if lines else 'no word of it'}")
+
+
+def _belongs(pid: int, nodes: LocalNodes) -> bool:
+    """By the marker, or by output that goes to the nodes' folder: a process that changes its title
+    (Ray's workers, vLLM's engines) overwrites the environment that others can read of it."""
+    proc = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):
+        if f"{MARKER}={nodes.id}".encode() in (proc / "environ").read_bytes().split(b"\0"):
+            return True
+    for stream in ("fd/1", "fd/2"):
+        with contextlib.suppress(OSError):
+            if str((proc / stream).readlink()).startswith(nodes.temp_dir + "/"):
+                return True
+    return False
+
+
+def _state_file() -> Path:
+    return cache_dir() / "local.yaml"

@@ -1,0 +1,39 @@
+"""Runs inside Ray Serve replicas on CPU nodes, never in pdlab's own process: a leaner start of an engine.
+
+GPU nodes do not use it and therefore need no pdlab installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ray.llm._internal.common.callbacks.base import CallbackBase
+
+PREWARM_RETRY_S = 0.5
+
+
+class LocalCallback(CallbackBase):  # type: ignore[misc]
+    """Takes out of a replica's start what does nothing for a model in a local folder.
+
+    The download task of the model folder and the usage-telemetry actor are each a process that
+    imports vLLM again, and the engine waits for both. With one rank per engine the worker lives in
+    the engine core's process (executor ``uni``), which Ray Serve LLM does not offer for CPU
+    engines; it saves a third process per engine. Decode looks for prefill every half second.
+    """
+
+    async def on_before_node_init(self) -> None:
+        self.ctx.run_init_node = False
+        server: Any = importlib.import_module("ray.llm._internal.serve.core.server.llm_server")
+        server.push_telemetry_report_for_all_models = _no_telemetry
+        pd_server: Any = importlib.import_module("ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server")
+        pd_server._PREWARM_RETRY_INTERVAL_S = PREWARM_RETRY_S
+        kwargs = self.llm_config.engine_kwargs
+        ranks = kwargs.get("tensor_parallel_size", 1) * kwargs.get("pipeline_parallel_size", 1)
+        if ranks == 1 and kwargs.get("data_parallel_size", 1) == 1:
+            models: Any = importlib.import_module("ray.llm._internal.serve.engines.vllm.vllm_models")
+            models.EXECUTOR_BACKEND_MP = "uni"
+
+
+def _no_telemetry(**_: Any) -> None:
+    """Stands in for Ray's usage report."""
