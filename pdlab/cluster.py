@@ -77,8 +77,6 @@ class Cluster:
                 f"no Ray cluster answers at {address} ({reason}); start Ray on its nodes (docs/setup.md), "
                 "or serve on this machine with --local"
             ) from error
-        if self.local:
-            self._await_nodes(self.local.count)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,6 +104,8 @@ class Cluster:
         """
         from ray._private.state import available_resources_per_node
 
+        if self.local:
+            self._await_nodes(self.local.count)
         free = available_resources_per_node()
         facts = {} if self.local else self._node_facts()
         nodes = []
