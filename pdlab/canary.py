@@ -6,38 +6,51 @@ must be equal. HTTP 200 proves nothing: blocks delivered to the wrong place give
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pdlab.errors import CanaryError
+from pdlab.errors import CanaryError, UsageError
 from pdlab.results import CanaryResult
 from pdlab.spec import Frozen, load_yaml, to_yaml
 
 MAX_TOKENS = 16
 TIMEOUT_S = 120.0
-# Where the reference's own first two choices are closer than this (difference of log-probabilities),
-# another batch shape or TP degree may tip the balance in bfloat16: such a difference proves nothing.
+# Where two of the reference's choices are closer than this (difference of log-probabilities), another
+# batch shape or TP degree may tip the balance in bfloat16: taking the other one proves nothing.
 NEAR_TIE = 0.25
-# Sizes in facts: below a KV block, over several blocks, and far beyond gpt-oss's window of 128 tokens.
+TOP = 5
+# Sizes in facts: a few KV blocks, many, and far beyond gpt-oss's window of 128 tokens.
 FACTS = (6, 40, 160)
+_ID = "token_id:"
 
 
 class Answer(Frozen):
-    """One greedy continuation: token ids, and per token the log-probability gap to the second choice."""
+    """One greedy continuation: token ids, and per token the ids that were a near tie with the best one."""
 
     tokens: tuple[int, ...]
-    gaps: tuple[float, ...]
+    near: tuple[tuple[int, ...], ...]
 
 
 class Reference(Frozen):
-    """Answers of the model served collocated, kept for later launches of PD deployments of it."""
+    """Answers of the model served collocated, kept for later launches of PD deployments of it.
+
+    ``asked`` is a hash of the requests: answers to other prompts are no reference.
+    """
 
     model: str
+    asked: str
     answers: tuple[Answer, ...]
+
+
+class _Refused(CanaryError):
+    """The server says that the request itself is wrong (HTTP 400)."""
 
 
 def prompts() -> list[str]:
@@ -51,42 +64,55 @@ def prompts() -> list[str]:
 
 def requests(model_id: str) -> list[dict[str, Any]]:
     """The canary's OpenAI completion requests."""
-    common = {"model": model_id, "max_tokens": MAX_TOKENS, "temperature": 0.0, "logprobs": 2, "seed": 0}
-    return [{**common, "prompt": prompt, "return_token_ids": True, "ignore_eos": True} for prompt in prompts()]
+    common = {"model": model_id, "max_tokens": MAX_TOKENS, "temperature": 0.0, "seed": 0, "ignore_eos": True}
+    # Ids, not texts: many tokens of a byte-level vocabulary have one and the same text alone.
+    common |= {"logprobs": TOP, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    return [{**common, "prompt": prompt} for prompt in prompts()]
 
 
 def ask(base_url: str, model_id: str) -> list[Answer]:
-    """The deployment's answers over HTTP. Raises CanaryError."""
-    return [read_answer(_post(base_url, request)) for request in requests(model_id)]
+    """The deployment's answers over HTTP, without the prompts that are too long for it. Raises CanaryError."""
+    answers: list[Answer] = []
+    for request in requests(model_id):
+        try:
+            answers.append(read_answer(_post(base_url, request)))
+        except _Refused:
+            if not answers:
+                raise
+            break  # a short one was fine, and the others are longer
+    return answers
 
 
 def read_answer(completion: dict[str, Any]) -> Answer:
-    """Token ids and gaps of one completion with ``logprobs``. Raises CanaryError."""
+    """Token ids and near ties of one completion with ``logprobs``. Raises CanaryError."""
     try:
         choice = completion["choices"][0]
-        tokens = tuple(choice["token_ids"])
-        tops = [sorted(top.values(), reverse=True) for top in choice["logprobs"]["top_logprobs"]]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        tokens = tuple(int(token) for token in choice["token_ids"])
+        near = tuple(_near(top) for top in choice["logprobs"]["top_logprobs"])
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise CanaryError(f"the canary's answer has no tokens ({str(completion)[:200]})") from error
-    return Answer(tokens=tokens, gaps=tuple(top[0] - top[1] if len(top) > 1 else 0.0 for top in tops))
+    if not tokens or len(near) != len(tokens):
+        raise CanaryError(f"the canary's answer has {len(tokens)} tokens and log-probabilities of {len(near)}")
+    return Answer(tokens=tokens, near=near)
 
 
 def compare(got: Sequence[Answer], reference: Sequence[Answer], source: str) -> CanaryResult:
     """Equal, different, or equal up to near ties; ``source`` names the reference for the person.
 
-    A difference where the reference hesitates (see NEAR_TIE) is not counted; if no prompt is
-    left that could tell, the result is "not compared" (``equal`` None).
+    Another token that the reference itself nearly took (see NEAR_TIE) is not counted; if no prompt
+    is left that could tell, the result is "not compared" (``equal`` None).
     """
     compared, wrong = 0, []
-    for number, (mine, theirs) in enumerate(zip(got, reference, strict=True), start=1):
+    for number, (mine, theirs) in enumerate(zip(got, reference, strict=False), start=1):
         at = next(
             (i for i, pair in enumerate(zip(mine.tokens, theirs.tokens, strict=False)) if pair[0] != pair[1]), None
         )
         if at is None and len(mine.tokens) == len(theirs.tokens):
             compared += 1
-        elif at is None or theirs.gaps[at] >= NEAR_TIE:
+        elif at is None or mine.tokens[at] not in theirs.near[at]:
             compared += 1
-            wrong.append(f"prompt {number} differs from token {at if at is not None else len(mine.tokens)} on")
+            first = min(len(mine.tokens), len(theirs.tokens)) if at is None else at
+            wrong.append(f"prompt {number} differs from token {first + 1} on")
     if not compared:
         return CanaryResult(equal=None, detail=f"not compared: every prompt ends in a near tie ({source})")
     if wrong:
@@ -100,17 +126,31 @@ def save_reference(folder: Path, model: str, answers: Sequence[Answer]) -> None:
     """Keep the answers of a collocated launch under ``folder``."""
     path = _path(folder, model)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_yaml(Reference(model=model, answers=tuple(answers))), encoding="utf-8")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(to_yaml(Reference(model=model, asked=_asked(), answers=tuple(answers))), encoding="utf-8")
+    part.replace(path)
 
 
 def load_reference(folder: Path, model: str) -> tuple[Answer, ...] | None:
-    """The stored answers of that model served collocated; None when no launch has stored any."""
-    path = _path(folder, model)
-    return load_yaml(path, Reference).answers if path.exists() else None
+    """The stored answers of that model served collocated; None when no launch has stored any that can be used."""
+    try:
+        stored = load_yaml(_path(folder, model), Reference)
+    except UsageError:  # none there, or one of an older pdlab
+        return None
+    return stored.answers if (stored.model, stored.asked) == (model, _asked()) else None
 
 
 def _path(folder: Path, model: str) -> Path:
     return folder / "canary" / f"{''.join(c if c.isalnum() or c in '._-' else '_' for c in model)}.yaml"
+
+
+def _asked() -> str:
+    return hashlib.sha256(json.dumps(requests("")).encode()).hexdigest()[:12]
+
+
+def _near(top: dict[str, float]) -> tuple[int, ...]:
+    best = max(top.values())
+    return tuple(int(token.removeprefix(_ID)) for token, logprob in top.items() if best - logprob < NEAR_TIE)
 
 
 def _post(base_url: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +161,9 @@ def _post(base_url: str, request: dict[str, Any]) -> dict[str, Any]:
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
-        raise CanaryError(f"the canary got HTTP {error.code}: {error.read().decode(errors='replace')[:300]}") from error
-    except (OSError, ValueError) as error:
+        with error:
+            said = " ".join(error.read().decode(errors="replace").split())[:300]
+        kind = _Refused if error.code == 400 else CanaryError
+        raise kind(f"the canary got HTTP {error.code}: {said}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise CanaryError(f"the canary got no answer from {base_url} ({error})") from error
