@@ -7,10 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+HEAD_BYTES = 20_000
 TAIL_BYTES = 200_000
-_ERROR = re.compile(r"(?:^|\s|\.)(?P<line>[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b: .+)")
+# "ValueError: why" anywhere in a line; a name without a message only where a message would begin,
+# because tracebacks quote lines such as "raise NotImplementedError".
+_ERROR = re.compile(
+    r"(?:^|\s|\.)(?P<line>(?:[A-Z]\w*)?(?:Error|Exception): .+)"
+    r"|(?:^|\] )(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception))$"
+)
 # Errors that only repeat that another process failed.
-_ECHO = re.compile(r"See root cause above|Failed core proc|TaskError|ActorDied|Engine core initialization failed")
+_ECHO = re.compile(
+    r"root cause|Failed core proc|Engine core initialization failed|Executor failed|EngineDeadError"
+    r"|TaskError|ActorDied|DeploymentUnavailableError"
+)
+_NO_FAILURE = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
+# What is said of a process that could not say it itself, with its exit code.
+_DEATH = re.compile(
+    r"(?P<line>Worker proc .*died unexpectedly.*|Engine core initialization failed.*Failed core proc.*)"
+)
+_KILLED = re.compile(r"(?:exit code|'): -9\b")
 
 
 class LogTail(NamedTuple):
@@ -21,29 +36,46 @@ class LogTail(NamedTuple):
     error: str | None
 
 
-def tail_logs(folder: str, app: str, node: str) -> list[LogTail]:
+def tail_logs(folder: str, app: str, node: str, since: float = 0.0) -> list[LogTail]:
     """Logs of the application's replicas under ``folder``, newest first.
 
-    Ray writes one .out and one .err per process; a replica's say ``:actor_name:ServeReplica:<app>:``.
+    Ray writes one .out and one .err per process; a replica's say ``:actor_name:ServeReplica:<app>:``
+    near their beginning. Logs that ended before ``since`` (seconds, Unix time) are of earlier launches.
     """
     found = []
     paths = [path for path in Path(folder).glob("worker-*") if path.suffix in (".out", ".err")]
-    for path in sorted(paths, key=lambda p: p.stat().st_mtime, reverse=True):
-        text = path.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
-        if f":actor_name:ServeReplica:{app}:" in text:
-            found.append(LogTail(node, str(path), first_error(text)))
+    written = {path: path.stat().st_mtime for path in paths}
+    for path in sorted(paths, key=written.__getitem__, reverse=True):
+        if written[path] < since:
+            continue
+        head, tail = _ends(path)
+        if f":actor_name:ServeReplica:{app}:" in head + tail:
+            found.append(LogTail(node, str(path), first_error(tail)))
     return found
 
 
+def _ends(path: Path) -> tuple[str, str]:
+    """The first HEAD_BYTES and the last TAIL_BYTES; with NIXL's debug logging a file can be huge."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return head.decode(errors="replace"), file.read().decode(errors="replace")
+
+
 def first_error(text: str) -> str | None:
-    """The first error line that is not an echo of another process's failure."""
-    for line in text.splitlines():
+    """The first error line that is not an echo of another process's failure.
+
+    A process that was killed writes none: then what another one says of its death.
+    """
+    lines = text.splitlines()
+    for line in lines:
         match = _ERROR.search(line)
-        if match and not _ECHO.search(line):
-            return match["line"].strip()
-    return None
+        if match and not _ECHO.search(line) and not _NO_FAILURE.search(line, 0, match.start()):
+            return (match["line"] or match["name"]).strip()
+    death = next((match["line"].strip() for match in map(_DEATH.search, lines) if match), None)
+    return f"{death} (-9: killed, most often because memory ran out)" if death and _KILLED.search(death) else death
 
 
 def root_cause(tails: Sequence[LogTail]) -> str | None:
-    """The error to show: the first that any replica wrote."""
+    """The error to show: that of the log written last."""
     return next((tail.error for tail in tails if tail.error), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,7 +46,10 @@ def save_running(running: Running) -> None:
     path = _path(running.base_url)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Defaults are written too: without its "kind" a topology inside the manifest cannot be read back.
-    path.write_text(yaml.safe_dump(running.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(running.model_dump(mode="json"), sort_keys=False)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def load_running(base_url: str) -> Running | None:
@@ -59,14 +64,22 @@ def clear_running(base_url: str) -> None:
 
 
 def _path(base_url: str) -> Path:
-    parts = urlsplit(base_url)
-    if not parts.hostname:
-        raise StoreError(f"base URL {base_url!r}: expected http://HOST:PORT")
-    host = {"localhost": "127.0.0.1"}.get(parts.hostname, parts.hostname)
-    return cache_dir() / "running" / f"{host}_{parts.port or 80}.yaml"
+    try:
+        parts = urlsplit(base_url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise StoreError(f"base URL {base_url!r}: expected http://HOST:PORT, an IPv6 address in brackets")
+    # What listens everywhere is asked for at the loopback address.
+    host = {"localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return cache_dir() / "running" / f"{host}_{port}.yaml"
 
 
-_SAMPLE = re.compile(r"^(?:ray_)?vllm[:_]nixl_(?P<name>\w+?)(?:_total)?(?:\{[^}]*\})? (?P<value>\S+)", re.MULTILINE)
+_LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
+_SAMPLE = re.compile(
+    rf"^(?:ray_)?vllm[:_]nixl_(?P<name>\w+?)(?:_total)?(?:{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
+)
 _FIELDS = {
     "bytes_transferred_sum": "bytes_transferred",
     "xfer_time_seconds_count": "transfers",
@@ -101,6 +114,8 @@ def scrape_counters(metrics_urls: Iterable[str], timeout_s: float = 10.0) -> Nix
         try:
             with urllib.request.urlopen(url, timeout=timeout_s) as answer:
                 pages.append(answer.read().decode())
-        except OSError as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
     return parse_counters(pages)
