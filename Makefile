@@ -1,0 +1,60 @@
+# Everything without a GPU, and with no network beyond the package index. `make` lists the targets.
+
+SHELL := /bin/bash
+PYTHON_VENV := .venv/bin/python
+PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
+
+# Fast tests first; a new folder of tests runs after the known ones, and the live ones run last.
+TEST_DIRS := $(sort $(dir $(wildcard tests/*/test_*.py)))
+KNOWN_DIRS := $(patsubst %,tests/%/,unit property golden contract sweep)
+LIVE_DIRS := $(filter tests/live/,$(TEST_DIRS))
+FAST_DIRS := $(filter $(TEST_DIRS),$(KNOWN_DIRS)) $(filter-out $(KNOWN_DIRS) $(LIVE_DIRS),$(TEST_DIRS))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-gpu demo test test-fast check golden bench lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup:  ## install the pinned CPU stack and the tools of the tests into .venv; instant when that is done
+	@./setup.sh cpu
+
+setup-gpu:  ## install the pinned GPU stack into .venv in its place, on a node of a GPU cluster
+	@./setup.sh gpu
+
+demo: setup  ## serve, sweep and plot pd-spread, pd-pack and collocated on this machine
+	@$(PYTHON_VENV) -m pdlab.demo
+
+test: setup  ## every test, the live ones (Ray, vLLM, NIXL) included
+	@$(PYTEST) $(FAST_DIRS) $(LIVE_DIRS)
+
+test-fast: setup  ## every test that starts neither an engine nor a deployment
+	@$(PYTEST) -m "not live" $(FAST_DIRS)
+
+check: setup  ## ruff, formatting, mypy --strict, layering
+	@$(PYTHON_VENV) -m ruff check .
+	@$(PYTHON_VENV) -m ruff format --check .
+	@$(PYTHON_VENV) -m mypy
+	@$(PYTEST) -q tests/unit/test_layers.py
+
+golden: setup  ## rewrite the stored renderings and tables; read `git diff tests/golden` before keeping them
+	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q tests/golden $(wildcard tests/unit/test_viz.py)
+
+bench: setup  ## what the launcher and the serving path cost, against bare vLLM on this machine
+	@$(PYTHON_VENV) benchmarks/startup.py
+	@$(PYTHON_VENV) benchmarks/serving_path.py
+
+# What is pinned already stays, unless its .in file rules it out; delete a .txt file to take everything anew.
+# --universal writes one file for all Python versions, with markers where they differ.
+LOCK = uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command "make lock"
+
+lock:  ## compile requirements*.in to requirements*.txt
+	@PATH="$$PWD/.uv/bin:$$PATH" && ./setup.sh uv && \
+	$(LOCK) requirements.in -o requirements.txt && \
+	$(LOCK) requirements-cpu.in -o requirements-cpu.txt --overrides overrides-cpu.txt --excludes excludes-cpu.txt && \
+	$(LOCK) requirements-dev.in -o requirements-dev.txt -c requirements.txt -c requirements-cpu.txt
+
+clean:  ## remove caches and out/; .venv and bm_results/ stay
+	@rm -rf out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -not -path './.venv/*' -not -path './.uv/*' -prune -exec rm -rf {} +
