@@ -15,23 +15,29 @@ MODULES = sorted((ROOT / "pdlab").glob("*.py"))
 
 # A module may import modules of lower floors only. A new module needs a line here.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "label_layout", "progress", "provenance", "replica_logs"),
+    ("environment", "errors", "label_layout", "progress", "provenance", "replica_logs"),
     ("spec",),
     ("nodes", "workload"),
-    ("assign", "catalog", "request", "results"),
-    ("advice", "analysis", "imports", "levels", "metrics", "options", "running", "tiny_model"),
+    ("assign", "catalog", "observed", "request", "results"),
+    ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model"),
     ("compare", "load_client", "palette", "placement", "target"),
     ("serve_args", "sweep", "tables"),
     ("bench", "describe", "local_nodes", "plots"),
     ("cluster", "nixl_check"),
+    ("launch",),
+    ("demo",),
 )
-# They run inside other processes (Ray replicas, the load client), where their packages are loaded anyway.
+# They run inside other processes (Ray replicas, vLLM's workers, the load client), where their packages
+# are loaded anyway. No module imports them.
 INSIDE_OTHERS = {"replica", "worker", "bench_client"}
 
 ALLOWED = {
-    "ray": {"cluster", "nixl_check"} | INSIDE_OTHERS,
-    "vllm": INSIDE_OTHERS,
-    "nixl": {"nixl_check"} | INSIDE_OTHERS,
+    "ray": {"cluster", "nixl_check", "replica"},
+    "vllm": {"bench_client"},
+    "nixl": {"nixl_check", "worker"},
+    "torch": {"tiny_model", "worker"},
+    "transformers": {"tiny_model"},
+    "tokenizers": {"tiny_model"},
     "matplotlib": {"plots"},
 }
 # Packages that take long to import: never at the top of a module of pdlab.
@@ -43,7 +49,7 @@ def floor(name: str) -> int | None:
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(imported module, whether at the top of the file) for every import statement."""
+    """(imported module, whether at the top of the file) for every import statement and `import_module` of a name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = set(tree.body)
     for node in ast.walk(tree):
@@ -55,6 +61,10 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield from ((f"pdlab.{alias.name}", node in top) for alias in node.names)
             elif node.module:
                 yield node.module, node in top
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+            for word in node.args[:1]:
+                if isinstance(word, ast.Constant):
+                    yield str(word.value), False
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
@@ -87,6 +97,20 @@ def test_heavy_packages_stay_where_they_belong(path: Path) -> None:
 def test_the_walk_sees_imports() -> None:
     assert len(MODULES) > 5
     assert ("pdlab.nodes", True) in set(imports(ROOT / "pdlab" / "placement.py"))
+    assert {("ray", False), ("ray.serve", False)} <= set(imports(ROOT / "pdlab" / "cluster.py"))
+
+
+def test_a_module_is_on_one_floor() -> None:
+    names = [name for names in FLOORS for name in names]
+    assert len(set(names)) == len(names)
+    assert not set(names) & INSIDE_OTHERS
+
+
+def test_what_every_python_process_of_the_nodes_loads_imports_nothing_but_gc() -> None:
+    """pdlab/child is no package, it is put on the path of Ray's processes."""
+    folder = ROOT / "pdlab" / "child"
+    assert [path.name for path in folder.glob("*.py")] == ["sitecustomize.py"]
+    assert set(imports(folder / "sitecustomize.py")) == {("gc", True)}
 
 
 @pytest.mark.parametrize(
