@@ -10,9 +10,9 @@ import gc
 import importlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class Cluster:
                 f"no Ray cluster answers at {address} ({reason}); start Ray on its nodes (docs/setup.md), "
                 "or serve on this machine with --local"
             ) from error
+        _hush()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,6 +172,7 @@ class Cluster:
             if not others:
                 serve.shutdown()
         serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        _hush()
 
     def submit(self, app: ServeApp) -> None:
         """Hand the application to Ray Serve; does not wait for it. Raises DeployError when Ray refuses it."""
@@ -337,23 +339,30 @@ class Cluster:
         return details
 
 
-def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> None:
-    """Set this process up as a driver. Before anything of Ray is imported: it reads its environment then."""
+def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
+    """Set this process up as a driver and import Ray Serve LLM in the background (8 s of CPU).
+
+    The environment comes first: Ray reads it when it is imported. ``ray.serve`` is imported here
+    and now, because answers of its controller import it too, and two threads must not do that at
+    once. Wait for the result before anything of ``ray.serve.llm`` is used.
+    """
     if local:
         os.environ.update(environment(local.id, local.temp_dir))
         os.environ.pop("RAY_ADDRESS", None)
     os.environ.update(env)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    gc.set_threshold(200_000, 50, 50)  # as in pdlab/child/sitecustomize.py: a quarter of the import
+    importlib.import_module("ray.serve")
+    pool = ThreadPoolExecutor(max_workers=1)
+    loading = pool.submit(importlib.import_module, "ray.serve.llm")
+    pool.shutdown(wait=False)
+    return loading
+
+
+def _hush() -> None:
+    """Ray Serve sets its logger up again and again; warnings are enough for a person at the launcher."""
     for name in ("ray", "ray.serve", "vllm"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
-
-def preload() -> threading.Thread:
-    """Import Ray Serve LLM in the background (8 s of CPU), while Ray's own processes start."""
-    gc.set_threshold(200_000, 50, 50)  # as in pdlab/child/sitecustomize.py, a quarter of the import
-    thread = threading.Thread(target=importlib.import_module, args=("ray.serve.llm",), daemon=True)
-    thread.start()
-    return thread
 
 
 def deployment_names(plan: Placement, model_id: str) -> dict[Role, str]:

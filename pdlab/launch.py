@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from pdlab import canary, local_nodes
 from pdlab.catalog import ModelShape, resolve_model
-from pdlab.cluster import AppState, Cluster, preload, prepare
+from pdlab.cluster import AppState, Cluster, prepare
 from pdlab.environment import hardware, versions
 from pdlab.errors import CanaryError, PdlabError, UsageError
 from pdlab.local_nodes import LocalNodes
@@ -59,8 +59,7 @@ def launch(request: LaunchRequest) -> None:
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
         local = _local(request, undo, say)
         env = serving_env(request.deployment)
-        prepare(local, env)
-        loading = preload()
+        loading = prepare(local, env)
         shape, source = resolve_model(request.deployment.model)
         if source is None:
             assert shape is not None
@@ -91,7 +90,6 @@ def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
     say = Progress()
     local = local_nodes.running()
-    prepare(local, {})
     if local:
         local_nodes.stop(local)
         say(f"stopped {local.count} local Ray nodes and everything on them")
@@ -125,7 +123,7 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     else:
         say(f"starting {request.local_nodes} local Ray nodes")
         up = local_nodes.start(request.local_nodes)
-    undo.callback(local_nodes.stop, up)
+        undo.callback(local_nodes.stop, up)
     return up
 
 
@@ -134,7 +132,7 @@ def _serve(
     request: LaunchRequest,
     shape: ModelShape | None,
     source: str,
-    loading: threading.Thread,
+    loading: Future[Any],
     say: Progress,
 ) -> Running:
     deployment = request.deployment
@@ -146,7 +144,7 @@ def _serve(
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
     started = now()
-    loading.join()
+    loading.result()
     cluster.submit(render(deployment, placement, view, shape, source))
     name = model_id(deployment, shape)
     manifest = _manifest(request, view, placement, started)

@@ -36,5 +36,16 @@ def calm_nixl() -> None:
     api.nixlBind.nixlAgentConfig = CalmAgentConfig
 
 
+def leave_unpinned() -> None:
+    """Keep vLLM's NIXL connector from pinning the worker to the last core of its NUMA node.
+
+    It does so for every CPU engine whatever VLLM_CPU_OMP_THREADS_BIND says: prefill and decode on
+    one machine then share one core while the others idle.
+    """
+    platform = importlib.import_module("vllm.platforms").current_platform
+    type(platform).discover_numa_topology = classmethod(lambda cls: [])
+
+
 ask_for_amx()
 calm_nixl()
+leave_unpinned()
