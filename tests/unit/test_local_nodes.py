@@ -1,0 +1,256 @@
+"""Local nodes end to the last process, and nobody else's: with harmless processes in the place of Ray's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pdlab import local_nodes
+from pdlab.errors import ClusterError, UsageError
+from pdlab.local_nodes import MARKER, LocalNodes, processes, running, start, stop
+from pdlab.spec import load_yaml, to_yaml
+
+# `ray start` as far as a caller sees it: the head listens, all stay, everything is said on standard output.
+FAKE_RAY = """#!{python}
+import os, signal, socket, sys, time
+print(" ".join(sys.argv[1:]), flush=True)
+print("MARKER", os.environ["PDLAB_LOCAL"], os.environ["RAY_AUTH_MODE"], flush=True)
+{trouble}
+port = [a.split("=")[1] for a in sys.argv if a.startswith("--port=")]
+if port:
+    server = socket.create_server(("127.0.0.1", int(port[0])))
+time.sleep(60)
+"""
+Spawn = Callable[..., int]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> LocalNodes:
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    return LocalNodes(id="abc123abc123", count=2, gcs_port=1, temp_dir=str(folder), pids=())
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Start ``sleep`` (or Python code) with a marker or with its output to a file; ended after the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def spawned(*, marker: str | None = None, out: Path | None = None, code: str | None = None) -> int:
+        env = {key: value for key, value in os.environ.items() if key != MARKER}
+        command = [sys.executable, "-c", code] if code else ["sleep", "60"]
+        with out.open("w") if out else contextlib.nullcontext(subprocess.DEVNULL) as stdout:
+            process = subprocess.Popen(command, env=env | ({MARKER: marker} if marker else {}), stdout=stdout)
+        started.append(process)
+        return process.pid
+
+    yield spawned
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def alive(pid: int) -> bool:
+    """Running, and not just waiting for its parent to notice its end."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class TestProcesses:
+    def test_by_marker_and_by_output_folder(self, nodes: LocalNodes, spawn: Spawn) -> None:
+        folder = Path(nodes.temp_dir)
+        marked = spawn(marker=nodes.id)
+        writing = spawn(out=folder / "worker-1.out")
+        (folder / "session/logs").mkdir(parents=True)
+        deeper = spawn(out=folder / "session/logs" / "engine.out")
+        assert eventually(lambda: processes(nodes) == sorted([marked, writing, deeper]))
+
+    def test_nobody_elses(self, nodes: LocalNodes, spawn: Spawn, tmp_path: Path) -> None:
+        spawn()
+        spawn(marker="another")
+        spawn(marker=nodes.id + "0")
+        spawn(out=tmp_path / "else.out")
+        beside = Path(nodes.temp_dir + "2")
+        beside.mkdir()
+        spawn(out=beside / "worker-1.out")
+        time.sleep(0.1)
+        assert processes(nodes) == []
+
+    def test_never_this_one(self, nodes: LocalNodes) -> None:
+        program = (
+            "import sys; from pdlab.local_nodes import LocalNodes, processes\n"
+            f"print(processes(LocalNodes(id={nodes.id!r}, count=1, gcs_port=1, temp_dir='/nowhere', pids=())))"
+        )
+        env = {**os.environ, MARKER: nodes.id, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
+
+    def test_a_dead_process_is_none(self, nodes: LocalNodes, spawn: Spawn) -> None:
+        pid = spawn(marker=nodes.id)
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: not processes(nodes)), "its parent has not waited for it yet"
+
+
+@pytest.mark.usefixtures("cache")
+class TestStop:
+    def test_ends_exactly_the_nodes_processes(self, nodes: LocalNodes, spawn: Spawn, tmp_path: Path) -> None:
+        mine = [spawn(marker=nodes.id), spawn(out=Path(nodes.temp_dir) / "worker-1.out")]
+        others = [spawn(), spawn(marker="another"), spawn(out=tmp_path / "else.out")]
+        assert eventually(lambda: len(processes(nodes)) == 2)
+        stop(nodes)
+        assert not any(alive(pid) for pid in mine)
+        assert all(alive(pid) for pid in others)
+        assert not Path(nodes.temp_dir).exists()
+
+    def test_one_that_will_not_listen(self, nodes: LocalNodes, spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local_nodes, "TERM_WAIT_S", 0.3)
+        ready = Path(nodes.temp_dir) / "ready"
+        deaf = f"import signal, time, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN); \
+pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+        pid = spawn(marker=nodes.id, code=deaf)
+        assert eventually(ready.exists)
+        stop(nodes)
+        assert not alive(pid)
+
+    def test_nothing_to_stop(self, nodes: LocalNodes) -> None:
+        stop(nodes)
+        stop(nodes)
+
+    def test_one_that_cannot_be_ended_is_named(self, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An uninterruptible process: the record stays, so that a later --shutdown tries again."""
+        monkeypatch.setattr(local_nodes, "TERM_WAIT_S", 0.0)
+        monkeypatch.setattr(local_nodes, "KILL_WAIT_S", 0.0)
+        monkeypatch.setattr(local_nodes, "processes", lambda _: [2**22 + 1])
+        state = local_nodes._state_file()
+        state.write_text(to_yaml(nodes))
+        with pytest.raises(ClusterError, match=str(2**22 + 1)):
+            stop(nodes)
+        assert state.exists()
+
+
+class TestRunning:
+    def test_none(self, cache: Path) -> None:
+        assert running() is None
+
+    def test_up(self, cache: Path, nodes: LocalNodes, spawn: Spawn) -> None:
+        up = nodes.model_copy(update={"pids": (spawn(marker=nodes.id),)})
+        (cache / "local.yaml").write_text(to_yaml(up))
+        assert eventually(lambda: bool(processes(up)))
+        assert running() == up
+
+    def test_stale_state_is_removed_with_what_is_left_of_the_nodes(
+        self, cache: Path, nodes: LocalNodes, spawn: Spawn
+    ) -> None:
+        orphan = spawn(marker=nodes.id)
+        stranger = spawn()
+        # The number of a node's process has been given to another program since.
+        stale = nodes.model_copy(update={"pids": (stranger,)})
+        (cache / "local.yaml").write_text(to_yaml(stale))
+        assert eventually(lambda: processes(nodes) == [orphan])
+        assert running() is None
+        assert not alive(orphan) and alive(stranger)
+        assert not (cache / "local.yaml").exists() and not Path(nodes.temp_dir).exists()
+
+    def test_round_trip(self, cache: Path, nodes: LocalNodes) -> None:
+        kept = nodes.model_copy(update={"pids": (1, 2)})
+        (cache / "local.yaml").write_text(to_yaml(kept))
+        assert load_yaml(cache / "local.yaml", LocalNodes) == kept
+
+
+# Until it is reaped, the interpreter warns of a child process that nobody holds.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class TestStart:
+    @staticmethod
+    def ray(folder: Path, monkeypatch: pytest.MonkeyPatch, trouble: str = "") -> None:
+        tool = folder / "bin" / "ray"
+        tool.parent.mkdir()
+        tool.write_text(FAKE_RAY.format(python=sys.executable, trouble=trouble))
+        tool.chmod(0o755)
+        monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tool.parent))
+
+    def test_starts_finds_and_stops(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ray(tmp_path, monkeypatch)
+        nodes = start(2)
+        try:
+            assert len(nodes.pids) == 2 and all(alive(pid) for pid in nodes.pids)
+            assert running() == nodes
+            head, other = (Path(nodes.temp_dir) / f"node-{i}.log" for i in (1, 2))
+            assert eventually(lambda: "MARKER" in other.read_text())
+            assert f"start --head --port={nodes.gcs_port} --temp-dir={nodes.temp_dir}" in head.read_text()
+            assert "--labels=pdlab/node=local-1" in head.read_text()
+            assert f"start --address={nodes.address}" in other.read_text()
+            assert "--labels=pdlab/node=local-2" in other.read_text()
+            assert f"MARKER {nodes.id} disabled" in head.read_text()
+            with pytest.raises(UsageError, match="are up already; stop them with"):
+                start(2)
+        finally:
+            stop(nodes)
+        assert not any(alive(pid) for pid in nodes.pids)
+        assert running() is None
+        assert not Path(nodes.temp_dir).exists() and not (cache / "local.yaml").exists()
+
+    def test_a_head_that_does_not_start(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ray(tmp_path, monkeypatch, trouble="print('the port is taken'); sys.exit(1)")
+        with pytest.raises(ClusterError, match="Ray's head node did not start: the port is taken"):
+            start(2)
+        assert running() is None
+        assert not (cache / "local.yaml").exists()
+
+    def test_a_head_that_never_listens(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local_nodes, "START_TIMEOUT_S", 0.5)
+        self.ray(tmp_path, monkeypatch, trouble="print('waiting', flush=True); time.sleep(60)")
+        with pytest.raises(ClusterError, match="did not start"):
+            start(1)
+        assert not (cache / "local.yaml").exists()
+
+    def test_no_ray(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tmp_path))
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ClusterError, match="`ray` is not installed"):
+            start(1)
+        assert not (cache / "local.yaml").exists()
+
+
+def test_environment_keeps_ray_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    env = local_nodes.environment("abc", "/tmp/pdlab-x")
+    assert env[MARKER] == "abc"
+    assert "RAY_ADDRESS" not in env and "PYTHONDONTWRITEBYTECODE" not in env
+    child, root, mine = env["PYTHONPATH"].split(os.pathsep)
+    assert (Path(child) / "sitecustomize.py").is_file() and (Path(root) / "pdlab").is_dir() and mine == "/mine"
+    assert os.environ["RAY_ADDRESS"] == "10.0.0.1:6379", "this process's own environment stays"
+
+
+def test_free_port_can_be_bound() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", local_nodes.free_port())):
+        pass
