@@ -33,7 +33,7 @@ INSIDE_OTHERS = {"replica", "worker", "bench_client"}
 
 ALLOWED = {
     "ray": {"cluster", "nixl_check", "replica"},
-    "vllm": {"bench_client"},
+    "vllm": {"bench_client", "worker"},
     "nixl": {"nixl_check", "worker"},
     "torch": {"tiny_model", "worker"},
     "transformers": {"tiny_model"},
