@@ -99,7 +99,7 @@ def test_the_command_that_follows_is_the_one_for_real(capsys: pytest.CaptureFixt
 
 
 class FakeCluster:
-    """Stands in for pdlab.cluster: keeps what it was asked."""
+    """Stands in for pdlab.launch: keeps what it was asked."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -118,8 +118,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     import pdlab
 
     fake = FakeCluster()
-    monkeypatch.setitem(sys.modules, "pdlab.cluster", fake)
-    monkeypatch.setattr(pdlab, "cluster", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "pdlab.launch", fake)
+    monkeypatch.setattr(pdlab, "launch", fake, raising=False)
     return fake
 
 
