@@ -3,6 +3,7 @@
 # tests (requirements-dev.txt). Needs Python 3.10 to 3.13 and a package index. `make setup` calls it; a second call
 # finds its stamp and ends at once. ./setup.sh uv: only see to uv, in .uv/ unless a recent one is on PATH.
 set -euo pipefail
+export PIP_ROOT_USER_ACTION=ignore
 cd -- "$(dirname -- "$(readlink -f -- "$0")")"
 
 UV_VERSION=0.13.8 # installed when there is none
@@ -14,15 +15,16 @@ fail() { say "error: $*"; exit 2; }
 
 # The first Python that the pinned packages have wheels for.
 find_python() {
-    local candidate
+    local candidate found
     for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
         if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
     done
-    fail "Python 3.10 to 3.13 is needed, and ${PYTHON:-python3} is $("${PYTHON:-python3}" -V 2>&1 | head -n 1);" \
-        "name another with PYTHON=/path/to/python3.12 make setup"
+    found=$("${PYTHON:-python3}" -V 2>/dev/null || echo missing)
+    fail "Python 3.10 to 3.13 is needed, and ${PYTHON:-python3} is ${found#Python };" \
+        "name another: PYTHON=/path/to/python3.12 make setup"
 }
 
 is_recent() {
