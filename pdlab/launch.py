@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ from pdlab import canary, local_nodes
 from pdlab.catalog import ModelShape, resolve_model
 from pdlab.cluster import AppState, Cluster, prepare
 from pdlab.environment import hardware, versions
-from pdlab.errors import CanaryError, PdlabError, UsageError
+from pdlab.errors import CanaryError, UsageError
 from pdlab.local_nodes import LocalNodes
 from pdlab.nodes import ClusterView, Placement
 from pdlab.observed import observe
@@ -26,6 +29,7 @@ from pdlab.running import (
     Running,
     cache_dir,
     clear_running,
+    load_running,
     save_running,
     scrape_counters,
 )
@@ -56,6 +60,7 @@ def launch(request: LaunchRequest) -> None:
     Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
     """
     say = Progress()
+    _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
         local = _local(request, undo, say)
         env = serving_env(request.deployment)
@@ -66,13 +71,14 @@ def launch(request: LaunchRequest) -> None:
             source = str(ensure_tiny_model(shape, cache_dir()))
         with Cluster(local, env) as cluster, contextlib.ExitStack() as taken_down:
             taken_down.callback(clear_running, _base_url(request))
+            taken_down.callback(_quietly, cluster.stop_serve)
             taken_down.callback(_quietly, cluster.delete)
             if cluster.state().status != "NOT_STARTED":
                 say("taking down what was served before")
                 cluster.delete()
             try:
                 running = _serve(cluster, request, shape, source, loading, say)
-            except PdlabError:
+            except BaseException:
                 if local:
                     say(f"logs kept in {local_nodes.keep_logs(local)}")
                 raise
@@ -93,12 +99,12 @@ def shutdown(host: str, port: int) -> None:
     if local:
         local_nodes.stop(local)
         say(f"stopped {local.count} local Ray nodes and everything on them")
-        clear_running(f"http://{host}:{port}")
+        clear_running(base_url(host, port))
         return
     with Cluster() as cluster:
         cluster.delete()
         cluster.stop_serve()
-    clear_running(f"http://{host}:{port}")
+    clear_running(base_url(host, port))
     say("stopped the application; Ray's own nodes stay up")
 
 
@@ -161,7 +167,8 @@ def _serve(
         return running
     for state in cluster.wait(request.timeout_s):
         say(_stages(state))
-    came_out = observe(placement, view, cluster.bundles(placement, view, name))
+    running = running.model_copy(update={"replicas": tuple(replica.replica for replica in state.replicas)})
+    came_out = observe(placement, view, cluster.bundles(deployment, view, name))
     result = _check(cluster, deployment, running, say)
     manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
     running = running.model_copy(update={"manifest": manifest})
@@ -172,20 +179,19 @@ def _serve(
 def _check(cluster: Cluster, deployment: Deployment, running: Running, say: Progress) -> CanaryResult:
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
-    key = deployment.model
+    key = _reference_key(deployment, running)
     got = canary.ask(running.base_url, running.model_id)
     if not isinstance(topology, Disaggregated):
         canary.save_reference(cache_dir(), key, got)
         say("canary: answers kept as the collocated reference")
         return CanaryResult(equal=None, detail="collocated: this is the reference")
     if topology.prefill.replicas * topology.prefill.dp > 1:
-        cluster.warm_pairs(running.model_id)
-        say(f"warmed {topology.prefill.replicas} x {topology.decode.replicas} prefill x decode pairs")
+        say(f"warmed {cluster.warm_pairs(running.model_id)} prefill x decode pairs")
     stored = canary.load_reference(cache_dir(), key)
     if stored is not None:
         result = canary.compare(got, stored, "reference: a collocated launch")
     else:
-        alone = cluster.ask_prefill(running.model_id, canary.requests(running.model_id))
+        alone = cluster.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(got)])
         result = canary.compare(got, [canary.read_answer(a) for a in alone], "reference: a prefill engine alone")
     say(f"canary: {result.detail}")
     if result.equal is False:
@@ -206,11 +212,18 @@ def _check(cluster: Cluster, deployment: Deployment, running: Running, say: Prog
     return result
 
 
+def _reference_key(deployment: Deployment, running: Running) -> str:
+    """What a canary's answers depend on: the weights, the vLLM that runs them, and its arguments."""
+    facts = [running.tokenizer, running.manifest.versions.get("vllm"), deployment.engine_kwargs]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return f"{running.model_id}-{digest}"
+
+
 def _await_transfers(running: Running) -> NixlCounters:
     """The counters once they show a transfer; Ray exports metrics with a delay."""
     deadline = time.monotonic() + COUNTERS_TIMEOUT_S
     while True:
-        counters = scrape_counters(running.metrics_urls)
+        counters = scrape_counters(running.metrics_urls, running.replicas)
         if counters.transfers or time.monotonic() > deadline:
             return counters
         time.sleep(COUNTERS_POLL_S)
@@ -261,7 +274,25 @@ def _roles(placement: Placement) -> list[Any]:
 
 
 def _base_url(request: LaunchRequest) -> str:
-    return f"http://{request.host}:{request.port}"
+    return base_url(request.host, request.port)
+
+
+def base_url(host: str, port: int) -> str:
+    """``http://HOST:PORT`` as a client on this machine reaches it."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _check_port(request: LaunchRequest) -> None:
+    """Another server on that port would be asked in our place. Raises UsageError."""
+    if request.host not in ("127.0.0.1", "localhost") or load_running(_base_url(request)):
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", request.port))
+        except OSError as error:
+            raise UsageError(f"port {request.port} is taken by another program; choose one with --port") from error
 
 
 def _quietly(function: Any, *args: Any) -> None:
@@ -272,13 +303,14 @@ def _quietly(function: Any, *args: Any) -> None:
 
 @contextlib.contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a launch like Ctrl-C does: everything is taken down."""
+    """SIGTERM and a closed terminal end a launch like Ctrl-C does: everything is taken down."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -140,18 +140,24 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 
 def _add_serving(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("serving path (what each costs: docs/serving-path.md)")
-    group.add_argument("--ingress-replicas", type=_positive, metavar="N", help="HTTP ingress replicas (default 1)")
+    group.add_argument(
+        "--ingress-replicas",
+        type=_positive,
+        metavar="N",
+        help="HTTP ingress replicas (default 1; none with direct streaming)",
+    )
     group.add_argument(
         "--direct-streaming",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="HAProxy hands requests to the engine replicas, without an ingress replica (alpha in Ray 2.60)",
+        help="HAProxy hands requests to the engine replicas, without an ingress replica (alpha in Ray 2.60; "
+        "default with --local)",
     )
     group.add_argument(
         "--tokenize-once",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="PD: decode takes the prompt's token ids from prefill",
+        help="PD: decode takes the prompt's token ids from prefill (default with --local)",
     )
     group.add_argument(
         "--stream-batching-ms", type=_seconds, metavar="MS", help="hold output chunks that long (Ray's default is 50)"
@@ -268,8 +274,20 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     data |= {key: value for key, value in given.items() if value is not None}
     names = ("direct_streaming", "tokenize_once", "stream_batching_ms")
     serving = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    data["serving"] = {**data.get("serving", {}), **serving}
+    # Measured fastest where every replica is on this machine (docs/serving-path.md).
+    local = {"direct_streaming": True, "tokenize_once": mode != "collocated"} if args.local and not base else {}
+    data["serving"] = {**data.get("serving", {}), **local, **serving}
+    _refuse_unreachable(args, data["serving"])
     return validate(Deployment, data, where="command line")
+
+
+def _refuse_unreachable(args: argparse.Namespace, serving: dict[str, Any]) -> None:
+    """With direct streaming the proxy calls engine replicas at --host, on whichever node they are."""
+    if serving.get("direct_streaming") and not args.local and args.host in ("127.0.0.1", "localhost", "::1"):
+        raise UsageError(
+            f"--direct-streaming with --host {args.host}: replicas on other nodes could not be reached; "
+            "give --host 0.0.0.0 (whoever reaches the nodes can then use the model), or leave it out"
+        )
 
 
 def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> Collocated | Disaggregated:

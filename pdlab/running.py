@@ -7,7 +7,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,7 +23,8 @@ class Running(Frozen):
 
     ``manifest`` is the experiment's manifest as far as the launcher knows it (deployment, cluster,
     placement as it came out, versions, hardware, canary). ``tokenizer`` is a folder or a Hugging
-    Face id. ``metrics_urls`` are Prometheus pages, one per Ray node.
+    Face id. ``metrics_urls`` are Prometheus pages, one per Ray node; ``replicas`` are the Ray Serve
+    replicas of this deployment, for a page goes on showing the counters of replicas that are gone.
     """
 
     base_url: str
@@ -31,6 +32,7 @@ class Running(Frozen):
     tokenizer: str
     manifest: Manifest
     metrics_urls: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
 
 
 def cache_dir() -> Path:
@@ -78,7 +80,7 @@ def _path(base_url: str) -> Path:
 
 _LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
 _SAMPLE = re.compile(
-    rf"^(?:ray_)?vllm[:_]nixl_(?P<name>\w+?)(?:_total)?(?:{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
+    rf"^(?:ray_)?vllm[:_]nixl_(?P<name>\w+?)(?:_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
 )
 _FIELDS = {
     "bytes_transferred_sum": "bytes_transferred",
@@ -89,8 +91,10 @@ _FIELDS = {
 }
 
 
-def parse_counters(pages: Iterable[str]) -> NixlCounters:
+def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
     """Sum vLLM's NIXL metrics over Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
+
+    With ``replicas`` only samples of those Ray Serve replicas count.
 
     A counter that no page has is None, unless transfers are counted: vLLM creates its failure
     counters at the first failure, so beside counted transfers their absence is a true zero.
@@ -99,7 +103,7 @@ def parse_counters(pages: Iterable[str]) -> NixlCounters:
     for page in pages:
         for match in _SAMPLE.finditer(page):
             field = _FIELDS.get(match["name"])
-            if field:
+            if field and (not replicas or _replica(match["labels"]) in replicas):
                 total[field] = total.get(field, 0.0) + float(match["value"])
     if "transfers" in total:
         for field in ("failed_transfers", "failed_notifications", "kv_expired_requests"):
@@ -107,7 +111,14 @@ def parse_counters(pages: Iterable[str]) -> NixlCounters:
     return NixlCounters(**total)
 
 
-def scrape_counters(metrics_urls: Iterable[str], timeout_s: float = 10.0) -> NixlCounters:
+def _replica(labels: str | None) -> str | None:
+    match = re.search(r'[{,]ReplicaId="([^"]*)"', labels or "")
+    return match[1] if match else None
+
+
+def scrape_counters(
+    metrics_urls: Iterable[str], replicas: Collection[str] = (), timeout_s: float = 10.0
+) -> NixlCounters:
     """Read the NIXL counters of a running deployment. Raises ClusterError when a page does not answer."""
     pages = []
     for url in metrics_urls:
@@ -118,4 +129,4 @@ def scrape_counters(metrics_urls: Iterable[str], timeout_s: float = 10.0) -> Nix
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
-    return parse_counters(pages)
+    return parse_counters(pages, replicas)

@@ -215,6 +215,8 @@ def cpu_env() -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        # vLLM's sampler compiles C++ for log-probabilities, which needs a compiler and seconds.
+        "TORCHDYNAMO_DISABLE": "1",
         # vLLM sets it before it imports NIXL, which pdlab.worker does earlier.
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }

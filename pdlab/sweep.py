@@ -301,7 +301,8 @@ class _Driver:
         before = self._counters.transfers or 0.0 if self._counters else 0.0
         try:
             self._counters = settled(
-                lambda: scrape_counters(self._target.metrics_urls), transfers=before + moved if moved else 0.0
+                lambda: scrape_counters(self._target.metrics_urls, self._target.replicas),
+                transfers=before + moved if moved else 0.0,
             )
             self._counters_error = None
         except ClusterError as error:

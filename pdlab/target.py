@@ -29,6 +29,7 @@ class Target(Frozen):
     name: str
     manifest: Manifest
     metrics_urls: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -75,6 +76,7 @@ def resolve_target(
         name=f"{name}-smoke" if smoke else name,
         manifest=manifest,
         metrics_urls=running.metrics_urls if running else (),
+        replicas=running.replicas if running else (),
         notes=tuple(notes),
     )
 

@@ -1,0 +1,109 @@
+"""Two bare vLLM API servers, prefill and decode: the yardstick for what Ray and pdlab add."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from pdlab.catalog import load_model  # noqa: E402
+from pdlab.local_nodes import free_port  # noqa: E402
+from pdlab.running import cache_dir  # noqa: E402
+from pdlab.serve_args import cpu_engine_kwargs, cpu_env  # noqa: E402
+from pdlab.tiny_model import ensure_tiny_model  # noqa: E402
+
+MODEL = "tiny-gptoss"
+POLL_S = 0.05
+
+
+def tiny_model() -> str:
+    """Folder of the tiny model, built if it is not there."""
+    shape = load_model(MODEL)
+    assert shape is not None
+    return str(ensure_tiny_model(shape, cache_dir()))
+
+
+class BarePair:
+    """A prefill and a decode server, started side by side.
+
+    ``tuned``: with the engine arguments, environment and worker extension of pdlab's CPU engines;
+    otherwise as vLLM ships, with a KV cache of 1 GiB.
+    """
+
+    def __init__(self, *, tuned: bool) -> None:
+        self.tuned = tuned
+        self.urls: dict[str, str] = {}
+        self.ready_s = 0.0
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> BarePair:
+        began = time.monotonic()
+        for role in ("producer", "consumer"):
+            port = free_port()
+            self.urls[role] = f"http://127.0.0.1:{port}"
+            self._processes.append(self._start(role, port))
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        self.ready_s = time.monotonic() - began
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
+            deadline = time.monotonic() + 10
+            while any(process.poll() is None for process in self._processes) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+
+    def _start(self, role: str, port: int) -> subprocess.Popen[bytes]:
+        kwargs = {**cpu_engine_kwargs(), "max_model_len": 8192}
+        env = {**os.environ, **cpu_env(), "VLLM_NO_USAGE_STATS": "1"}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        if self.tuned:
+            env["PYTHONPATH"] = str(ROOT)
+            kwargs["distributed_executor_backend"] = "uni"
+        else:
+            env["VLLM_CPU_KVCACHE_SPACE"] = "1"
+            env.pop("VLLM_ENABLE_V1_MULTIPROCESSING")
+            for key in ("worker_extension_cls", "kv_cache_memory_bytes", "block_size"):
+                kwargs.pop(key)
+        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        flags = []
+        for key, value in kwargs.items():
+            flags += [f"--{key.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        transfer = (
+            f'{{"kv_connector":"NixlConnector","kv_role":"kv_{role}","kv_buffer_device":"cpu",'
+            '"kv_connector_extra_config":{"backends":["UCX"]}}'
+        )
+        command = [
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny_model(),
+            "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags,
+            "--disable-uvicorn-access-log", "--kv-transfer-config", transfer,
+        ]  # fmt: skip
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def _wait(self) -> None:
+        waiting = list(self.urls.values())
+        while waiting:
+            for process in self._processes:
+                if process.poll() is not None:
+                    raise SystemExit(f"a bare vLLM server ended with code {process.returncode}")
+            try:
+                with urllib.request.urlopen(f"{waiting[0]}/health", timeout=5):
+                    waiting.pop(0)
+            except OSError:
+                time.sleep(POLL_S)
