@@ -8,27 +8,35 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import logging
 import os
+import re
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import Field
 
+from pdlab.environment import node_facts
 from pdlab.errors import ClusterError, DeployError
 from pdlab.local_nodes import LocalNodes, environment
-from pdlab.nodes import ClusterNode, ClusterView, Nic, Placement, Role
-from pdlab.replica_logs import LogTail, root_cause, tail_logs
+from pdlab.nodes import ClusterNode, ClusterView, Nic, Role
+from pdlab.replica_logs import LogTail, count_prewarmed, root_cause, tail_logs
 from pdlab.serve_args import NODE_ID_LABEL, NODE_NAME_LABEL, ServeApp
-from pdlab.spec import Frozen
+from pdlab.spec import Deployment, Frozen
 
 APP = "pdlab"
+_OUR_GROUP = re.compile(rf"SERVE_REPLICA::{APP}#|SERVE_GANG::{APP}_(?:Prefill|Decode|DPServer):")
+ENV_KEY = "pdlab:serve_env"
 POLL_S = 0.25
 JOIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
 
 
 class ReplicaState(Frozen):
@@ -61,6 +69,7 @@ class Cluster:
     def __init__(self, local: LocalNodes | None = None, env: Mapping[str, str] | None = None) -> None:
         self.local = local
         self.env = dict(env or {})
+        self._submitted = 0.0
 
     def __enter__(self) -> Cluster:
         import ray
@@ -108,9 +117,11 @@ class Cluster:
         if self.local:
             self._await_nodes(self.local.count)
         free = available_resources_per_node()
-        facts = {} if self.local else self._node_facts()
+        facts = {} if self.local else self._ask_nodes(node_facts)
         nodes = []
         for node in self.alive():
+            if not self.local and node["NodeID"] not in facts:
+                raise ClusterError(f"Ray's node {node['NodeManagerAddress']} runs no task within {JOIN_TIMEOUT_S:g} s")
             total, left = node["Resources"], free.get(node["NodeID"], {})
             labels = dict(node.get("Labels") or {})
             fact = facts.get(node["NodeID"], {})
@@ -134,19 +145,26 @@ class Cluster:
         nodes.sort(key=lambda node: (not node.head, node.id))
         return ClusterView(name=f"local-{self.local.count}" if self.local else "ray", nodes=tuple(nodes))
 
-    def _node_facts(self) -> dict[str, dict[str, Any]]:
-        """Machine and network of every node, asked on the node itself."""
+    def _ask_nodes(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+        """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
+
+        The function's module travels by value, for the nodes may have no pdlab: it imports nothing of pdlab.
+        """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        ask = ray.remote(num_cpus=0)(node_facts)
-        asked = {
-            node["NodeID"]: ask.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote()
-            for node in self.alive()
-        }
-        return {node_id: ray.get(answer, timeout=JOIN_TIMEOUT_S) for node_id, answer in asked.items()}
+        ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+        task = ray.remote(num_cpus=0)(function)
+        asked = {}
+        for node in self.alive():
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asked[node["NodeID"]] = task.options(scheduling_strategy=there).remote(*args)
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=JOIN_TIMEOUT_S)
+        answers = {}
+        for node_id, answer in asked.items():
+            with contextlib.suppress(Exception):  # it did not answer in time, or died meanwhile
+                answers[node_id] = ray.get(answer, timeout=0)
+        return answers
 
     def metrics_urls(self) -> tuple[str, ...]:
         """The Prometheus page of every node."""
@@ -155,24 +173,43 @@ class Cluster:
     def start_serve(self, host: str, port: int) -> None:
         """Start Ray Serve's controller and its proxy on the head node, or find them as asked.
 
-        Raises ClusterError when Serve is up at another address and serves applications of others.
+        Raises ClusterError when Serve is up otherwise and serves applications of others.
         """
         serve = importlib.import_module("ray.serve")
         details = self._details()
         if details is not None:
             http = details.get("http_options") or {}
-            if (http.get("host"), http.get("port")) == (host, port) and not self.env:
+            up = (http.get("host"), http.get("port"))
+            same_env = self._controller_env() == self.env
+            if up == (host, port) and same_env:
                 return
-            others = sorted(set(details.get("applications", {})) - {APP})
-            if others and (http.get("host"), http.get("port")) != (host, port):
+            others = ", ".join(sorted(set(details.get("applications", {})) - {APP}))
+            if others and up != (host, port):
                 raise ClusterError(
-                    f"Ray Serve already runs on {http.get('host')}:{http.get('port')} with {', '.join(others)}; "
-                    f"use --host {http.get('host')} --port {http.get('port')}"
+                    f"Ray Serve already runs on {up[0]}:{up[1]} with {others}; use --host {up[0]} --port {up[1]}"
                 )
-            if not others:
-                serve.shutdown()
+            if others:
+                raise ClusterError(
+                    f"Ray Serve already runs with {others}, and was started with other serving options "
+                    "(--direct-streaming or not); stop those applications, or ask for the same options"
+                )
+            serve.shutdown()
         serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        self._record_env()
         _hush()
+
+    def _controller_env(self) -> dict[str, str]:
+        """Environment that Serve's controller was started with; none when it was not pdlab that started it."""
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        record = json.loads(_internal_kv_get(ENV_KEY) or "{}")
+        return record["env"] if record.get("controller") == _controller_id() else {}
+
+    def _record_env(self) -> None:
+        """Beside the controller's id, so that a controller that somebody else starts later is not taken for ours."""
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        _internal_kv_put(ENV_KEY, json.dumps({"controller": _controller_id(), "env": self.env}))
 
     def submit(self, app: ServeApp) -> None:
         """Hand the application to Ray Serve; does not wait for it. Raises DeployError when Ray refuses it."""
@@ -182,11 +219,15 @@ class Cluster:
             application = getattr(importlib.import_module(module), name)(app.args)
         except Exception as error:  # pydantic's, vLLM's and Ray's own complaints about the arguments
             raise DeployError(f"Ray Serve LLM refuses the arguments: {' '.join(str(error).split())}") from error
-        serve.run_many(
-            [serve.RunTarget(target=application, name=APP, route_prefix="/")],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
+        self._submitted = time.time()
+        try:
+            serve.run_many(
+                [serve.RunTarget(target=application, name=APP, route_prefix="/")],
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
+        except Exception as error:  # Serve's own checks, a task's error, a controller that is gone
+            raise DeployError(f"Ray Serve refuses the application: {_last_line(str(error))}") from error
 
     def state(self) -> AppState:
         """What the controller says of the application now."""
@@ -240,72 +281,96 @@ class Cluster:
         return "\n".join(lines)
 
     def replica_logs(self) -> list[LogTail]:
-        """The end of every log of this application's replicas, read on the nodes themselves."""
+        """The end of every log of the submitted application's replicas, read on the nodes themselves."""
+        return [tail for tails in self._ask_logs(tail_logs) for tail in tails]
+
+    def _ask_logs(self, read: Callable[..., Any]) -> list[Any]:
+        """What ``read(folder, app, since)`` finds in every node's logs."""
         if self.local:
-            return tail_logs(str(self.local.logs), APP, "this machine")
+            return [read(str(self.local.logs), APP, self._submitted)]
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        logs = str(Path(ray._private.worker._global_node.get_session_dir_path()) / "logs")
-        read = ray.remote(num_cpus=0)(tail_logs)
-        found: list[LogTail] = []
-        for node in self.alive():
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            with contextlib.suppress(Exception):  # a node that cannot be asked has nothing to say
-                ref = read.options(scheduling_strategy=there).remote(logs, APP, node["NodeManagerAddress"])
-                found += ray.get(ref, timeout=JOIN_TIMEOUT_S)
-        return found
+        folder = str(Path(ray._private.worker._global_node.get_session_dir_path()) / "logs")
+        return list(self._ask_nodes(read, folder, APP, self._submitted).values())
 
-    def bundles(self, plan: Placement, view: ClusterView, model_id: str) -> dict[Role, list[list[str]]]:
-        """Per role and running Ray Serve replica, the node (by its id in ``view``) of every bundle."""
+    def bundles(self, deployment: Deployment, view: ClusterView, model_id: str) -> dict[Role, list[list[str]]]:
+        """Per role the node (by its id in ``view``) of every bundle, in rank order.
+
+        One list per gang of data parallel ranks where Ray Serve made gangs, else one per replica.
+        """
         names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes}
-        groups = self._bundle_nodes()
-        running = [replica for replica in self.state().replicas if replica.state == "RUNNING"]
-        return {
-            role: [
-                [names.get(node, node) for node in groups.get(replica.replica) or [replica.node or "an unknown node"]]
-                for replica in sorted(running, key=lambda replica: replica.replica)
-                if replica.deployment == deployment
-            ]
-            for role, deployment in deployment_names(plan, model_id).items()
+        groups = {
+            group["name"]: rank_order(group["bundles_to_node_id"])
+            for group in _placement_groups()
+            if group["state"] == "CREATED"
         }
+        running = sorted(
+            (replica for replica in self.state().replicas if replica.state == "RUNNING"),
+            key=lambda replica: replica.replica,
+        )
+        seen: dict[Role, list[list[str]]] = {}
+        for role, name in deployment_names(deployment, model_id).items():
+            gangs = [groups[group] for group in sorted(groups) if group.startswith(f"SERVE_GANG::{APP}_{name}_")]
+            single = [
+                groups.get(f"SERVE_REPLICA::{APP}#{name}#{replica.replica}") or [replica.node or "an unknown node"]
+                for replica in running
+                if replica.deployment == name
+            ]
+            seen[role] = [[names.get(node, node) for node in bundles] for bundles in gangs or single]
+        return seen
 
-    def _bundle_nodes(self) -> dict[str, list[str]]:
-        """Serve replica id -> Ray node id per bundle, of the placement groups that Serve made."""
-        from ray.util import placement_group_table
-
-        found = {}
-        for group in placement_group_table().values():
-            if group["state"] == "CREATED" and group["name"].startswith("SERVE_REPLICA"):
-                nodes = [group["bundles_to_node_id"][i] for i in sorted(group["bundles_to_node_id"])]
-                found[group["name"].rsplit("#", 1)[-1]] = nodes
-        return found
-
-    def warm_pairs(self, model_id: str) -> None:
-        """One transfer between every prefill and every decode replica, so that no user's request pays a handshake.
+    def warm_pairs(self, model_id: str) -> int:
+        """One request over every pair of a prefill and a decode replica, so that no user's pays a handshake.
 
         Ray's own prewarm runs when a decode replica starts and reaches the prefill replicas that are
-        up by then; running it again reaches all. Raises DeployError.
+        up by then; running it again reaches all. Returns the number of pairs. Raises DeployError when
+        a decode replica was not reached, when its log tells of a prefill replica that gave no KV
+        parameters, or of fewer pairs than there are. That the bytes arrived is not proven here (the
+        prewarm ignores what the engine answers): the NIXL counters and the canary do that. Where logs
+        cannot be read, only the decode replicas that answered are counted.
         """
         serve = importlib.import_module("ray.serve")
         broadcast = importlib.import_module("ray.llm._internal.serve.utils.broadcast").broadcast
+        decode = f"Decode:{_serve_name(model_id)}"
+        running = Counter(replica.deployment for replica in self.state().replicas if replica.state == "RUNNING")
+        pairs = running[f"Prefill:{_serve_name(model_id)}"] * running[decode]
+        before = self._prewarmed()
         try:
-            broadcast(serve.get_deployment_handle(f"Decode:{_serve_name(model_id)}", APP), "_maybe_prewarm")
+            reached = broadcast(serve.get_deployment_handle(decode, APP), "_maybe_prewarm")
         except Exception as error:
             why = self._why(self.state(), "a first KV transfer failed")
             raise DeployError(f"{why}; {_last_line(str(error))}") from error
+        if len(reached) != running[decode]:
+            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas could be asked to warm up")
+        done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
+        if empty or 0 < done < pairs:
+            raise DeployError(
+                f"only {done} of {pairs} prefill x decode pairs made a first KV transfer "
+                f"({empty} times a prefill replica gave no KV parameters); see the replicas' logs"
+            )
+        return pairs
+
+    def _prewarmed(self) -> tuple[int, int]:
+        """How many pairs the decode replicas' logs call warmed so far, and how many they had to skip."""
+        counts = self._ask_logs(count_prewarmed)
+        return sum(done for done, _ in counts), sum(empty for _, empty in counts)
 
     def ask_prefill(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Completions by a prefill engine alone, without KV transfer: the same model served collocated."""
+        """Completions by a prefill engine alone, without KV transfer: the same model served collocated.
+
+        Raises DeployError.
+        """
         serve = importlib.import_module("ray.serve")
         models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
         handle = serve.get_deployment_handle(f"Prefill:{_serve_name(model_id)}", APP).options(stream=True)
         answers = []
         for request in requests:
-            stream = handle.completions.remote(models.CompletionRequest(**request), None)
-            answer = next(iter(stream))
+            try:
+                answer: Any = next(iter(handle.completions.remote(models.CompletionRequest(**request), None)), None)
+            except Exception as error:  # whatever the replica raised, as a RayTaskError
+                raise DeployError(f"the prefill engine alone cannot be asked: {_last_line(str(error))}") from error
             if not hasattr(answer, "choices"):
-                raise DeployError(f"the prefill engine alone answers with an error: {answer}")
+                raise DeployError(f"the prefill engine alone answers with an error: {answer or 'an empty stream'}")
             answers.append(answer.model_dump(mode="json"))
         return answers
 
@@ -316,9 +381,10 @@ class Cluster:
             return
         serve.delete(APP, _blocking=False)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while self.state().status != "NOT_STARTED":
+        while (up := self.state().status != "NOT_STARTED") or _placement_groups():
             if time.monotonic() > deadline:
-                raise ClusterError(f"the application is still up {STOP_TIMEOUT_S:g} s after it was told to stop")
+                what = "the application is" if up else "placement groups of the application are"
+                raise ClusterError(f"{what} still up {STOP_TIMEOUT_S:g} s after it was told to stop")
             time.sleep(POLL_S)
 
     def stop_serve(self) -> None:
@@ -333,9 +399,11 @@ class Cluster:
 
         try:
             controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-            details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote())
+            details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER_TIMEOUT_S)
         except (ValueError, ray.exceptions.RayActorError):
             return None
+        except ray.exceptions.GetTimeoutError as error:
+            raise ClusterError(f"Ray Serve's controller does not answer within {ANSWER_TIMEOUT_S:g} s") from error
         return details
 
 
@@ -359,37 +427,47 @@ def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
     return loading
 
 
+def _controller_id() -> str:
+    import ray
+
+    return str(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")._actor_id.hex())
+
+
 def _hush() -> None:
     """Ray Serve sets its logger up again and again; warnings are enough for a person at the launcher."""
     for name in ("ray", "ray.serve", "vllm"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def deployment_names(plan: Placement, model_id: str) -> dict[Role, str]:
+def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:
     """Role -> name of its Ray Serve deployment."""
-    prefix: dict[Role, str] = {"collocated": "LLMServer:", "prefill": "Prefill:", "decode": "Decode:"}
-    return {role: prefix[role] + _serve_name(model_id) for role in dict.fromkeys(r.role for r in plan.replicas)}
+    prefix = {"prefill": "Prefill", "decode": "Decode"}
+    return {
+        cast(Role, role): f"{prefix.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
+        for role, pool in deployment.pools.items()
+    }
+
+
+def rank_order(nodes: Mapping[Any, str]) -> list[str]:
+    """Node of every bundle (bundle index -> node id) in the order in which ranks take bundles.
+
+    Ray Serve LLM and vLLM hand them out node by node, the node of the first bundle first.
+    """
+    by_index = [nodes[index] for index in sorted(nodes, key=int)]
+    return sorted(by_index, key=lambda node: (node != by_index[0], node))
+
+
+def _placement_groups() -> list[dict[str, Any]]:
+    """The placement groups that Ray Serve made for this application and that are not yet removed."""
+    from ray.util import placement_group_table
+
+    groups = placement_group_table().values()
+    return [group for group in groups if group["state"] != "REMOVED" and _OUR_GROUP.match(group["name"])]
 
 
 def _serve_name(model_id: str) -> str:
     """Ray Serve LLM's own rule for a deployment's name."""
     return model_id.replace("/", "--").replace(".", "_")
-
-
-def node_facts() -> dict[str, Any]:
-    """Host name and network of the machine this runs on: EFA or other RDMA devices first, else Ethernet."""
-    import socket
-    from pathlib import Path
-
-    rdma = list(Path("/sys/class/infiniband").glob("*"))
-    efa = [device for device in rdma if (device / "device" / "driver").resolve().name == "efa"]
-    nic: dict[str, Any] = {"kind": "ethernet"}
-    if efa:
-        nic = {"kind": "efa", "count": len(efa)}
-    elif rdma:
-        layers = {(device / "ports/1/link_layer").read_text().strip() for device in rdma[:1]}
-        nic = {"kind": "infiniband" if "InfiniBand" in layers else "roce", "count": len(rdma)}
-    return {"host": socket.gethostname(), "nic": nic}
 
 
 def _plain(value: Any) -> str:

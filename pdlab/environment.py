@@ -1,4 +1,7 @@
-"""What a measurement ran on: versions of the stack and the hardware of this machine."""
+"""What a measurement ran on: versions of the stack and the hardware of this machine.
+
+`node_facts` is sent by value to nodes that have no pdlab: this module imports nothing of pdlab.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import importlib.util
 import os
 import platform
 import re
+import socket
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 DISTRIBUTIONS = {
     "ray": ("ray",),
@@ -36,6 +41,22 @@ def hardware() -> dict[str, str | int | float | None]:
         "kernel": platform.release(),
         "gpus": _nvidia("--query-gpu=name"),
     }
+
+
+def node_facts(devices: str = "/sys/class/infiniband") -> dict[str, Any]:
+    """Host name and network of the machine this runs on: EFA or other RDMA devices first, else Ethernet."""
+    rdma = sorted(Path(devices).glob("*"))
+    efa = [device for device in rdma if (device / "device" / "driver").resolve().name == "efa"]
+    nic: dict[str, Any] = {"kind": "ethernet"}
+    if efa:
+        nic = {"kind": "efa", "count": len(efa)}
+    elif rdma:
+        try:
+            layer = (rdma[0] / "ports/1/link_layer").read_text().strip()
+        except OSError:
+            layer = "unknown"
+        nic = {"kind": "infiniband" if layer == "InfiniBand" else "roce", "count": len(rdma)}
+    return {"host": socket.gethostname(), "nic": nic}
 
 
 def _first(distributions: tuple[str, ...]) -> str | None:

@@ -1,9 +1,13 @@
-"""What the engines themselves wrote when they failed: the end of their logs, and the line that says why."""
+"""What the engines themselves wrote when they failed: the end of their logs, and the line that says why.
+
+Sent by value to nodes that have no pdlab: this module imports nothing of pdlab.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,22 +40,32 @@ class LogTail(NamedTuple):
     error: str | None
 
 
-def tail_logs(folder: str, app: str, node: str, since: float = 0.0) -> list[LogTail]:
-    """Logs of the application's replicas under ``folder``, newest first.
+def tail_logs(folder: str, app: str, since: float = 0.0) -> list[LogTail]:
+    """Logs of the application's replicas under ``folder`` on this machine, newest first."""
+    node = socket.gethostname()
+    return [LogTail(node, str(path), first_error(_ends(path)[1])) for path in _logs_of(folder, app, since)]
 
-    Ray writes one .out and one .err per process; a replica's say ``:actor_name:ServeReplica:<app>:``
+
+def count_prewarmed(folder: str, app: str, since: float = 0.0) -> tuple[int, int]:
+    """How often decode replicas wrote that a pair was warmed, and that a prefill replica gave nothing to warm with."""
+    done = empty = 0
+    for path in _logs_of(folder, app, since):
+        with path.open(errors="replace") as lines:
+            for line in lines:
+                done += "Pre-warm handshake done" in line
+                empty += "returned empty kv_params" in line
+    return done, empty
+
+
+def _logs_of(folder: str, app: str, since: float) -> Iterator[Path]:
+    """Ray writes one .out and one .err per process; a replica's say ``:actor_name:ServeReplica:<app>:``
     near their beginning. Logs that ended before ``since`` (seconds, Unix time) are of earlier launches.
     """
-    found = []
     paths = [path for path in Path(folder).glob("worker-*") if path.suffix in (".out", ".err")]
     written = {path: path.stat().st_mtime for path in paths}
     for path in sorted(paths, key=written.__getitem__, reverse=True):
-        if written[path] < since:
-            continue
-        head, tail = _ends(path)
-        if f":actor_name:ServeReplica:{app}:" in head + tail:
-            found.append(LogTail(node, str(path), first_error(tail)))
-    return found
+        if written[path] >= since and f":actor_name:ServeReplica:{app}:" in "".join(_ends(path)):
+            yield path
 
 
 def _ends(path: Path) -> tuple[str, str]:

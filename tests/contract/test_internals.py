@@ -23,10 +23,13 @@ import pytest
 from contract.conftest import quietly
 from contract.test_builders import deployments_of, rendered
 
-from pdlab import canary, local_nodes, running, serve_args
-from pdlab.cluster import APP, Cluster, deployment_names
-from pdlab.nodes import NODE_NAME_LABEL
-from pdlab.replica_logs import first_error
+from pdlab import canary, cluster, local_nodes, running, serve_args
+from pdlab.cluster import APP, AppState, Cluster, ReplicaState, deployment_names, rank_order
+from pdlab.environment import node_facts
+from pdlab.errors import ClusterError, DeployError
+from pdlab.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView
+from pdlab.replica_logs import LogTail, count_prewarmed, first_error, tail_logs
+from pdlab.serve_args import NODE_ID_LABEL
 from pdlab.spec import Deployment, parse_label
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +70,59 @@ class TestWarmingAndPrefillAlone:
     def test_broadcast(self) -> None:
         broadcast = quietly(f"{SERVE}.utils.broadcast").broadcast
         assert parameters(broadcast)[:2] == ["handle", "method_name"]
+
+    def test_the_prewarm_tells_its_log_what_it_did(self, pd_server: ModuleType) -> None:
+        source = inspect.getsource(pd_server.PDDecodeServer._maybe_prewarm)
+        assert "Pre-warm handshake done" in source and "returned empty kv_params" in source
+
+    @pytest.mark.parametrize(
+        ("reached", "wrote", "trouble"),
+        [
+            (2, (6, 0), None),
+            (2, (0, 0), None),  # logs that cannot be read prove nothing
+            (1, (3, 0), "only 1 of 2 decode replicas could be asked"),
+            (2, (5, 0), "only 5 of 6 prefill x decode pairs"),
+            (2, (0, 6), "6 times a prefill replica gave no KV parameters"),
+        ],
+    )
+    def test_warmed_pairs(
+        self, reached: int, wrote: tuple[int, int], trouble: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = ["Prefill:m"] * 3 + ["Decode:m"] * 2 + ["OpenAiIngress"]
+        replicas = tuple(ReplicaState(deployment=name, replica="r", state="RUNNING") for name in names)
+        logs = iter([[(4, 1), (2, 0)], [(4 + wrote[0], 1), (2, wrote[1])]])
+        monkeypatch.setattr(Cluster, "state", lambda _: AppState(status="RUNNING", replicas=replicas))
+        monkeypatch.setattr(Cluster, "_ask_logs", lambda *_: next(logs))
+        monkeypatch.setattr(quietly("ray.serve"), "get_deployment_handle", lambda *_: None)
+        monkeypatch.setattr(quietly(f"{SERVE}.utils.broadcast"), "broadcast", lambda *_: [None] * reached)
+        if trouble is None:
+            assert Cluster().warm_pairs("m") == 6
+            return
+        with pytest.raises(DeployError, match=trouble):
+            Cluster().warm_pairs("m")
+
+    @pytest.mark.parametrize(
+        ("answer", "trouble"),
+        [
+            ([], "answers with an error: an empty stream"),
+            ([SimpleNamespace(error="no")], "answers with an error: .*no"),
+            (RuntimeError("Traceback\n  ...\nValueError: why"), "cannot be asked: ValueError: why$"),
+        ],
+        ids=["empty", "error", "raises"],
+    )
+    def test_a_prefill_engine_that_does_not_answer(
+        self, answer: Any, trouble: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def remote(*_: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return iter(answer)
+
+        handle = SimpleNamespace(completions=SimpleNamespace(remote=remote))
+        handle.options = lambda **_: handle
+        monkeypatch.setattr(quietly("ray.serve"), "get_deployment_handle", lambda *_: handle)
+        with pytest.raises(DeployError, match=trouble):
+            Cluster().ask_prefill("m", canary.requests("m"))
 
     def test_prewarm_can_be_run_again(self, pd_server: ModuleType) -> None:
         prewarm = pd_server.PDDecodeServer._maybe_prewarm
@@ -243,14 +299,11 @@ class TestDeployments:
     )
     @pytest.mark.usefixtures("no_cluster")
     def test_names(self, label: str, model_id: str | None) -> None:
-        case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss", model_id=model_id), "local-2")
-        if label == "collocated-1xdp2" and "DPServer" not in inspect.getsource(deployment_names):
-            pytest.xfail(
-                "data parallel collocated servers are DPServer:..., which cluster.deployment_names does not say"
-            )
+        deployment = Deployment(topology=parse_label(label), model="tiny-gptoss", model_id=model_id)
+        case = rendered(deployment, "local-2")
         builder = getattr(quietly("ray.serve.llm"), case.app.import_path.partition(":")[2])
         made = {deployment.name for deployment in deployments_of(builder(case.app.args))}
-        names = deployment_names(case.placement, model_id or "tiny-gptoss").values()
+        names = deployment_names(deployment, model_id or "tiny-gptoss").values()
         assert made == {*names, "OpenAiIngress"}
 
     def test_submission(self) -> None:
@@ -267,13 +320,73 @@ class TestDeployments:
         assert (constants.SERVE_CONTROLLER_NAME, constants.SERVE_NAMESPACE) == ("SERVE_CONTROLLER_ACTOR", "serve")
         assert hasattr(quietly("ray.serve._private.controller").ServeController, "get_serve_instance_details")
 
-    def test_placement_groups_are_named_after_replicas(self) -> None:
-        """Cluster.bundles finds a replica's bundles by the end of its placement group's name."""
+    def test_placement_groups_are_named_after_replicas_and_gangs(self) -> None:
+        """Cluster.bundles finds a replica's bundles, and a gang's, by their placement group's name."""
         common = quietly("ray.serve._private.common")
         replica = common.ReplicaID("abc123", common.DeploymentID("Decode:m", APP))
-        assert replica.to_full_id_str().startswith("SERVE_REPLICA")
-        assert replica.to_full_id_str().rsplit("#", 1)[-1] == replica.unique_id
-        assert common.GANG_PG_NAME_PREFIX == "SERVE_GANG::", "those of data parallel ranks, one for all of them"
+        assert replica.to_full_id_str() == f"SERVE_REPLICA::{APP}#Decode:m#abc123"
+        assert common.GANG_PG_NAME_PREFIX == "SERVE_GANG::"
+        source = inspect.getsource(quietly("ray.serve._private.deployment_scheduler"))
+        assert re.search(
+            r'f"\{GANG_PG_NAME_PREFIX\}\{deployment_id.app_name\}"\s+f"_\{deployment_id.name\}"\s+f"_\{gang_index\}_',
+            source,
+        )
+
+    @pytest.mark.parametrize(
+        "nodes", [["b", "b", "a", "a"], ["b", "a", "b", "a"], ["c", "a", "b", "c"], ["a"]], ids="".join
+    )
+    def test_bundles_are_taken_node_by_node(self, nodes: list[str]) -> None:
+        by_index = dict(enumerate(nodes))
+        ray_order = quietly(f"{SERVE}.utils.pg_utils")._sort_bundle_indices_by_node(by_index, nodes[0])
+        assert rank_order(by_index) == [nodes[index] for index in ray_order]
+
+    @pytest.mark.parametrize("gangs", [True, False])
+    def test_bundles(self, gangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        prefill, decode = (("Prefill:m", "p1"), ("Prefill:m", "p0")), (("Decode:m", "d0"), ("Decode:m", "d1"))
+        state = AppState(
+            status="RUNNING",
+            replicas=tuple(
+                ReplicaState(deployment=name, replica=replica, state="RUNNING", node="n2")
+                for name, replica in (*prefill, *decode)
+            ),
+        )
+        table = {
+            "1": group(f"SERVE_REPLICA::{APP}#Prefill:m#p1", "n1", "n1"),
+            "2": group(f"SERVE_REPLICA::{APP}#Prefill:m#p0", "n2", "n1"),
+            "3": group(f"SERVE_REPLICA::{APP}#Decode:m#d1", "n9", state="REMOVED"),
+            "4": group("SERVE_REPLICA::another#Decode:m#d0", "n9"),
+        }
+        if gangs:
+            table["5"] = group(f"SERVE_GANG::{APP}_Decode:m_0_12ab34cd", "n2", "n1", "n2", "n1")
+            table["6"] = group("SERVE_GANG::another_Decode:m_0_12ab34cd", "n9")
+        monkeypatch.setattr(quietly("ray.util"), "placement_group_table", lambda: table)
+        monkeypatch.setattr(Cluster, "state", lambda _: state)
+        view = ClusterView(
+            nodes=tuple(ClusterNode(id=f"host-{i}", cpus=8, labels={NODE_ID_LABEL: f"n{i}"}) for i in (1, 2))
+        )
+        deployment = Deployment(topology=parse_label("pd-spread-p2xtp2-d1xtp2dp2"))
+        assert Cluster().bundles(deployment, view, "m") == {
+            "prefill": [["host-2", "host-1"], ["host-1", "host-1"]],
+            "decode": [["host-2", "host-2", "host-1", "host-1"]] if gangs else [["host-2"], ["host-2"]],
+        }
+
+    def test_deleting_waits_for_placement_groups(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gang, own = (
+            group(f"SERVE_GANG::{APP}_DPServer:m_0_1", "n1"),
+            group(f"SERVE_REPLICA::{APP}#OpenAiIngress#1", "n1"),
+        )
+        others = [group("SERVE_REPLICA::another#m#1", "n1"), group(f"SERVE_GANG::{APP}_2_DPServer:m_0_1", "n1")]
+        tables = iter([[gang, own, *others], [gang, *others], others])
+        monkeypatch.setattr(quietly("ray.util"), "placement_group_table", lambda: dict(enumerate(next(tables))))
+        monkeypatch.setattr(quietly("ray.serve"), "delete", lambda *_, **__: None)
+        monkeypatch.setattr(Cluster, "_details", lambda _: {"applications": {}})
+        monkeypatch.setattr(cluster, "POLL_S", 0.0)
+        Cluster().delete()
+        assert next(tables, None) is None
+        monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(quietly("ray.util"), "placement_group_table", lambda: {"1": gang})
+        with pytest.raises(ClusterError, match="placement groups of the application are still up"):
+            Cluster().delete()
 
     def test_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Cluster.state reads what the controller says, as Serve's own schema writes it."""
@@ -329,6 +442,117 @@ class TestDeployments:
 
     def test_what_is_free_on_a_node(self) -> None:
         assert parameters(quietly("ray._private.state").available_resources_per_node) == []
+
+
+class TestServe:
+    """Cluster.start_serve: the controller's environment is that of whoever started it."""
+
+    @pytest.fixture
+    def serve(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        """A Ray Serve that is there when it was started, and Ray's key-value store."""
+        world = SimpleNamespace(details=None, controller="", calls=[], store={})
+        serve, kv = quietly("ray.serve"), quietly("ray.experimental.internal_kv")
+
+        def start(*, proxy_location: str, http_options: dict[str, Any]) -> None:
+            world.calls.append("start")
+            world.controller += "f0"
+            world.details = {"http_options": http_options, "applications": {}}
+
+        def actor(name: str, namespace: str) -> Any:
+            return SimpleNamespace(_actor_id=bytes.fromhex(world.controller))
+
+        monkeypatch.setattr(serve, "start", start)
+        monkeypatch.setattr(serve, "shutdown", lambda: world.calls.append("shutdown"))
+        monkeypatch.setattr(quietly("ray"), "get_actor", actor)
+        monkeypatch.setattr(kv, "_internal_kv_put", lambda key, value: world.store.update({key: value.encode()}))
+        monkeypatch.setattr(kv, "_internal_kv_get", lambda key: world.store.get(key))
+        monkeypatch.setattr(Cluster, "_details", lambda _: world.details)
+        return world
+
+    def test_it_is_started_once(self, serve: SimpleNamespace) -> None:
+        for _ in range(2):
+            Cluster().start_serve("127.0.0.1", 8000)
+        assert serve.calls == ["start"]
+
+    def test_it_is_started_again_with_another_environment(self, serve: SimpleNamespace) -> None:
+        direct = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+        for env in (direct, direct, {}, {}, direct):
+            Cluster(env=env).start_serve("127.0.0.1", 8000)
+        assert serve.calls == ["start", "shutdown", "start", "shutdown", "start"]
+
+    def test_it_is_started_again_for_another_address(self, serve: SimpleNamespace) -> None:
+        Cluster().start_serve("127.0.0.1", 8000)
+        Cluster().start_serve("127.0.0.1", 8001)
+        assert serve.calls == ["start", "shutdown", "start"]
+
+    def test_a_controller_that_somebody_else_started_is_not_taken_for_ours(self, serve: SimpleNamespace) -> None:
+        Cluster(env={"A": "1"}).start_serve("127.0.0.1", 8000)
+        serve.controller = "0a"
+        Cluster().start_serve("127.0.0.1", 8000)
+        assert serve.calls == ["start"]
+
+    def test_applications_of_others_stay(self, serve: SimpleNamespace) -> None:
+        Cluster(env={"A": "1"}).start_serve("127.0.0.1", 8000)
+        serve.details["applications"] = {APP: {}, "theirs": {}}
+        Cluster(env={"A": "1"}).start_serve("127.0.0.1", 8000)
+        with pytest.raises(ClusterError, match="runs with theirs, and was started with other serving options"):
+            Cluster().start_serve("127.0.0.1", 8000)
+        with pytest.raises(
+            ClusterError, match=r"on 127\.0\.0\.1:8000 with theirs; use --host 127\.0\.0\.1 --port 8000"
+        ):
+            Cluster(env={"A": "1"}).start_serve("127.0.0.1", 8001)
+        assert serve.calls == ["start"]
+
+    def test_names(self) -> None:
+        kv = quietly("ray.experimental.internal_kv")
+        assert parameters(kv._internal_kv_get)[0] == "key" and parameters(kv._internal_kv_put)[:2] == ["key", "value"]
+        assert hasattr(quietly("ray.actor").ActorHandle, "_actor_id") or "_actor_id" in inspect.getsource(
+            quietly("ray.actor").ActorHandle
+        )
+
+    def test_a_controller_that_does_not_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ray = quietly("ray")
+
+        def late(*_: Any, timeout: float) -> None:
+            raise ray.exceptions.GetTimeoutError("late")
+
+        asked = SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=lambda: None))
+        monkeypatch.setattr(ray, "get_actor", lambda *_, **__: asked)
+        monkeypatch.setattr(ray, "get", late)
+        with pytest.raises(ClusterError, match="does not answer within 30 s"):
+            Cluster().state()
+
+
+class TestNodesWithoutPdlab:
+    """Functions that run as Ray tasks take their modules along."""
+
+    def test_they_run_where_pdlab_is_not_installed(self, tmp_path: Path) -> None:
+        ray = quietly("ray")
+        logs = tmp_path / "logs"
+        logs.mkdir()
+        text = f":actor_name:ServeReplica:{APP}:Decode:m\nPre-warm handshake done\nValueError: why\n"
+        (logs / "worker-1.err").write_text(text)
+        for function in (node_facts, tail_logs, count_prewarmed):
+            ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+        calls = [(node_facts, ()), (tail_logs, (str(logs), APP)), (count_prewarmed, (str(logs), APP))]
+        (tmp_path / "calls").write_bytes(ray.cloudpickle.dumps(calls))
+        program = """
+import importlib.util, pathlib
+from ray import cloudpickle
+assert importlib.util.find_spec("pdlab") is None
+calls = cloudpickle.loads(pathlib.Path("calls").read_bytes())
+answers = [function(*args) for function, args in calls]
+pathlib.Path("answers").write_bytes(cloudpickle.dumps(answers))
+"""
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        command = [sys.executable, "-W", "ignore", "-c", program]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        facts, tails, warmed = ray.cloudpickle.loads((tmp_path / "answers").read_bytes())
+        assert facts == node_facts()
+        assert tails == tail_logs(str(logs), APP) and tails[0].error == "ValueError: why"
+        assert isinstance(tails[0], LogTail)
+        assert warmed == (1, 0)
 
 
 class TestMetrics:
@@ -395,6 +619,11 @@ class TestArguments:
         names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_"))]
         assert len(names) >= 7
         assert [name for name in names if not any(name in text for text in texts)] == []
+
+
+def group(name: str, *nodes: str, state: str = "CREATED") -> dict[str, Any]:
+    """One entry of Ray's placement group table."""
+    return {"name": name, "state": state, "bundles_to_node_id": dict(enumerate(nodes))}
 
 
 def direct_streaming() -> Deployment:

@@ -85,3 +85,25 @@ class TestNvidia:
 
         monkeypatch.setattr(subprocess, "run", run)
         assert (hardware()["gpus"], versions()["driver"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("devices", "nic"),
+    [
+        ([], {"kind": "ethernet"}),
+        ([("efa", None), ("efa", None)], {"kind": "efa", "count": 2}),
+        ([("mlx5_core", "InfiniBand")], {"kind": "infiniband", "count": 1}),
+        ([("mlx5_core", "Ethernet")], {"kind": "roce", "count": 1}),
+        ([("mlx5_core", None)], {"kind": "roce", "count": 1}),
+    ],
+)
+def test_network(devices: list[tuple[str, str | None]], nic: dict[str, object], tmp_path: Path) -> None:
+    for number, (driver, layer) in enumerate(devices):
+        (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        device = tmp_path / "infiniband" / f"rdma{number}"
+        (device / "device").mkdir(parents=True)
+        (device / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
+        if layer:
+            (device / "ports" / "1").mkdir(parents=True)
+            (device / "ports" / "1" / "link_layer").write_text(layer + "\n")
+    assert environment.node_facts(str(tmp_path / "infiniband"))["nic"] == nic

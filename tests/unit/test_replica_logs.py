@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from pdlab import replica_logs
-from pdlab.replica_logs import LogTail, first_error, root_cause, tail_logs
+from pdlab.replica_logs import LogTail, count_prewarmed, first_error, root_cause, tail_logs
 
 # The root cause is in the engine core's own process; what follows only repeats that it failed.
 ENGINE_CORE = """\
@@ -136,14 +137,15 @@ class TestTailLogs:
         self.write(tmp_path, "worker-3.out", WORKER.replace(":pdlab:", ":another:"))
         self.write(tmp_path, "worker-4.log", ENGINE_CORE)
         self.write(tmp_path, "raylet.out", ENGINE_CORE)
-        tails = tail_logs(str(tmp_path), "pdlab", "this machine")
-        assert [(tail.node, tail.path) for tail in tails] == [("this machine", str(new)), ("this machine", str(old))]
+        tails = tail_logs(str(tmp_path), "pdlab")
+        here = socket.gethostname()
+        assert [(tail.node, tail.path) for tail in tails] == [(here, str(new)), (here, str(old))]
         assert root_cause(tails) == first_error(ENGINE_CORE)
 
     def test_logs_of_earlier_launches_are_left_out(self, tmp_path: Path) -> None:
         self.write(tmp_path, "worker-1.out", ENGINE_CORE, age_s=60)
         self.write(tmp_path, "worker-2.out", CLEAN)
-        tails = tail_logs(str(tmp_path), "pdlab", "here", since=1_800_000_000.0 - 30)
+        tails = tail_logs(str(tmp_path), "pdlab", since=1_800_000_000.0 - 30)
         assert [Path(tail.path).name for tail in tails] == ["worker-2.out"]
         assert root_cause(tails) is None
 
@@ -152,15 +154,27 @@ class TestTailLogs:
         monkeypatch.setattr(replica_logs, "TAIL_BYTES", 200)
         text = ":actor_name:ServeReplica:pdlab:Decode:m\n" + "UCX DEBUG a line\n" * 1000 + "ValueError: the end\n"
         self.write(tmp_path, "worker-1.err", text)
-        assert root_cause(tail_logs(str(tmp_path), "pdlab", "here")) == "ValueError: the end"
+        assert root_cause(tail_logs(str(tmp_path), "pdlab")) == "ValueError: the end"
 
     def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "worker-1.out").write_bytes(b":actor_name:ServeReplica:pdlab:x\n\xff\xfe\nOSError: \xff gone\n")
-        (tail,) = tail_logs(str(tmp_path), "pdlab", "here")
+        (tail,) = tail_logs(str(tmp_path), "pdlab")
         assert tail.error == "OSError: \N{REPLACEMENT CHARACTER} gone"
 
+    def test_what_the_prewarm_did(self, tmp_path: Path) -> None:
+        """Lines as Ray's logger and its warnings write them, over one decode replica's two files."""
+        head = ":actor_name:ServeReplica:pdlab:Decode:m\n"
+        done = "INFO pdlab_Decode:m x1 -- [PDDecodeServer] Pre-warm handshake done for P replica 0.\n"
+        empty = "[PDDecodeServer] P replica 1 returned empty kv_params; skipping.\n"
+        self.write(tmp_path, "worker-1.err", head + done + empty + done)
+        self.write(tmp_path, "worker-1.out", head + "[PDDecodeServer] Pre-warm complete\n")
+        self.write(tmp_path, "worker-2.err", head + done, age_s=60)
+        self.write(tmp_path, "worker-3.err", head.replace(":pdlab:", ":another:") + done)
+        assert count_prewarmed(str(tmp_path), "pdlab") == (3, 1)
+        assert count_prewarmed(str(tmp_path), "pdlab", since=1_800_000_000.0 - 30) == (2, 1)
+
     def test_no_folder(self, tmp_path: Path) -> None:
-        assert tail_logs(str(tmp_path / "none"), "pdlab", "here") == []
+        assert tail_logs(str(tmp_path / "none"), "pdlab") == []
 
 
 def test_root_cause_is_of_the_first_log_that_has_one() -> None:
