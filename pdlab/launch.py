@@ -79,8 +79,9 @@ def launch(request: LaunchRequest) -> None:
             try:
                 running = _serve(cluster, request, shape, source, loading, say)
             except BaseException:
-                if local:
-                    say(f"logs kept in {local_nodes.keep_logs(local)}")
+                kept = local_nodes.keep_logs(local) if local else None
+                if kept:
+                    say(f"logs kept in {kept}")
                 raise
             if request.detach:
                 taken_down.pop_all()
@@ -95,10 +96,10 @@ def launch(request: LaunchRequest) -> None:
 def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
     say = Progress()
-    local = local_nodes.running()
+    local = local_nodes.running_or_salvaged()
     if local:
         local_nodes.stop(local)
-        say(f"stopped {local.count} local Ray nodes and everything on them")
+        say("stopped the local Ray nodes and everything on them")
         clear_running(base_url(host, port))
         return
     with Cluster() as cluster:
@@ -116,9 +117,9 @@ def live_view() -> ClusterView:
 
 def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
-    up = local_nodes.running()
     if request.local_nodes is None:
         return None
+    up = local_nodes.running()
     if up and up.count != request.local_nodes:
         raise UsageError(
             f"{up.count} local Ray nodes are up, --local {request.local_nodes} asks for others; "

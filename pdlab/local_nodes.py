@@ -8,7 +8,9 @@ is by then.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +20,7 @@ import sysconfig
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from pdlab.catalog import LOCAL_NODE_CPUS
@@ -31,6 +34,9 @@ START_TIMEOUT_S = 60.0
 TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
 OBJECT_STORE_BYTES = 100_000_000
+
+# Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
+_children: list[subprocess.Popen[bytes]] = []
 
 
 class LocalNodes(Frozen):
@@ -78,12 +84,15 @@ def environment(cluster_id: str, temp_dir: str) -> dict[str, str]:
 def start(count: int) -> LocalNodes:
     """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
 
-    Raises UsageError when other local nodes are up, ClusterError when Ray does not start.
+    Raises UsageError when other local nodes are up or just being started, ClusterError when Ray does not start.
     """
-    if running():
-        raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-    state = _state_file()
-    state.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(fcntl.LOCK_EX):
+        if _found(_read()):
+            raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
+        return _start(count)
+
+
+def _start(count: int) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
     # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
     temp_dir = tempfile.mkdtemp(prefix="pdlab-")
@@ -91,14 +100,14 @@ def start(count: int) -> LocalNodes:
     port = free_port()
     nodes = LocalNodes(id=cluster_id, count=count, gcs_port=port, temp_dir=temp_dir, pids=())
     try:
-        head = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"]
-        pids = [_ray_start(1, [*head, f"--ray-client-server-port={free_port()}"], env, temp_dir)]
-        nodes = nodes.model_copy(update={"pids": tuple(pids)})
-        state.write_text(to_yaml(nodes))
-        _wait_for(port, pids[0], temp_dir)
-        pids += [_ray_start(i, [f"--address={nodes.address}"], env, temp_dir) for i in range(2, count + 1)]
-        nodes = nodes.model_copy(update={"pids": tuple(pids)})
-        state.write_text(to_yaml(nodes))
+        flags = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"]
+        head = _ray_start(1, [*flags, f"--ray-client-server-port={free_port()}"], env, temp_dir)
+        nodes = nodes.model_copy(update={"pids": (head.pid,)})
+        _write(nodes)
+        _wait_for(port, head, temp_dir)
+        others = [_ray_start(i, [f"--address={nodes.address}"], env, temp_dir) for i in range(2, count + 1)]
+        nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
+        _write(nodes)
     except BaseException:
         stop(nodes)
         raise
@@ -106,12 +115,28 @@ def start(count: int) -> LocalNodes:
 
 
 def running() -> LocalNodes | None:
-    """The local nodes that a launch left up; None when there are none (stale traces are removed)."""
-    state = _state_file()
-    if not state.exists():
+    """The local nodes that a launch left up; None when there are none (stale traces are removed).
+
+    Raises UsageError when another launch is just starting them, or when their record is damaged.
+    """
+    with _lock(fcntl.LOCK_SH):
+        return _found(_read())
+
+
+def running_or_salvaged() -> LocalNodes | None:
+    """For stopping: the same, whoever is starting them, and from a damaged record what can still be read of it."""
+    try:
+        return _found(_read())
+    except UsageError:
+        nodes = _salvage()
+        if processes(nodes):
+            return nodes
+        stop(nodes)
         return None
-    nodes = load_yaml(state, LocalNodes)
-    if any(_belongs(pid, nodes) for pid in nodes.pids):
+
+
+def _found(nodes: LocalNodes | None) -> LocalNodes | None:
+    if nodes is None or any(_belongs(pid, nodes) for pid in nodes.pids):
         return nodes
     stop(nodes)
     return None
@@ -127,6 +152,7 @@ def stop(nodes: LocalNodes) -> None:
         while processes(nodes) and time.monotonic() < deadline:
             time.sleep(0.05)
     left = processes(nodes)
+    _children[:] = [child for child in _children if child.poll() is None]
     shutil.rmtree(nodes.temp_dir, ignore_errors=True)
     if left:
         raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
@@ -139,12 +165,13 @@ def processes(nodes: LocalNodes) -> list[int]:
     return sorted(pid for pid in pids if pid != os.getpid() and _belongs(pid, nodes))
 
 
-def keep_logs(nodes: LocalNodes) -> Path:
-    """Copy the logs to the cache folder before `stop` removes them; returns where they are."""
+def keep_logs(nodes: LocalNodes) -> Path | None:
+    """Copy the logs to the cache folder before `stop` removes them; returns where they are (None: there are none)."""
     kept = cache_dir() / "logs" / "last-failure"
     shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(nodes.logs, kept, ignore_dangling_symlinks=True)
-    return kept
+    with contextlib.suppress(OSError):  # no logs yet; a file that went meanwhile, after all others were copied
+        shutil.copytree(nodes.logs, kept, ignore_dangling_symlinks=True)
+    return kept if kept.is_dir() else None
 
 
 def free_port() -> int:
@@ -154,7 +181,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _ray_start(number: int, args: list[str], env: dict[str, str], temp_dir: str) -> int:
+def _ray_start(number: int, args: list[str], env: dict[str, str], temp_dir: str) -> subprocess.Popen[bytes]:
     ray = shutil.which("ray", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if ray is None:
         raise ClusterError(f"`ray` is not installed beside {sys.executable}; install requirements-cpu.txt (make setup)")
@@ -167,15 +194,16 @@ def _ray_start(number: int, args: list[str], env: dict[str, str], temp_dir: str)
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    return process.pid
+    _children.append(process)
+    return process
 
 
-def _wait_for(port: int, pid: int, temp_dir: str) -> None:
+def _wait_for(port: int, head: subprocess.Popen[bytes], temp_dir: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
             return
-        if os.waitpid(pid, os.WNOHANG)[0]:
+        if head.poll() is not None:
             break
         time.sleep(0.05)
     lines = [line for line in (Path(temp_dir) / "node-1.log").read_text().splitlines() if line.strip()]
@@ -194,6 +222,54 @@ def _belongs(pid: int, nodes: LocalNodes) -> bool:
             if str((proc / stream).readlink()).startswith(nodes.temp_dir + "/"):
                 return True
     return False
+
+
+@contextlib.contextmanager
+def _lock(kind: int) -> Iterator[None]:
+    """One launch at a time starts local nodes, and nobody looks for them meanwhile. Raises UsageError in the others."""
+    lock = cache_dir() / "local.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError("another launch is just starting local Ray nodes; try again when it is ready") from error
+        yield
+
+
+def _read() -> LocalNodes | None:
+    state = _state_file()
+    if not state.exists():
+        return None
+    try:
+        return load_yaml(state, LocalNodes)
+    except UsageError as error:
+        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it and what it still tells of") from error
+
+
+def _write(nodes: LocalNodes) -> None:
+    state = _state_file()
+    part = state.with_name(f".{state.name}.{os.getpid()}.part")
+    part.write_text(to_yaml(nodes), encoding="utf-8")
+    part.replace(state)
+
+
+def _salvage() -> LocalNodes:
+    """The nodes of a damaged record: by their marker, by their folder, or by neither."""
+    state = _state_file()
+    try:
+        text = state.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    marker = re.search(r"^id: ['\"]?([0-9a-f]{12})\b", text, re.MULTILINE)
+    folder = re.search(r"^temp_dir: (/\S*/pdlab-[^/\s]+)$", text, re.MULTILINE)
+    return LocalNodes(
+        id=marker[1] if marker else "unknown",
+        count=1,
+        gcs_port=0,
+        temp_dir=folder[1] if folder else f"{state}.none",
+        pids=(),
+    )
 
 
 def _state_file() -> Path:

@@ -595,6 +595,9 @@ class TestArguments:
             def __init__(self, command: list[str], **_: Any) -> None:
                 commands.append(command)
 
+            def poll(self) -> int:
+                return 0
+
         monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
         monkeypatch.setattr(local_nodes.subprocess, "Popen", Started)
         monkeypatch.setattr(local_nodes, "_wait_for", lambda *_: None)

@@ -15,7 +15,16 @@ import pytest
 
 from pdlab import local_nodes
 from pdlab.errors import ClusterError, UsageError
-from pdlab.local_nodes import MARKER, LocalNodes, processes, running, start, stop
+from pdlab.local_nodes import (
+    MARKER,
+    LocalNodes,
+    keep_logs,
+    processes,
+    running,
+    running_or_salvaged,
+    start,
+    stop,
+)
 from pdlab.spec import load_yaml, to_yaml
 
 # `ray start` as far as a caller sees it: the head listens, all stay, everything is said on standard output.
@@ -183,8 +192,57 @@ class TestRunning:
         assert load_yaml(cache / "local.yaml", LocalNodes) == kept
 
 
-# Until it is reaped, the interpreter warns of a child process that nobody holds.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class TestDamagedRecord:
+    def test_a_launch_names_the_file(self, cache: Path) -> None:
+        (cache / "local.yaml").write_text("id: abc123abc123\ncount: [")
+        for look in (running, lambda: start(1)):
+            with pytest.raises(
+                UsageError, match=r"local\.yaml: not valid YAML .*; launch_gptoss\.py --shutdown removes it"
+            ):
+                look()
+        assert (cache / "local.yaml").exists()
+
+    @pytest.mark.parametrize("kept", ["id", "temp_dir"])
+    def test_shutdown_stops_what_it_still_tells_of(
+        self, kept: str, cache: Path, nodes: LocalNodes, spawn: Spawn, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "pdlab-x"
+        folder.mkdir()
+        nodes = nodes.model_copy(update={"temp_dir": str(folder)})
+        lines = [line for line in to_yaml(nodes).splitlines() if line.startswith(f"{kept}:")]
+        (cache / "local.yaml").write_text("\n".join([*lines, "count: ["]))
+        mine = spawn(marker=nodes.id) if kept == "id" else spawn(out=folder / "worker-1.out")
+        stranger = spawn(marker="another")
+        assert eventually(lambda: processes(nodes) == [mine])
+        found = running_or_salvaged()
+        assert found is not None
+        stop(found)
+        assert not alive(mine) and alive(stranger)
+        assert not (cache / "local.yaml").exists()
+
+    @pytest.mark.parametrize("text", ["", "\0\0\0", "id: ''\ntemp_dir: /\n", "temp_dir: /tmp\n", "id: abc123abc123\n"])
+    def test_shutdown_removes_one_that_tells_of_nothing(self, text: str, cache: Path, spawn: Spawn) -> None:
+        stranger = spawn(out=cache / "out")
+        (cache / "local.yaml").write_text(text)
+        assert running_or_salvaged() is None
+        assert alive(stranger) and not (cache / "local.yaml").exists()
+
+
+class TestKeepLogs:
+    def test_kept(self, cache: Path, nodes: LocalNodes) -> None:
+        nodes.logs.mkdir(parents=True)
+        (nodes.logs / "worker-1.out").write_text("why")
+        os.mkfifo(nodes.logs / "pipe")  # cannot be copied
+        kept = keep_logs(nodes)
+        assert kept == cache / "logs" / "last-failure"
+        assert kept and (kept / "worker-1.out").read_text() == "why"
+
+    def test_none_to_keep(self, cache: Path, nodes: LocalNodes) -> None:
+        """Nothing is said then, not even of the logs of an earlier failure."""
+        (cache / "logs" / "last-failure").mkdir(parents=True)
+        assert keep_logs(nodes) is None
+
+
 class TestStart:
     @staticmethod
     def ray(folder: Path, monkeypatch: pytest.MonkeyPatch, trouble: str = "") -> None:
@@ -214,6 +272,35 @@ class TestStart:
         assert not any(alive(pid) for pid in nodes.pids)
         assert running() is None
         assert not Path(nodes.temp_dir).exists() and not (cache / "local.yaml").exists()
+
+    def test_two_at_once(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A second launch, while the first one waits for its head node."""
+        self.ray(tmp_path, monkeypatch)
+        seen: list[str] = []
+
+        def second(*_: object) -> None:
+            for look in (lambda: start(1), running):
+                with pytest.raises(UsageError, match="another launch is just starting local Ray nodes") as caught:
+                    look()
+                seen.append(str(caught.value))
+            assert running_or_salvaged() is not None, "--shutdown ends a start that hangs"
+
+        monkeypatch.setattr(local_nodes, "_wait_for", second)
+        nodes = start(1)
+        try:
+            assert len(seen) == 2
+            assert running() == nodes and running() == nodes
+        finally:
+            stop(nodes)
+
+    def test_the_record_is_never_half_written(
+        self, cache: Path, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        local_nodes._write(nodes)
+        monkeypatch.setattr(local_nodes, "to_yaml", lambda _: "\ud800")  # fails in the middle of writing
+        with pytest.raises(UnicodeEncodeError):
+            local_nodes._write(nodes)
+        assert load_yaml(cache / "local.yaml", LocalNodes) == nodes
 
     def test_a_head_that_does_not_start(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ray(tmp_path, monkeypatch, trouble="print('the port is taken'); sys.exit(1)")
