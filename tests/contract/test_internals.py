@@ -315,6 +315,46 @@ class TestDeployments:
         assert {"name", "_blocking"} <= set(parameters(serve.delete))
         assert parameters(serve.get_deployment_handle)[:2] == ["deployment_name", "app_name"]
 
+    def test_an_application_that_serve_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise RuntimeError("Traceback:\n  ...\nValueError: why\n")
+
+        monkeypatch.setattr(quietly("ray.serve"), "RunTarget", lambda **_: None)
+        monkeypatch.setattr(quietly("ray.serve"), "run_many", refuse)
+        with pytest.raises(DeployError, match=r"^Ray Serve refuses the application: ValueError: why$"):
+            Cluster().submit(serve_args.ServeApp(import_path="builtins:dict", args={}))
+
+    def test_logs_of_an_earlier_application_on_the_same_nodes_are_not_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(quietly("ray.serve"), "RunTarget", lambda **_: None)
+        monkeypatch.setattr(quietly("ray.serve"), "run_many", lambda *_, **__: None)
+        nodes = local_nodes.LocalNodes(id="x", count=1, gcs_port=1, temp_dir=str(tmp_path), pids=())
+        nodes.logs.mkdir(parents=True)
+        text = f":actor_name:ServeReplica:{APP}:Decode:m\nValueError: {{}}\n"
+        old = nodes.logs / "worker-1.err"
+        old.write_text(text.format("old"))
+        os.utime(old, (old.stat().st_mtime - 5, old.stat().st_mtime - 5))
+        connection = Cluster(nodes)
+        assert [tail.error for tail in connection.replica_logs()] == ["ValueError: old"]
+        connection.submit(serve_args.ServeApp(import_path="builtins:dict", args={}))
+        (nodes.logs / "worker-2.err").write_text(text.format("new"))
+        os.utime(nodes.logs / "worker-2.err")
+        assert [tail.error for tail in connection.replica_logs()] == ["ValueError: new"]
+
+    def test_a_node_that_runs_no_task(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        node = {"NodeID": "n1", "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 8.0}}
+        monkeypatch.setattr(quietly("ray._private.state"), "available_resources_per_node", lambda: {})
+        monkeypatch.setattr(Cluster, "alive", lambda _: [node])
+        monkeypatch.setattr(Cluster, "_ask_nodes", lambda *_: {})
+        with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 runs no task within 60 s$"):
+            Cluster().view()
+        monkeypatch.setattr(
+            Cluster, "_ask_nodes", lambda *_: {"n1": {"host": "h", "nic": {"kind": "efa", "count": 32}}}
+        )
+        (seen,) = Cluster().view().nodes
+        assert (seen.host, seen.nic.kind, seen.nic.count) == ("h", "efa", 32)
+
     def test_the_controller_is_found_by_name(self) -> None:
         constants = quietly("ray.serve._private.constants")
         assert (constants.SERVE_CONTROLLER_NAME, constants.SERVE_NAMESPACE) == ("SERVE_CONTROLLER_ACTOR", "serve")
