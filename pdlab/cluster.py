@@ -417,6 +417,7 @@ def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
     if local:
         os.environ.update(environment(local.id, local.temp_dir))
         os.environ.pop("RAY_ADDRESS", None)
+        os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"  # a driver has no event loop to share
     os.environ.update(env)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     gc.set_threshold(200_000, 50, 50)  # as in pdlab/child/sitecustomize.py: a quarter of the import

@@ -74,6 +74,9 @@ def environment(cluster_id: str, temp_dir: str) -> dict[str, str]:
         "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of a small machine starve the engines
         "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
         "RAY_metrics_report_interval_ms": "1000",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per replica, gRPC between them, buffered logs
+        "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why
+        "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{temp_dir}/haproxy",

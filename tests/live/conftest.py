@@ -1,0 +1,96 @@
+"""The real CPU stack: two Ray nodes on this machine, vLLM engines, NIXL; one for the whole session."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "live" in item.path.parts:
+            item.add_marker(pytest.mark.live)
+
+
+class Done(NamedTuple):
+    """A finished command; ``text`` is everything it printed."""
+
+    code: int
+    text: str
+
+
+class Stack:
+    """Runs pdlab's commands against a cache folder and a port of its own."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.env = {**os.environ, "PDLAB_CACHE_DIR": str(folder / "cache")}
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, *words]
+
+    def run(self, *words: str, env: dict[str, str] | None = None) -> Done:
+        done = subprocess.run(
+            self.command(*words), cwd=ROOT, env={**self.env, **(env or {})}, text=True, timeout=TIMEOUT_S,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        print(done.stdout)
+        return Done(done.returncode, done.stdout)
+
+    def launch(self, *flags: str, env: dict[str, str] | None = None) -> Done:
+        words = ("launch_gptoss.py", *flags, "--local", "--detach", "--port", str(self.port), "--timeout-s", "240")
+        return self.run(*words, env=env)
+
+    def running(self) -> Any:
+        """What the launcher published (None: nothing)."""
+        from pdlab.running import load_running
+
+        os.environ["PDLAB_CACHE_DIR"] = self.env["PDLAB_CACHE_DIR"]
+        return load_running(self.url)
+
+    def nodes(self) -> Any:
+        """The local Ray nodes that are up (None: none)."""
+        from pdlab import local_nodes
+
+        os.environ["PDLAB_CACHE_DIR"] = self.env["PDLAB_CACHE_DIR"]
+        return local_nodes.running()
+
+    def complete(self, prompt: list[int] | str, tokens: int = 16) -> list[int]:
+        """Token ids of a greedy completion."""
+        body = {"model": "tiny-gptoss", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
+        call = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps({**body, "ignore_eos": True, "return_token_ids": True}).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(call, timeout=60) as answer:
+            found: list[int] = json.load(answer)["choices"][0]["token_ids"]
+            return found
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    from pdlab.local_nodes import free_port
+
+    before = os.environ.get("PDLAB_CACHE_DIR")
+    made = Stack(tmp_path_factory.mktemp("live"), free_port())
+    try:
+        yield made
+    finally:
+        made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
+        os.environ.pop("PDLAB_CACHE_DIR", None)
+        if before is not None:
+            os.environ["PDLAB_CACHE_DIR"] = before
