@@ -188,7 +188,7 @@ def _check(cluster: Cluster, deployment: Deployment, running: Running, say: Prog
         return CanaryResult(equal=None, detail="collocated: this is the reference")
     if topology.prefill.replicas * topology.prefill.dp > 1:
         say(f"warmed {cluster.warm_pairs(running.model_id)} prefill x decode pairs")
-    stored = canary.load_reference(cache_dir(), key)
+    stored = canary.load_reference(cache_dir(), key) if topology.prefill.tp == topology.decode.tp else None
     if stored is not None:
         result = canary.compare(got, stored, "reference: a collocated launch")
     else:
@@ -214,8 +214,10 @@ def _check(cluster: Cluster, deployment: Deployment, running: Running, say: Prog
 
 
 def _reference_key(deployment: Deployment, running: Running) -> str:
-    """What a canary's answers depend on: the weights, the vLLM that runs them, and its arguments."""
-    facts = [running.tokenizer, running.manifest.versions.get("vllm"), deployment.engine_kwargs]
+    """What a canary's answers depend on: the weights, the vLLM that runs them, its arguments, and the
+    TP degree, for sums over other shards round differently."""
+    tp = next(iter(deployment.pools.values())).tp
+    facts = [tp, running.tokenizer, running.manifest.versions.get("vllm"), deployment.engine_kwargs]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return f"{running.model_id}-{digest}"
 
