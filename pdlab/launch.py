@@ -71,7 +71,8 @@ def launch(request: LaunchRequest) -> None:
             source = str(ensure_tiny_model(shape, cache_dir()))
         with Cluster(local, env) as cluster, contextlib.ExitStack() as taken_down:
             taken_down.callback(clear_running, _base_url(request))
-            taken_down.callback(_quietly, cluster.stop_serve)
+            if local is None:
+                taken_down.callback(_quietly, cluster.stop_serve)
             taken_down.callback(_quietly, cluster.delete)
             if cluster.state().status != "NOT_STARTED":
                 say("taking down what was served before")

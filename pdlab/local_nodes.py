@@ -75,6 +75,7 @@ def environment(cluster_id: str, temp_dir: str) -> dict[str, str]:
         "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
         "RAY_metrics_report_interval_ms": "1000",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per replica, gRPC between them, buffered logs
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here
         "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why
         "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
