@@ -288,8 +288,12 @@ def base_url(host: str, port: int) -> str:
 
 
 def _check_port(request: LaunchRequest) -> None:
-    """Another server on that port would be asked in our place. Raises UsageError."""
-    if request.host not in ("127.0.0.1", "localhost") or load_running(_base_url(request)):
+    """Another server on that port would be asked in our place. Raises UsageError.
+
+    Ray Serve on local nodes that are up holds its port also while it serves nothing.
+    """
+    ours = load_running(_base_url(request)) or (request.local_nodes and local_nodes.running())
+    if ours or request.host not in ("127.0.0.1", "localhost"):
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
