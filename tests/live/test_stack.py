@@ -151,7 +151,8 @@ def test_shutdown_leaves_nothing(stack: Stack) -> None:
 def _pids(stack: Stack) -> list[int]:
     from pdlab import local_nodes
 
-    return local_nodes.processes(stack.nodes())
+    nodes = stack.nodes()
+    return local_nodes.processes(nodes) if nodes else []
 
 
 def _title(pid: int) -> str:
