@@ -25,7 +25,7 @@ from pdlab.request import LaunchRequest
 from pdlab.running import cache_dir
 from pdlab.serve_args import ServeApp, model_id, render, serve_config
 from pdlab.spec import Deployment, Disaggregated
-from pdlab.tiny_model import RECIPE
+from pdlab.tiny_model import tiny_model_folder
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _asked(args: argparse.Namespace) -> Asked:
         _warn(f"serving on {args.host}: whoever reaches that address can use the model, there is no password")
     if source is None:
         assert shape is not None
-        source = str(cache_dir() / "models" / f"{shape.name}-r{RECIPE}")
+        source = str(tiny_model_folder(shape, cache_dir()))
     return Asked(deployment, shape, source)
 
 

@@ -2,12 +2,13 @@
 
 Runs on vLLM's CPU backend. vLLM's dummy weights would repeat one token whatever the prompt, so
 that no canary could fail on them; here weights are drawn at a scale at which the greedy
-continuation depends on early prompt tokens (tests/live/test_tiny_model.py proves it).
+continuation depends on early prompt tokens (tests/live proves it).
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -16,10 +17,16 @@ from pathlib import Path
 
 from pdlab.catalog import ModelShape
 
-RECIPE = 1  # raise it when anything below changes: a cached model of another recipe is not used
+RECIPE = 1  # raise it when the code below changes: a cached model of another recipe is not used
 SEED = 0
 # Of the scales tried, 0.02 (transformers' default) repeats one token; at 0.2 every prompt token matters.
 INITIALIZER_RANGE = 0.2
+
+
+def tiny_model_folder(shape: ModelShape, cache: Path) -> Path:
+    """Where the model of this shape, built by this recipe, is or will be."""
+    digest = hashlib.sha256(f"{RECIPE} {shape.model_dump_json()}".encode()).hexdigest()[:8]
+    return cache / "models" / f"{shape.name}-{digest}"
 
 
 def ensure_tiny_model(shape: ModelShape, cache: Path) -> Path:
@@ -28,7 +35,7 @@ def ensure_tiny_model(shape: ModelShape, cache: Path) -> Path:
     Safe when several processes ask at once: one builds under a lock, the others wait; the folder
     appears complete or not at all.
     """
-    folder = cache / "models" / f"{shape.name}-r{RECIPE}"
+    folder = tiny_model_folder(shape, cache)
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

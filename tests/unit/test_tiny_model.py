@@ -81,6 +81,13 @@ class TestEnsure:
             "tokenizer_config.json",
         }
 
+    def test_another_shape_is_another_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A YAML file that was edited must not be served from the cache of what it said before."""
+        monkeypatch.setattr(tiny_model, "_build_weights", lambda *_: None)
+        shape = tiny_shape()
+        edited = shape.model_copy(update={"layers": shape.layers + 2})
+        assert ensure_tiny_model(edited, tmp_path) != ensure_tiny_model(shape, tmp_path)
+
     def test_two_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         times: list[Path] = []
 
