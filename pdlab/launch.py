@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from pdlab import canary, local_nodes
+from pdlab.application import Application, AppState
 from pdlab.catalog import ModelShape, resolve_model
-from pdlab.cluster import AppState, Cluster, prepare
+from pdlab.cluster import Cluster, prepare
 from pdlab.environment import hardware, versions
 from pdlab.errors import CanaryError, UsageError
 from pdlab.local_nodes import LocalNodes
@@ -71,14 +72,15 @@ def launch(request: LaunchRequest) -> None:
             source = str(ensure_tiny_model(shape, cache_dir()))
         with Cluster(local, env) as cluster, contextlib.ExitStack() as taken_down:
             taken_down.callback(clear_running, _base_url(request))
+            app = Application(cluster)
             if local is None:
-                taken_down.callback(_quietly, cluster.stop_serve)
-            taken_down.callback(_quietly, cluster.delete)
-            if cluster.state().status != "NOT_STARTED":
+                taken_down.callback(_quietly, app.stop_serve)
+            taken_down.callback(_quietly, app.delete)
+            if app.state().status != "NOT_STARTED":
                 say("taking down what was served before")
-                cluster.delete()
+                app.delete()
             try:
-                running = _serve(cluster, request, shape, source, loading, say)
+                running = _serve(app, request, shape, source, loading, say)
             except BaseException:
                 kept = local_nodes.keep_logs(local) if local else None
                 if kept:
@@ -104,8 +106,9 @@ def shutdown(host: str, port: int) -> None:
         clear_running(base_url(host, port))
         return
     with Cluster() as cluster:
-        cluster.delete()
-        cluster.stop_serve()
+        app = Application(cluster)
+        app.delete()
+        app.stop_serve()
     clear_running(base_url(host, port))
     say("stopped the application; Ray's own nodes stay up")
 
@@ -136,7 +139,7 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
 
 
 def _serve(
-    cluster: Cluster,
+    app: Application,
     request: LaunchRequest,
     shape: ModelShape | None,
     source: str,
@@ -144,8 +147,8 @@ def _serve(
     say: Progress,
 ) -> Running:
     deployment = request.deployment
-    cluster.start_serve(request.host, request.port)
-    view = cluster.view()
+    app.start_serve(request.host, request.port)
+    view = app.cluster.view()
     placement = place(deployment, view)
     say(
         f"placed {deployment.label}: "
@@ -153,7 +156,7 @@ def _serve(
     )
     started = now()
     loading.result()
-    cluster.submit(render(deployment, placement, view, shape, source))
+    app.submit(render(deployment, placement, view, shape, source))
     name = model_id(deployment, shape)
     manifest = _manifest(request, view, placement, started)
     running = Running(
@@ -161,24 +164,24 @@ def _serve(
         model_id=name,
         tokenizer=source,
         manifest=manifest,
-        metrics_urls=cluster.metrics_urls(),
+        metrics_urls=app.cluster.metrics_urls(),
     )
     if not request.wait:
         save_running(running)
         say("submitted; not waited for, so nothing was checked: no canary, no transfer counters")
         return running
-    for state in cluster.wait(request.timeout_s):
+    for state in app.wait(request.timeout_s):
         say(_stages(state))
     running = running.model_copy(update={"replicas": tuple(replica.replica for replica in state.replicas)})
-    came_out = observe(placement, view, cluster.bundles(deployment, view, name))
-    result = _check(cluster, deployment, running, say)
+    came_out = observe(placement, view, app.bundles(deployment, view, name))
+    result = _check(app, deployment, running, say)
     manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
     running = running.model_copy(update={"manifest": manifest})
     save_running(running)
     return running
 
 
-def _check(cluster: Cluster, deployment: Deployment, running: Running, say: Progress) -> CanaryResult:
+def _check(app: Application, deployment: Deployment, running: Running, say: Progress) -> CanaryResult:
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
     key = _reference_key(deployment, running)
@@ -188,12 +191,12 @@ def _check(cluster: Cluster, deployment: Deployment, running: Running, say: Prog
         say("canary: answers kept as the collocated reference")
         return CanaryResult(equal=None, detail="collocated: this is the reference")
     if topology.prefill.replicas * topology.prefill.dp > 1:
-        say(f"warmed {cluster.warm_pairs(running.model_id)} prefill x decode pairs")
+        say(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
     stored = canary.load_reference(cache_dir(), key) if topology.prefill.tp == topology.decode.tp else None
     if stored is not None:
         result = canary.compare(got, stored, "reference: a collocated launch")
     else:
-        alone = cluster.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(got)])
+        alone = app.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(got)])
         result = canary.compare(got, [canary.read_answer(a) for a in alone], "reference: a prefill engine alone")
     say(f"canary: {result.detail}")
     if result.equal is False:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = "ray.llm._internal.serve"
 
 
 def quietly(module: str) -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(module)
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +44,25 @@ def no_cluster(ray_llm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
             self.runtime_env: dict[str, Any] = {}
 
     monkeypatch.setattr(ray, "get_runtime_context", Driver)
+
+
+@pytest.fixture
+def import_warnings_aside() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture
+def pd_server() -> ModuleType:
+    return quietly(f"{SERVE}.serving_patterns.prefill_decode.pd_server")
+
+
+@pytest.fixture
+def llm_server() -> ModuleType:
+    return quietly(f"{SERVE}.core.server.llm_server")
+
+
+@pytest.fixture
+def vllm_models() -> ModuleType:
+    return quietly(f"{SERVE}.engines.vllm.vllm_models")

@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from web import web_server
 
 from pdlab import canary
 from pdlab.canary import Answer, ask, compare, load_reference, read_answer, save_reference
@@ -171,31 +172,20 @@ Reply = Callable[[dict[str, Any]], tuple[int, bytes]]
 
 @contextmanager
 def server(reply: Reply) -> Iterator[str]:
-    """An HTTP server on a free port whose answers ``reply`` makes of the requests."""
+    """A server of completions that ``reply`` makes of the requests."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/v1/completions"
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, body = reply(request)
-            self.send_response(status)
-            # A status of 299 stands for an answer that breaks off.
-            self.send_header("content-length", str(len(body) + (100 if status == 299 else 0)))
-            self.end_headers()
-            with suppress(BrokenPipeError):  # a client that gave up
-                self.wfile.write(body)
+    def answer(call: BaseHTTPRequestHandler) -> None:
+        assert (call.command, call.path) == ("POST", "/v1/completions")
+        status, body = reply(json.loads(call.rfile.read(int(call.headers["content-length"]))))
+        call.send_response(status)
+        # A status of 299 stands for an answer that breaks off.
+        call.send_header("content-length", str(len(body) + (100 if status == 299 else 0)))
+        call.end_headers()
+        with suppress(BrokenPipeError):  # a client that gave up
+            call.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}"
-        finally:
-            http.shutdown()
-            thread.join()
+    with web_server(answer) as url:
+        yield url
 
 
 class TestAsk:

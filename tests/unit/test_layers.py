@@ -23,7 +23,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("compare", "load_client", "palette", "placement", "target"),
     ("serve_args", "sweep", "tables"),
     ("bench", "describe", "local_nodes", "plots"),
-    ("cluster", "nixl_check"),
+    ("cluster",),
+    ("application", "nixl_check"),
     ("launch",),
     ("demo",),
 )
@@ -32,7 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 INSIDE_OTHERS = {"replica", "worker", "bench_client"}
 
 ALLOWED = {
-    "ray": {"cluster", "nixl_check", "replica"},
+    "ray": {"application", "cluster", "nixl_check", "replica"},
     "vllm": {"bench_client", "worker"},
     "nixl": {"nixl_check", "worker"},
     "torch": {"tiny_model", "worker"},

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
+from web import web_server
 
 from pdlab.catalog import local_cluster
 from pdlab.errors import ClusterError, StoreError, UsageError
@@ -113,23 +112,13 @@ class TestParseCounters:
 
 @contextmanager
 def page(status: int, body: bytes) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(call: BaseHTTPRequestHandler) -> None:
+        call.send_response(status)
+        call.end_headers()
+        call.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}/metrics"
-        finally:
-            http.shutdown()
-            thread.join()
+    with web_server(answer) as url:
+        yield f"{url}/metrics"
 
 
 class TestScrapeCounters:

@@ -1,0 +1,70 @@
+"""Metrics and logs of Ray and vLLM that we read: their names, and which errors only repeat another one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from contract.conftest import quietly
+
+from pdlab import running
+from pdlab.application import APP
+from pdlab.replica_logs import first_error
+
+pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
+
+
+class TestMetrics:
+    """pdlab.running.parse_counters."""
+
+    def test_vllm_counts_what_we_read(self) -> None:
+        module = quietly("vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats")
+        names = set(re.findall(r'name="vllm:nixl_(\w+)"', inspect.getsource(module)))
+        read = {re.sub(r"_(sum|count)$", "", field) for field in running._FIELDS}
+        assert len(read) == len(running._FIELDS) and read <= names
+
+    def test_rays_names_of_vllms_metrics(self) -> None:
+        metric = quietly("vllm.v1.metrics.ray_wrappers").RayPrometheusMetric
+        name = metric._get_sanitized_opentelemetry_name("vllm:nixl_num_failed_transfers")
+        page = f'ray_{name}{{engine="0"}} 2.0\n'
+        assert running.parse_counters([page]).failed_transfers == 2
+
+    def test_ray_exports_the_connectors_metrics(self) -> None:
+        wrappers = quietly("vllm.v1.metrics.ray_wrappers")
+        assert wrappers.RayPrometheusStatLogger._kv_connector_cls is wrappers.RayKVConnectorProm
+
+
+class TestErrors:
+    """pdlab.replica_logs: which errors only repeat another one."""
+
+    def test_vllms_echoes(self) -> None:
+        dead = quietly("vllm.v1.engine.exceptions").EngineDeadError()
+        assert first_error(f"vllm.v1.engine.exceptions.EngineDeadError: {dead}\n") is None
+        sources = {
+            "vllm.v1.engine.utils": "Engine core initialization failed. ",
+            "vllm.v1.engine.core": "Executor failed.",
+            "vllm.v1.executor.multiproc_executor": "background process. See stack trace for root cause.",
+        }
+        for module, text in sources.items():
+            assert text in Path(inspect.getfile(quietly(module))).read_text(encoding="utf-8")
+            assert first_error(f"RuntimeError: {text}\n") is None
+
+    def test_deaths(self) -> None:
+        texts = {"vllm.v1.executor.multiproc_executor": "died unexpectedly (exit code: %s)",
+                 "vllm.v1.engine.utils": "Failed core proc(s): "}  # fmt: skip
+        for module, text in texts.items():
+            assert text in Path(inspect.getfile(quietly(module))).read_text(encoding="utf-8")
+
+    def test_rays_names(self) -> None:
+        exceptions = quietly("ray.exceptions")
+        assert {"RayTaskError", "ActorDiedError", "RayActorError"} <= set(vars(exceptions))
+        assert "DeploymentUnavailableError" in vars(quietly("ray.serve.exceptions"))
+
+    def test_a_replicas_log_says_whose_it_is(self) -> None:
+        """Ray's worker writes the actor's name at the top of its log, and Serve names its actors ServeReplica:..."""
+        log = Path(inspect.getfile(quietly("ray._private.ray_constants"))).read_text(encoding="utf-8")
+        assert 'LOG_PREFIX_ACTOR_NAME = ":actor_name:"' in log
+        replica = quietly("ray.serve._private.common").DeploymentID("Decode:m", APP)
+        assert replica.to_replica_actor_class_name() == f"ServeReplica:{APP}:Decode:m"
