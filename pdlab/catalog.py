@@ -22,7 +22,9 @@ class ModelShape(Frozen):
 
     ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself. ``engine_kwargs``
     are vLLM engine arguments that this model wants everywhere. ``local`` models are built by
-    pdlab in the user's cache folder.
+    pdlab in the user's cache folder. ``expert_intermediate`` is an expert's inner width (None: as
+    ``hidden``), ``dense_layers`` the layers without experts (of ``dense_intermediate``),
+    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V.
     """
 
     name: str
@@ -37,6 +39,11 @@ class ModelShape(Frozen):
     head_dim: int = Field(ge=1)
     experts: int = Field(ge=1)
     experts_per_token: int = Field(ge=1)
+    expert_intermediate: int | None = None
+    shared_experts: int = 0
+    dense_layers: int = 0
+    dense_intermediate: int | None = None
+    kv_latent: int | None = None
     sliding_window: int | None = None
     full_attention_layers: int | None = None
     vocab: int = Field(ge=1)

@@ -1,0 +1,313 @@
+"""Fit the free constants of a hardware file to measured runs; `python -m pdlab.calibrate --help`.
+
+Every level of every experiment is simulated as it was measured (same counts, same order, same
+repeated or fresh prompts), and the logarithms of simulated over measured mean TPOT, mean TTFT and
+requests/s are made small: sum of sqrt(1 + (r / 0.05)^2) - 1 (quadratic up to 5 %, linear beyond, so
+that one odd level does not bend the rest), plus a weak pull of each constant towards its start value
+(a factor of two counts like one residual of 5 %). Coordinate search with common random numbers: the
+simulator is cheap, and its small jumps (a request more or less in a step) defeat derivatives.
+
+Cross-validation leaves whole experiments out, one at a time, and predicts them by a fit to the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from pdlab.catalog import ModelShape, load_model
+from pdlab.errors import PdlabError, StoreError, UsageError
+from pdlab.imports import load_experiment
+from pdlab.perf import FitError, Hardware, load_hardware
+from pdlab.results import Experiment, Run
+from pdlab.sim import Prompts, simulate
+from pdlab.simulated import figures
+from pdlab.spec import Deployment, Frozen, to_yaml
+from pdlab.workload import Level, Workload
+
+WEIGHTS = (1.0, 0.5, 1.0)  # TPOT, TTFT, requests/s: repeats of TTFT differ twice as much
+FIRST_LEVEL = 0.2  # without a warm-up the first level holds handshakes and compilation
+SCALE = 0.05
+NAMES = ("TPOT", "mean TTFT", "requests/s")
+
+
+class Measured(Frozen):
+    """One experiment to fit to: levels in the order in which they ran, and (TPOT s, TTFT s, requests/s) of each."""
+
+    name: str
+    deployment: Deployment
+    workload: Workload
+    levels: tuple[Level, ...]
+    values: tuple[tuple[float | None, float, float], ...]
+    prompts: Prompts
+
+
+class Point(Frozen):
+    """A predicted and a measured figure; ``metric`` is one of `NAMES`."""
+
+    experiment: str
+    load: str
+    metric: str
+    predicted: float
+    measured: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted / self.measured - 1)
+
+
+def measured(experiment: Experiment, prompts: Prompts) -> Measured:
+    """What to fit to. Raises StoreError when the experiment does not say its deployment."""
+    manifest = experiment.manifest
+    if manifest.deployment is None:
+        raise StoreError(f"{experiment.name}: its deployment is not known, so it cannot be simulated")
+    runs = [run for run in experiment.runs if run.whole.ttft is not None and run.validity.valid]
+    if not runs:
+        raise StoreError(f"{experiment.name}: no valid level with a TTFT")
+    levels = tuple(
+        Level(load=run.load, repeat=run.key.repeat, num_requests=run.num_requests, seed=run.seed or 0) for run in runs
+    )
+    return Measured(
+        name=experiment.name,
+        deployment=manifest.deployment,
+        workload=runs[0].workload,
+        levels=levels,
+        values=tuple(_values(run) for run in runs),
+        prompts=prompts,
+    )
+
+
+def _values(run: Run) -> tuple[float | None, float, float]:
+    assert run.whole.ttft is not None
+    return (run.whole.tpot.mean_s if run.whole.tpot else None, run.whole.ttft.mean_s, run.whole.requests_per_s)
+
+
+def predict(
+    hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int]
+) -> list[tuple[float | None, float, float]]:
+    """(TPOT s, TTFT s, requests/s) of every level, means over the seeds."""
+    trials = [
+        [
+            figures(level)
+            for level in simulate(
+                experiment.deployment,
+                experiment.levels,
+                experiment.workload,
+                hardware,
+                shape,
+                seed=seed,
+                prompts=experiment.prompts,
+            )
+        ]
+        for seed in seeds
+    ]
+    means = []
+    for level in zip(*trials, strict=True):
+        tpots = [trial[0] for trial in level if trial[0] is not None]
+        means.append(
+            (
+                statistics.fmean(tpots) if tpots else None,
+                statistics.fmean(trial[1] for trial in level),
+                statistics.fmean(trial[2] for trial in level),
+            )
+        )
+    return means
+
+
+def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured], seeds: Sequence[int]) -> float:
+    """The sum described above, without the pull; infinite where an experiment cannot run at all."""
+    total = 0.0
+    for experiment in experiments:
+        try:
+            found = predict(hardware, shape, experiment, seeds)
+        except UsageError:
+            return math.inf
+        for number, (ours, theirs) in enumerate(zip(found, experiment.values, strict=True)):
+            importance = FIRST_LEVEL if number == 0 else 1.0
+            for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
+                if value is None or truth is None:
+                    continue
+                residual = math.log(value / truth) if value > 0 else 9.0
+                total += importance * weight * (math.sqrt(1 + (residual / SCALE) ** 2) - 1)
+    return total
+
+
+def fit(
+    start: Hardware,
+    shape: ModelShape,
+    experiments: Sequence[Measured],
+    *,
+    seeds: Sequence[int] = (0, 1),
+    rounds: int = 12,
+    say: Callable[[str], None] = lambda _: None,
+) -> Hardware:
+    """``start`` with its fitted constants moved to where the experiments are met best."""
+    names = [name for name, constant in start.constants.items() if constant.basis == "fitted"]
+    origin = {name: start.value(name) for name in names}
+    values, steps = dict(origin), dict.fromkeys(names, 0.2)
+
+    def score(trial: dict[str, float]) -> float:
+        pull = sum((math.log(trial[name] / origin[name]) / math.log(2)) ** 2 / 2 for name in names if origin[name])
+        return loss(start.with_values(trial), shape, experiments, seeds) + 0.4 * pull
+
+    best = score(values)
+    for number in range(rounds):
+        for name in names:
+            for factor in (1 + steps[name], 1 / (1 + steps[name])):
+                trial = {**values, name: values[name] * factor}
+                found = score(trial)
+                if found < best:
+                    best, values = found, trial
+                    steps[name] = min(steps[name] * 1.4, 0.5)
+                    break
+            else:
+                steps[name] *= 0.5
+        say(f"round {number + 1} of {rounds}: {best:.2f}")
+        if max(steps.values()) < 0.004:
+            break
+    return start.with_values({name: float(f"{value:.4g}") for name, value in values.items()})
+
+
+def compare(
+    hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int] = (10, 11, 12, 13)
+) -> list[Point]:
+    """Predicted beside measured, every level and metric."""
+    points = []
+    found = predict(hardware, shape, experiment, seeds)
+    for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
+        load = f"{level.load.kind} {level.load.value:g}"
+        for metric, value, truth in zip(NAMES, ours, theirs, strict=True):
+            if value is not None and truth is not None:
+                points.append(
+                    Point(experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth)
+                )
+    return points
+
+
+def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str, float]:
+    """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
+    first = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
+    kept = [point for point in points if first.get(point.experiment) != point.load]
+    return {
+        name: statistics.median(abs(point.error_percent) for point in kept if point.metric == name)
+        for name in NAMES
+        if any(point.metric == name for point in kept)
+    }
+
+
+def _held_out(
+    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], number: int, rounds: int
+) -> list[Point]:
+    others = [*experiments[:number], *experiments[number + 1 :]]
+    return compare(fit(start, shape, others, rounds=rounds), shape, experiments[number])
+
+
+def cross_validate(
+    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], rounds: int = 12, workers: int = 2
+) -> list[Point]:
+    """Every experiment predicted by a fit to all the others."""
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [
+            pool.submit(_held_out, start, shape, experiments, number, rounds) for number in range(len(experiments))
+        ]
+        return [point for future in futures for point in future.result()]
+
+
+def table(points: Sequence[Point]) -> str:
+    """Markdown: one row per experiment and load, predicted / measured and the error of each metric."""
+    rows: dict[tuple[str, str], dict[str, Point]] = {}
+    for point in points:
+        rows.setdefault((point.experiment, point.load), {})[point.metric] = point
+    lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
+    for (name, load), row in rows.items():
+        cells = []
+        for metric, factor, digits in zip(NAMES, (1e3, 1e3, 1.0), (2, 0, 2), strict=True):
+            at = row.get(metric)
+            if at is None:
+                cells.append("-")
+                continue
+            both = " / ".join(f"{value * factor:.{digits}f}" for value in (at.predicted, at.measured))
+            cells.append(f"{both} ({at.error_percent:+.0f} %)")
+        lines.append(f"| {name} | {load} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pdlab.calibrate",
+        description="Fit a hardware file (configs/catalog/) to measured runs, and say how well it predicts.",
+        epilog="example: python -m pdlab.calibrate --runs bm_results/* --start h100-vllm-0.11 --out my-cluster.yaml",
+    )
+    parser.add_argument("--runs", nargs="+", required=True, metavar="DIR", help="experiment folders, ours or published")
+    parser.add_argument("--start", default="h100-vllm-0.11", help="hardware to start from (default %(default)s)")
+    parser.add_argument("--model", default="gpt-oss-120b", help="model that was measured (default %(default)s)")
+    parser.add_argument(
+        "--prompts",
+        choices=("fresh", "repeated"),
+        default="fresh",
+        help="whether levels repeat the prompts of earlier levels, as the published runs do (default %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of the search (default %(default)s)")
+    parser.add_argument("--name", help="name of the new hardware (default: that of --start)")
+    parser.add_argument("--out", metavar="FILE", help="write the fitted hardware there")
+    parser.add_argument("--cross-validate", action="store_true", help="leave each experiment out once; takes minutes")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        return _run(args)
+    except PdlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace) -> int:
+    shape = load_model(args.model)
+    if shape is None:
+        raise UsageError(f"--model {args.model}: its shape is not in configs/models/; add a file there")
+    start = load_hardware(args.start)
+    experiments = [measured(load_experiment(Path(folder)), args.prompts) for folder in args.runs]
+    if args.cross_validate and len(experiments) < 3:
+        raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    fitted = fit(start, shape, experiments, rounds=args.rounds, say=say)
+    inside = [point for experiment in experiments for point in compare(fitted, shape, experiment)]
+    print("fitted to all:", _told(median_errors(inside)))
+    error = None
+    if args.cross_validate:
+        outside = cross_validate(start, shape, experiments, args.rounds)
+        print("each left out once:", _told(median_errors(outside)))
+        print(table(outside))
+        found = median_errors(outside)
+        error = FitError(
+            tpot_percent=round(found["TPOT"], 1),
+            ttft_percent=round(found["mean TTFT"], 1),
+            requests_per_s_percent=round(found["requests/s"], 1),
+            points=len({(point.experiment, point.load) for point in outside}),
+            how="each experiment predicted by a fit to the others; medians, without the lowest load of each",
+        )
+    else:
+        print(table(inside))
+    if args.out:
+        changed = {"name": args.name or start.name, "fitted_on": tuple(e.name for e in experiments), "error": error}
+        Path(args.out).write_text(to_yaml(fitted.model_copy(update=changed)), encoding="utf-8")
+        say(f"wrote {args.out}")
+    return 0
+
+
+def _told(errors: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()) + " (median absolute)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,443 @@
+"""Discrete-event simulation of a served deployment: Deployment + Workload + levels -> Runs, origin simulated.
+
+What is simulated, and as what:
+
+- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
+- **Ingress**: a fixed latency, and one request at a time through a replica's front end.
+- **Routing**: ``two-choices`` as Ray Serve does: of two replicas drawn at random the one with fewer requests;
+  ``round-robin``; ``prefix``: a replica that holds the prompt, unless it is busier than the idlest by more
+  than two.
+- **Engines**: vLLM's scheduler (`pdlab.sim_engine`) with the step times of `pdlab.perf`.
+- **KV transfer**: first come, first served into a decode engine, and through a shared link where the
+  link is the node's; a stall of the decode engine where blocks do not merge.
+- **Prompts**: ``fresh`` ones, or ``repeated``: each level of the sweep draws from one list, from its start, so
+  that a level of n prompts repeats those of the levels before it; caches live through the whole sweep.
+
+Same seed, same bytes. `simulate` returns the levels with every request; `to_run` gives the `Run`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
+from typing import Literal
+
+from pdlab.catalog import ModelShape
+from pdlab.errors import UsageError
+from pdlab.perf import Hardware, LinkKind, StepCosts, kv_capacity_tokens, link_of, step_costs, transfer_costs
+from pdlab.sim_engine import Engine, Host, PrefixCache, Waiting
+from pdlab.spec import Deployment, Disaggregated, Pool
+from pdlab.workload import Closed, Level, Open, Workload
+
+Prompts = Literal["fresh", "repeated"]
+Routing = Literal["two-choices", "round-robin", "prefix"]
+
+ARRIVES, ENTERS, STEP_ENDS, KV_ARRIVED = range(4)
+PREFIX_SLACK = 2  # requests by which a replica with the prompt may be busier than the idlest
+
+
+@dataclass(slots=True)
+class SimulatedLevel:
+    """One level, request by request (lists in order of the prompts; seconds since the level began)."""
+
+    level: Level
+    input_tokens: list[int]
+    output_tokens: list[int]
+    arrival_s: list[float]
+    prefill_start_s: list[float]
+    prefill_end_s: list[float]
+    kv_arrived_s: list[float]
+    first_token_s: list[float]
+    finish_s: list[float]
+    computed_tokens: list[float]
+    transferred_bytes: float
+    duration_s: float
+    busy: dict[str, float]  # role -> share of the duration its engines were busy, mean over them
+    link_busy: float  # share of the duration that the busiest link was in use
+    kv_full: float  # share of engine time in which a prompt waited for KV memory
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests as they came: arrival in seconds, prompt and output tokens."""
+
+    arrival_s: tuple[float, ...]
+    input_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+
+
+def simulate(
+    deployment: Deployment,
+    levels: Sequence[Level],
+    workload: Workload,
+    hardware: Hardware,
+    shape: ModelShape,
+    *,
+    seed: int = 0,
+    prompts: Prompts = "fresh",
+    prefix_hit_rate: float = 0.0,
+    routing: Routing = "two-choices",
+    link: LinkKind | None = None,
+    trace: Trace | None = None,
+) -> list[SimulatedLevel]:
+    """Run the levels one after another on one deployment, caches kept between them.
+
+    ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
+    prompts with a common prefix). ``link`` None: what the deployment's placement means. A ``trace``
+    replaces lengths and arrivals of each level. Raises UsageError when the model or one request
+    does not fit an engine.
+    """
+    if not 0 <= prefix_hit_rate < 1:
+        raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
+    system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, routing, link or link_of(deployment))
+    return [system.run(level, workload, trace) for level in levels]
+
+
+class _System(Host):
+    """The deployment between events."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        hardware: Hardware,
+        shape: ModelShape,
+        seed: int,
+        prompts: Prompts,
+        prefix_hit_rate: float,
+        routing: Routing,
+        link: LinkKind,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.hardware, self.shape = hardware, shape
+        self.repeated, self.hit_rate, self.routing = prompts == "repeated", prefix_hit_rate, routing
+        topology = deployment.topology
+        pools = deployment.pools
+        self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
+        self.all_engines = [engine for engines in self.engines.values() for engine in engines]
+        self.transfer = None
+        if isinstance(topology, Disaggregated):
+            self.transfer = transfer_costs(hardware, shape, topology, link)
+        self.decode = self.engines.get("decode") or self.engines["collocated"]
+        self.front = self.engines.get("prefill") or self.decode
+        value = hardware.value
+        self.overhead_s = value("pd_overhead_ms" if self.transfer else "overhead_ms") * 1e-3
+        self.frontend_s = value("frontend_ms") * 1e-3
+        self.gap_s = value("client_gap_ms") * 1e-3
+        self.jitter_s = value("client_jitter_ms") * 1e-3
+        self.link_free_s = 0.0
+        self.turn = 0
+        self.outputs_kept = 0
+
+    def _engines(self, pool: Pool, role: str) -> list[Engine]:
+        costs = step_costs(self.hardware, self.shape, pool)
+        # Pipeline stages work on as many batches as there are stages, each at the whole latency.
+        count = pool.replicas * pool.dp * pool.pp
+        capacity = kv_capacity_tokens(self.hardware, self.shape, pool) / pool.pp
+        spread = self.hardware.value("replica_spread")
+        made = []
+        for index in range(count):
+            slower = 1 + spread * NormalDist().inv_cdf((index + 0.5) / count)
+            own = _scaled(costs, slower)
+            made.append(
+                Engine(own, capacity, self.hardware.step_tokens, PrefixCache(capacity), prefills_only=role == "prefill")
+            )
+        self.random.shuffle(made)
+        return made
+
+    # --- one level ----------------------------------------------------------------------------
+
+    def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
+        """Every request of the level, from an idle system to an idle system."""
+        self._begin(level, workload, trace)
+        events, log = self.events, self.log
+        while events:
+            now_s, _, kind, subject, number = heapq.heappop(events)
+            if kind == STEP_ENDS:
+                if subject.version == number:
+                    self._step_ends(subject, now_s)
+            elif kind == ENTERS:
+                subject.waiting.append(Waiting(number, log.input_tokens[number]))
+                self._wake(subject, now_s)
+            elif kind == ARRIVES:
+                self._arrives(number, now_s)
+            else:
+                self._kv_arrived(subject, number, now_s)
+        return self._finish()
+
+    def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
+        count = len(trace.arrival_s) if trace else level.num_requests
+        zeros = [0.0] * count
+        self.log = SimulatedLevel(
+            level=level,
+            input_tokens=list(trace.input_tokens) if trace else [workload.sent_input_tokens] * count,
+            output_tokens=list(trace.output_tokens) if trace else [workload.sent_output_tokens] * count,
+            arrival_s=zeros[:],
+            prefill_start_s=zeros[:],
+            prefill_end_s=zeros[:],
+            kv_arrived_s=zeros[:],
+            first_token_s=zeros[:],
+            finish_s=zeros[:],
+            computed_tokens=zeros[:],
+            transferred_bytes=0.0,
+            duration_s=0.0,
+            busy={},
+            link_busy=0.0,
+            kv_full=0.0,
+            preemptions=0,
+        )
+        self._check_fit()
+        self.count = count
+        self.prompt = self._prompt_numbers(count)
+        self.events: list[tuple[float, int, int, Engine, int]] = []
+        self.sequence = 0
+        self.target: dict[int, tuple[Engine, Engine]] = {}
+        self.link_busy_s = 0.0
+        self.link_free_s = 0.0
+        for engine in self.all_engines:
+            engine.frontend_free_s = engine.link_free_s = engine.busy_s = engine.full_s = 0.0
+            engine.preemptions = 0
+        self.closed = isinstance(level.load, Closed) and not trace
+        self.next = count
+        if trace:
+            arrivals = list(trace.arrival_s)
+        elif isinstance(level.load, Closed):
+            self.next = min(level.load.concurrency, count)
+            arrivals = [index * self.gap_s for index in range(self.next)]
+        else:
+            arrivals = self._open_arrivals(level.load, count)
+        for index, moment_s in enumerate(arrivals):
+            self._push(moment_s, ARRIVES, self.front[0], index)
+
+    def _check_fit(self) -> None:
+        longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
+        smallest = min(engine.capacity for engine in self.all_engines)
+        if longest > smallest:
+            raise UsageError(
+                f"one request of {longest} tokens does not fit the {smallest:.0f} tokens of KV cache of an engine; "
+                "use a larger TP, or shorter requests"
+            )
+
+    def _prompt_numbers(self, count: int) -> list[int]:
+        if not self.repeated:
+            self.outputs_kept += count
+            return list(range(self.outputs_kept - count, self.outputs_kept))
+        # Hits and misses come mixed: in the calibration data neither the median nor the tail of TTFT
+        # is what all repeated prompts first and all new ones last would give (docs/model.md).
+        numbers = list(range(count))
+        random.Random(f"{self.seed} {count}").shuffle(numbers)
+        return numbers
+
+    def _open_arrivals(self, load: Open, count: int) -> list[float]:
+        now_s, moments = 0.0, []
+        for _ in range(count):
+            moments.append(now_s)
+            now_s += self.random.gammavariate(load.burstiness, 1 / (load.rate_rps * load.burstiness))
+        return moments
+
+    def _finish(self) -> SimulatedLevel:
+        log = self.log
+        log.duration_s = max(log.finish_s, default=0.0)
+        if log.duration_s > 0:
+            for role, engines in self.engines.items():
+                log.busy[role] = sum(engine.busy_s for engine in engines) / len(engines) / log.duration_s
+            log.link_busy = self.link_busy_s / log.duration_s
+            log.kv_full = sum(engine.full_s for engine in self.all_engines) / len(self.all_engines) / log.duration_s
+        log.preemptions = sum(engine.preemptions for engine in self.all_engines)
+        return log
+
+    # --- events -------------------------------------------------------------------------------
+
+    def _push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
+        self.sequence += 1
+        heapq.heappush(self.events, (moment_s, self.sequence, kind, engine, number))
+
+    def _arrives(self, request: int, now_s: float) -> None:
+        self.log.arrival_s[request] = now_s
+        decoder = self._route(self.decode, request)
+        engine = self._route(self.front, request) if self.transfer else decoder
+        self.target[request] = (engine, decoder)
+        decoder.frontend_free_s = max(decoder.frontend_free_s, now_s) + self.frontend_s
+        self._push(decoder.frontend_free_s + self.overhead_s, ENTERS, engine, request)
+
+    def _wake(self, engine: Engine, now_s: float) -> None:
+        ends_s = engine.interrupt(now_s) if engine.busy else engine.plan(now_s, self)
+        if ends_s is not None:
+            self._push(ends_s, STEP_ENDS, engine, engine.version)
+
+    def _step_ends(self, engine: Engine, now_s: float) -> None:
+        log, running = self.log, engine.running
+        took_s = engine.steps * engine.step_s
+        engine.busy_s += took_s
+        if engine.starved:
+            engine.full_s += took_s
+        engine.step += engine.steps
+        grown = engine.steps * len(running)
+        engine.held += grown
+        engine.context += grown
+        while running and running[0][0] <= engine.step:
+            self._request_ends(engine, heapq.heappop(running)[1], now_s)
+        if engine.done:
+            self._prefilled(engine, now_s)
+        if engine.joined:
+            joined, engine.joined = engine.joined, []
+            for request in joined:
+                self._first_token(engine, request, log.input_tokens[request], now_s)
+        ends_s = engine.plan(now_s, self)
+        if ends_s is not None:
+            self._push(ends_s, STEP_ENDS, engine, engine.version)
+
+    def _prefilled(self, engine: Engine, now_s: float) -> None:
+        finished, engine.done = engine.done, []
+        for waiting in finished:
+            request = waiting.request
+            self.log.prefill_end_s[request] = now_s
+            engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
+            if engine.prefills_only:
+                self._move(engine, request, now_s)
+            else:
+                self._first_token(engine, request, waiting.tokens, now_s)
+
+    def _first_token(self, engine: Engine, request: int, context: float, now_s: float) -> None:
+        """The step that ended now gave the request a token; the rest follow one per step."""
+        log = self.log
+        generated = int(context) - log.input_tokens[request] + 1
+        if not log.first_token_s[request]:
+            log.first_token_s[request] = now_s
+        engine.held += 1
+        if generated >= log.output_tokens[request]:
+            engine.context += context + 1
+            self._request_ends(engine, request, now_s)
+            return
+        engine.context += context + 1
+        heapq.heappush(engine.running, (engine.step + log.output_tokens[request] - generated, request))
+
+    def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
+        log = self.log
+        log.finish_s[request] = now_s
+        context = log.input_tokens[request] + log.output_tokens[request]
+        engine.held -= context
+        engine.context -= context
+        engine.load -= 1
+        engine.allocated += log.output_tokens[request]
+        if engine.inbound:
+            self._fetch(engine, now_s)
+        if self.repeated:
+            self.outputs_kept += 1
+            engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # nobody asks for these again
+        if self.closed and self.next < self.count:
+            later_s = now_s + 2 * self.jitter_s * self.random.random() if self.jitter_s else now_s
+            self._push(later_s, ARRIVES, engine, self.next)
+            self.next += 1
+
+    def _move(self, engine: Engine, request: int, now_s: float) -> None:
+        """Prefill is done: its KV goes to the decode engine as soon as there is room."""
+        engine.load -= 1
+        decoder = self.target[request][1]
+        decoder.inbound.append(request)
+        self._fetch(decoder, now_s)
+
+    def _fetch(self, decoder: Engine, now_s: float) -> None:
+        """Start the transfers that the decode engine has room for, in order."""
+        assert self.transfer is not None
+        costs = self.transfer
+        while decoder.inbound:
+            request = decoder.inbound[0]
+            tokens = self.log.input_tokens[request]
+            if decoder.held + tokens > decoder.capacity and decoder.held > 0:
+                return
+            decoder.inbound.popleft()
+            decoder.held += tokens
+            hit = self.hit_rate * tokens
+            if self.repeated:  # decode keeps what it fetched, as prefill does
+                hit = decoder.cache.hit(self.prompt[request], tokens)
+                decoder.cache.keep(self.prompt[request], tokens)
+            moved = tokens - hit
+            decoder.allocated += moved
+            takes_s = moved * costs.bytes_per_token / costs.bytes_per_s
+            begins_s = max(now_s, decoder.link_free_s)
+            if costs.shared_bytes_per_s:
+                begins_s = max(begins_s, self.link_free_s)
+                self.link_free_s = begins_s + takes_s
+            decoder.link_free_s = begins_s + takes_s
+            self.link_busy_s += takes_s
+            self.log.transferred_bytes += moved * costs.bytes_per_token
+            arrives_s = begins_s + costs.setup_s + takes_s
+            if moved and (costs.always_fragmented or decoder.allocated > decoder.capacity):
+                stall_s = costs.stall_s_per_token * moved
+                arrives_s += stall_s
+                if stall_s and decoder.running:
+                    decoder.stall_s += stall_s
+                    self._wake(decoder, now_s)
+            self._push(arrives_s, KV_ARRIVED, decoder, request)
+
+    def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
+        """Decode can start on it, and prefill may forget it."""
+        self.log.kv_arrived_s[request] = now_s
+        engine = self.target[request][0]
+        engine.held -= self.log.input_tokens[request]
+        if engine.waiting and not engine.busy:
+            self._wake(engine, now_s)
+        decoder.joining.append(request)
+        self._wake(decoder, now_s)
+
+    def _route(self, engines: list[Engine], request: int) -> Engine:
+        if len(engines) == 1:
+            chosen = engines[0]
+        elif self.routing == "round-robin":
+            chosen = engines[self.turn % len(engines)]
+            self.turn += 1
+        else:
+            chosen = self._two_choices(engines)
+            if self.routing == "prefix":
+                chosen = self._with_prefix(engines, request) or chosen
+        chosen.load += 1
+        return chosen
+
+    def _two_choices(self, engines: list[Engine]) -> Engine:
+        first = int(self.random.random() * len(engines))
+        second = int(self.random.random() * (len(engines) - 1))
+        second += second >= first
+        one, other = engines[first], engines[second]
+        return one if one.load <= other.load else other
+
+    def _with_prefix(self, engines: list[Engine], request: int) -> Engine | None:
+        tokens = self.log.input_tokens[request]
+        idlest = min(engine.load for engine in engines)
+        holding = [
+            engine
+            for engine in engines
+            if engine.cache.hit(self.prompt[request], tokens) and engine.load <= idlest + PREFIX_SLACK
+        ]
+        return min(holding, key=lambda engine: engine.load, default=None)
+
+    # --- what engines ask ---------------------------------------------------------------------
+
+    def to_compute(self, engine: Engine, waiting: Waiting) -> float:
+        hit = self.hit_rate * self.log.input_tokens[waiting.request]
+        if self.repeated:
+            hit = engine.cache.hit(self.prompt[waiting.request], waiting.tokens)
+        block = self.hardware.block_tokens
+        # Whole blocks are found, and the last token is always computed, for its logits.
+        left = waiting.tokens - (min(hit, waiting.tokens - 1) // block) * block
+        self.log.computed_tokens[waiting.request] += left
+        engine.allocated += left
+        return float(left)
+
+    def prefill_begins(self, request: int, now_s: float) -> None:
+        if not self.log.prefill_start_s[request]:
+            self.log.prefill_start_s[request] = now_s
+
+    def preempt(self, request: int, steps_left: int) -> float:
+        log = self.log
+        return float(log.input_tokens[request] + log.output_tokens[request] - steps_left)
+
+
+def _scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """Engines of one pool differ by a few per cent in speed."""
+    times = {f.name: getattr(costs, f.name) * factor for f in fields(costs) if f.name.endswith("_s")}
+    return replace(costs, **times)
