@@ -4,7 +4,7 @@
 once, on one TP group:
 
     step = launch + dense / TP + sync log2(TP) + sequence B + kv B n / TP
-           + max(experts(B + P) / (TP EP), P (shared + sharded (1 + attention)) / TP ...)
+           + experts(B + P) / TP + P (shared + (sharded + attention n) / TP)
 
 - ``launch``: scheduler, sampler, CUDA-graph replay; one constant (fitted).
 - dense weights are read once: attention and output head bytes / (HBM rate TP) (roofline).
@@ -13,8 +13,7 @@ once, on one TP group:
 - prefill computes 2 FLOP per active parameter and token, plus 2 heads head_dim n per full-attention
   layer for each of query-key and attention-value (n: mean context of the chunk, half a prompt),
   at a fitted share of the tensor rate, divided by TP; and a fitted time per token that does not
-  shrink with TP (all-reduce, norms, routing, memory traffic of activations). Reading the experts
-  overlaps with computing on them: the larger of the two counts (roofline).
+  shrink with TP (all-reduce, norms, routing, memory traffic of activations).
 - a decoding sequence costs a fitted constant (sampling, detokenizing, streaming) and the reading of
   its KV cache: context x bytes per token of full-attention layers / (HBM rate TP eff); windowed
   layers read their window only.
@@ -171,7 +170,7 @@ def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
 
 
 class StepTime(Frozen):
-    """One engine step, seconds. ``total_s`` counts what overlaps once."""
+    """One engine step taken apart, seconds."""
 
     launch_s: float
     compute_s: float
@@ -211,11 +210,7 @@ class StepCosts:
         if self.ranks > 1:
             read_s *= self._imbalance(touched)
         compute_s = prefill_tokens * (self.prefill_s + self.attention_s * context)
-        return (
-            self.fixed_s
-            + batch * (self.sequence_s + self.context_s * context)
-            + (read_s if read_s > compute_s else compute_s)
-        )
+        return self.fixed_s + batch * (self.sequence_s + self.context_s * context) + read_s + compute_s
 
     def _imbalance(self, touched: float) -> float:
         """Busiest rank over mean rank, experts touched independently: 1 + largest of r deviates x spread."""
@@ -298,11 +293,15 @@ def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> flo
 
 @dataclass(slots=True)
 class TransferCosts:
-    """Moving one request's KV: ``setup_s`` + bytes / rate, and a stall of the decode engine per fragment."""
+    """Moving one request's KV: ``setup_s`` + bytes / rate, and a stall of the decode engine per fragment.
+
+    An engine's ranks move their shares at once, so its rate grows with TP; of the two ends the slower counts.
+    """
 
     setup_s: float
-    bytes_per_s: float  # of one decode engine
-    shared_bytes_per_s: float | None  # of the link, shared by all transfers; None: as many as engines
+    prefill_bytes_per_s: float  # out of one prefill engine
+    decode_bytes_per_s: float  # into one decode engine
+    shared: bool  # one transfer at a time over the whole link, whatever the number of engines
     bytes_per_token: float
     stall_s_per_token: float  # the decode engine stands still so long when blocks do not merge
     always_fragmented: bool
@@ -322,7 +321,6 @@ def link_of(deployment: Deployment) -> LinkKind:
 def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregated, link: LinkKind) -> TransferCosts:
     """Costs of one (prefill, decode) pair over ``link``; rates of configs/catalog, per GPU or per node."""
     value = hardware.value
-    lanes = min(topology.prefill.tp, topology.decode.tp)
     per_node = link == "tcp"
     rate = value(f"{link}_gb_per_s") * 1e9
     # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
@@ -330,8 +328,9 @@ def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregate
     stall_s = value("fragment_us") * 1e-6 * 2 * shape.layers / hardware.block_tokens if link == "nvlink" else 0.0
     return TransferCosts(
         setup_s=value("transfer_setup_ms") * 1e-3,
-        bytes_per_s=rate if per_node else rate * lanes,
-        shared_bytes_per_s=rate if per_node else None,
+        prefill_bytes_per_s=rate if per_node else rate * topology.prefill.tp,
+        decode_bytes_per_s=rate if per_node else rate * topology.decode.tp,
+        shared=per_node,
         bytes_per_token=kv_bytes(shape, 1e6, hybrid=hardware.hybrid_kv) / 1e6,
         stall_s_per_token=stall_s,
         always_fragmented=topology.prefill.tp != topology.decode.tp,

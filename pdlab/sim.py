@@ -3,7 +3,8 @@
 What is simulated, and as what:
 
 - **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
-- **Ingress**: a fixed latency, and one request at a time through a replica's front end.
+- **Ingress**: a latency, and one request at a time through a replica's front end; both grow with the share of
+  its time that the front end spends on streaming tokens (as 1 / (1 - share)).
 - **Routing**: ``two-choices`` as Ray Serve does: of two replicas drawn at random the one with fewer requests;
   ``round-robin``; ``prefix``: a replica that holds the prompt, unless it is busier than the idlest by more
   than two.
@@ -36,6 +37,7 @@ Prompts = Literal["fresh", "repeated"]
 Routing = Literal["two-choices", "round-robin", "prefix"]
 
 ARRIVES, ENTERS, STEP_ENDS, KV_ARRIVED = range(4)
+MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, at most
 PREFIX_SLACK = 2  # requests by which a replica with the prompt may be busier than the idlest
 
 
@@ -47,6 +49,7 @@ class SimulatedLevel:
     input_tokens: list[int]
     output_tokens: list[int]
     arrival_s: list[float]
+    queued_s: list[float]
     prefill_start_s: list[float]
     prefill_end_s: list[float]
     kv_arrived_s: list[float]
@@ -127,6 +130,7 @@ class _System(Host):
         value = hardware.value
         self.overhead_s = value("pd_overhead_ms" if self.transfer else "overhead_ms") * 1e-3
         self.frontend_s = value("frontend_ms") * 1e-3
+        self.stream_s = value("stream_us") * 1e-6
         self.gap_s = value("client_gap_ms") * 1e-3
         self.jitter_s = value("client_jitter_ms") * 1e-3
         self.link_free_s = 0.0
@@ -161,6 +165,7 @@ class _System(Host):
                 if subject.version == number:
                     self._step_ends(subject, now_s)
             elif kind == ENTERS:
+                log.queued_s[number] = now_s
                 subject.waiting.append(Waiting(number, log.input_tokens[number]))
                 self._wake(subject, now_s)
             elif kind == ARRIVES:
@@ -177,6 +182,7 @@ class _System(Host):
             input_tokens=list(trace.input_tokens) if trace else [workload.sent_input_tokens] * count,
             output_tokens=list(trace.output_tokens) if trace else [workload.sent_output_tokens] * count,
             arrival_s=zeros[:],
+            queued_s=zeros[:],
             prefill_start_s=zeros[:],
             prefill_end_s=zeros[:],
             kv_arrived_s=zeros[:],
@@ -196,10 +202,9 @@ class _System(Host):
         self.events: list[tuple[float, int, int, Engine, int]] = []
         self.sequence = 0
         self.target: dict[int, tuple[Engine, Engine]] = {}
-        self.link_busy_s = 0.0
         self.link_free_s = 0.0
         for engine in self.all_engines:
-            engine.frontend_free_s = engine.link_free_s = engine.busy_s = engine.full_s = 0.0
+            engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
             engine.preemptions = 0
         self.closed = isinstance(level.load, Closed) and not trace
         self.next = count
@@ -245,7 +250,8 @@ class _System(Host):
         if log.duration_s > 0:
             for role, engines in self.engines.items():
                 log.busy[role] = sum(engine.busy_s for engine in engines) / len(engines) / log.duration_s
-            log.link_busy = self.link_busy_s / log.duration_s
+            ends = [engine.link_busy_s for engine in self.all_engines]
+            log.link_busy = (sum(ends) / 2 if self.transfer and self.transfer.shared else max(ends)) / log.duration_s
             log.kv_full = sum(engine.full_s for engine in self.all_engines) / len(self.all_engines) / log.duration_s
         log.preemptions = sum(engine.preemptions for engine in self.all_engines)
         return log
@@ -261,8 +267,11 @@ class _System(Host):
         decoder = self._route(self.decode, request)
         engine = self._route(self.front, request) if self.transfer else decoder
         self.target[request] = (engine, decoder)
-        decoder.frontend_free_s = max(decoder.frontend_free_s, now_s) + self.frontend_s
-        self._push(decoder.frontend_free_s + self.overhead_s, ENTERS, engine, request)
+        # The process that takes requests in also streams every token out: what it does takes longer then.
+        streaming = len(decoder.running) / decoder.step_s * self.stream_s if decoder.busy else 0.0
+        slower = 1 / (1 - min(streaming, MOST_STREAMING))
+        decoder.frontend_free_s = max(decoder.frontend_free_s, now_s) + self.frontend_s * slower
+        self._push(decoder.frontend_free_s + self.overhead_s * slower, ENTERS, engine, request)
 
     def _wake(self, engine: Engine, now_s: float) -> None:
         ends_s = engine.interrupt(now_s) if engine.busy else engine.plan(now_s, self)
@@ -358,14 +367,18 @@ class _System(Host):
                 decoder.cache.keep(self.prompt[request], tokens)
             moved = tokens - hit
             decoder.allocated += moved
-            takes_s = moved * costs.bytes_per_token / costs.bytes_per_s
-            begins_s = max(now_s, decoder.link_free_s)
-            if costs.shared_bytes_per_s:
+            size = moved * costs.bytes_per_token
+            sender = self.target[request][0]
+            sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s
+            takes_s = max(sends_s, receives_s)
+            begins_s = max(now_s, sender.link_free_s, decoder.link_free_s)
+            if costs.shared:
                 begins_s = max(begins_s, self.link_free_s)
                 self.link_free_s = begins_s + takes_s
-            decoder.link_free_s = begins_s + takes_s
-            self.link_busy_s += takes_s
-            self.log.transferred_bytes += moved * costs.bytes_per_token
+            sender.link_free_s, decoder.link_free_s = begins_s + sends_s, begins_s + receives_s
+            sender.link_busy_s += sends_s
+            decoder.link_busy_s += receives_s
+            self.log.transferred_bytes += size
             arrives_s = begins_s + costs.setup_s + takes_s
             if moved and (costs.always_fragmented or decoder.allocated > decoder.capacity):
                 stall_s = costs.stall_s_per_token * moved

@@ -88,6 +88,7 @@ class Engine:
     load: int = 0
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
+    link_busy_s: float = 0.0
     began_s: float = 0.0
     step_s: float = 0.0
     steps: int = 0

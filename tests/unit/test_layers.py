@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_args", "sim", "sweep", "tables"),
     ("bench", "describe", "local_nodes", "plots", "simulated"),
     ("calibrate", "cluster", "planner", "predict"),
-    ("application", "nixl_check"),
+    ("application", "nixl_check", "plan_report"),
     ("launch",),
     ("demo",),
 )

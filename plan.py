@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""Predict before a GPU is booked: which P:D ratio, TP degrees and placement to run; see --help."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdlab.errors import PdlabError, UsageError
+from pdlab.options import OneLineParser
+
+if TYPE_CHECKING:
+    from pdlab.catalog import ModelShape
+    from pdlab.nodes import ClusterView
+    from pdlab.perf import Hardware
+    from pdlab.planner import Candidate, Slo
+    from pdlab.workload import Workload
+
+EPILOG = """\
+examples:
+  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12
+      rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
+  python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
+      and write the best ones as files for launch_gptoss.py --config
+  python plan.py --gpus 8 --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
+      where the time of a request goes
+  python plan.py --compare bm_results/pd-pack-p1xtp2-d1xtp2
+      measured beside predicted, with the error
+  python plan.py --predict configurations.csv --out predicted.csv
+      predictions for your own list; the columns are in docs/planning.md
+
+Everything printed is simulated, from step times fitted to measured runs; docs/model.md says how
+well they predict runs that they were not fitted to. Check the winner with run_bm.sh before you buy.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = OneLineParser(
+        prog="plan.py",
+        description="Predict throughput and latency of collocated and PD deployments, and rank them for an SLO.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = p.add_argument_group("what to serve, on what")
+    what.add_argument("--model", default="gpt-oss-120b", help="a model of configs/models/ (default %(default)s)")
+    what.add_argument(
+        "--hardware",
+        default="h100-vllm-0.11",
+        help="calibrated step times, a name of configs/catalog/ or a file of pdlab.calibrate (default %(default)s)",
+    )
+    what.add_argument(
+        "--node", default="p5.48xlarge", metavar="NAME", help="node type, of configs/clusters/ (default %(default)s)"
+    )
+    what.add_argument("--gpus", type=_positive, default=8, metavar="N", help="GPUs to plan for (default 8)")
+    load = p.add_argument_group("workload")
+    load.add_argument("--itl", type=_positive, metavar="TOKENS", help="input tokens per request (default 5000)")
+    load.add_argument("--otl", type=_positive, metavar="TOKENS", help="output tokens per request (default 250)")
+    load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl and --otl")
+    load.add_argument("--rate", type=_above_zero, metavar="RPS", help="plan for this request rate over all GPUs")
+    load.add_argument(
+        "--concurrency",
+        type=_numbers,
+        metavar="N[,N...]",
+        help="plan for these numbers of requests in flight over all GPUs (default: a ladder per GPU)",
+    )
+    load.add_argument(
+        "--prefix-hit-rate",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of each prompt that the prefix cache answers (default 0)",
+    )
+    slo = p.add_argument_group("SLO: what a request must meet to count as goodput (unbounded where not given)")
+    slo.add_argument("--slo-ttft-ms", type=_above_zero, metavar="MS", help="time to first token")
+    slo.add_argument("--slo-tpot-ms", type=_above_zero, metavar="MS", help="time per output token")
+    slo.add_argument("--slo-e2el-ms", type=_above_zero, metavar="MS", help="end-to-end latency")
+    slo.add_argument(
+        "--slo-quantile",
+        type=float,
+        default=0.9,
+        metavar="Q",
+        help="share of requests that must meet it (default %(default)s)",
+    )
+    how = p.add_argument_group("how")
+    how.add_argument(
+        "--placement",
+        choices=["pack", "spread", "any"],
+        default="any",
+        help="default any: pack where one node takes it",
+    )
+    how.add_argument("--top", type=_positive, default=3, metavar="N", help="configurations to hand over (default 3)")
+    how.add_argument("--seed", type=int, default=0, help="of the simulation (default 0)")
+    how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
+    how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
+    other = p.add_argument_group("instead of a ranking").add_mutually_exclusive_group()
+    other.add_argument("--explain", metavar="LABEL", help="where a request's time goes in one deployment")
+    other.add_argument("--compare", nargs="+", type=Path, metavar="DIR", help="measured experiments beside predictions")
+    other.add_argument("--predict", type=Path, metavar="CSV", help="predict every row of a CSV")
+    p.add_argument(
+        "--prompts",
+        choices=["fresh", "repeated"],
+        help="with --compare: whether levels repeat prompts (default: published runs do, ours do not)",
+    )
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return _run(parser().parse_args(argv))
+    except PdlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pdlab.catalog import load_model
+    from pdlab.perf import load_hardware
+
+    hardware = load_hardware(args.hardware)
+    if args.predict:
+        return _predict(args, hardware)
+    shape = load_model(args.model)
+    if shape is None:
+        raise UsageError(f"--model {args.model}: not in configs/models/; add its shape there, or use gpt-oss-120b")
+    if args.compare:
+        return _compare(args, hardware, shape)
+    slo, workload = _slo(args), _workload(args)
+    if args.explain:
+        return _explain(args, hardware, shape, workload)
+    return _rank(args, hardware, shape, slo, workload)
+
+
+def _slo(args: argparse.Namespace) -> Slo:
+    from pdlab.planner import Slo
+    from pdlab.spec import validate
+
+    bounds = {name: getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
+    return validate(
+        Slo,
+        {f"{name}_s": ms / 1000 for name, ms in bounds.items() if ms is not None} | {"quantile": args.slo_quantile},
+        where="--slo-quantile",
+    )
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    from pdlab.spec import load_yaml
+    from pdlab.workload import Workload
+
+    if not 0 <= args.prefix_hit_rate < 1:
+        raise UsageError(f"--prefix-hit-rate {args.prefix_hit_rate:g} must be from 0 to below 1")
+    if args.workload:
+        if args.itl or args.otl:
+            raise UsageError("--workload replaces --itl and --otl; give one or the other")
+        return load_yaml(Path(args.workload), Workload)
+    return Workload(input_tokens=args.itl or 5000, output_tokens=args.otl or 250)
+
+
+def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
+    """As many nodes of the asked kind as the GPUs need."""
+    from pdlab.catalog import load_cluster
+    from pdlab.nodes import ClusterView
+
+    try:
+        base = load_cluster(f"{args.node}-x2").engine_nodes[0]
+    except UsageError as error:
+        raise UsageError(f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; use p5.48xlarge") from error
+    count = -(-args.gpus // base.gpus)
+    if args.placement == "spread":
+        count = max(count, 2)
+    nodes = [
+        base.model_copy(update={"id": f"node-{n}", "head": n == 1, "host": None, "labels": {"pdlab/node": f"node-{n}"}})
+        for n in range(1, count + 1)
+    ]
+    return ClusterView(name=f"{args.node}-x{count}", nodes=tuple(nodes))
+
+
+def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo, workload: Workload) -> int:
+    from pdlab import plan_report
+    from pdlab.planner import plan_deployments
+
+    if args.rate and args.concurrency:
+        raise UsageError("--rate and --concurrency exclude each other: plan for one load")
+    view = _view(args, hardware)
+    candidates, possible = plan_deployments(
+        args.model,
+        shape,
+        hardware,
+        view,
+        args.gpus,
+        workload,
+        slo,
+        placement=None if args.placement == "any" else args.placement,
+        concurrencies=args.concurrency,
+        rate_rps=args.rate,
+        prefix_hit_rate=args.prefix_hit_rate,
+        seed=args.seed,
+    )
+    print(plan_report.ranking(candidates, possible, shape, hardware, view, workload, slo, args.gpus))
+    best = [candidate for candidate in candidates if candidate.best][: args.top]
+    print(plan_report.hand_over(best, workload, view, args.out))
+    if args.plot:
+        _plot(args.plot, candidates[: max(args.top, 6)], workload)
+    return 0
+
+
+def _plot(path: Path, candidates: Sequence[Candidate], workload: Workload) -> None:
+    from pdlab import analysis, plan_report, plots
+
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
+    experiments = plan_report.experiments(candidates, workload)
+    plots.draw(analysis.curves(experiments), analysis.View(), path)
+    print(f"Plot (simulated): {path}")
+
+
+def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, workload: Workload) -> int:
+    from pdlab import plan_report
+    from pdlab.planner import Slo, evaluate
+    from pdlab.spec import Deployment, parse_label
+
+    deployment = Deployment(model=args.model, topology=parse_label(args.explain))
+    candidate = evaluate(
+        deployment,
+        shape,
+        hardware,
+        workload,
+        Slo(),
+        deployment.gpus,
+        concurrencies=args.concurrency,
+        rate_rps=args.rate,
+        prefix_hit_rate=args.prefix_hit_rate,
+        seed=args.seed,
+    )
+    print(plan_report.explanation(candidate, shape, hardware, workload))
+    return 0
+
+
+def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab.calibrate import compare, measured, median_errors, table
+    from pdlab.imports import load_experiment
+
+    points = []
+    for folder in args.compare:
+        experiment = load_experiment(folder)
+        published = experiment.manifest.origin == "imported"
+        prompts = args.prompts or ("repeated" if published else "fresh")
+        points += compare(hardware, shape, measured(experiment, prompts))
+    print("predicted / measured (error)\n")
+    print(table(points))
+    found = median_errors(points, skip_first=False)
+    print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in found.items()))
+    return 0
+
+
+def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
+    from pdlab import predict
+
+    try:
+        text = args.predict.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--predict {args.predict}: cannot be read as a text file; give a CSV") from error
+    header, rows, asked = predict.read(text, str(args.predict))
+    out = predict.render(header, rows, predict.predict(asked, hardware))
+    if args.out is None:
+        print(out, end="")
+        return 0
+    try:
+        args.out.write_text(out, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {args.out}: cannot be written ({error.strerror})") from error
+    print(f"wrote {args.out}: {len(rows)} rows", file=sys.stderr)
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return value
+
+
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    return value
+
+
+def _numbers(text: str) -> list[int]:
+    return [_positive(part.strip()) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
