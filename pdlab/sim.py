@@ -5,9 +5,9 @@ What is simulated, and as what:
 - **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
 - **Ingress**: a latency, and one request at a time through a replica's front end; both grow with the share of
   its time that the front end spends on streaming tokens (as 1 / (1 - share)).
-- **Routing**: ``two-choices`` as Ray Serve does: of two replicas drawn at random the one with fewer requests;
-  ``round-robin``; ``prefix``: a replica that holds the prompt, unless it is busier than the idlest by more
-  than two.
+- **Routing**: ``two-choices`` as Ray Serve does: of two replicas drawn at random the one with fewer requests
+  *as the router knows it*, and it learns a replica's queue when it sends there; ``round-robin``; ``prefix``:
+  a replica that holds the prompt, unless it is busier than the idlest by more than two.
 - **Engines**: vLLM's scheduler (`pdlab.sim_engine`) with the step times of `pdlab.perf`.
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge.
@@ -205,7 +205,7 @@ class _System(Host):
         self.link_free_s = 0.0
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
-            engine.preemptions = 0
+            engine.preemptions = engine.known_load = 0
         self.closed = isinstance(level.load, Closed) and not trace
         self.next = count
         if trace:
@@ -213,6 +213,7 @@ class _System(Host):
         elif isinstance(level.load, Closed):
             self.next = min(level.load.concurrency, count)
             arrivals = [index * self.gap_s for index in range(self.next)]
+            self.client_free_s = self.next * self.gap_s
         else:
             arrivals = self._open_arrivals(level.load, count)
         for index, moment_s in enumerate(arrivals):
@@ -339,7 +340,9 @@ class _System(Host):
             self.outputs_kept += 1
             engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # nobody asks for these again
         if self.closed and self.next < self.count:
-            later_s = now_s + 2 * self.jitter_s * self.random.random() if self.jitter_s else now_s
+            # The client sends one request at a time, each a little after the one before.
+            later_s = max(now_s + 2 * self.jitter_s * self.random.random(), self.client_free_s)
+            self.client_free_s = later_s + self.gap_s
             self._push(later_s, ARRIVES, engine, self.next)
             self.next += 1
 
@@ -409,6 +412,7 @@ class _System(Host):
             if self.routing == "prefix":
                 chosen = self._with_prefix(engines, request) or chosen
         chosen.load += 1
+        chosen.known_load = chosen.load
         return chosen
 
     def _two_choices(self, engines: list[Engine]) -> Engine:
@@ -416,7 +420,7 @@ class _System(Host):
         second = int(self.random.random() * (len(engines) - 1))
         second += second >= first
         one, other = engines[first], engines[second]
-        return one if one.load <= other.load else other
+        return one if one.known_load <= other.known_load else other
 
     def _with_prefix(self, engines: list[Engine], request: int) -> Engine | None:
         tokens = self.log.input_tokens[request]

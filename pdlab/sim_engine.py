@@ -86,6 +86,7 @@ class Engine:
     stall_s: float = 0.0
     allocated: float = 0.0
     load: int = 0
+    known_load: int = 0
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0
