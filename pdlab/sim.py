@@ -134,7 +134,7 @@ class _System(Host):
         self.gap_s = value("client_gap_ms") * 1e-3
         self.jitter_s = value("client_jitter_ms") * 1e-3
         self.link_free_s = 0.0
-        self.turn = 0
+        self.turns: dict[int, int] = {}
         self.outputs_kept = 0
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
@@ -305,7 +305,8 @@ class _System(Host):
         finished, engine.done = engine.done, []
         for waiting in finished:
             request = waiting.request
-            self.log.prefill_end_s[request] = now_s
+            if not self.log.prefill_end_s[request]:  # else it was preempted, and is recomputed
+                self.log.prefill_end_s[request] = now_s
             engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
             if engine.prefills_only:
                 self._move(engine, request, now_s)
@@ -405,8 +406,9 @@ class _System(Host):
         if len(engines) == 1:
             chosen = engines[0]
         elif self.routing == "round-robin":
-            chosen = engines[self.turn % len(engines)]
-            self.turn += 1
+            turn = self.turns.get(id(engines), 0)
+            self.turns[id(engines)] = turn + 1
+            chosen = engines[turn % len(engines)]
         else:
             chosen = self._two_choices(engines)
             if self.routing == "prefix":

@@ -105,6 +105,7 @@ class Engine:
 
         Returns when it ends; None when there is nothing to do.
         """
+        self._make_room(system)
         batch = len(self.running)
         self.starved = bool(self.inbound)
         prefill = self._prefill(self.step_tokens - batch, system, now_s)
@@ -115,8 +116,7 @@ class Engine:
             return None
         steps = 1
         if not (prefill or joined or self.stall_s):
-            steps = self._decode_steps(system)
-            batch = len(self.running)
+            steps = self._decode_steps()
         mean = self.context / batch if batch else 0.0
         if steps > 1:
             mean += steps / 2  # contexts grow by one token per step
@@ -131,10 +131,11 @@ class Engine:
         total = 0.0
         room = MAX_SEQUENCES - len(self.running)
         waiting = self.waiting
+        growth = len(self.running) + len(self.joining) + 1  # every sequence's next token
         while waiting and budget > 0 and room > 0:
             first = waiting[0]
             if first.left is None:
-                if self.held + first.tokens > self.capacity and self.held > 0:
+                if self.held + first.tokens + growth + len(self.done) > self.capacity and self.held > 0:
                     self.starved = True
                     break
                 self.held += first.tokens
@@ -150,14 +151,9 @@ class Engine:
             self.done.append(waiting.popleft())
         return total
 
-    def _decode_steps(self, system: Host) -> int:
-        """Steps until the batch changes: a sequence ends, or KV memory is full (the newest is preempted then)."""
-        while True:
-            batch = len(self.running)
-            until_end = self.running[0][0] - self.step
-            until_full = int((self.capacity - self.held) // batch)
-            if until_full >= 1 or batch == 1:
-                return max(1, min(until_end, until_full) if batch > 1 else until_end)
+    def _make_room(self, system: Host) -> None:
+        """Preempt the newest sequences until every other one has room for its next token."""
+        while len(self.running) > 1 and self.held + len(self.running) + len(self.joining) > self.capacity:
             newest = max(self.running)
             self.running.remove(newest)
             heapq.heapify(self.running)
@@ -166,6 +162,13 @@ class Engine:
             self.held -= context
             self.context -= context
             self.waiting.appendleft(Waiting(newest[1], context))
+
+    def _decode_steps(self) -> int:
+        """Steps until the batch changes: a sequence ends, or KV memory is full."""
+        batch = len(self.running)
+        until_end = self.running[0][0] - self.step
+        until_full = int((self.capacity - self.held) // batch)
+        return until_end if batch == 1 else max(1, min(until_end, until_full))
 
     def interrupt(self, now_s: float) -> float | None:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
