@@ -15,9 +15,9 @@ MODULES = sorted((ROOT / "pdlab").glob("*.py"))
 
 # A module may import modules of lower floors only. A new module needs a line here.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("environment", "errors", "label_layout", "progress", "provenance", "replica_logs"),
-    ("spec",),
-    ("nodes", "workload"),
+    ("environment", "errors", "kv_layout", "label_layout", "progress", "provenance", "replica_logs"),
+    ("kv_codes", "spec"),
+    ("kv_faults", "nodes", "workload"),
     ("assign", "catalog", "observed", "request", "results"),
     ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model"),
     ("compare", "load_client", "palette", "placement", "target"),
