@@ -77,7 +77,8 @@ class CodeBook:
         inside = word % head_words
         kv = inside // half % np.uint64(2)
         offset = inside // (half * np.uint64(2)) * half + inside % half
-        return head << self._at("head") | kv << self._at("kv") | offset << self._at("offset")
+        codes: Words = head << self._at("head") | kv << self._at("kv") | offset << self._at("offset")
+        return codes
 
     def pages(self, kind: int, request: int, rank: int, region: int, blocks: npt.ArrayLike) -> Words:
         """The part that is the same all over a page: one per block."""
@@ -275,7 +276,7 @@ def patterns(
     take("stale: content of an earlier request", code & past & (in_place | (book.field(found, "request") > 0)))
 
     def only(*fields: str) -> npt.NDArray[np.bool_]:
-        same = code.copy()
+        same: npt.NDArray[np.bool_] = code.copy()
         for name in place:
             same &= differs[name] if name in fields else ~differs[name]
         return same

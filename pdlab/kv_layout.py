@@ -85,7 +85,8 @@ def model_kv_shape(
     half_bytes = head_dim * dtype_bytes if k_per_token else head_bytes // 2
     if half_bytes % WORD:
         raise ValueError(f"K of {half_bytes} bytes is no multiple of {WORD} bytes (head_dim {head_dim})")
-    regions, windows = layers, ()
+    regions = layers
+    windows: tuple[int, ...] = ()
     if sliding_window and full_attention_layers and full_attention_layers < layers:
         if layers % full_attention_layers:
             raise ValueError(f"{layers} layers are no whole groups of {full_attention_layers} full-attention layers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -220,7 +221,7 @@ def test_pairs_bring_every_head_to_where_it_belongs(prefill_tp: int, decode_tp: 
         mine = [pair for pair in pairs(shape, prefill_tp, decode_tp) if pair.decode == rank]
         covered = sorted((pair.decode_offset, pair.decode_offset + pair.length) for pair in mine)
         assert covered[0][0] == 0 and covered[-1][1] == shape.page_bytes(decode_tp)
-        assert all(a[1] == b[0] for a, b in zip(covered, covered[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
         for pair in mine:
             assert pair.prefill_offset + pair.length <= shape.page_bytes(prefill_tp)
             for at in range(0, pair.length, shape.head_bytes):
@@ -236,7 +237,7 @@ def test_block_tables_share_no_block(requests: int, blocks: int, spare: int, sca
     assert [table.request for table in tables] == list(range(5, 5 + requests))
     for side in ("prefill", "decode"):
         used = np.concatenate([getattr(table, side) for table in tables])
-        assert len(np.unique(used)) == requests * blocks and 0 <= used.min() and used.max() < pool
+        assert len(np.unique(used)) == requests * blocks and used.min() >= 0 and used.max() < pool
     with pytest.raises(ValueError, match="do not fit"):
         block_tables(5, requests, blocks, requests * blocks - 1, scattered=scattered, seed=seed)
 

@@ -15,10 +15,21 @@ MODULES = sorted((ROOT / "pdlab").glob("*.py"))
 
 # A module may import modules of lower floors only. A new module needs a line here.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("environment", "errors", "kv_layout", "label_layout", "progress", "provenance", "replica_logs"),
-    ("kv_codes", "spec"),
+    (
+        "environment",
+        "errors",
+        "kv_layout",
+        "label_layout",
+        "net_facts",
+        "progress",
+        "provenance",
+        "replica_logs",
+        "side_channel",
+        "ucx_table",
+    ),
+    ("kv_codes", "kv_memory", "spec", "verdict"),
     ("kv_faults", "nodes", "workload"),
-    ("assign", "catalog", "observed", "request", "results"),
+    ("assign", "catalog", "nixl_rank", "observed", "request", "results"),
     ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model"),
     ("compare", "load_client", "palette", "placement", "target"),
     ("serve_args", "sweep", "tables"),
@@ -35,8 +46,8 @@ INSIDE_OTHERS = {"replica", "worker", "bench_client"}
 ALLOWED = {
     "ray": {"application", "cluster", "nixl_check", "replica"},
     "vllm": {"bench_client", "worker"},
-    "nixl": {"nixl_check", "worker"},
-    "torch": {"tiny_model", "worker"},
+    "nixl": {"nixl_rank", "worker"},
+    "torch": {"kv_memory", "tiny_model", "worker"},
     "transformers": {"tiny_model"},
     "tokenizers": {"tiny_model"},
     "matplotlib": {"plots"},
