@@ -1,4 +1,4 @@
-"""The memory of a rank's KV cache, DRAM or GPU. Runs on the nodes too, sent by value: imports torch inside functions."""
+"""The memory of a rank's KV cache, DRAM or GPU. Runs on the nodes too, sent by value; imports torch in functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from pdlab.kv_layout import KvShape, Words
 
 MEMCPY_BYTES = 256 << 20
-MEMCPY_REPEATS = 5
 
 
 class KvMemory:
@@ -28,6 +27,7 @@ class KvMemory:
         self.regions = [_pages(num_blocks * words).reshape(num_blocks, words) for _ in range(shape.regions)]
         self.kind = "VRAM" if vram else "DRAM"
         self._tensors: list[Any] = []
+        self._copy: _Copy | None = None
         if vram:
             torch = importlib.import_module("torch")
             torch.cuda.set_device(0)
@@ -57,28 +57,45 @@ class KvMemory:
         for tensor, region in zip(self._tensors, self.regions, strict=False):
             region[:] = tensor.cpu().numpy().view(np.uint64)
 
-    def copy_gb_per_s(self) -> float:
-        """Ceiling of any transfer inside a host: median rate of one thread's memcpy, or of the GPU's own copy."""
-        count = MEMCPY_BYTES // 8
-        if self._tensors:
+    def copy_gb_per_s(self, page_bytes: int, wanted: int) -> float:
+        """Ceiling of any transfer inside a host: one pass of one thread's memcpy, or of the GPU's own copy.
+
+        It gathers at most ``wanted`` bytes, in pages of ``page_bytes`` from random places, as a request's blocks lie.
+        """
+        if self._copy is None:
+            rows = max(2, min(wanted, MEMCPY_BYTES) // page_bytes)
+            self._copy = _Copy(rows, page_bytes // 8, bool(self._tensors))
+        return self._copy.gb_per_s()
+
+
+class _Copy:
+    """Two buffers and an order in which the first one's pages go into the second."""
+
+    def __init__(self, rows: int, words: int, vram: bool) -> None:
+        order = np.random.default_rng(0).permutation(rows)
+        self.bytes = rows * words * 8
+        if vram:
             torch = importlib.import_module("torch")
-            source, target = (torch.zeros(count, dtype=torch.int64, device="cuda") for _ in range(2))
-            times = []
-            for _ in range(MEMCPY_REPEATS + 1):
+            source, target = (torch.zeros((rows, words), dtype=torch.int64, device="cuda") for _ in range(2))
+            index = torch.as_tensor(order, device="cuda")
+
+            def copy() -> None:
+                torch.index_select(source, 0, index, out=target)
                 torch.cuda.synchronize()
-                began = time.perf_counter()
-                target.copy_(source)
-                torch.cuda.synchronize()
-                times.append(time.perf_counter() - began)
         else:
-            source, target = _pages(count), _pages(count)
+            source, target = (_pages(rows * words).reshape(rows, words) for _ in range(2))
             source[:] = 1
-            times = []
-            for _ in range(MEMCPY_REPEATS + 1):
-                began = time.perf_counter()
-                np.copyto(target, source)
-                times.append(time.perf_counter() - began)
-        return float(MEMCPY_BYTES / np.median(times[1:]) / 1e9)  # the first one touches the pages
+
+            def copy() -> None:
+                np.take(source, order, axis=0, out=target, mode="clip")  # the mode that needs no second buffer
+
+        self.copy = copy
+        copy()  # touches the pages
+
+    def gb_per_s(self) -> float:
+        began = time.perf_counter()
+        self.copy()
+        return self.bytes / (time.perf_counter() - began) / 1e9
 
 
 def _pages(words: int) -> Words:

@@ -114,6 +114,10 @@ class Rank:
         except MemoryError as error:
             return "memory", f"{self.options.name}: {error or 'out of memory'}"
 
+    def ping(self) -> int:
+        """To see whether this process answers at all."""
+        return os.getpid()
+
     def facts(self, ip: str) -> Host:
         """Where this rank runs; ``ip`` as others reach it."""
         return host_facts(ip)
@@ -299,9 +303,9 @@ class Rank:
             del self._notices[notice]
         return time.monotonic() - began
 
-    def copy_gb_per_s(self) -> float:
-        """The host's own copy rate, measured in the same process."""
-        return self.memory.copy_gb_per_s()
+    def copy_gb_per_s(self, page_bytes: int, wanted: int) -> float:
+        """The host's own copy rate, measured in the same process under the same load."""
+        return self.memory.copy_gb_per_s(page_bytes, wanted)
 
     def inspect(self, tables: Sequence[Table]) -> tuple[Finding, float]:
         """Check decode's whole cache after a transfer; returns what was found and the seconds that took."""
