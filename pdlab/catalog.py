@@ -22,7 +22,7 @@ class ModelShape(Frozen):
 
     ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself. ``engine_kwargs``
     are vLLM engine arguments that this model wants everywhere. ``local`` models are built by
-    pdlab in the user's cache folder.
+    pdlab in the user's cache folder. ``kv_block_tokens`` is vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
     """
 
     name: str
@@ -42,6 +42,7 @@ class ModelShape(Frozen):
     vocab: int = Field(ge=1)
     weight_dtype: str
     kv_dtype: str = "bfloat16"
+    kv_block_tokens: int = Field(default=16, ge=1)
     max_context: int = Field(ge=1)
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
 

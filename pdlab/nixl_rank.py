@@ -26,6 +26,7 @@ from pdlab.kv_faults import misplace, rewrite
 from pdlab.kv_layout import KvShape, Pair, Table, descriptor_ids, descriptors, pairs
 from pdlab.kv_memory import KvMemory
 from pdlab.net_facts import Host, counters, host_facts, moved
+from pdlab.raw_ucx import Exposed, RawUcx, RawUcxError
 from pdlab.side_channel import Registered, SideChannel, ask
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
@@ -104,6 +105,8 @@ class Rank:
         self._notices: Counter[str] = Counter()
         self._registered: Any = None
         self._log = -1
+        self._raw: RawUcx | None = None
+        self._cut = (0, 0)
 
     def call(self, method: str, *args: Any) -> tuple[str, Any]:
         """("ok", value), or the kind of an expected failure and its text."""
@@ -307,6 +310,42 @@ class Rank:
         """The host's own copy rate, measured in the same process under the same load."""
         return self.memory.copy_gb_per_s(page_bytes, wanted)
 
+    def raw_expose(self) -> Exposed:
+        """Let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
+        return self._raw_ucx().expose()
+
+    def raw_rates(self, there: Exposed, table: Table, repeats: int) -> list[float]:
+        """GB/s of UCX alone, moving one request's pages of a pair of one rank each.
+
+        Overwrites the cache: the last thing before `close`. Raises RankError (raw).
+        """
+        options = self.options
+        near, far = (table.decode, table.prefill) if options.side == "decode" else (table.prefill, table.decode)
+        raw, until_s = self._raw_ucx(), time.monotonic() + options.timeout_s
+        page = options.shape.page_bytes(options.tp)
+        try:
+            return raw.rates(there, near.tolist(), far.tolist(), page, options.direction == "write", repeats, until_s)
+        except RawUcxError as error:
+            raise RankError("raw", str(error)) from error
+
+    def raw_close(self) -> str:
+        """End UCX alone; returns what it wrote to UCX's log and cuts it out there, for it is not NIXL's traffic."""
+        if self._raw is None:
+            return ""
+        self._raw.close()
+        self._raw = None
+        first, last = self._cut = (self._cut[0], self._log_size())
+        return os.pread(self._log, last - first, first).decode(errors="replace")
+
+    def _raw_ucx(self) -> RawUcx:
+        if self._raw is None:
+            self._cut = (self._log_size(), self._log_size())
+            try:
+                self._raw = RawUcx([(base, length) for base, length, *_ in self.memory.spans])
+            except RawUcxError as error:
+                raise RankError("raw", str(error)) from error
+        return self._raw
+
     def inspect(self, tables: Sequence[Table]) -> tuple[Finding, float]:
         """Check decode's whole cache after a transfer; returns what was found and the seconds that took."""
         options = self.options
@@ -324,11 +363,14 @@ class Rank:
             gc.collect()
         if self._channel is not None:
             self._channel.close()
-        ctypes.CDLL(None).fflush(None)
         if self._log < 0:
             return ""
-        text = os.pread(self._log, os.fstat(self._log).st_size, 0)
-        return text.decode(errors="replace")
+        text = os.pread(self._log, self._log_size(), 0)
+        return (text[: self._cut[0]] + text[self._cut[1] :]).decode(errors="replace")
+
+    def _log_size(self) -> int:
+        ctypes.CDLL(None).fflush(None)
+        return os.fstat(self._log).st_size
 
     def _release(self) -> None:
         """A function of its own: any name that still refers to a handle would keep the agent, and its table, alive."""

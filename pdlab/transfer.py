@@ -130,6 +130,7 @@ class BackendResult:
     memcpy_gb_per_s: float | None
     raw_gb_per_s: float | None
     raw_why: str | None
+    raw_wire: Wire | None
     wire: Wire | None
     traffic: dict[str, float]
     payload_bytes: int
@@ -154,6 +155,8 @@ class _Run:
         self.decode = [i for i in self.everyone if options[i].side == "decode"]
         self.page = min(pair.length for pair in pairs(plan.shape, plan.prefill_tp, plan.decode_tp))
         self.copies: list[float] = []
+        self.operation: Operation = "read" if plan.direction == "read" else "write"
+        self.raw_wire: Wire | None = None
         involved = {(s, getattr(p, s)) for p in pairs(plan.shape, plan.prefill_tp, plan.decode_tp) for s in _SIDES}
         movers = [i for i in self.everyone if options[i].initiator]
         self.initiators = [i for i in movers if (options[i].side, options[i].rank) in involved]
@@ -191,11 +194,10 @@ class _Run:
         logs = self.call(self.initiators, "close")
         self.call([i for i in self.everyone if i not in self.initiators], "close")
         rows = [row for log in logs for row in parse_table(log)]
-        operation: Operation = "read" if plan.direction == "read" else "write"
         seen = Observed(
             strategy=plan.strategy, backend=self.options[0].backend, direction=plan.direction,
             prefill=self.hosts[self.prefill[0]], decode=self.hosts[self.decode[0]], vram=self.options[0].vram,
-            gb_per_s=results[-1].gb_per_s, wire=wire_of(rows, operation, self.page),
+            gb_per_s=results[-1].gb_per_s, wire=wire_of(rows, self.operation, self.page),
             payload_bytes=self.payload, traffic=self.traffic, memcpy_gb_per_s=memcpy,
             ucx_version=ucx_version(logs[0]), ucx_tls=_tls(logs[0]) or plan.ucx_tls,
             failed_modules=failed_modules(logs[0]),
@@ -205,7 +207,8 @@ class _Run:
             handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results), verdict=self._verdict(seen),
             notes=tuple(notes(seen)), findings=tuple(self.findings), checked_bytes=self.checked_bytes,
             check_s=self.check_s, notice_s=median(self.notice_s), memcpy_gb_per_s=memcpy, raw_gb_per_s=raw,
-            raw_why=raw_why, wire=seen.wire, traffic=traffic_share(seen), payload_bytes=self.payload,
+            raw_why=raw_why, raw_wire=self.raw_wire, wire=seen.wire, traffic=traffic_share(seen),
+            payload_bytes=self.payload,
             ucx_version=seen.ucx_version, failed_modules=dict(seen.failed_modules or {}), libraries=libraries,
             log="".join(logs),
         )  # fmt: skip
@@ -264,7 +267,25 @@ class _Run:
         return replace(verdict, code=CORRUPT, text=text)
 
     def _raw(self) -> tuple[float | None, str | None]:
-        return None, "no raw UCX here"
+        """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured)."""
+        if self.options[0].backend != "UCX":
+            return None, "not UCX"
+        if len(self.initiators) > 1 or len(self.targets) > 1:
+            return None, "compared for one pair of ranks alone"
+        initiator, target = self.initiators[0], self.targets[0]
+        rates, why = [], None
+        try:
+            there = self.call([target], "raw_expose")[0]
+            rates = self.call([initiator], "raw_rates", [(there, self.used[0], self.plan.repeats)])[0]
+        except TransferError as error:
+            if error.kind != "raw":
+                raise
+            why = str(error)
+        log, _ = (self.call([rank], "raw_close")[0] for rank in (initiator, target))
+        if not rates:
+            return None, why
+        self.raw_wire = wire_of(parse_table(log), self.operation, self.page)
+        return median(rates), None
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
         """The values of all ranks. Raises TransferError with the root cause: who died or hangs comes first."""

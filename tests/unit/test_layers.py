@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "net_facts",
         "progress",
         "provenance",
+        "raw_ucx",
         "replica_logs",
         "side_channel",
         "ucx_table",
@@ -30,11 +31,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("kv_codes", "kv_memory", "spec", "verdict"),
     ("kv_faults", "nodes", "workload"),
     ("assign", "catalog", "nixl_rank", "observed", "request", "results"),
-    ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model"),
-    ("compare", "load_client", "palette", "placement", "target"),
+    ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model", "transfer"),
+    ("compare", "load_client", "palette", "placement", "target", "transfer_options", "transfer_report"),
     ("serve_args", "sweep", "tables"),
     ("bench", "describe", "local_nodes", "plots"),
-    ("cluster",),
+    ("cluster", "transfer_plot"),
     ("application", "nixl_check"),
     ("launch",),
     ("demo",),
@@ -50,7 +51,7 @@ ALLOWED = {
     "torch": {"kv_memory", "tiny_model", "worker"},
     "transformers": {"tiny_model"},
     "tokenizers": {"tiny_model"},
-    "matplotlib": {"plots"},
+    "matplotlib": {"plots", "transfer_plot"},
 }
 # Packages that take long to import: never at the top of a module of pdlab.
 HEAVY = {"ray", "vllm", "nixl", "torch", "transformers", "tokenizers", "matplotlib", "pandas"}
