@@ -28,7 +28,7 @@ from pdlab import (
 )
 from pdlab.cluster import Cluster
 from pdlab.errors import TransferError
-from pdlab.local_nodes import LocalNodes, running, start, stop
+from pdlab.local_nodes import LocalNodes, environment, running, start, stop
 from pdlab.nixl_rank import Rank, RankOptions
 from pdlab.nodes import ClusterNode, ClusterView
 from pdlab.serve_args import NODE_ID_LABEL
@@ -124,7 +124,9 @@ def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: 
         began = time.monotonic()
         nodes = stack.enter_context(local_cluster(local)) if local else None
         if nodes is not None:
-            os.environ["RAY_AUTH_MODE"] = "disabled"  # pdlab's own nodes listen on the loopback interface alone
+            # Ray reads it when it is imported; without it the driver would ask for a token, for one.
+            os.environ.update(environment(nodes.id, nodes.temp_dir))
+            os.environ.pop("RAY_ADDRESS", None)
         cluster = stack.enter_context(Cluster(nodes))
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         view = cluster.view()
@@ -232,10 +234,10 @@ class RayRanks:
         for node, _, pid in self.seats:
             by_node.setdefault(node, []).append(pid)
         task = ray.remote(num_cpus=0)(end_ranks)
-        asked = [
-            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(pids)
-            for node, pids in by_node.items()
-        ]
+        asked = []
+        for node, pids in by_node.items():
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            asked.append(task.options(scheduling_strategy=there).remote(pids))
         if asked:
             with contextlib.suppress(Exception):  # a node that died has no process left
                 ray.get(asked, timeout=REAP_TIMEOUT_S)
