@@ -36,6 +36,7 @@ from pdlab.transfer import BackendResult, Plan
 
 PLACE_TIMEOUT_S = 60.0
 REAP_TIMEOUT_S = 10.0
+STOPS = (signal.SIGTERM, signal.SIGHUP)
 SHIPPED = (kv_layout, kv_codes, kv_faults, kv_memory, net_facts, side_channel, raw_ucx, nixl_rank)
 
 
@@ -105,14 +106,36 @@ def local_cluster(count: int) -> Iterator[LocalNodes]:
     """Ray nodes of this machine for the time of a check; those that are up already are used and stay up."""
     there = running()
     nodes = there or start(count)
-    # A stop by a signal must not leave the nodes behind.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield nodes
     finally:
         if there is None:
+            for number in STOPS:
+                signal.signal(number, signal.SIG_IGN)  # a second one must not stop the clearing up
             stop(nodes)
-        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM and a closed terminal end a check like Ctrl-C does: everything is taken down.
+
+    Gives what sets that up: to be called again after Ray, whose own handler aborts the process, is connected.
+    """
+
+    def stop_here(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def install() -> None:
+        for number in STOPS:
+            signal.signal(number, stop_here)
+
+    before = {number: signal.getsignal(number) for number in STOPS}
+    install()
+    try:
+        yield install
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: None) -> list[Outcome]:
@@ -122,12 +145,14 @@ def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: 
     """
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
+        install = stack.enter_context(stopped_by_signals())
         nodes = stack.enter_context(local_cluster(local)) if local else None
         if nodes is not None:
             # Ray reads it when it is imported; without it the driver would ask for a token, for one.
             os.environ.update(environment(nodes.id, nodes.temp_dir))
             os.environ.pop("RAY_ADDRESS", None)
         cluster = stack.enter_context(Cluster(nodes))
+        install()
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         view = cluster.view()
         places = choose_nodes(view, plan)
