@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdlab import (
@@ -22,6 +22,7 @@ from pdlab import (
     kv_memory,
     net_facts,
     nixl_rank,
+    rank_types,
     raw_ucx,
     side_channel,
     transfer,
@@ -29,15 +30,16 @@ from pdlab import (
 from pdlab.cluster import Cluster
 from pdlab.errors import TransferError
 from pdlab.local_nodes import LocalNodes, environment, running, start, stop
-from pdlab.nixl_rank import Rank, RankOptions
+from pdlab.nixl_rank import Rank
 from pdlab.nodes import ClusterNode, ClusterView
+from pdlab.rank_types import RankOptions
 from pdlab.serve_args import NODE_ID_LABEL
 from pdlab.transfer import BackendResult, Plan
 
 PLACE_TIMEOUT_S = 60.0
 REAP_TIMEOUT_S = 10.0
 STOPS = (signal.SIGTERM, signal.SIGHUP)
-SHIPPED = (kv_layout, kv_codes, kv_faults, kv_memory, net_facts, side_channel, raw_ucx, nixl_rank)
+SHIPPED = (kv_layout, kv_codes, kv_faults, kv_memory, net_facts, rank_types, side_channel, raw_ucx, nixl_rank)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,13 @@ def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: 
             try:
                 with RayRanks(options, view, places) as ranks:
                     ray_s = time.monotonic() - began
-                    outcomes.append(Outcome(backend, transfer.run_backend(plan, options, ranks, say), None, ray_s))
+                    result = transfer.run_backend(plan, options, ranks, say)
+                if transfer.wire_untold(result):
+                    asked = [replace(each, proto_info="y") for each in options]
+                    with RayRanks(asked, view, places) as ranks:
+                        told = transfer.run_backend(transfer.glance(plan), asked, ranks)
+                    result = transfer.with_wire_of(result, told)
+                outcomes.append(Outcome(backend, result, None, ray_s))
             except TransferError as error:
                 outcomes.append(Outcome(backend, None, error, time.monotonic() - began))
             began = time.monotonic()

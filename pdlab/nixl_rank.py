@@ -14,7 +14,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,74 +22,15 @@ import numpy as np
 
 from pdlab.kv_codes import CodeBook, Finding, check, fill_source, fill_untouched
 from pdlab.kv_faults import misplace, rewrite
-from pdlab.kv_layout import KvShape, Pair, Table, descriptor_ids, descriptors, pairs
+from pdlab.kv_layout import Pair, Table, descriptor_ids, descriptors, pairs
 from pdlab.kv_memory import KvMemory
 from pdlab.net_facts import Host, counters, host_facts, moved
+from pdlab.rank_types import Moved, RankError, RankOptions
 from pdlab.raw_ucx import Exposed, RawUcx, RawUcxError
 from pdlab.side_channel import Registered, SideChannel, ask
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
 NOTICE_S = 0.005  # between two looks for a notification, outside of any timing
-
-
-class RankError(Exception):
-    """An expected failure; ``kind`` is its name: plugin, backend, memory, side-channel, software, peer, timeout."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """What one rank is and has. ``requests``: how many the whole run makes. ``vram``: GPU memory, else DRAM."""
-
-    side: str
-    rank: int
-    prefill_tp: int
-    decode_tp: int
-    shape: KvShape
-    num_blocks: int
-    requests: int
-    backend: str = "UCX"
-    direction: str = "read"
-    ucx_tls: str | None = None
-    vram: bool = False
-    timeout_s: float = 60.0
-    fault: str | None = None
-
-    @property
-    def initiator(self) -> bool:
-        """Decode pulls (READ); prefill pushes (WRITE)."""
-        return (self.side == "decode") == (self.direction == "read")
-
-    @property
-    def tp(self) -> int:
-        return self.prefill_tp if self.side == "prefill" else self.decode_tp
-
-    @property
-    def name(self) -> str:
-        return f"{self.side} rank {self.rank}"
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What one transfer of this rank took. ``begin_s`` and ``end_s`` are readings of the host's monotonic clock.
-
-    ``request_s``: per request, from its own start to its last descriptor. ``post_s``: NIXL's own count of
-    the time spent posting, all handles together. ``descriptors`` before and after NIXL merged neighbours.
-    ``traffic``: bytes (received, sent) per interface meanwhile.
-    """
-
-    begin_s: float
-    end_s: float
-    request_s: tuple[float, ...]
-    post_s: float
-    transfer_s: float
-    bytes: int
-    descriptors: int
-    merged: int
-    traffic: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Rank:
@@ -397,7 +337,7 @@ class Rank:
         self._log = os.memfd_create("ucx.log")
         os.environ.update(
             UCX_LOG_LEVEL="info",
-            UCX_PROTO_INFO="used",
+            UCX_PROTO_INFO=self.options.proto_info,
             UCX_MODULE_LOG_LEVEL="info",
             UCX_LOG_FILE=f"/proc/self/fd/{self._log}",
         )

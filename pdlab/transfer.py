@@ -15,12 +15,12 @@ from pdlab.errors import TransferError
 from pdlab.kv_codes import Finding
 from pdlab.kv_layout import KvShape, Table, block_tables, pairs
 from pdlab.net_facts import Host
-from pdlab.nixl_rank import Moved, RankOptions
+from pdlab.rank_types import Moved, RankOptions
 from pdlab.side_channel import Registered
 from pdlab.ucx_table import Operation, Wire, failed_modules, parse_table, ucx_version, wire_of
 from pdlab.verdict import CORRUPT, OK, Observed, Verdict, judge, notes, traffic_share
 
-GRACE_S = 10.0  # beyond a rank's own timeout, so that the rank says what it waited for
+GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank says what it waited for
 PING_S = 2.0
 TOGETHER_S = 0.02  # several initiators start this much after they were asked
 SPARE = 1.25  # cache size over what the largest size needs: memory that no transfer may touch
@@ -137,6 +137,7 @@ class BackendResult:
     ucx_version: str | None
     failed_modules: dict[str, str]
     libraries: tuple[str, ...]
+    seen: Observed | None = field(default=None, repr=False)
     log: str = field(default="", repr=False)
 
 
@@ -145,6 +146,36 @@ def run_backend(
 ) -> BackendResult:
     """Run the plan with ranks that are there. Raises TransferError; findings of corruption are no error."""
     return _Run(plan, options, ranks, say).run()
+
+
+def verdict_of(seen: Observed, findings: Sequence[Finding]) -> Verdict:
+    """The wire's verdict, unless a finding is worse."""
+    verdict = judge(seen)
+    worst = next((finding for finding in findings if finding.wrong_words), None)
+    if worst is None:
+        return verdict
+    text = f"CORRUPT: {worst.patterns[0][0]}, {worst.wrong_words} wrong words; the wire: {verdict.text}"
+    return replace(verdict, code=CORRUPT, text=text)
+
+
+def wire_untold(result: BackendResult) -> bool:
+    """Whether UCX printed no table of what was used, as UCX before 1.21 does not."""
+    return result.backend == "UCX" and result.wire is None
+
+
+def glance(plan: Plan) -> Plan:
+    """The smallest run that makes UCX choose its protocols: it then tells its candidates."""
+    return replace(plan, sizes=plan.sizes[:1], repeats=1, fault=None)
+
+
+def with_wire_of(result: BackendResult, told: BackendResult) -> BackendResult:
+    """The result, judged anew with the wire that another run of the same ranks told."""
+    assert result.seen is not None
+    seen = replace(result.seen, wire=told.wire)
+    return replace(
+        result, wire=told.wire, seen=seen, verdict=verdict_of(seen, result.findings), notes=tuple(notes(seen)),
+        log=told.log,
+    )  # fmt: skip
 
 
 class _Run:
@@ -204,13 +235,14 @@ class _Run:
         )  # fmt: skip
         return BackendResult(
             backend=seen.backend, hosts={"prefill": seen.prefill, "decode": seen.decode}, startup_s=startup_s,
-            handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results), verdict=self._verdict(seen),
+            handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results),
+            verdict=verdict_of(seen, self.findings),
             notes=tuple(notes(seen)), findings=tuple(self.findings), checked_bytes=self.checked_bytes,
             check_s=self.check_s, notice_s=median(self.notice_s), memcpy_gb_per_s=memcpy, raw_gb_per_s=raw,
             raw_why=raw_why, raw_wire=self.raw_wire, wire=seen.wire, traffic=traffic_share(seen),
             payload_bytes=self.payload,
             ucx_version=seen.ucx_version, failed_modules=dict(seen.failed_modules or {}), libraries=libraries,
-            log="".join(logs),
+            seen=seen, log="".join(logs),
         )  # fmt: skip
 
     def _size(self, size: Size) -> SizeResult:
@@ -256,15 +288,6 @@ class _Run:
 
     def _corrupt(self) -> bool:
         return any(finding.wrong_words for finding in self.findings)
-
-    def _verdict(self, seen: Observed) -> Verdict:
-        verdict = judge(seen)
-        worst = next((finding for finding in self.findings if finding.wrong_words), None)
-        if worst is None:
-            return verdict
-        pattern = worst.patterns[0][0]
-        text = f"CORRUPT: {pattern}, {worst.wrong_words} wrong words; the wire: {verdict.text}"
-        return replace(verdict, code=CORRUPT, text=text)
 
     def _raw(self) -> tuple[float | None, str | None]:
         """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured)."""

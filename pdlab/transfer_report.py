@@ -90,7 +90,7 @@ def as_json(plan: Plan, outcomes: list[dict[str, Any]], environment: dict[str, A
 def result_json(plan: Plan, result: BackendResult, model: KvShape) -> dict[str, Any]:
     """One backend's run."""
     fields = asdict(result)
-    del fields["log"]
+    del fields["log"], fields["seen"]
     fields["sizes"] = [
         asdict(size)
         | {
@@ -134,13 +134,15 @@ def _ceilings(result: BackendResult) -> list[str]:
     best = result.sizes[-1].gb_per_s
     found = []
     if result.memcpy_gb_per_s:
-        share = best / result.memcpy_gb_per_s
-        found.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s ({share:.0%} reached)")
+        share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if "copy" in result.verdict.of else ""
+        found.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s{share}")
     else:
         found.append("memcpy not measured")
     if result.raw_gb_per_s:
         over = f" over {result.raw_wire.name}" if result.raw_wire else ""
-        found.append(f"raw UCX, one thread{over}, {result.raw_gb_per_s:.3g} GB/s ({best / result.raw_gb_per_s:.0%})")
+        found.append(
+            f"raw UCX, one thread{over}, {result.raw_gb_per_s:.3g} GB/s ({best / result.raw_gb_per_s:.2f} times that)"
+        )
     else:
         found.append(f"raw UCX not measured ({result.raw_why})")
     if "line rate" in result.verdict.of or "rail" in result.verdict.of:

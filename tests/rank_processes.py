@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pdlab.nixl_rank import Rank, RankOptions
+from pdlab.nixl_rank import Rank
+from pdlab.rank_types import RankOptions
 
 
 def serve(pipe: Connection, options: RankOptions, env: dict[str, str]) -> None:

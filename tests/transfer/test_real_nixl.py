@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from rank_processes import ProcessRanks
 from pdlab.errors import TransferError
 from pdlab.kv_faults import FAULTS
 from pdlab.kv_layout import KvShape, model_kv_shape
-from pdlab.nixl_rank import RankOptions
-from pdlab.transfer import BackendResult, Plan, Size, cache_blocks, run_backend
+from pdlab.rank_types import RankOptions
+from pdlab.transfer import BackendResult, Plan, Size, cache_blocks, glance, run_backend, wire_untold, with_wire_of
 from pdlab.verdict import CORRUPT, SLOW
 
 SHAPE = model_kv_shape(
@@ -31,8 +32,8 @@ def plan(shape: KvShape = SHAPE, blocks: Sequence[int] = (24,), **changes: Any) 
     return Plan(shape=shape, sizes=sizes, num_blocks=cache_blocks(sizes, fields.get("concurrent", 1)), **fields)
 
 
-def run(made: Plan, backend: str = "UCX") -> BackendResult:
-    options = made.ranks(backend, vram=False)
+def run(made: Plan, backend: str = "UCX", proto_info: str = "used") -> BackendResult:
+    options = [replace(each, proto_info=proto_info) for each in made.ranks(backend, vram=False)]
     with ProcessRanks(options) as ranks:
         return run_backend(made, options, ranks)
 
@@ -42,9 +43,8 @@ def run(made: Plan, backend: str = "UCX") -> BackendResult:
     [
         {},
         {"prefill_tp": 2, "concurrent": 3},
-        {"decode_tp": 2, "scattered": False},
-        {"prefill_tp": 1, "decode_tp": 2, "direction": "write"},
-        {"prefill_tp": 2, "decode_tp": 1, "direction": "write"},
+        {"decode_tp": 2, "direction": "write"},
+        {"scattered": False},
     ],
     ids=str,
 )
@@ -67,7 +67,7 @@ def test_every_word_arrives_over_shared_memory(changes: dict[str, Any]) -> None:
     descriptors = 24 * SHAPE.regions * made.concurrent * max(made.prefill_tp, made.decode_tp)
     assert result.sizes[-1].descriptors == descriptors
     if not made.scattered:
-        assert result.sizes[-1].merged == SHAPE.regions * made.decode_tp, "a run of blocks is one descriptor"
+        assert result.sizes[-1].merged == SHAPE.regions, "a run of blocks is one descriptor"
     if not changes:
         assert result.raw_gb_per_s is not None and result.raw_wire is not None
         assert result.raw_wire.transports == ("cma",)
@@ -92,6 +92,16 @@ def test_tcp_on_one_host_is_the_wrong_wire(direction: str) -> None:
     assert result.verdict.text.startswith("WRONG WIRE") and "UCX_TLS=tcp" in result.verdict.text
     assert all(finding.wrong_words == 0 for finding in result.findings), "slow, but right"
     assert 0.9 < sum(result.traffic.values()) < 1.5, "the interfaces counted what UCX says went over them"
+
+
+def test_a_ucx_that_counts_nothing_tells_its_candidates() -> None:
+    silent = run(plan(), proto_info="n")
+    assert wire_untold(silent) and any("counters alone" in note for note in silent.notes)
+    told = run(glance(plan()), proto_info="y")
+    result = with_wire_of(silent, told)
+    assert result.wire is not None and not result.wire.counted
+    assert result.wire.transports == ("cma",) and "over cma/memory, zero-copy" in result.verdict.text
+    assert result.sizes == silent.sizes
 
 
 def test_a_plugin_that_is_not_there_is_named() -> None:

@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "side_channel",
         "ucx_table",
     ),
-    ("kv_codes", "kv_memory", "spec", "verdict"),
+    ("kv_codes", "kv_memory", "rank_types", "spec", "verdict"),
     ("kv_faults", "nodes", "workload"),
     ("assign", "catalog", "nixl_rank", "observed", "request", "results"),
     ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model", "transfer"),
