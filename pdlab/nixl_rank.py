@@ -7,10 +7,12 @@ value: imports NIXL (and, for GPU memory, torch) inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -44,9 +46,11 @@ class Rank:
         self._handles: list[tuple[Pair, Any, Any, int]] = []
         self._notices: Counter[str] = Counter()
         self._registered: Any = None
-        self._log = -1
         self._raw: RawUcx | None = None
         self._cut = (0, 0)
+        self._environment()
+        # NIXL's Python imports torch, which takes seconds: it goes on while the driver sees to the other ranks.
+        threading.Thread(target=self._import_early, daemon=True, name="import-nixl").start()
 
     def call(self, method: str, *args: Any) -> tuple[str, Any]:
         """("ok", value), or the kind of an expected failure and its text."""
@@ -68,20 +72,6 @@ class Rank:
     def open(self) -> Registered:
         """Set up memory and agent; returns what peers need. Raises RankError (plugin, backend, memory)."""
         options = self.options
-        self._environment()
-        api = self._api()
-        config = (
-            api.nixl_agent_config(num_threads=NUM_THREADS, capture_telemetry=True)
-            if options.backend == "UCX"
-            else api.nixl_agent_config(backends=[options.backend], capture_telemetry=True)
-        )
-        try:
-            self.agent = api.nixl_agent(f"{options.side}-{options.rank}-{os.getpid()}", config)
-        except Exception as error:  # NIXL's bindings raise classes of their own
-            raise RankError("backend", f"{options.name}: NIXL cannot start {options.backend}: {error}") from error
-        if options.backend not in self.agent.backends:
-            there = ", ".join(self.agent.get_plugin_list())
-            raise RankError("plugin", f"{options.name}: NIXL has no plugin {options.backend}; it has {there}")
         shape = options.shape
         self.memory = KvMemory(shape, options.tp, options.num_blocks, options.vram)
         self.book = CodeBook(shape, options.num_blocks, max(options.prefill_tp, options.decode_tp), options.requests)
@@ -91,6 +81,23 @@ class Rank:
         else:
             fill_untouched(self.book, self.memory.regions, options.tp, options.rank, blocks)
         self.memory.push(blocks)
+        api = self._api()
+        config = (
+            api.nixl_agent_config(num_threads=NUM_THREADS, capture_telemetry=True)
+            if options.backend == "UCX"
+            else api.nixl_agent_config(backends=[options.backend], capture_telemetry=True)
+        )
+        try:
+            self.agent = api.nixl_agent(f"{options.side}-{options.rank}-{os.getpid()}", config)
+        except Exception as error:  # NIXL's bindings raise classes of their own
+            raise RankError(
+                "backend",
+                f"{options.name}: NIXL cannot start {options.backend}: {error}; does its plugin load? "
+                "debug/doctor.py tells",
+            ) from error
+        if options.backend not in self.agent.backends:
+            there = ", ".join(self.agent.get_plugin_list())
+            raise RankError("plugin", f"{options.name}: NIXL has no plugin {options.backend}; it has {there}")
         try:
             self._registered = self.agent.register_memory(
                 self.agent.get_reg_descs(self.memory.spans, self.memory.kind), backends=[options.backend]
@@ -303,8 +310,6 @@ class Rank:
             gc.collect()
         if self._channel is not None:
             self._channel.close()
-        if self._log < 0:
-            return ""
         text = os.pread(self._log, self._log_size(), 0)
         return (text[: self._cut[0]] + text[self._cut[1] :]).decode(errors="replace")
 
@@ -343,6 +348,10 @@ class Rank:
         )
         if self.options.ucx_tls:
             os.environ["UCX_TLS"] = self.options.ucx_tls
+
+    def _import_early(self) -> None:
+        with contextlib.suppress(ImportError):  # `open` imports it again, and says so
+            importlib.import_module("nixl._api")
 
     def _api(self) -> Any:
         try:

@@ -55,12 +55,17 @@ class Plan:
     timeout_s: float = 60.0
     fault: str | None = None
 
+    @property
+    def requests(self) -> int:
+        """Requests of the whole run."""
+        return (self.repeats + 1) * self.concurrent * len(self.sizes)
+
     def ranks(self, backend: str, vram: bool) -> list[RankOptions]:
         """All ranks of one run, prefill's first."""
         return [
             RankOptions(
                 side, rank, self.prefill_tp, self.decode_tp, self.shape, self.num_blocks,
-                (self.repeats + 1) * self.concurrent * len(self.sizes), backend, self.direction, self.ucx_tls, vram,
+                self.requests, backend, self.direction, self.ucx_tls, vram,
                 self.timeout_s, self.fault,
             )
             for side, tp in (("prefill", self.prefill_tp), ("decode", self.decode_tp))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pdlab.catalog import ModelShape, known_models, load_model
 from pdlab.errors import UsageError
+from pdlab.kv_codes import CodeBook
 from pdlab.kv_faults import FAULTS
 from pdlab.kv_faults import refusal as fault_refusal
 from pdlab.kv_layout import DTYPE_BYTES, KvShape, model_kv_shape, plain_kv_shape
@@ -118,12 +119,17 @@ def plan_from(args: argparse.Namespace) -> Plan:
         smallest = min(size.blocks for size in sizes)
         if reason := fault_refusal(args.plant_fault, smallest, shape.kv_heads):
             raise UsageError(f"--plant-fault {args.plant_fault}: {reason}")
-    return Plan(
+    plan = Plan(
         strategy=args.strategy, shape=shape, sizes=sizes, num_blocks=num_blocks, prefill_tp=args.prefill_tp,
         decode_tp=args.decode_tp, backends=args.backends, direction=args.direction,
         concurrent=args.concurrent_requests, repeats=args.repeats, scattered=args.random_blocks, seed=args.seed,
         ucx_tls=args.ucx_tls, timeout_s=args.timeout_s, fault=args.plant_fault,
     )  # fmt: skip
+    try:
+        CodeBook(shape, num_blocks, max(plan.prefill_tp, plan.decode_tp), plan.requests)
+    except ValueError as error:
+        raise UsageError(f"--num-blocks {num_blocks}: {error}") from error
+    return plan
 
 
 def kv_shape(model: ModelShape) -> KvShape:

@@ -12,6 +12,7 @@ from pdlab.transfer import BackendResult, Plan, SizeResult
 
 SCHEMA_VERSION = 1
 PROMPT_TOKENS = 5000
+COPIES = ("memcpy", "the GPU's own copy")  # ceilings of a transfer inside a host, as the verdict names them
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _ceilings(result: BackendResult) -> list[str]:
     best = result.sizes[-1].gb_per_s
     found = []
     if result.memcpy_gb_per_s:
-        share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if "copy" in result.verdict.of else ""
+        share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if result.verdict.of in COPIES else ""
         found.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s{share}")
     else:
         found.append("memcpy not measured")

@@ -54,6 +54,7 @@ BAD = [
     (["--tokens", "1000,none"], ["--tokens", "'none'"]),
     (["--tokens", "1000", "--blocks", "3"], ["--tokens", "--blocks"]),
     (["--num-blocks", "10"], ["--num-blocks 10", "1259"]),
+    (["--num-blocks", str(2**50)], ["--num-blocks", "bits", "smaller cache"]),
     (["--repeats", "2"], ["--repeats 2", "5"]),
     (["--timeout-s", "-1"], ["--timeout-s", "'-1'"]),
     (["--backends", "ucx"], ["--backends", "'ucx'", "UCX"]),
