@@ -37,6 +37,7 @@ from pdlab.serve_args import NODE_ID_LABEL
 from pdlab.transfer import BackendResult, Plan
 
 PLACE_TIMEOUT_S = 60.0
+JOIN_WAIT_S = 10.0
 REAP_TIMEOUT_S = 10.0
 STOPS = (signal.SIGTERM, signal.SIGHUP)
 SHIPPED = (kv_layout, kv_codes, kv_faults, kv_memory, net_facts, rank_types, side_channel, raw_ucx, nixl_rank)
@@ -156,8 +157,7 @@ def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: 
         cluster = stack.enter_context(Cluster(nodes))
         install()
         logging.getLogger("ray").setLevel(logging.CRITICAL)
-        view = cluster.view()
-        places = choose_nodes(view, plan)
+        view, places = _seats(cluster, plan, wait_s=0.0 if local else JOIN_WAIT_S)
         outcomes = []
         for backend in plan.backends:
             options = plan.ranks(backend, vram=view.device == "gpu")
@@ -175,6 +175,19 @@ def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: 
                 outcomes.append(Outcome(backend, None, error, time.monotonic() - began))
             began = time.monotonic()
         return outcomes
+
+
+def _seats(cluster: Cluster, plan: Plan, wait_s: float) -> tuple[ClusterView, Places]:
+    """The nodes for the plan; a cluster that has just been started gets some seconds for its nodes to join."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        view = cluster.view()
+        try:
+            return view, choose_nodes(view, plan)
+        except TransferError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 class RankActor:
