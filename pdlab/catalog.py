@@ -24,7 +24,8 @@ class ModelShape(Frozen):
     are vLLM engine arguments that this model wants everywhere. ``local`` models are built by
     pdlab in the user's cache folder. ``expert_intermediate`` is an expert's inner width (None: as
     ``hidden``), ``dense_layers`` the layers without experts (of ``dense_intermediate``),
-    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V.
+    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V,
+    ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelShape(Frozen):
     vocab: int = Field(ge=1)
     weight_dtype: str
     kv_dtype: str = "bfloat16"
+    kv_block_tokens: int = Field(default=16, ge=1)
     max_context: int = Field(ge=1)
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
 
