@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from pdlab import canary, local_nodes
+from pdlab import canary, doctor, local_nodes, node_probe
 from pdlab.application import Application, AppState
 from pdlab.catalog import ModelShape, resolve_model
 from pdlab.cluster import Cluster, prepare
 from pdlab.environment import hardware, versions
-from pdlab.errors import CanaryError, UsageError
+from pdlab.errors import CanaryError, DeployError, UsageError
 from pdlab.local_nodes import LocalNodes
 from pdlab.nodes import ClusterView, Placement
 from pdlab.observed import observe
@@ -138,6 +138,29 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     return up
 
 
+SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000}  # Ray Serve LLM 2.60
+
+
+def _examine(cluster: Cluster, deployment: Deployment, say: Progress) -> None:
+    """The quick part of debug/doctor.py, before a PD deployment. Raises DeployError on what would break it."""
+    if not isinstance(deployment.topology, Disaggregated):
+        return
+    ports = tuple(
+        base + rank for role, base in SIDE_CHANNEL_BASES.items() for rank in range(deployment.pools[role].gpus)
+    )
+    facts = {"this machine": node_probe.quick(ports)} if cluster.local else cluster.ask_nodes(node_probe.quick, ports)
+    findings = doctor.diagnose(facts)
+    for finding in findings:
+        if finding.severity == "warning":
+            say(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
+    broken = next((finding for finding in findings if finding.severity == "error"), None)
+    if broken is not None:
+        raise DeployError(
+            f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix} "
+            "(everything: python debug/doctor.py)"
+        )
+
+
 def _serve(
     app: Application,
     request: LaunchRequest,
@@ -154,6 +177,7 @@ def _serve(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
+    _examine(app.cluster, deployment, say)
     started = now()
     loading.result()
     app.submit(render(deployment, placement, view, shape, source))

@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "kv_layout",
         "label_layout",
         "net_facts",
+        "node_probe",
         "progress",
         "provenance",
         "raw_ucx",
@@ -29,6 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "ucx_table",
     ),
     (
+        "doctor",
         "kv_codes",
         "kv_memory",
         "rank_types",
