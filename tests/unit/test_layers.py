@@ -15,22 +15,23 @@ MODULES = sorted((ROOT / "pdlab").glob("*.py"))
 
 # A module may import modules of lower floors only. A new module needs a line here.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("environment", "errors", "label_layout", "progress", "provenance", "replica_logs"),
+    ("environment", "errors", "label_layout", "namespaces", "progress", "provenance", "replica_logs"),
     ("spec",),
     ("nodes", "workload"),
     ("assign", "catalog", "observed", "request", "results"),
     ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model"),
     ("compare", "load_client", "palette", "placement", "target"),
-    ("serve_args", "sweep", "tables"),
+    ("serve_args", "sweep", "tables", "two_hosts"),
     ("bench", "describe", "local_nodes", "plots"),
+    ("hosts_cli", "inside"),
     ("cluster",),
     ("application", "nixl_check"),
     ("launch",),
     ("demo",),
 )
 # They run inside other processes (Ray replicas, vLLM's workers, the load client), where their packages
-# are loaded anyway. No module imports them.
-INSIDE_OTHERS = {"replica", "worker", "bench_client"}
+# are loaded anyway, or are programs of their own. No module imports them.
+INSIDE_OTHERS = {"replica", "worker", "bench_client", "host_init", "link_relay"}
 
 ALLOWED = {
     "ray": {"application", "cluster", "nixl_check", "replica"},
