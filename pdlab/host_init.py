@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
@@ -45,21 +46,35 @@ def furnish(name: str, folder: Path) -> None:
     socket.sethostname(name)
 
 
+def reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def main() -> None:
+    # The kernel keeps from a PID 1 the signals that it does not handle. Handlers only wake the loop below.
+    woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     furnish(sys.argv[1], Path(sys.argv[2]))
     print("ready", flush=True)
-    if not sys.stdin.readline():
-        return
-    for stream in (0, 1, 2):  # nothing of a terminal or a pipe is kept open
-        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-    while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) != signal.SIGTERM:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+    watched = [woken, 0]
+    while True:
+        readable, _, _ = select.select(watched, [], [])
+        if woken in readable:
+            if signal.SIGTERM in os.read(woken, 512):
+                return
+            reap()
+        if 0 in readable:
+            if not os.read(0, 512):
+                return
+            watched.remove(0)
+            for stream in (0, 1, 2):  # nothing of a terminal or a pipe is kept open
+                os.dup2(os.open(os.devnull, os.O_RDWR), stream)
 
 
 if __name__ == "__main__":
-    # The kernel keeps from a PID 1 what it neither handles nor blocks.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
     main()

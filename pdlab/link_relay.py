@@ -9,8 +9,8 @@ up with several Gbit/s. Imports nothing of pdlab.
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -51,8 +51,12 @@ def carry(ends: tuple[int, int], delay_s: float) -> None:
                 waiting.append((time.monotonic() + delay_s, other[source], frame))
         while waiting and waiting[0][0] <= time.monotonic():
             _, target, frame = waiting.popleft()
-            with contextlib.suppress(BlockingIOError):  # the receiver's queue is full: lost, as on any wire
+            try:
                 os.write(target, frame)
+            except OSError as error:
+                # A full queue, or an interface that is not up (yet): lost, as on any wire.
+                if error.errno not in (errno.EAGAIN, errno.EIO):
+                    raise
 
 
 def main() -> None:

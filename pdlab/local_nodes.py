@@ -171,9 +171,10 @@ def on_two_hosts(nodes: LocalNodes | None) -> LocalNodes:
 
 def end_strays() -> None:
     """End two hosts that no record tells of any more."""
-    for pid in two_hosts.strays(_owner()):
+    for pid, folder in two_hosts.strays(_owner()).items():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def running() -> LocalNodes | None:

@@ -144,16 +144,16 @@ def reap() -> None:
     _children[:] = [child for child in _children if child.poll() is None]
 
 
-def strays(owner: str) -> list[int]:
-    """PID 1 of every host of that owner."""
-    found = []
+def strays(owner: str) -> dict[int, Path]:
+    """PID 1 of every host of that owner, with the folder of its files."""
+    found = {}
     for proc in Path("/proc").iterdir():
         if proc.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (proc / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
                 if str(_HERE / "host_init.py").encode() in words and words[-1] == owner.encode():
-                    found.append(int(proc.name))
-    return sorted(found)
+                    found[int(proc.name)] = Path(words[-2].decode())
+    return found
 
 
 def _end(inits: list[subprocess.Popen[bytes]]) -> None:
