@@ -19,8 +19,10 @@ from typing import Any, NoReturn
 from pdlab.errors import PdlabError, UsageError
 from pdlab.levels import ALL_CONCURRENCIES, ALL_RATES_RPS, parse_concurrencies, parse_rates
 from pdlab.results import Distribution, Run
+from pdlab.running import reach
 from pdlab.spec import validate
 from pdlab.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
+from pdlab.target import normal_url
 from pdlab.workload import Closed, Load, Open, Workload
 
 INVALID = 3
@@ -169,7 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = options(argv)
         if note := MODE_NOTES.get(asked.workload.mode):
             print(note, file=sys.stderr)
-        result = run_sweep(asked)
+        with reach(normal_url(asked.base_url)):
+            result = run_sweep(asked)
     except PdlabError as error:
         print(f"run_bm.sh: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from pdlab.errors import UsageError
-from pdlab.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
+from pdlab.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape, Nic
 from pdlab.spec import Deployment, Frozen, Pool, load_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,6 +110,15 @@ def local_cluster(nodes: int) -> ClusterView:
         name = f"local-{number}"
         made.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
     return ClusterView(name=f"local-{nodes}", nodes=tuple(made))
+
+
+def two_hosts_cluster(link: LinkShape) -> ClusterView:
+    """The two nodes of `--local --two-hosts`: as `local_cluster`, each on a host with a NIC of the link's rate."""
+    nic = Nic(kind="ethernet", gbit_per_s=link.gbit_per_s)
+    nodes = zip(local_cluster(2).nodes, HOST_NAMES, strict=True)
+    return ClusterView(
+        name="two-hosts", nodes=tuple(node.model_copy(update={"nic": nic, "host": host}) for node, host in nodes)
+    )
 
 
 def load_cluster(name_or_path: str) -> ClusterView:

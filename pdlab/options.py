@@ -33,6 +33,8 @@ _EXAMPLES = f"""examples:
       serve on the Ray cluster that this machine belongs to
   python launch_gptoss.py --collocated --num 2 --local
       two Ray nodes on this machine, a tiny gpt-oss built on the spot, no GPU
+  sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
+      prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
       a file of configs/deployments/ with one number changed, as a Serve config for `serve deploy`
   python launch_gptoss.py --shutdown
@@ -133,6 +135,14 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         help=f"N Ray nodes (default 2) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
     )
     group.add_argument(
+        "--two-hosts",
+        action="store_true",
+        help="with --local: its two nodes on two hosts made of namespaces, so that pd-spread crosses a real link "
+        "(Linux, root; docs/two-hosts.md)",
+    )
+    group.add_argument("--link-rate", metavar="RATE", help="of that link, for example 1gbit or 20mbit (default: none)")
+    group.add_argument("--link-delay-ms", type=_delay_ms, metavar="MS", help="of that link, one way (default 0)")
+    group.add_argument(
         "--host", default=DEFAULT_HOST, help="address to serve on (default %(default)s: this machine alone)"
     )
     group.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default %(default)s")
@@ -226,6 +236,12 @@ def _port(text: str) -> int:
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return float(text)
+
+
+def _delay_ms(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
     return float(text)
 
 

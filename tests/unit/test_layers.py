@@ -20,6 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "errors",
         "kv_layout",
         "label_layout",
+        "namespaces",
         "net_facts",
         "node_probe",
         "progress",
@@ -78,6 +79,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sim",
         "sweep",
         "tables",
+        "two_hosts",
     ),
     (
         "bench",
@@ -86,6 +88,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "plots",
         "simulated",
     ),
+    ("hosts_cli", "inside"),
     (
         "calibrate",
         "cluster",
@@ -103,7 +106,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 # They run inside other processes (Ray replicas, vLLM's workers, the load client), where their packages
 # are loaded anyway. No module imports them.
-INSIDE_OTHERS = {"replica", "worker", "bench_client"}
+INSIDE_OTHERS = {"bench_client", "host_init", "link_relay", "replica", "worker"}
 
 ALLOWED = {
     "ray": {"application", "cluster", "nixl_check", "replica"},
