@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "label_layout",
         "namespaces",
         "net_facts",
+        "node_install",
         "node_probe",
         "progress",
         "provenance",
