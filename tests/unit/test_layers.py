@@ -65,6 +65,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "transfer",
     ),
     (
+        "audit",
         "compare",
         "load_client",
         "palette",
