@@ -23,9 +23,13 @@ examples:
   viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
   viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
   viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
 """
+
+
+FOUND_WRONG = 3
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,10 +49,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--exps",
         nargs="+",
-        required=True,
         type=Path,
         metavar="DIR",
         help="experiment folders: of run_bm.sh, or of the published format (concN.json, concN_rrR.json)",
+    )
+    p.add_argument(
+        "--audit",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="in place of a plot: what in these folders would make a plot of them wrong; exit code 3 when something is",
     )
     p.add_argument(
         "--gpus",
@@ -117,11 +127,24 @@ def main(argv: list[str] | None = None) -> int:
     from pdlab.errors import PdlabError
 
     try:
+        if args.audit:
+            return _audit(args)
         _show(args)
     except PdlabError as error:
         print(f"viz.py: error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from pdlab import audit
+    from pdlab.errors import UsageError
+
+    if args.exps:
+        raise UsageError("--audit examines folders and draws nothing; leave --exps out")
+    findings = audit.audit(_distinct(args.audit))
+    print(audit.render(findings, len(args.audit)))
+    return FOUND_WRONG if findings else 0
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -148,6 +171,8 @@ def _show(args: argparse.Namespace) -> None:
         where="command line",
     )
     plot_path = _plot_path(args.plot_path, args.format)
+    if not args.exps:
+        raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
     paths = _distinct(args.exps)
     gpus = _gpus(args.gpus, paths)
     curves = analysis.curves([load_experiment(path, gpus.get(path.resolve().name)) for path in paths])

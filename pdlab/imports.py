@@ -209,6 +209,11 @@ def _run(file: Path, data: dict[str, Any], name: str, told: FolderName) -> Run:
     )
 
 
+def published_load(file: Path, data: dict[str, Any]) -> Load:
+    """The load of one file of the published format."""
+    return _load(file, data)[0]
+
+
 def _load(file: Path, data: dict[str, Any]) -> tuple[Load, list[str]]:
     """The load of one level, and where the file's name contradicts its content (the content counts).
 

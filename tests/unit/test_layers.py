@@ -66,6 +66,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "transfer",
     ),
     (
+        "audit",
         "compare",
         "load_client",
         "palette",
