@@ -13,7 +13,7 @@ import pytest
 import launch_gptoss
 from pdlab import cluster, inside, local_nodes, namespaces, two_hosts
 from pdlab.catalog import two_hosts_cluster
-from pdlab.errors import CanaryError, UsageError
+from pdlab.errors import CanaryError, ClusterError, UsageError
 from pdlab.local_nodes import MARKER, LocalNodes
 from pdlab.namespaces import INSIDE
 from pdlab.nodes import LinkShape
@@ -116,6 +116,14 @@ class TestView:
         nic = {"kind": "ethernet", "gbit_per_s": 1.0}
         facts = connection._local_facts()
         assert facts == {"n1": {"host": "pdlab-a", "nic": nic}, "n2": {"host": "pdlab-b", "nic": nic}}
+
+    def test_a_driver_outside_is_told_where_to_go(self) -> None:
+        nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
+        with (
+            pytest.raises(ClusterError, match=r"has to run there: .* two-hosts shell -- COMMAND"),
+            cluster.Cluster(nodes),
+        ):
+            pass
 
 
 class TestRequirements:
