@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "kv_faults",
         "nodes",
+        "statistics",
         "workload",
     ),
     (
@@ -53,11 +54,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "advice",
-        "analysis",
         "canary",
         "imports",
         "levels",
         "metrics",
+        "names",
         "options",
         "perf",
         "running",
@@ -65,15 +66,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "transfer",
     ),
     (
-        "compare",
+        "columns",
         "load_client",
-        "palette",
         "placement",
         "sim_engine",
         "target",
         "transfer_options",
         "transfer_report",
     ),
+    ("analysis",),
+    ("loading", "palette", "resampling"),
+    ("compare",),
     (
         "serve_args",
         "sim",
@@ -86,6 +89,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "describe",
         "local_nodes",
         "plots",
+        "sentences",
         "simulated",
     ),
     ("hosts_cli", "inside"),
