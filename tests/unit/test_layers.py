@@ -42,6 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "kv_faults",
         "nodes",
+        "statistics",
         "workload",
     ),
     (
@@ -59,6 +60,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "imports",
         "levels",
         "metrics",
+        "names",
         "options",
         "perf",
         "running",
@@ -67,10 +69,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "audit",
+        "columns",
         "compare",
         "load_client",
+        "loading",
         "palette",
         "placement",
+        "resampling",
         "sim_engine",
         "target",
         "transfer_options",
@@ -88,9 +93,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "describe",
         "local_nodes",
         "plots",
+        "sentences",
         "simulated",
     ),
-    ("hosts_cli", "inside"),
+    (
+        "hosts_cli",
+        "inside",
+    ),
     (
         "calibrate",
         "cluster",
