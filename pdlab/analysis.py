@@ -19,7 +19,7 @@ LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
-LoadKind = Literal["concurrency", "rate"]
+LoadKind = Literal["concurrency", "rate", "ramp"]
 
 DEFAULT_CHUNK = 16
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
+from pydantic import Field
 
 from pdlab.errors import ClusterError, StoreError
 from pdlab.results import Manifest, NixlCounters
@@ -24,7 +25,8 @@ class Running(Frozen):
     ``manifest`` is the experiment's manifest as far as the launcher knows it (deployment, cluster,
     placement as it came out, versions, hardware, canary). ``tokenizer`` is a folder or a Hugging
     Face id. ``metrics_urls`` are Prometheus pages, one per Ray node; ``replicas`` are the Ray Serve
-    replicas of this deployment, for a page goes on showing the counters of replicas that are gone.
+    replicas of this deployment, for a page goes on showing the counters of replicas that are gone;
+    ``pools`` says which pool each is of: collocated, prefill, decode.
     """
 
     base_url: str
@@ -33,6 +35,7 @@ class Running(Frozen):
     manifest: Manifest
     metrics_urls: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
+    pools: dict[str, str] = Field(default_factory=dict)
 
 
 def cache_dir() -> Path:

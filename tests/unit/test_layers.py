@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("nodes", "workload"),
     ("assign", "catalog", "observed", "request", "results"),
     ("advice", "analysis", "canary", "imports", "levels", "metrics", "options", "running", "tiny_model"),
-    ("compare", "load_client", "palette", "placement", "target"),
+    ("compare", "experiment_file", "load_client", "palette", "placement", "target"),
     ("serve_args", "sweep", "tables"),
     ("bench", "describe", "local_nodes", "plots"),
     ("cluster",),
