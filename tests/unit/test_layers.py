@@ -73,6 +73,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "audit",
         "columns",
+        "experiment_file",
         "load_client",
         "placement",
         "sim_engine",
