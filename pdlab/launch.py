@@ -121,6 +121,8 @@ def _launch_on_first_host(request: LaunchRequest) -> None:
 
 def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
+    if INSIDE in os.environ:
+        raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
     say = Progress()
     local = local_nodes.running_or_salvaged()
     if local:

@@ -183,6 +183,13 @@ class TestCommandLines:
         assert cluster.main(["two-hosts", "down"]) == 2
         assert "this is pdlab-a, one of the two hosts" in capsys.readouterr().err
 
+    def test_shutdown_on_one_of_the_hosts(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv(INSIDE, "pdlab-b")
+        assert launch_gptoss.main(["--shutdown"]) == 2
+        assert "--shutdown on pdlab-b, one of the two hosts, would end itself" in capsys.readouterr().err
+
     def test_down_leaves_plain_local_nodes_alone(
         self, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
