@@ -75,8 +75,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "transfer_report",
     ),
     ("analysis",),
-    ("loading", "palette", "resampling"),
+    ("cost", "loading", "palette", "resampling"),
     ("compare",),
+    ("crossover", "goodput"),
     (
         "serve_args",
         "sim",
