@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pdlab.analysis import Curve, View
-from pdlab.compare import lines_of
+from pdlab.compare import lines_of, own
 from pdlab.resampling import Line
 from pdlab.spec import Frozen
 from pdlab.statistics import Array, Estimate, compare
@@ -77,7 +77,7 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
     repeats is assumed, see `pdlab.resampling`.
     """
-    lines = [(curve.label, lines_of(curve, view)) for curve in curves]
+    lines = [(curve.label, lines_of(curve, view)) for curve in own(curves)]
     lines = [(label, found) for label, found in lines if found]
     if len(lines) < 2:
         return None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pdlab.analysis import Curve, Figures, Metric, Point, View
 from pdlab.columns import Requests
-from pdlab.compare import Ranked, rank
+from pdlab.compare import Ranked, own, rank
 from pdlab.resampling import Line, line
 from pdlab.spec import Frozen
 from pdlab.statistics import Comparison, Estimate, blocks, of_blocks, of_repeats
@@ -133,7 +133,7 @@ def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed",
 
 def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
     """Every configuration's capacity within the SLO, ranked."""
-    answers = [(curve.label, capacity(curve, slo, view)) for curve in curves]
+    answers = [(curve.label, capacity(curve, slo, view)) for curve in own(curves)]
     capacities = sorted(
         (answer for _, answer in answers if isinstance(answer, Capacity)), key=lambda each: -each.throughput.value
     )

@@ -123,6 +123,37 @@ class NixlCounters(Frozen):
     kv_expired_requests: float | None = None
 
 
+class EngineCounters(Frozen):
+    """vLLM's own counters of one pool, summed over its engines, since they started (None: not exported).
+
+    ``prefix_cache_*`` in tokens, of the engine's own cache; ``external_cache_*`` of KV cache that came
+    through a connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are sums of
+    the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
+    level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
+    """
+
+    requests: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    external_cache_queries: float | None = None
+    external_cache_hits: float | None = None
+    preemptions: float | None = None
+    ttft_s: float | None = None
+    ttft_count: float | None = None
+    queue_s: float | None = None
+    queue_count: float | None = None
+    prefill_s: float | None = None
+    prefill_count: float | None = None
+    decode_s: float | None = None
+    decode_count: float | None = None
+    e2e_s: float | None = None
+    e2e_count: float | None = None
+    kv_transfer_s: float | None = None
+    kv_transfers: float | None = None
+
+
 class Run(Frozen):
     """One level as it came out: whole-run and steady-state figures, validity, provenance.
 
@@ -145,6 +176,8 @@ class Run(Frozen):
     validity: Validity = Validity()
     nixl_before: NixlCounters | None = None
     nixl_after: NixlCounters | None = None
+    engines_before: dict[str, EngineCounters] = Field(default_factory=dict)
+    engines_after: dict[str, EngineCounters] = Field(default_factory=dict)
     client_cpu_share: float | None = None
     started_at: str | None = None
     finished_at: str | None = None

@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "kv_faults",
         "nodes",
+        "notation",
         "statistics",
         "workload",
     ),
@@ -64,6 +65,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "running",
         "tiny_model",
         "transfer",
+        "ttft_split",
     ),
     (
         "columns",
@@ -75,7 +77,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "transfer_report",
     ),
     ("analysis",),
-    ("cost", "loading", "palette", "resampling"),
+    ("cost", "loading", "palette", "published", "resampling"),
     ("compare",),
     ("crossover", "goodput"),
     (
