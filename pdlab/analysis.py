@@ -18,6 +18,7 @@ from pdlab.names import short_labels, workload_name
 from pdlab.results import Distribution, Experiment, Run, Summary
 from pdlab.spec import Deployment, Disaggregated, Frozen
 from pdlab.statistics import Estimate, of_repeats
+from pdlab.ttft_split import Split, mean_split, split
 from pdlab.workload import RunKey
 
 LatencyMode = Literal["token", "first_token", "chunk"]
@@ -226,6 +227,8 @@ class Curve(Frozen):
     """One experiment ready to compare: points ordered by (load kind, load).
 
     ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
+    ``published`` names the source of a table taken from elsewhere: shown, never ranked. ``splits`` has
+    where the TTFT goes, by (kind of load, load), mean over valid repeats, where the engines told.
     """
 
     name: str
@@ -234,6 +237,8 @@ class Curve(Frozen):
     deployment: Deployment | None = None
     workload: str
     points: tuple[Point, ...]
+    published: str | None = None
+    splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
 
     def scale(self, view: View) -> float:
         """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
@@ -283,6 +288,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             deployment=experiment.manifest.deployment,
             workload=workload_name(experiment),
             points=tuple(_points(experiment.runs, columns)),
+            splits=_splits(experiment.runs),
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
     )
@@ -336,6 +342,14 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
         latency_ms={metric: values for metric, values in means.items() if values},
     )
+
+
+def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], Split]:
+    found: dict[tuple[LoadKind, float], list[Split]] = {}
+    for run in runs:
+        if run.validity.valid and (one := split(run)):
+            found.setdefault((run.key.kind, run.key.value), []).append(one)
+    return {key: mean_split(repeats) for key, repeats in found.items()}
 
 
 def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:

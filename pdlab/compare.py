@@ -48,6 +48,11 @@ def spots(all_curves: Sequence[Curve], view: View) -> list[Spot]:
     return found
 
 
+def own(all_curves: Sequence[Curve]) -> list[Curve]:
+    """The curves that may be ranked: not those of published tables."""
+    return [curve for curve in all_curves if curve.published is None]
+
+
 def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     """Raises UsageError when no point has the latency that the view asks for."""
     if not spots(all_curves, view):
@@ -74,12 +79,13 @@ def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True
 
 def frontier(all_curves: Sequence[Curve], view: View) -> list[Spot]:
     """The Pareto frontier over all experiments, valid points only, by increasing x."""
-    valid = [spot for spot in spots(all_curves, view) if spot.point.valid]
+    valid = [spot for spot in spots(own(all_curves), view) if spot.point.valid]
     return [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)]
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
     """Every valid point with its intervals and how often the draws have it on the frontier."""
+    all_curves = own(all_curves)
     valid = [spot for spot in spots(all_curves, view) if spot.point.valid]
     best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
     share = _shares(all_curves, view)
@@ -225,7 +231,7 @@ def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
     The bound is the geometric middle of the range that all curves cover; where there is none,
     the median latency of the frontier.
     """
-    by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in all_curves]
+    by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in own(all_curves)]
     measured = [(curve, xs) for curve, xs in by_curve if xs]
     if not measured:
         return None

@@ -43,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "kv_faults",
         "nodes",
+        "notation",
         "statistics",
         "transfer",
         "workload",
@@ -69,6 +70,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "perf",
         "running",
         "tiny_model",
+        "ttft_split",
     ),
     (
         "audit",
@@ -89,10 +91,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "bench",
+        "cost",
         "describe",
         "local_nodes",
         "palette",
         "planner",
+        "published",
         "resampling",
         "simulated",
     ),
@@ -104,6 +108,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "cluster",
+        "crossover",
+        "goodput",
         "tables",
     ),
     (
