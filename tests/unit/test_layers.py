@@ -95,7 +95,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sentences",
         "simulated",
     ),
-    ("hosts_cli", "inside"),
+    ("findings", "hosts_cli", "inside"),
     (
         "calibrate",
         "cluster",
