@@ -11,6 +11,7 @@ beyond the levels measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -73,8 +74,18 @@ def met_share(requests: Requests, slo: Slo) -> Estimate:
     """
     met = _met(requests, slo)
     count = len(met) + requests.failed
-    value = float(met.sum()) / count if count else 0.0
-    return of_blocks(met.astype(np.float64), blocks(len(met), requests.together), value)
+    if not count:
+        return Estimate(value=0.0)
+    hits = int(met.sum())
+    cut = blocks(len(met), requests.together)
+    found = of_blocks(met.astype(np.float64), cut, hits / count)
+    if cut is None or found.standard_error is None:
+        return found
+    # All or none within the bounds is no proof of certainty: at least the error of a share with two
+    # more hits and two more misses (Agresti and Coull 1998).
+    guess = (hits + 2) / (count + 4)
+    least = math.sqrt(guess * (1 - guess) / (count + 4))
+    return found.model_copy(update={"standard_error": max(found.standard_error, least)})
 
 
 def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
@@ -104,7 +115,12 @@ def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     each = [s.value * sample.requests_per_s for s, sample in zip(shares, point.samples, strict=True)]
     if len(each) > 1:
         return of_repeats(each)
-    return shares[0].scaled(point.requests_per_s)
+    share, rate = shares[0], point.rate_estimate("requests")
+    value = share.value * rate.value
+    if share.standard_error is None or rate.standard_error is None:
+        return Estimate(value=value)
+    error = math.hypot(share.standard_error * rate.value, share.value * rate.standard_error)
+    return share.model_copy(update={"value": value, "standard_error": error})
 
 
 def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:

@@ -120,6 +120,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sentences",
     ),
     (
+        "findings",
         "launch",
         "transfer_plot",
     ),
