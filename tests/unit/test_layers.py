@@ -18,6 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "environment",
         "errors",
+        "findings",
         "kv_layout",
         "label_layout",
         "namespaces",
@@ -32,7 +33,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "ucx_table",
     ),
     (
-        "doctor",
+        "doctor_settings",
+        "doctor_software",
         "inside",
         "kv_codes",
         "kv_memory",
@@ -41,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verdict",
     ),
     (
+        "doctor",
         "kv_faults",
         "nodes",
         "statistics",
