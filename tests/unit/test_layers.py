@@ -16,6 +16,7 @@ MODULES = sorted((ROOT / "pdlab").glob("*.py"))
 # A module may import modules of lower floors only. A new module needs a line here.
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
+        "doctor_findings",
         "environment",
         "errors",
         "kv_layout",
@@ -32,7 +33,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "ucx_table",
     ),
     (
-        "doctor",
+        "doctor_settings",
+        "doctor_software",
         "inside",
         "kv_codes",
         "kv_memory",
@@ -41,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verdict",
     ),
     (
+        "doctor",
         "kv_faults",
         "nodes",
         "notation",
