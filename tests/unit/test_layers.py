@@ -48,6 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "assign",
         "catalog",
+        "moderation",
         "nixl_rank",
         "observed",
         "request",
