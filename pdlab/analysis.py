@@ -6,7 +6,7 @@ Units: latencies in milliseconds, rates per second. Nothing here draws or prints
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -14,6 +14,7 @@ from pydantic import Field, InstanceOf, model_validator
 
 from pdlab.columns import Requests
 from pdlab.errors import StoreError
+from pdlab.moderation import Study
 from pdlab.names import short_labels, workload_name
 from pdlab.results import Distribution, Experiment, Run, Summary
 from pdlab.spec import Deployment, Disaggregated, Frozen
@@ -151,7 +152,7 @@ class Point(Figures):
 
     Where some repeats are valid, the means are over these and ``excluded`` counts the others; where
     none is, they are over the invalid ones and ``valid`` is False. ``samples`` are the repeats that
-    the means are over.
+    the means are over, ``study`` is what stands beside it and tells how repeats scatter at large.
     """
 
     kind: LoadKind
@@ -161,6 +162,7 @@ class Point(Figures):
     excluded: int = 0
     reasons: tuple[str, ...] = ()
     valid: bool = True
+    study: InstanceOf[Study[Sample]] | None = Field(default=None, exclude=True, repr=False)
 
     @property
     def repeats(self) -> int:
@@ -181,23 +183,36 @@ class Point(Figures):
             return figures.requests_per_s if metric == "requests" else figures.tokens_per_s(metric)
 
         within = self.samples[0].requests.rate if self.samples[0].requests is not None else None
-        return _estimate(of(self), [of(sample) for sample in self.samples], within)
+        return self._estimate(("rate", metric), of, of(self), within)
 
     def ms_estimate(self, metric: Metric, statistic: str) -> Estimate | None:
         """That statistic of that latency with what is known of its scatter; None when not known."""
         value = self.ms(metric, statistic)
         if value is None:
             return None
-        values = [found for sample in self.samples if (found := sample.ms(metric, statistic)) is not None]
-        return _estimate(value, values, self.samples[0].scatter(metric, statistic))
+        within = self.samples[0].scatter(metric, statistic)
+        return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
 
     def latency_estimate(self, view: View) -> Estimate | None:
         """`latency` with what is known of its scatter; None when the latency is not known."""
         value = self.latency(view)
         if value is None:
             return None
-        values = [found for sample in self.samples if (found := sample.latency(view)) is not None]
-        return _estimate(value, values, self._scatter(view) if self.repeats == 1 else None)
+        within = self._scatter(view) if self.repeats == 1 else None
+        key = ("latency", view.latency_mode, view.chunk_size, view.use_interactivity, view.statistic)
+        return self._estimate(key, lambda figures: figures.latency(view), value, within)
+
+    def _estimate(
+        self, key: Hashable, of: Callable[[Figures], float | None], value: float, within: Estimate | None
+    ) -> Estimate:
+        """``value`` with the scatter between repeats; of one repeat that within the run, in relation."""
+        values = [found for sample in self.samples if (found := of(sample)) is not None]
+        if len(values) > 1:
+            own = of_repeats(values).model_copy(update={"value": value})
+            return own if self.study is None else self.study.moderate(own, key, of)
+        if within is None or within.relative_error is None:
+            return Estimate(value=value)
+        return within.scaled(value / within.value).model_copy(update={"value": value})
 
     def _scatter(self, view: View) -> Estimate | None:
         """Within one run. TTFT and TPOT of a chunk's sum are taken as unrelated."""
@@ -212,15 +227,6 @@ class Point(Figures):
         error = math.hypot(*(part.standard_error or 0.0 for part in known))
         dof = min(part.dof or math.inf for part in known)
         return Estimate(value=value, standard_error=error, dof=dof, basis="requests")
-
-
-def _estimate(value: float, values: Sequence[float], within: Estimate | None) -> Estimate:
-    """``value`` with the scatter of one value per repeat; of one repeat that within the run, in relation."""
-    if len(values) > 1:
-        return of_repeats(values).model_copy(update={"value": value})
-    if within is None or within.relative_error is None:
-        return Estimate(value=value)
-    return within.scaled(value / within.value).model_copy(update={"value": value})
 
 
 class Curve(Frozen):
@@ -280,7 +286,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
     """
     labels = short_labels(experiments)
     loaded = requests or [{}] * len(experiments)
-    return tuple(
+    return in_one_study(
         Curve(
             name=experiment.name,
             label=label,
@@ -291,6 +297,16 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             splits=_splits(experiment.runs),
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
+    )
+
+
+def in_one_study(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    """The same curves, each level's scatter moderated by that of all valid levels (`pdlab.moderation`)."""
+    curves = tuple(curves)
+    study = Study([[point.samples for point in curve.points if point.valid] for curve in curves])
+    return tuple(
+        curve.model_copy(update={"points": tuple(point.model_copy(update={"study": study}) for point in curve.points)})
+        for curve in curves
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from pdlab.analysis import Curve, Point, View
 from pdlab.errors import UsageError
+from pdlab.moderation import moderate_all
 from pdlab.resampling import Line, line
 from pdlab.spec import Frozen
 from pdlab.statistics import Comparison, Estimate, Interval, compare
@@ -238,7 +239,8 @@ def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
     low, high = max(min(xs) for _, xs in measured), min(max(xs) for _, xs in measured)
     middle = (low * high) ** 0.5 if low <= high else median(s.x for s in frontier(all_curves, view))
     bound = _two_digits(middle, low, high) if low <= high else _two_digits(middle, 0, float("inf"))
-    values = [(curve.label, estimate_at(curve, view, bound)) for curve, _ in measured]
+    estimates = moderate_all([estimate_at(curve, view, bound) for curve, _ in measured])
+    values = [(curve.label, value) for (curve, _), value in zip(measured, estimates, strict=True)]
     ranking = rank([(label, value) for label, value in values if value is not None], view.confidence)
     if not ranking:
         return None

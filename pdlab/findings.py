@@ -136,8 +136,6 @@ def _taking_over(change: Takeover | None, view: View) -> str:
         return ""
     if change.kind == "ends":
         return f"{change.before} was measured up to here"
-    if change.kind == "begins":
-        return f"{change.after} was measured from here"
     low = "?" if change.low is None else plain(change.low)
     high = "?" if change.high is None else plain(change.high)
     return f"from {change.before} at {plain(change.throughput)} ({low} to {high})" + (

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pdlab.analysis import Curve, Figures, Metric, Point, View
 from pdlab.columns import Requests
 from pdlab.compare import Ranked, own, rank
+from pdlab.moderation import moderate_all
 from pdlab.resampling import Line, line
 from pdlab.spec import Frozen
 from pdlab.statistics import Comparison, Estimate, blocks, of_blocks, of_repeats
@@ -150,9 +151,14 @@ def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed",
 def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
     """Every configuration's capacity within the SLO, ranked."""
     answers = [(curve.label, capacity(curve, slo, view)) for curve in own(curves)]
-    capacities = sorted(
-        (answer for _, answer in answers if isinstance(answer, Capacity)), key=lambda each: -each.throughput.value
-    )
+    met = [answer for _, answer in answers if isinstance(answer, Capacity)]
+    throughput = moderate_all([each.throughput for each in met])
+    per_gpu = moderate_all([each.requests_per_gpu_s for each in met])
+    moderated = [
+        each.model_copy(update={"throughput": tokens, "requests_per_gpu_s": requests})
+        for each, tokens, requests in zip(met, throughput, per_gpu, strict=True)
+    ]
+    capacities = sorted(moderated, key=lambda each: -each.throughput.value)
     return Pick(
         slo=slo,
         capacities=tuple(capacities),

@@ -54,6 +54,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "assign",
         "catalog",
+        "moderation",
         "nixl_rank",
         "observed",
         "request",
