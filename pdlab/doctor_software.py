@@ -182,14 +182,32 @@ def _modules(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _builds(facts: Facts) -> Iterator[Finding]:
-    """A version is what a library says of itself: two builds of one version may still differ."""
-    by_library: dict[str, dict[str, str]] = {}
+def hashes(facts: Facts) -> dict[str, dict[str, str]]:
+    """Library -> node -> hash of the file that NIXL loads there; a node that does not load it is left out."""
+    found: dict[str, dict[str, str]] = {}
     for node, fact in facts.items():
         for path, digest in ((fact.get("loaded") or {}).get("digests") or {}).items():
             # libucp-bcc5ee2e.so.0.0.0: the wheel's tool puts a hash into the name
-            by_library.setdefault(re.split(r"(-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
-    differing = {library: nodes for library, nodes in by_library.items() if len(set(nodes.values())) > 1}
+            found.setdefault(re.split(r"(?:-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
+    return found
+
+
+def loads_alike(facts: Facts) -> str | None:
+    """None where every node loads the same libraries and every backend; else what does not, and where."""
+    for node, fact in facts.items():
+        loaded = fact.get("loaded") or {"error": "no answer"}
+        failed = [f"{name}: {why}" for name, why in loaded.get("backends", {}).items() if why]
+        if loaded.get("error") or failed:
+            return f"{node}: {loaded.get('error') or failed[0]}"
+    for library, nodes in hashes(facts).items():
+        if len(set(nodes.values())) > 1 or len(nodes) < len(facts):
+            return f"{library}: " + ", ".join(f"{node} {nodes.get(node, 'does not load it')}" for node in facts)
+    return None
+
+
+def _builds(facts: Facts) -> Iterator[Finding]:
+    """A version is what a library says of itself: two builds of one version may still differ."""
+    differing = {library: nodes for library, nodes in hashes(facts).items() if len(set(nodes.values())) > 1}
     if differing:
         library, nodes = next(iter(differing.items()))
         yield Finding(

@@ -93,13 +93,18 @@ def thorough(
     return {**quick(ports, environment), "loaded": load(backends, environment)}
 
 
-def load(backends: tuple[str, ...], environment: dict[str, str] | None = None) -> dict[str, Any]:
+def load(
+    backends: tuple[str, ...], environment: dict[str, str] | None = None, target: str | None = None
+) -> dict[str, Any]:
     """Create every backend in a process of its own.
 
     ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: what UCX said meanwhile.
+    ``target``: a folder of packages to look into first.
     """
     env = {**os.environ, **(environment or {}), "UCX_MODULE_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
     env.pop("UCX_LOG_FILE", None)
+    if target:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [target, env.get("PYTHONPATH")]))
     command = [sys.executable, "-c", LOADER, ",".join(backends)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, env=env)

@@ -16,6 +16,7 @@ import pytest
 
 from pdlab import node_probe
 from pdlab.doctor import diagnose, summary
+from pdlab.doctor_software import loads_alike
 from pdlab.doctor_findings import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,6 +180,18 @@ def test_old_ucx_on_efa_is_emulation() -> None:
 def test_tcp_alone_is_fine_without_efa_but_not_on_one_machine() -> None:
     found: list[Finding] = diagnose({"a": cpu_node() | {"environment": {"UCX_TLS": "tcp"}}})
     assert [(f.severity, f.topic) for f in found] == [("warning", "UCX_TLS")]
+
+
+def test_nodes_that_load_alike_are_told_from_others() -> None:
+    def node(**digests: str) -> dict[str, Any]:
+        return {"loaded": {"backends": {"UCX": None}, "digests": digests}}
+
+    same = node(**{f"{WHEEL}/libucp-01234567.so.0": "a"})
+    assert loads_alike({"a": same, "b": node(**{"/opt/lib/libucp.so.0": "a"})}) is None
+    assert loads_alike({"a": same, "b": node(**{"/opt/lib/libucp.so.0": "b"})}) == "libucp: a a, b b"
+    assert loads_alike({"a": same, "b": node()}) == "libucp: a a, b does not load it"
+    assert loads_alike({"a": same, "b": {"loaded": {"backends": {"UCX": "no"}}}}) == "b: UCX: no"
+    assert loads_alike({"a": same, "b": {"loaded": None}}) == "b: no answer"
 
 
 class TestProbe:
