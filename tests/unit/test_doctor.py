@@ -16,8 +16,8 @@ import pytest
 
 from pdlab import node_probe
 from pdlab.doctor import diagnose, summary
-from pdlab.doctor_software import loads_alike
 from pdlab.doctor_findings import Finding
+from pdlab.doctor_software import loads_alike
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL = "/venv/lib/python3.12/site-packages/nixl_cu13.libs"
