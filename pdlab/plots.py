@@ -6,7 +6,7 @@ The only module that knows matplotlib, and it is imported when something is draw
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ AXIS_LABELS = 0.62
 LEGEND_ROW, FOOTNOTE_ROW, CHAR = 0.21, 0.19, 0.082
 LEGEND_ROWS = 6
 MAX_FOOTNOTES = 5
+BAND_ALPHA = 0.13
 
 LOAD_NAMES: dict[LoadKind, str] = {
     "concurrency": "concurrency (requests in flight, whole deployment)",
@@ -35,26 +36,46 @@ LOAD_NAMES: dict[LoadKind, str] = {
 INK, SOFT, FRONTIER = "#222222", "#666666", "#fbeeb0"
 
 
+class Band(NamedTuple):
+    """How far a predicted curve may be off: relative half-widths of its latencies."""
+
+    tpot: float
+    ttft: float
+
+
 class _Drawn(NamedTuple):
-    """What every panel needs: curves, how each looks, the view, the scales."""
+    """What every panel needs: curves, how each looks, the view, the scales, bands by curve name."""
 
     curves: Sequence[Curve]
     styles: Sequence[Style]
     view: View
     log_latency: bool
     log_load: bool
+    bands: Mapping[str, Band]
 
 
-def draw(curves: Sequence[Curve], view: View, path: Path, *, log_latency: bool = False, log_load: bool = False) -> None:
-    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot."""
+def draw(
+    curves: Sequence[Curve],
+    view: View,
+    path: Path,
+    *,
+    log_latency: bool = False,
+    log_load: bool = False,
+    bands: Mapping[str, Band] | None = None,
+    notes: Sequence[str] | None = None,
+) -> None:
+    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
+
+    ``bands``: for curves by name, what to shade around them; ``notes``: footnotes in place of the usual ones.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    drawn = _Drawn(curves, styles(curves), view, log_latency, log_load)
+    drawn = _Drawn(curves, styles(curves), view, log_latency, log_load, bands or {})
     kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in curves)]
-    legend, footnotes = _legend_columns(drawn), _footnotes(drawn)
+    legend, footnotes = _legend_columns(drawn), _footnotes(tables.notes(curves) if notes is None else notes)
     legend_in = LEGEND_ROW * (max(len(column) for column in legend) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
     left_in = MARGIN_LEFT + len(kinds) * (LOAD_PANEL[0] + BETWEEN)
@@ -105,6 +126,10 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
         found = [(p.value, ms, p) for p in curve.lines().get(kind, []) if (ms := p.latency(view)) is not None]
         _plot(axes, found, style, size=4.5)
+        if curve.name in drawn.bands and found:
+            error = getattr(drawn.bands[curve.name], metric)
+            edges = [(x, ms / (1 + error), ms * (1 + error)) for x, ms, point in found if point.valid]
+            axes.fill_between(*zip(*edges, strict=True), color=style.color, alpha=BAND_ALPHA, lw=0, zorder=1.2)
         values += [ms for _, ms, _ in found]
         loads |= {load for load, _, _ in found}
     name = metric.upper()
@@ -151,7 +176,12 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
         for kind, line in lines.items():
             here = {id(point) for point in line}
             thin = kind == "rate" and len(lines) > 1
-            _plot(axes, [(s.x, s.y, s.point) for s in every if id(s.point) in here], style, size=4 if thin else 6)
+            found = [(s.x, s.y, s.point) for s in every if id(s.point) in here]
+            _plot(axes, found, style, size=4 if thin else 6)
+            if curve.name in drawn.bands and view.latency_mode == "token":
+                error = drawn.bands[curve.name].tpot
+                edges = [(y, x / (1 + error), x * (1 + error)) for x, y, point in found if point.valid]
+                axes.fill_betweenx(*zip(*edges, strict=True), color=style.color, alpha=BAND_ALPHA, lw=0, zorder=1.2)
     best = frontier(drawn.curves, view)
     axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
     axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
@@ -270,8 +300,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
         x += column_width * shrink
 
 
-def _footnotes(drawn: _Drawn) -> list[str]:
-    notes = tables.notes(drawn.curves)
+def _footnotes(notes: Sequence[str]) -> list[str]:
     if len(notes) > MAX_FOOTNOTES:
         hidden = len(notes) - MAX_FOOTNOTES + 1
         notes = [*notes[: MAX_FOOTNOTES - 1], f"... and {hidden} more: see the tables"]
