@@ -15,10 +15,17 @@ from pathlib import Path
 
 import yaml
 
-from pdlab.catalog import ModelShape, check_divisibility, load_cluster, local_cluster, resolve_model
+from pdlab.catalog import (
+    ModelShape,
+    check_divisibility,
+    load_cluster,
+    local_cluster,
+    resolve_model,
+    two_hosts_cluster,
+)
 from pdlab.describe import describe
 from pdlab.errors import PdlabError, UsageError
-from pdlab.nodes import ClusterView
+from pdlab.nodes import ClusterView, LinkShape
 from pdlab.options import LOCAL_MODEL, build_parser, deployment_from
 from pdlab.placement import cautions, place
 from pdlab.request import LaunchRequest
@@ -26,6 +33,7 @@ from pdlab.running import cache_dir
 from pdlab.serve_args import ServeApp, model_id, render, serve_config
 from pdlab.spec import Deployment, Disaggregated
 from pdlab.tiny_model import tiny_model_folder
+from pdlab.two_hosts import parse_shape, require
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     if args.shutdown:
         return _shutdown(args)
+    link = _link(args)
     asked = _asked(args)
     if args.dry_run or args.export:
         _plan(args, asked, argv)
@@ -63,12 +72,16 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     view = load_cluster(args.cluster) if args.cluster not in (None, "auto") else None
     if view is not None or args.local:
         # A request that cannot fit fails here, before Ray is imported.
-        place(asked.deployment, view or local_cluster(args.local))
+        place(asked.deployment, view or _local_view(args))
+    if args.two_hosts:
+        require()
     launch.launch(
         LaunchRequest(
             deployment=asked.deployment,
             cluster=view,
             local_nodes=args.local,
+            two_hosts=args.two_hosts,
+            link=link,
             host=args.host,
             port=args.port,
             wait=args.wait,
@@ -136,12 +149,27 @@ def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
 
 def _view(args: argparse.Namespace) -> ClusterView:
     if args.local:
-        return local_cluster(args.local)
+        return _local_view(args)
     if args.cluster in (None, "auto"):
         from pdlab import launch
 
         return launch.live_view()
     return load_cluster(args.cluster)
+
+
+def _local_view(args: argparse.Namespace) -> ClusterView:
+    return two_hosts_cluster(_link(args) or LinkShape()) if args.two_hosts else local_cluster(args.local)
+
+
+def _link(args: argparse.Namespace) -> LinkShape | None:
+    """What the link of --two-hosts shall be; None: nothing is said of it. Raises UsageError."""
+    asked = args.link_rate is not None or args.link_delay_ms is not None
+    if asked and not args.two_hosts:
+        raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
+    if args.two_hosts and args.local != 2:
+        what = f"--local {args.local}" if args.local else f"--cluster {args.cluster or 'auto'}"
+        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {what}")
+    return parse_shape(args.link_rate, args.link_delay_ms) if asked else None
 
 
 def _for_real(argv: Sequence[str]) -> str:

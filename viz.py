@@ -6,15 +6,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from pdlab.analysis import Curve, View
 
 DESCRIPTION = """\
 Compare experiments: TPOT and TTFT against load, and throughput against latency, as plots and tables.
 
 Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
-compared; on a CPU cluster an engine rank stands for a GPU. The dashed line and the rings are the Pareto
+compared; on a CPU cluster an engine rank stands for a GPU. The yellow band and the rings are the Pareto
 frontier: points that no other point beats in both latency and throughput. A crossed hollow point
-failed a check; it is shown, never compared.
+failed a check; it is shown, never compared. Bands and +- are intervals; a winner is named only where
+the intervals allow it.
 """
 
 EPILOG = """\
@@ -22,10 +26,15 @@ examples:
   viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
   viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
   viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
+  viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
   viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
 """
+
+
+FOUND_WRONG = 3
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,10 +54,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--exps",
         nargs="+",
-        required=True,
         type=Path,
         metavar="DIR",
         help="experiment folders: of run_bm.sh, or of the published format (concN.json, concN_rrR.json)",
+    )
+    p.add_argument(
+        "--audit",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="in place of a plot: what in these folders would make a plot of them wrong; exit code 3 when something is",
     )
     p.add_argument(
         "--gpus",
@@ -64,7 +79,15 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="throughput per node (default), or with --no-use-normalized of the whole deployment",
     )
-    shown.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8)")
+    shown.add_argument(
+        "--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8); 1: per GPU"
+    )
+    shown.add_argument(
+        "--per-role",
+        choices=["all", "prefill", "decode"],
+        default="all",
+        help="count all GPUs (default), or those of prefill or decode alone; collocated experiments are then left out",
+    )
     shown.add_argument(
         "--latency-mode",
         choices=["token", "first_token", "chunk"],
@@ -92,6 +115,35 @@ def parser() -> argparse.ArgumentParser:
         default="p50",
         help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median)",
     )
+    shown.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
+    )
+    asked = p.add_argument_group("what is answered")
+    asked.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="BOUNDS",
+        help="which configuration serves most within ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable",
+    )
+    asked.add_argument(
+        "--slo-quantile",
+        type=float,
+        default=0.95,
+        metavar="Q",
+        help="share of requests that must be within every bound of --slo (default 0.95)",
+    )
+    asked.add_argument(
+        "--price-per-gpu-hour", type=float, default=None, metavar="PRICE", help="adds the cost of a million tokens"
+    )
+    asked.add_argument(
+        "--published",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="tables that others published, as CSV (docs/metrics.md has the columns): shown beside, never ranked",
+    )
     made = p.add_argument_group("what is made")
     made.add_argument("--log-latency", action="store_true", help="logarithmic latency axes")
     made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")
@@ -117,6 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     from pdlab.errors import PdlabError
 
     try:
+        if args.audit:
+            return _audit(args)
         _show(args)
     except PdlabError as error:
         print(f"viz.py: error: {error}", file=sys.stderr)
@@ -124,10 +178,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _show(args: argparse.Namespace) -> None:
-    from pdlab import analysis, compare, tables
+def _audit(args: argparse.Namespace) -> int:
+    from pdlab import audit
     from pdlab.errors import UsageError
-    from pdlab.imports import load_experiment
+
+    if args.exps:
+        raise UsageError("--audit examines folders and draws nothing; leave --exps out")
+    findings = audit.audit(_distinct(args.audit))
+    print(audit.render(findings, len(args.audit)))
+    return FOUND_WRONG if findings else 0
+
+
+def _show(args: argparse.Namespace) -> None:
+    from pdlab import analysis, compare, findings, goodput, loading, published, sentences, tables
+    from pdlab.errors import UsageError
     from pdlab.spec import validate
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
@@ -144,22 +208,51 @@ def _show(args: argparse.Namespace) -> None:
             "statistic": args.stat,
             "normalized": args.use_normalized,
             "gpus_per_node": args.gpus_per_node,
+            "role": args.per_role,
+            "confidence": args.confidence,
         },
         where="command line",
     )
     plot_path = _plot_path(args.plot_path, args.format)
+    if not args.exps:
+        raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
+    slos = [findings.parse_slo(text, args.slo_quantile) for text in args.slo]
+    if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
+        raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
     paths = _distinct(args.exps)
-    gpus = _gpus(args.gpus, paths)
-    curves = analysis.curves([load_experiment(path, gpus.get(path.resolve().name)) for path in paths])
-    compare.require_latency(curves, view)
+    loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
+    curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
+    curves += [curve for path in args.published for curve in published.load(path)]
+    curves = _with_role(curves, view)
+    compare.require_latency(compare.own(curves), view)
     if args.show_tables:
-        print(tables.render(curves, view), end="\n\n")
+        parts = [tables.render(curves, view), findings.crossover_text(curves, view), findings.split_text(curves)]
+        if args.price_per_gpu_hour is not None:
+            parts.append(findings.cost_text(curves, view, args.price_per_gpu_hour))
+        print("\n\n".join(part for part in parts if part), end="\n\n")
     if not args.no_plot:
         from pdlab import plots
 
         plots.draw(curves, view, plot_path, log_latency=args.log_latency, log_load=args.log_concurrency)
         print(f"Plot: {plot_path}")
-    print(tables.sentence(curves, view))
+    for slo in slos:
+        found = goodput.pick(curves, slo, view)
+        if args.show_tables:
+            print(findings.slo_text(found, curves, view), end="\n\n")
+        print(sentences.slo_sentence(found, curves, view))
+    print(sentences.sentence(curves, view))
+
+
+def _with_role(curves: list[Curve], view: View) -> list[Curve]:
+    """The curves that the normalisation is defined for; those left out are named."""
+    from pdlab.errors import UsageError
+
+    without = [curve.label for curve in curves if not curve.has_role(view)]
+    if len(without) == len(curves):
+        raise UsageError(f"--per-role {view.role}: no experiment has {view.role} GPUs of its own; leave it out")
+    if without:
+        print(f"Left out, with no {view.role} GPUs of their own: {', '.join(without)}\n")
+    return [curve for curve in curves if curve.has_role(view)]
 
 
 def _plot_path(path: Path | None, kind: str | None) -> Path:

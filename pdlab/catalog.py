@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from pdlab.errors import UsageError
-from pdlab.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
+from pdlab.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape, Nic
 from pdlab.spec import Deployment, Frozen, Pool, load_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,8 @@ class ModelShape(Frozen):
     are vLLM engine arguments that this model wants everywhere. ``local`` models are built by
     pdlab in the user's cache folder. ``expert_intermediate`` is an expert's inner width (None: as
     ``hidden``), ``dense_layers`` the layers without experts (of ``dense_intermediate``),
-    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V.
+    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V,
+    ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelShape(Frozen):
     vocab: int = Field(ge=1)
     weight_dtype: str
     kv_dtype: str = "bfloat16"
+    kv_block_tokens: int = Field(default=16, ge=1)
     max_context: int = Field(ge=1)
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -108,6 +110,15 @@ def local_cluster(nodes: int) -> ClusterView:
         name = f"local-{number}"
         made.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
     return ClusterView(name=f"local-{nodes}", nodes=tuple(made))
+
+
+def two_hosts_cluster(link: LinkShape) -> ClusterView:
+    """The two nodes of `--local --two-hosts`: as `local_cluster`, each on a host with a NIC of the link's rate."""
+    nic = Nic(kind="ethernet", gbit_per_s=link.gbit_per_s)
+    nodes = zip(local_cluster(2).nodes, HOST_NAMES, strict=True)
+    return ClusterView(
+        name="two-hosts", nodes=tuple(node.model_copy(update={"nic": nic, "host": host}) for node, host in nodes)
+    )
 
 
 def load_cluster(name_or_path: str) -> ClusterView:

@@ -12,14 +12,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from pdlab import hosts_cli
 from pdlab.environment import node_facts
-from pdlab.errors import ClusterError
+from pdlab.errors import ClusterError, PdlabError
 from pdlab.local_nodes import LocalNodes, environment
+from pdlab.namespaces import INSIDE
 from pdlab.nodes import ClusterNode, ClusterView, Nic
+from pdlab.options import OneLineParser
 from pdlab.serve_args import NODE_ID_LABEL, NODE_NAME_LABEL
 
 JOIN_TIMEOUT_S = 60.0
@@ -40,6 +43,11 @@ class Cluster:
     def __enter__(self) -> Cluster:
         import ray
 
+        if self.local and self.local.two_hosts and INSIDE not in os.environ:
+            raise ClusterError(
+                "the local Ray nodes are on two hosts, and what uses them has to run there: "
+                "python -m pdlab.cluster two-hosts shell -- COMMAND"
+            )
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self.env:
             options["runtime_env"] = {"env_vars": self.env}
@@ -83,14 +91,14 @@ class Cluster:
         if self.local:
             self._await_nodes(self.local.count)
         free = available_resources_per_node()
-        facts = {} if self.local else self.ask_nodes(node_facts)
+        facts = self._local_facts() if self.local else self.ask_nodes(node_facts)
         nodes = []
         for node in self.alive():
-            if not self.local and node["NodeID"] not in facts:
+            fact = facts.get(node["NodeID"])
+            if fact is None:
                 raise ClusterError(f"Ray's node {node['NodeManagerAddress']} runs no task within {JOIN_TIMEOUT_S:g} s")
             total, left = node["Resources"], free.get(node["NodeID"], {})
             labels = dict(node.get("Labels") or {})
-            fact = facts.get(node["NodeID"], {})
             accelerators = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
             gpus = int(total.get("GPU", 0))
             nodes.append(
@@ -101,15 +109,29 @@ class Cluster:
                     free_gpus=tuple(range(int(left.get("GPU", 0)))) if gpus else None,
                     cpus=total.get("CPU", 0.0),
                     free_cpus=min(left.get("CPU", 0.0), total.get("CPU", 0.0)),
-                    nic=Nic.model_validate(fact.get("nic", {"kind": "loopback"} if self.local else {})),
-                    host=fact.get("host", "localhost" if self.local else None),
+                    nic=Nic.model_validate(fact["nic"]),
+                    host=fact["host"],
                     head="node:__internal_head__" in total,
                     labels={NODE_ID_LABEL: node["NodeID"]}
                     | ({NODE_NAME_LABEL: labels[NODE_NAME_LABEL]} if NODE_NAME_LABEL in labels else {}),
                 )
             )
         nodes.sort(key=lambda node: (not node.head, node.id))
-        return ClusterView(name=f"local-{self.local.count}" if self.local else "ray", nodes=tuple(nodes))
+        return ClusterView(name=self._name(), nodes=tuple(nodes))
+
+    def _name(self) -> str:
+        if self.local is None:
+            return "ray"
+        return "two-hosts" if self.local.two_hosts else f"local-{self.local.count}"
+
+    def _local_facts(self) -> dict[str, Any]:
+        """As `node_facts` would answer on every node, without asking."""
+        pair = self.local.two_hosts if self.local else None
+        if pair is None:
+            return {node["NodeID"]: {"host": "localhost", "nic": {"kind": "loopback"}} for node in self.alive()}
+        names = {host.address: host.name for host in pair.hosts}
+        nic = {"kind": "ethernet", "gbit_per_s": pair.shape.gbit_per_s}
+        return {node["NodeID"]: {"host": names[node["NodeManagerAddress"]], "nic": nic} for node in self.alive()}
 
     def ask_nodes(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
@@ -158,7 +180,25 @@ def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
     return loading
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of ``python -m pdlab.cluster``; returns the exit code."""
+    parser = OneLineParser(prog="python -m pdlab.cluster", description="Clusters of this machine.", allow_abbrev=False)
+    hosts_cli.add_parser(parser.add_subparsers(dest="command", metavar="two-hosts", required=True))
+    try:
+        return hosts_cli.main(parser.parse_args(argv))
+    except PdlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
 def hush() -> None:
     """Ray Serve sets its logger up again and again; warnings are enough for a person at the launcher."""
     for name in ("ray", "ray.serve", "vllm"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -39,3 +39,14 @@ class CanaryError(PdlabError):
 
 class BenchError(PdlabError):
     """The load could not be driven."""
+
+
+class TransferError(PdlabError):
+    """The KV-transfer check cannot run; ``kind`` names why: plugin, backend, memory, side-channel, software,
+    peer (a rank died or dropped), timeout (a rank hangs), placement."""
+
+    exit_code = 5
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind

@@ -5,28 +5,34 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
-from pdlab import canary, local_nodes
-from pdlab.application import Application, AppState
+from pydantic import TypeAdapter
+
+from pdlab import canary, doctor, doctor_settings, inside, local_nodes, node_probe
+from pdlab.application import Application, AppState, deployment_names
 from pdlab.catalog import ModelShape, resolve_model
 from pdlab.cluster import Cluster, prepare
 from pdlab.environment import hardware, versions
-from pdlab.errors import CanaryError, UsageError
-from pdlab.local_nodes import LocalNodes
-from pdlab.nodes import ClusterView, Placement
+from pdlab.errors import CanaryError, DeployError, UsageError
+from pdlab.local_nodes import MARKER, LocalNodes
+from pdlab.namespaces import INSIDE
+from pdlab.nodes import ClusterView, LinkShape, Placement
 from pdlab.observed import observe
 from pdlab.placement import place
 from pdlab.provenance import git_state, now
 from pdlab.request import LaunchRequest
 from pdlab.results import CanaryResult, Manifest, NixlCounters
 from pdlab.running import (
+    OnHost,
     Running,
     cache_dir,
     clear_running,
@@ -60,6 +66,9 @@ def launch(request: LaunchRequest) -> None:
 
     Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
     """
+    if request.two_hosts and INSIDE not in os.environ:
+        _launch_on_first_host(request)
+        return
     say = Progress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
@@ -96,12 +105,29 @@ def launch(request: LaunchRequest) -> None:
                 signal.pause()
 
 
+def _launch_on_first_host(request: LaunchRequest) -> None:
+    """Bring two hosts up, or find them, and launch from the first: a driver belongs on its node's host."""
+    say = Progress()
+    # No other machine reaches these hosts, and what routes requests must reach the replicas on the second.
+    everywhere = replace(request, host="0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host)
+    with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
+        local = _local(request, undo, say)
+        assert local is not None
+        host = local.host(1)
+        text = TypeAdapter(LaunchRequest).dump_json(everywhere).decode()
+        inside.call(host.pid, "pdlab.launch", text, local_nodes.environment_on(host, local))
+        undo.pop_all()
+
+
 def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
+    if INSIDE in os.environ:
+        raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
     say = Progress()
     local = local_nodes.running_or_salvaged()
     if local:
         local_nodes.stop(local)
+        local_nodes.end_strays()
         say("stopped the local Ray nodes and everything on them")
         clear_running(base_url(host, port))
         return
@@ -124,6 +150,11 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     if request.local_nodes is None:
         return None
     up = local_nodes.running()
+    if up and (up.two_hosts is not None) != request.two_hosts:
+        raise UsageError(
+            f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this asks for others "
+            f"({'without' if up.two_hosts else 'with'} --two-hosts); stop them first with launch_gptoss.py --shutdown"
+        )
     if up and up.count != request.local_nodes:
         raise UsageError(
             f"{up.count} local Ray nodes are up, --local {request.local_nodes} asks for others; "
@@ -132,10 +163,35 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     if up:
         say(f"{up.count} local Ray nodes are up")
     else:
-        say(f"starting {request.local_nodes} local Ray nodes")
-        up = local_nodes.start(request.local_nodes)
+        say(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
+        up = local_nodes.start(request.local_nodes, (request.link or LinkShape()) if request.two_hosts else None)
         undo.callback(local_nodes.stop, up)
+    if INSIDE not in os.environ and up.two_hosts:
+        link = request.link or up.two_hosts.shape
+        if link != up.two_hosts.shape:
+            up = local_nodes.shape_link(link)
+        say(f"the link between the two hosts: {link}")
     return up
+
+
+def _examine(cluster: Cluster, deployment: Deployment, say: Progress) -> None:
+    """The quick part of debug/doctor.py, before a PD deployment. Raises DeployError on what would break it."""
+    if not isinstance(deployment.topology, Disaggregated):
+        return
+    ports = doctor_settings.side_channel_ports({role: pool.gpus for role, pool in deployment.pools.items()})
+    facts = {"this machine": node_probe.quick(ports)} if cluster.local else cluster.ask_nodes(node_probe.quick, ports)
+    findings = doctor.diagnose(facts)
+    for finding in findings:
+        if finding.severity == "warning":
+            say(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
+    # Nothing of this application serves any more: an engine on one of its ports was left behind.
+    in_the_way = [f for f in findings if f.severity == "error" or f.topic == doctor_settings.SIDE_CHANNEL_PORT]
+    broken = next(iter(in_the_way), None)
+    if broken is not None:
+        raise DeployError(
+            f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix} "
+            "(everything: python debug/doctor.py)"
+        )
 
 
 def _serve(
@@ -154,6 +210,7 @@ def _serve(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
+    _examine(app.cluster, deployment, say)
     started = now()
     loading.result()
     app.submit(render(deployment, placement, view, shape, source))
@@ -165,6 +222,7 @@ def _serve(
         tokenizer=source,
         manifest=manifest,
         metrics_urls=app.cluster.metrics_urls(),
+        on_host=_on_host(app.cluster.local),
     )
     if not request.wait:
         save_running(running)
@@ -172,7 +230,10 @@ def _serve(
         return running
     for state in app.wait(request.timeout_s):
         say(_stages(state))
-    running = running.model_copy(update={"replicas": tuple(replica.replica for replica in state.replicas)})
+    roles = {served: role for role, served in deployment_names(deployment, name).items()}
+    pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
+    replicas = tuple(replica.replica for replica in state.replicas)
+    running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
     result = _check(app, deployment, running, say)
     manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
@@ -186,6 +247,9 @@ def _check(app: Application, deployment: Deployment, running: Running, say: Prog
     topology = deployment.topology
     key = _reference_key(deployment, running)
     got = canary.ask(running.base_url, running.model_id)
+    if deployment.decode_bench:
+        say("no canary: the KV cache of prompts is filled with random values")
+        return CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared")
     if not isinstance(topology, Disaggregated):
         canary.save_reference(cache_dir(), key, got)
         say("canary: answers kept as the collocated reference")
@@ -276,6 +340,12 @@ def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, s
     )
 
 
+def _on_host(local: LocalNodes | None) -> OnHost | None:
+    if local is None or local.two_hosts is None:
+        return None
+    return OnHost(pid=local.host(1).pid, mark=f"{MARKER}={local.id}")
+
+
 def _roles(placement: Placement) -> list[Any]:
     return list(dict.fromkeys(replica.role for replica in placement.replicas))
 
@@ -325,3 +395,7 @@ def _terminate_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(inside.answering(lambda text: launch(TypeAdapter(LaunchRequest).validate_json(text))))

@@ -2,7 +2,8 @@
 
 Every process that the nodes start inherits the marker ``PDLAB_LOCAL=<id>`` and writes to the nodes'
 own folder, so that stopping ends exactly those, whatever they are called and whoever their parent
-is by then.
+is by then. The nodes share this machine's loopback interface, or they are on the two hosts of
+`pdlab.two_hosts`, with a link between them.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from pdlab import two_hosts
 from pdlab.catalog import LOCAL_NODE_CPUS
 from pdlab.errors import ClusterError, UsageError
+from pdlab.namespaces import INSIDE, network_of, spawn_in
+from pdlab.nodes import LinkShape
 from pdlab.running import cache_dir
 from pdlab.serve_args import NODE_NAME_LABEL
 from pdlab.spec import Frozen, load_yaml, to_yaml
+from pdlab.two_hosts import Host, TwoHosts
 
 MARKER = "PDLAB_LOCAL"
 START_TIMEOUT_S = 60.0
@@ -40,17 +46,26 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 class LocalNodes(Frozen):
-    """``count`` Ray nodes of this machine; ``pids`` are their `ray start` processes."""
+    """``count`` Ray nodes of this machine; ``pids`` are their `ray start` processes.
+
+    ``two_hosts``: where they run, the head on the first (None: side by side on the loopback interface).
+    """
 
     id: str
     count: int
     gcs_port: int
     temp_dir: str
     pids: tuple[int, ...]
+    two_hosts: TwoHosts | None = None
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.gcs_port}"
+        return f"{self.host(1).address if self.two_hosts else '127.0.0.1'}:{self.gcs_port}"
+
+    def host(self, number: int) -> Host:
+        """The host of node 1 or 2, where there are two."""
+        assert self.two_hosts is not None
+        return self.two_hosts.hosts[number - 1]
 
     @property
     def logs(self) -> Path:
@@ -65,7 +80,7 @@ def environment(cluster_id: str, temp_dir: str) -> dict[str, str]:
     return env | {
         MARKER: cluster_id,
         "PYTHONPATH": os.pathsep.join(filter(None, [f"{root}/pdlab/child", root, os.environ.get("PYTHONPATH")])),
-        "RAY_AUTH_MODE": "disabled",  # loopback only; on by default since Ray 2.60, it writes into the home folder
+        "RAY_AUTH_MODE": "disabled",  # nobody outside gets in; on by default, it writes into the home folder
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_usage_stats_enabled": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -85,37 +100,81 @@ def environment(cluster_id: str, temp_dir: str) -> dict[str, str]:
     }
 
 
-def start(count: int) -> LocalNodes:
+def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:
+    """Environment of a process on that host: the nodes' own, with Ray's address and the host's."""
+    own = {INSIDE: host.name, "VLLM_HOST_IP": host.address, "RAY_ADDRESS": nodes.address}
+    return environment(nodes.id, nodes.temp_dir) | own
+
+
+def start(count: int, link: LinkShape | None = None) -> LocalNodes:
     """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
 
-    Raises UsageError when other local nodes are up or just being started, ClusterError when Ray does not start.
+    With ``link`` they are two, on two hosts with that link between them. Raises UsageError when
+    other local nodes are up or just being started, or where two hosts cannot be made, ClusterError
+    when Ray does not start.
     """
+    if link is not None:
+        two_hosts.require()
     with _lock(fcntl.LOCK_EX):
         if _found(_read()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-        return _start(count)
+        return _start(count, link)
 
 
-def _start(count: int) -> LocalNodes:
+def _start(count: int, link: LinkShape | None) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
     # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
     temp_dir = tempfile.mkdtemp(prefix="pdlab-")
-    env = environment(cluster_id, temp_dir)
-    port = free_port()
-    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=port, temp_dir=temp_dir, pids=())
+    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=free_port(), temp_dir=temp_dir, pids=())
     try:
-        flags = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"]
-        head = _ray_start(1, [*flags, f"--ray-client-server-port={free_port()}"], env, temp_dir)
-        nodes = nodes.model_copy(update={"pids": (head.pid,)})
+        if link is None:
+            return _start_ray(nodes)
+        end_strays()
         _write(nodes)
-        _wait_for(port, head, temp_dir)
-        others = [_ray_start(i, [f"--address={nodes.address}"], env, temp_dir) for i in range(2, count + 1)]
-        nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
-        _write(nodes)
+        with two_hosts.made(Path(temp_dir), link, environment(cluster_id, temp_dir), _owner()) as pair:
+            return _start_ray(nodes.model_copy(update={"two_hosts": pair}))
     except BaseException:
         stop(nodes)
         raise
+
+
+def _start_ray(nodes: LocalNodes) -> LocalNodes:
+    port, temp_dir = nodes.gcs_port, nodes.temp_dir
+    flags = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"]
+    head = _ray_start(1, [*flags, f"--ray-client-server-port={free_port()}"], nodes)
+    nodes = nodes.model_copy(update={"pids": (head.pid,)})
+    _write(nodes)
+    _wait_for(nodes, head)
+    others = [_ray_start(i, [f"--address={nodes.address}"], nodes) for i in range(2, nodes.count + 1)]
+    nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
+    _write(nodes)
     return nodes
+
+
+def shape_link(link: LinkShape) -> LocalNodes:
+    """Give the link between the two hosts another rate and delay. Raises UsageError where there are none."""
+    with _lock(fcntl.LOCK_EX):
+        nodes = on_two_hosts(_found(_read()))
+        assert nodes.two_hosts is not None
+        folder, env = Path(nodes.temp_dir), environment(nodes.id, nodes.temp_dir)
+        nodes = nodes.model_copy(update={"two_hosts": two_hosts.reshape(nodes.two_hosts, link, folder, env)})
+        _write(nodes)
+        return nodes
+
+
+def on_two_hosts(nodes: LocalNodes | None) -> LocalNodes:
+    """The same nodes. Raises UsageError unless they are on two hosts."""
+    if nodes is None or nodes.two_hosts is None:
+        raise UsageError("no two hosts are up; start them with python -m pdlab.cluster two-hosts up")
+    return nodes
+
+
+def end_strays() -> None:
+    """End two hosts that no record tells of any more."""
+    for pid, folder in two_hosts.strays(_owner()).items():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def running() -> LocalNodes | None:
@@ -140,7 +199,9 @@ def running_or_salvaged() -> LocalNodes | None:
 
 
 def _found(nodes: LocalNodes | None) -> LocalNodes | None:
-    if nodes is None or any(_belongs(pid, nodes) for pid in nodes.pids):
+    # On one of two hosts the processes' numbers say nothing; whoever started this one knows that they are up.
+    inside = nodes is not None and INSIDE in os.environ and os.environ.get(MARKER) == nodes.id
+    if nodes is None or inside or any(_belongs(pid, nodes) for pid in nodes.pids):
         return nodes
     stop(nodes)
     return None
@@ -157,6 +218,7 @@ def stop(nodes: LocalNodes) -> None:
             time.sleep(0.05)
     left = processes(nodes)
     _children[:] = [child for child in _children if child.poll() is None]
+    two_hosts.reap()
     shutil.rmtree(nodes.temp_dir, ignore_errors=True)
     if left:
         raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
@@ -185,32 +247,37 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _ray_start(number: int, args: list[str], env: dict[str, str], temp_dir: str) -> subprocess.Popen[bytes]:
+def _ray_start(number: int, args: list[str], nodes: LocalNodes) -> subprocess.Popen[bytes]:
     ray = shutil.which("ray", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if ray is None:
         raise ClusterError(f"`ray` is not installed beside {sys.executable}; install requirements-cpu.txt (make setup)")
+    host = nodes.host(number) if nodes.two_hosts else None
     command = [
         ray, "start", *args, "--block", "--disable-usage-stats", "--include-log-monitor=false",
         f"--num-cpus={LOCAL_NODE_CPUS}", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}",
-        "--node-ip-address=127.0.0.1", f"--labels={NODE_NAME_LABEL}=local-{number}",
+        f"--node-ip-address={host.address if host else '127.0.0.1'}", f"--labels={NODE_NAME_LABEL}=local-{number}",
     ]  # fmt: skip
-    with (Path(temp_dir) / f"node-{number}.log").open("w") as log:
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir)
+    env.pop("RAY_ADDRESS", None)  # `ray start --head` refuses it
+    with (Path(nodes.temp_dir) / f"node-{number}.log").open("w") as log:
+        options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        options["start_new_session"] = True
+        process = spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
     _children.append(process)
     return process
 
 
-def _wait_for(port: int, head: subprocess.Popen[bytes], temp_dir: str) -> None:
+def _wait_for(nodes: LocalNodes, head: subprocess.Popen[bytes]) -> None:
+    address = (nodes.address.partition(":")[0], nodes.gcs_port)
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-            return
-        if head.poll() is not None:
-            break
-        time.sleep(0.05)
-    lines = [line for line in (Path(temp_dir) / "node-1.log").read_text().splitlines() if line.strip()]
+    with network_of(nodes.host(1).pid if nodes.two_hosts else None):
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(address, 0.2):
+                return
+            if head.poll() is not None:
+                break
+            time.sleep(0.05)
+    lines = [line for line in (Path(nodes.temp_dir) / "node-1.log").read_text().splitlines() if line.strip()]
     raise ClusterError(f"Ray's head node did not start: {lines[-1] if lines else 'no word of it'}")
 
 
@@ -274,6 +341,10 @@ def _salvage() -> LocalNodes:
         temp_dir=folder[1] if folder else f"{state}.none",
         pids=(),
     )
+
+
+def _owner() -> str:
+    return str(cache_dir().resolve())
 
 
 def _state_file() -> Path:

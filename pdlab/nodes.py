@@ -13,6 +13,9 @@ Role = Literal["collocated", "prefill", "decode"]
 # A cluster file knows no Ray node ids; its nodes carry this label, given to `ray start --labels`.
 NODE_NAME_LABEL = "pdlab/node"
 
+# Two hosts made of namespaces on this machine (pdlab.two_hosts).
+HOST_NAMES = ("pdlab-a", "pdlab-b")
+
 
 class Nic(Frozen):
     """Network of a node. ``gbit_per_s`` is the line rate of one NIC."""
@@ -25,6 +28,26 @@ class Nic(Frozen):
     def node_gb_per_s(self) -> float | None:
         """Line rate of the whole node in GB/s (10^9 bytes), None when a NIC's rate is not known."""
         return None if self.gbit_per_s is None else self.count * self.gbit_per_s / 8
+
+
+class LinkShape(Frozen):
+    """What the link between the two hosts of `pdlab.two_hosts` is made to be, in each direction.
+
+    ``gbit_per_s`` counts bits on the wire, headers included (None: as fast as the machine moves it);
+    ``delay_s`` is added one way.
+    """
+
+    gbit_per_s: float | None = Field(default=None, ge=0.001, le=100)
+    delay_s: float = Field(default=0.0, ge=0, le=1)
+
+    def __str__(self) -> str:
+        rate = "unshaped" if self.gbit_per_s is None else f"{rate_text(self.gbit_per_s)} each way"
+        return rate + (f", {1000 * self.delay_s:g} ms one way" if self.delay_s else "")
+
+
+def rate_text(gbit_per_s: float) -> str:
+    """``1 Gbit/s``, ``20 Mbit/s``."""
+    return f"{gbit_per_s:g} Gbit/s" if gbit_per_s >= 1 else f"{1000 * gbit_per_s:g} Mbit/s"
 
 
 class ClusterNode(Frozen):

@@ -33,6 +33,8 @@ _EXAMPLES = f"""examples:
       serve on the Ray cluster that this machine belongs to
   python launch_gptoss.py --collocated --num 2 --local
       two Ray nodes on this machine, a tiny gpt-oss built on the spot, no GPU
+  sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
+      prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
       a file of configs/deployments/ with one number changed, as a Serve config for `serve deploy`
   python launch_gptoss.py --shutdown
@@ -133,6 +135,14 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         help=f"N Ray nodes (default 2) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
     )
     group.add_argument(
+        "--two-hosts",
+        action="store_true",
+        help="with --local: its two nodes on two hosts made of namespaces, so that pd-spread crosses a real link "
+        "(Linux, root; docs/two-hosts.md)",
+    )
+    group.add_argument("--link-rate", metavar="RATE", help="of that link, for example 1gbit or 20mbit (default: none)")
+    group.add_argument("--link-delay-ms", type=_delay_ms, metavar="MS", help="of that link, one way (default 0)")
+    group.add_argument(
         "--host", default=DEFAULT_HOST, help="address to serve on (default %(default)s: this machine alone)"
     )
     group.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default %(default)s")
@@ -194,6 +204,12 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how")
+    group.add_argument(
+        "--decode-bench",
+        action="store_true",
+        help="collocated engines fill a prompt's KV cache with random values instead of computing it, so that decode "
+        "alone is measured at its real context length (run_bm.sh --mode decode-only); answers mean nothing",
+    )
     group.add_argument("--dry-run", action="store_true", help="print placement, links and arguments; start nothing")
     group.add_argument(
         "--export", metavar="FILE", help="write a Serve config for `serve deploy` (- is stdout); start nothing"
@@ -226,6 +242,12 @@ def _port(text: str) -> int:
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return float(text)
+
+
+def _delay_ms(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
     return float(text)
 
 
@@ -270,13 +292,15 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
     model = args.model or (LOCAL_MODEL if args.local else None)
     given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
-    given["max_model_len"] = args.max_model_len
+    given |= {"max_model_len": args.max_model_len, "decode_bench": args.decode_bench or None}
     data |= {key: value for key, value in given.items() if value is not None}
     names = ("direct_streaming", "tokenize_once", "stream_batching_ms")
     serving = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     # Measured fastest where every replica is on this machine (docs/serving-path.md).
     local = {"direct_streaming": True, "tokenize_once": mode != "collocated"} if args.local and not base else {}
     data["serving"] = {**data.get("serving", {}), **local, **serving}
+    if data.get("decode_bench") and mode != "collocated":
+        raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
     _refuse_unreachable(args, data["serving"])
     return validate(Deployment, data, where="command line")
 

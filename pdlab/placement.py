@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pdlab.advice import explain
 from pdlab.assign import choose_nodes, cpus_per_group, eligible, fill, node_size
 from pdlab.errors import PlacementError
-from pdlab.nodes import ClusterNode, ClusterView, Placement, ReplicaPlacement, Role, TpGroup
+from pdlab.nodes import ClusterNode, ClusterView, Placement, ReplicaPlacement, Role, TpGroup, rate_text
 from pdlab.spec import Deployment, Disaggregated, Frozen, Pool
 
 # Per replica its TP groups, each as the ids of the nodes it is on.
@@ -134,6 +134,9 @@ def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
         return "NVLink (cuda_ipc)" if on_gpus else "shared memory (cma)"
     if not on_gpus and prefill.machine == decode.machine:
         return "shared memory (cma), same machine"
+    rates = [node.nic.gbit_per_s for node in (prefill, decode) if node.nic.gbit_per_s is not None]
+    if prefill.nic.kind == decode.nic.kind == "ethernet" and rates:
+        return f"TCP, {rate_text(min(rates))}"
     if prefill.nic.kind == decode.nic.kind:
         return _NETWORK[prefill.nic.kind]
     return "TCP"

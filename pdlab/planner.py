@@ -24,7 +24,7 @@ from pdlab.nodes import ClusterView
 from pdlab.perf import FitError, Hardware
 from pdlab.sim import SimulatedLevel, simulate
 from pdlab.spec import Collocated, Deployment, Frozen, PlacementKind
-from pdlab.workload import Closed, Level, Load, Open, Workload
+from pdlab.workload import Closed, Level, Open, Workload
 
 LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rate matching gives
 EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
@@ -72,7 +72,7 @@ Latencies = tuple[float, float, float]  # TTFT, TPOT, E2EL of one request, secon
 class Outcome:
     """One load on one copy, without its first wave. ``stress`` is the SLO's quantile of worst latency over bound."""
 
-    load: Load
+    load: Closed | Open
     requests_per_s: float
     output_tokens_per_s: float
     ttft_s: float
@@ -138,7 +138,7 @@ class Scene:
     prefix_hit_rate: float = 0.0
     seed: int = 0
 
-    def outcome(self, deployment: Deployment, load: Load) -> Outcome:
+    def outcome(self, deployment: Deployment, load: Closed | Open) -> Outcome:
         """Simulate one copy under one load. Raises UsageError when a request does not fit."""
         if isinstance(load, Closed):
             n = load.concurrency

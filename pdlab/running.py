@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
+from pydantic import Field
 
-from pdlab.errors import ClusterError, StoreError
+from pdlab.errors import ClusterError, StoreError, UsageError
+from pdlab.namespaces import INSIDE, network_of
+from pdlab.nodes import LinkShape
 from pdlab.results import Manifest, NixlCounters
 from pdlab.spec import Frozen, load_yaml
+
+
+class OnHost(Frozen):
+    """A host made of namespaces: its PID 1, and a line of that process's environment that tells it from others."""
+
+    pid: int
+    mark: str
 
 
 class Running(Frozen):
@@ -24,7 +35,9 @@ class Running(Frozen):
     ``manifest`` is the experiment's manifest as far as the launcher knows it (deployment, cluster,
     placement as it came out, versions, hardware, canary). ``tokenizer`` is a folder or a Hugging
     Face id. ``metrics_urls`` are Prometheus pages, one per Ray node; ``replicas`` are the Ray Serve
-    replicas of this deployment, for a page goes on showing the counters of replicas that are gone.
+    replicas of this deployment, for a page goes on showing the counters of replicas that are gone;
+    ``pools`` says which pool each is of: collocated, prefill, decode. ``on_host``: the host in whose
+    network all these addresses are (None: this machine's own); see `reach`.
     """
 
     base_url: str
@@ -33,6 +46,8 @@ class Running(Frozen):
     manifest: Manifest
     metrics_urls: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
+    on_host: OnHost | None = None
+    pools: dict[str, str] = Field(default_factory=dict)
 
 
 def cache_dir() -> Path:
@@ -63,6 +78,60 @@ def load_running(base_url: str) -> Running | None:
 def clear_running(base_url: str) -> None:
     """Forget ``base_url``: it is no longer served."""
     _path(base_url).unlink(missing_ok=True)
+
+
+def clear_on_host(pid: int) -> None:
+    """Forget everything that was served on that host."""
+    for running in _on_host(pid):
+        clear_running(running.base_url)
+
+
+def reshape_on_host(pid: int, link: LinkShape) -> None:
+    """The link of the two hosts is another now: what is recorded of their NICs follows, for the manifests to come."""
+    for running in _on_host(pid):
+        cluster = running.manifest.cluster
+        if cluster is not None:
+            nodes = tuple(
+                node.model_copy(update={"nic": node.nic.model_copy(update={"gbit_per_s": link.gbit_per_s})})
+                for node in cluster.nodes
+            )
+            manifest = running.manifest.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})
+            save_running(running.model_copy(update={"manifest": manifest}))
+
+
+def _on_host(pid: int) -> list[Running]:
+    found = []
+    for path in (cache_dir() / "running").glob("*.yaml"):
+        with contextlib.suppress(UsageError):  # damaged: whoever needs it will say so
+            running = load_yaml(path, Running)
+            if running.on_host is not None and running.on_host.pid == pid:
+                found.append(running)
+    return found
+
+
+@contextlib.contextmanager
+def reach(base_url: str) -> Iterator[None]:
+    """Within the block this thread, and what it starts, is in the network in which ``base_url`` answers.
+
+    That is another one only for a deployment on two hosts of this machine. Raises UsageError where they
+    are gone, or where this process may not enter.
+    """
+    running = load_running(base_url)
+    host = None if running is None or INSIDE in os.environ else running.on_host
+    with contextlib.ExitStack() as network:
+        if host is not None:
+            try:
+                marks = Path(f"/proc/{host.pid}/environ").read_bytes().split(b"\0")
+                if host.mark.encode() not in marks:
+                    raise FileNotFoundError
+                network.enter_context(network_of(host.pid))
+            except PermissionError as error:
+                raise UsageError(
+                    f"{base_url} is on one of two hosts of this machine: it takes root to go there"
+                ) from error
+            except OSError as error:
+                raise UsageError(f"the two hosts that {base_url} was on are gone; launch it again") from error
+        yield
 
 
 def _path(base_url: str) -> Path:

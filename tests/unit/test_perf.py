@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_kv_capacity_grows_faster_than_tp() -> None:
     """The weights are shared out among the GPUs, so that each doubling of TP more than doubles the room."""
     room = [kv_capacity_tokens(HARDWARE, GPT_OSS, Pool(tp=tp)) for tp in (1, 2, 4, 8)]
     assert room[0] > 5250
-    assert all(more > 2 * less for less, more in zip(room, room[1:], strict=False))
+    assert all(more > 2 * less for less, more in pairwise(room))
 
 
 def test_a_model_that_does_not_fit_has_no_room() -> None:
@@ -126,7 +127,7 @@ def test_transfer_costs_by_link() -> None:
 
 
 def test_unknown_hardware_names_what_there_is() -> None:
-    with pytest.raises(UsageError, match="h100-vllm-0.11"):
+    with pytest.raises(UsageError, match=r"h100-vllm-0\.11"):
         load_hardware("h999")
     with pytest.raises(UsageError, match="constant 'warp_drive' is missing"):
         HARDWARE.value("warp_drive")

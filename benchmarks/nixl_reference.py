@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""The KV-transfer check against the shortest use of NIXL itself: two processes, one agent each, DRAM, same node.
+
+Both read 256 MiB in random 64 KiB blocks. The reference has nothing else in it: no Ray, no codes, no checks. It
+tries NIXL with vLLM's worker threads, with none and with two, and its best counts. Prints every round and the
+ratio of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+BYTES, BLOCK = 256 << 20, 64 << 10
+REPEATS = 7
+
+
+def pages() -> np.ndarray:
+    import mmap
+
+    return np.frombuffer(mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint64)
+
+
+def agent(name: str, threads: int):  # type: ignore[no-untyped-def]
+    from nixl._api import nixl_agent, nixl_agent_config
+
+    made = nixl_agent(name, nixl_agent_config(num_threads=threads))
+    memory = pages()
+    memory[:] = 1
+    made.register_memory([(memory.ctypes.data, BYTES, 0, "")], "DRAM", backends=["UCX"])
+    return made, memory
+
+
+def blocks(base: int) -> np.ndarray:
+    count = BYTES // BLOCK
+    out = np.zeros((count, 3), np.uint64)
+    out[:, 0] = np.uint64(base) + np.arange(count, dtype=np.uint64) * np.uint64(BLOCK)
+    out[:, 1] = BLOCK
+    return out
+
+
+def source(pipe: Connection, threads: int) -> None:
+    os.environ["NIXL_LOG_LEVEL"] = "WARN"
+    made, memory = agent("source", threads)
+    pipe.send((made.get_agent_metadata(), memory.ctypes.data))
+    pipe.recv()
+
+
+def measure(threads: int) -> list[float]:
+    """GB/s of each warm read."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    peer = context.Process(target=source, args=(theirs, threads), daemon=True)
+    peer.start()
+    try:
+        made, memory = agent("target", threads)
+        metadata, base = mine.recv()
+        name = made.add_remote_agent(metadata)
+        local = made.prep_xfer_dlist("NIXL_INIT_AGENT", blocks(memory.ctypes.data), "DRAM")
+        remote = made.prep_xfer_dlist(name, blocks(base), "DRAM")
+        rng = np.random.default_rng(0)
+        to, out = (rng.permutation(BYTES // BLOCK).astype(np.int32) for _ in range(2))
+        rates = []
+        for number in range(REPEATS + 1):
+            began = time.perf_counter()
+            handle = made.make_prepped_xfer("READ", local, to, remote, out, notif_msg=b"%d" % number)
+            state = made.transfer(handle)
+            while state == "PROC":
+                state = made.check_xfer_state(handle)
+            rates.append(BYTES / (time.perf_counter() - began) / 1e9)
+            assert state == "DONE", state
+            made.release_xfer_handle(handle)
+        return rates[1:]
+    finally:
+        peer.kill()
+        peer.join()
+
+
+def child(threads: int) -> None:
+    """One measurement in a process of its own, so that every agent starts fresh."""
+    os.environ["NIXL_LOG_LEVEL"] = "WARN"
+    rates = measure(threads)
+    print("RATES " + json.dumps(rates), flush=True)
+    ctypes.CDLL(None).fflush(None)
+    os._exit(0)
+
+
+def reference(threads: int) -> float:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", str(threads)], capture_output=True, text=True, timeout=120, check=True
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RATES "))
+    return statistics.median(json.loads(line.removeprefix("RATES ")))
+
+
+def tool() -> tuple[float, float]:
+    """(GB/s, memcpy GB/s) of debug/test_nixl_connector_ray.py with the same bytes in the same blocks."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [
+            sys.executable, str(ROOT / "debug/test_nixl_connector_ray.py"), "--local", "--strategy", "pack",
+            "--num-layers", "1", "--block-len-bytes", str(BLOCK), "--blocks", str(BYTES // BLOCK), "--random-blocks",
+            "--repeats", str(REPEATS), "--json", str(out),
+        ]  # fmt: skip
+        subprocess.run(command, capture_output=True, timeout=300)
+        run = json.loads(out.read_text())["runs"][0]
+        return run["sizes"][0]["gb_per_s"], run["memcpy_gb_per_s"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="alternating rounds (default %(default)s)")
+    parser.add_argument("--only", action="store_true", help="the reference alone")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child is not None:
+        child(args.child)
+    ours, theirs, memcpy = [], [], []
+    for number in range(1, args.rounds + 1):
+        # Before and after the check, for other work on the machine comes and goes.
+        before = {threads: reference(threads) for threads in (4, 2, 0)}
+        found = None if args.only else tool()
+        after = reference(4)
+        theirs.append(max(*before.values(), after))
+        text = ", ".join(f"{threads} threads {rate:.2f}" for threads, rate in before.items()) + f", again {after:.2f}"
+        if found is not None:
+            ours.append(found[0])
+            memcpy.append(found[1])
+            text += f"; the check {found[0]:.2f} = {found[0] / theirs[-1]:.2f} of the best; memcpy {found[1]:.2f}"
+        print(f"round {number}: {text} GB/s", flush=True)
+    if ours:
+        ratios = [mine / best for mine, best in zip(ours, theirs, strict=True)]
+        shares = [mine / copy for mine, copy in zip(ours, memcpy, strict=True)]
+        print(
+            f"the check reaches {statistics.median(ratios):.2f} of the best reference of its round (median), and "
+            f"{max(ours) / max(theirs):.2f} best against best; {statistics.median(shares):.2f} of memcpy (median)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Run a module of pdlab on a host made of namespaces as if it were a function: its errors come back as they were.
+
+A Ray driver has to be in the namespaces of its node: Ray watches it by its process number and
+shares memory with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+from pdlab import errors
+from pdlab.errors import PdlabError
+from pdlab.namespaces import spawn_in
+
+INTERRUPTED = 130
+
+
+def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
+    """Run ``python -m MODULE`` on the host whose PID 1 is ``pid``, with ``text`` as its standard input.
+
+    Raises the PdlabError that `answering` caught there, KeyboardInterrupt when it was interrupted (an
+    interrupt here is passed on and waited for). The child ends with this process, however that ends.
+    """
+    theirs, ours = os.pipe()
+    with open(theirs) as said, contextlib.ExitStack() as writing:  # noqa: PTH123 (a pipe has no path)
+        writing.callback(os.close, ours)
+        child = spawn_in(
+            pid, [sys.executable, "-m", module, str(ours)], dies_with_parent=True, env=dict(env),
+            stdin=subprocess.PIPE, pass_fds=(ours,), start_new_session=True,
+        )  # fmt: skip
+        writing.close()
+        code = _wait(child, text)
+        error = said.read()
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if error:
+        kind, message = json.loads(error)
+        raise getattr(errors, kind)(message)
+    if code != 0:
+        raise PdlabError(f"{module} on the first of the two hosts ended with exit code {code}")
+
+
+def answering(work: Callable[[str], None]) -> int:
+    """The other side of `call`: run ``work`` on standard input; returns the exit code."""
+    channel = int(sys.argv[1])
+    os.set_inheritable(channel, False)
+    try:
+        work(sys.stdin.read())
+    except PdlabError as error:
+        with os.fdopen(channel, "w") as out:
+            json.dump([type(error).__name__, str(error)], out)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _wait(child: subprocess.Popen[bytes], text: str) -> int:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(text.encode())
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)

@@ -1,0 +1,144 @@
+"""Host, network interfaces, line rates and byte counters of the machine this runs on.
+
+Runs on the nodes too, sent by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+NETDEV = Path("/proc/self/net/dev")
+CLASS_NET = Path("/sys/class/net")
+CLASS_RDMA = Path("/sys/class/infiniband")
+# On EFA tx_bytes and rx_bytes count everything; the rdma_*_bytes ones can stay 0.
+EFA_COUNTERS = ("tx_bytes", "rx_bytes")
+IB_COUNTERS = ("port_xmit_data", "port_rcv_data")  # in units of 4 bytes
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One interface. ``gbit_per_s``: its line rate, or the rate it is shaped to; None: not known, as of a
+    virtual interface. ``kind``: efa, infiniband, roce, ethernet, virtual or loopback."""
+
+    name: str
+    kind: str
+    gbit_per_s: float | None
+    shaped: bool = False
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a rank runs. Ranks of one ``memory`` can reach each other's memory; ``boot`` is the kernel's."""
+
+    name: str
+    ip: str
+    pid: int
+    boot: str
+    memory: str
+    nics: tuple[Nic, ...]
+
+    @property
+    def efa(self) -> bool:
+        return any(nic.kind == "efa" for nic in self.nics)
+
+    @property
+    def rdma(self) -> bool:
+        return any(nic.kind in ("efa", "infiniband", "roce") for nic in self.nics)
+
+
+def host_facts(ip: str) -> Host:
+    """Facts of this process's host; ``ip`` is the address that other hosts use."""
+    boot = _read(Path("/proc/sys/kernel/random/boot_id")) or socket.gethostname()
+    # UCX too goes by host, pid namespace and ipc namespace; the name tells hosts made of namespaces apart.
+    spaces = [_namespace(kind) for kind in ("ipc", "pid", "net", "uts")]
+    return Host(socket.gethostname(), ip, os.getpid(), boot, ":".join([boot, *spaces]), nics())
+
+
+def nics() -> tuple[Nic, ...]:
+    """Interfaces that are up: Ethernet and the like by name, RDMA devices by theirs."""
+    found = []
+    for path in sorted(CLASS_NET.glob("*")):
+        if not (path / "operstate").exists() or (_read(path / "operstate") == "down"):
+            continue
+        if path.name == "lo":
+            found.append(Nic("lo", "loopback", None))
+            continue
+        rate = _shaped_gbit(path.name)
+        virtual = not (path / "device").exists()
+        speed = None if virtual else _number(path / "speed")
+        line = speed / 1000 if speed and speed > 0 else None
+        shaped = rate is not None and (line is None or rate < line)
+        found.append(Nic(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
+    for path in sorted(CLASS_RDMA.glob("*")):
+        word = (_read(path / "ports/1/rate") or "").split()
+        efa = (path / "device" / "driver").resolve().name == "efa"
+        ethernet = _read(path / "ports/1/link_layer") == "Ethernet"
+        kind = "efa" if efa else "roce" if ethernet else "infiniband"
+        found.append(Nic(path.name, kind, float(word[0]) if word else None))
+    return tuple(found)
+
+
+def counters() -> dict[str, tuple[int, int]]:
+    """Interface or RDMA device -> bytes (received, sent) since it came up."""
+    found = {}
+    for line in (_read(NETDEV) or "").splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        values = rest.split()
+        if len(values) >= 9:
+            found[name.strip()] = (int(values[0]), int(values[8]))
+    for path in CLASS_RDMA.glob("*"):
+        for folder, names, unit in (("hw_counters", EFA_COUNTERS, 1), ("counters", IB_COUNTERS[::1], 4)):
+            sent, received = (_number(path / "ports/1" / folder / name) for name in names)
+            if sent is not None and received is not None:
+                found[path.name] = (int(received) * unit, int(sent) * unit)
+                break
+    return found
+
+
+def moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Bytes (received, sent) between two readings; interfaces that moved nothing are left out."""
+    found = {}
+    for name, (received, sent) in after.items():
+        then = before.get(name, (received, sent))
+        if received - then[0] or sent - then[1]:
+            found[name] = (received - then[0], sent - then[1])
+    return found
+
+
+def _shaped_gbit(name: str) -> float | None:
+    """Rate in Gbit/s to which `tc` shapes what leaves the interface; None when it does not, or cannot be asked."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
+        command = ["tc", "-j", "qdisc", "show", "dev", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        for discipline in json.loads(done.stdout or "[]"):
+            if discipline.get("kind") == "tbf":  # tc prints bytes per second
+                return float(discipline["options"]["rate"]) * 8 / 1e9
+    return None
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return str(Path(f"/proc/self/ns/{kind}").readlink())
+    except OSError:
+        return kind
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _number(path: Path) -> float | None:
+    text = _read(path)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,129 @@
+"""What may be said in words: who gives most, by how much, how sure that is, and why nobody can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdlab import tables
+from pdlab.analysis import Curve, View
+from pdlab.compare import Ranked, Reading, own, reading
+from pdlab.goodput import Pick
+from pdlab.statistics import Comparison
+from pdlab.workload import Slo
+
+
+def sentence(curves: Sequence[Curve], view: View) -> str:
+    """One plain sentence: who gives most at a common latency, or why nobody can be named."""
+    found = reading(curves, view)
+    if found is None:
+        return "No valid level to compare."
+    if reason := incomparable(curves, view):
+        return f"No winner can be named: {reason}."
+    return _say(found, curves, view)
+
+
+def incomparable(curves: Sequence[Curve], view: View) -> str | None:
+    """Why nobody can be ranked in this view; None where it is fair."""
+    if reason := tables.incomparable(curves):
+        return reason
+    sizes = sorted({curve.gpus.total for curve in own(curves)})
+    if view.normalized or len(sizes) < 2:
+        return None
+    counts = ", ".join(map(str, sizes))
+    return f"the deployments have different sizes ({counts} {tables.units(curves)}); normalise them"
+
+
+def slo_name(slo: Slo) -> str:
+    """``TTFT <= 2,000 ms and TPOT <= 50 ms for 95 % of requests``."""
+    bounds = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
+    said = [f"{name} <= {plain(1000 * value)} ms" for name, value in bounds.items() if value is not None]
+    return f"{' and '.join(said)} for {100 * slo.quantile:g} % of requests"
+
+
+def slo_sentence(found: Pick, curves: Sequence[Curve], view: View) -> str:
+    """Which configuration serves most within the SLO, its margin over the second, and how sure that is."""
+    where = f"Within {slo_name(found.slo)}"
+    if reason := incomparable(curves, view):
+        return f"{where} no winner can be named: {reason}."
+    if not found.capacities:
+        text = f"{where} no configuration can be named"
+    else:
+        best = found.capacities[0]
+        most = (
+            f"about {plain(best.throughput.value)} {view.throughput_metric} tokens/s per "
+            f"{tables.node_name(curves, view)}, {plain(best.requests_per_gpu_s.value)} requests/s per "
+            f"{tables.unit(curves)}"
+        )
+        text = (
+            f"{where} {verdict(found.ranking, most)}"
+            if len(found.ranking) > 1
+            else f"{where}, {best.label} gives {most}"
+        )
+    if found.missed:
+        text += f"; not met by {listed(found.missed)} at any level measured"
+    if found.unknown:
+        text += f"; not known for {listed(found.unknown)} (neither requests nor that percentile were kept)"
+    capped = [each.label for each in found.capacities if each.capped]
+    if capped:
+        text += f"; {listed(capped)} might give more: the highest load measured still meets it"
+    return text + "."
+
+
+def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
+    sign = "<=" if view.lower_is_better else ">="
+    statistic = {"mean": "mean", "p50": "median"}.get(view.statistic, view.statistic)
+    where = f"At {statistic} {view.latency_name} {sign} {plain(found.bound)} {view.latency_unit}"
+    rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
+    if not view.normalized:
+        rate = f"{view.throughput_metric} tokens/s, whole deployment"
+    best, *others = found.ranking
+    most = f"about {plain(best.estimate.value)} {rate}"
+    if not others:
+        text = f"{where}, {best.label} gives {most}"
+        text += "; it is the only one that is that fast" if found.missed else ""
+    else:
+        text = f"{where} {verdict(found.ranking, most)}"
+    if found.missed and others:
+        text += f"; not reached by {listed(found.missed)}"
+    capped = [label for label in found.capped if label != best.label]
+    if capped:
+        text += f"; {listed(capped)} might give more: nothing was measured at higher load"
+    return text + "."
+
+
+def verdict(ranking: Sequence[Ranked], most: str) -> str:
+    """``the best is A with ..., 12 % above B (...)`` or ``no winner can be named: ...``; two or more ranked."""
+    best, second = ranking[0], ranking[1]
+    tied = [ranked.label for ranked in ranking[1:] if ranked.tied]
+    if tied:
+        text = f"no winner can be named: {listed([f'{best.label} ({most})', *tied])} are not distinguishable"
+        close = next(ranked for ranked in ranking[1:] if ranked.tied)
+        return f"{text} ({doubt(close.best_over_it, close.label)})"
+    ahead = second.best_over_it
+    above = f"{(ahead.ratio - 1) * 100:.0f} % above" if ahead and second.estimate.value else "ahead of"
+    return f"the best is {best.label} with {most}, {above} {second.label} ({doubt(ahead, second.label)})"
+
+
+def doubt(ahead: Comparison | None, label: str) -> str:
+    """How sure a lead over ``label`` is, and what that rests on."""
+    if ahead is None or ahead.high == float("inf"):
+        return "the bound is at the edge of what was measured"
+    lead = f"{_percent(ahead.low - 1)} to {_percent(ahead.high - 1)} %"
+    if ahead.basis == "assumed":
+        least = _percent(ahead.high / ahead.ratio - 1)
+        return f"one repeat: differences below {least} % are not meaningful"
+    return f"{100 * ahead.level:g} % interval of the lead over {label}: {lead}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}".replace("-0", "0")
+
+
+def plain(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
+
+
+def listed(labels: Sequence[str]) -> str:
+    if len(labels) > 4:
+        return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
+    return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))

@@ -1,0 +1,82 @@
+"""The side channel over which a rank asks its peer for NIXL metadata before the first transfer, as vLLM's does.
+
+One listener per side hands out what its ranks registered: one JSON line asks, one JSON line answers.
+Runs on the nodes too, sent by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import socket
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_LINE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What a rank registered: where its regions start, and NIXL's own blob. ``software`` must match the peer's."""
+
+    rank: int
+    agent: bytes
+    bases: tuple[int, ...]
+    num_blocks: int
+    page_bytes: int
+    device: int
+    software: dict[str, str]
+
+
+class SideChannel:
+    """Answers until it is closed. Listens on a port that the kernel chooses, on all interfaces, as vLLM's does."""
+
+    def __init__(self, ranks: list[Registered]) -> None:
+        self._answers = {rank.rank: _encode(rank) for rank in ranks}
+        self._socket = socket.create_server(("", 0))
+        self.port = int(self._socket.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True, name="side-channel").start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            with peer, contextlib.suppress(OSError, ValueError, KeyError):
+                peer.settimeout(10)
+                with peer.makefile("rwb") as stream:
+                    wanted = json.loads(stream.readline(1024))["rank"]
+                    stream.write(self._answers[wanted] + b"\n")
+
+    def close(self) -> None:
+        """Stop answering."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def ask(host: str, port: int, rank: int, timeout_s: float) -> Registered:
+    """What rank ``rank`` of the peer registered.
+
+    Raises OSError when nobody answers, ValueError for a strange answer.
+    """
+    with socket.create_connection((host, port), timeout_s) as peer, peer.makefile("rwb") as stream:
+        stream.write(json.dumps({"rank": rank}).encode() + b"\n")
+        stream.flush()
+        line = stream.readline(MAX_LINE)
+    if not line.endswith(b"\n"):
+        raise ValueError(f"{host}:{port} answers, but not as a side channel of this test")
+    return _decode(json.loads(line))
+
+
+def _encode(rank: Registered) -> bytes:
+    fields = asdict(rank) | {"agent": base64.b64encode(rank.agent).decode()}
+    return json.dumps(fields).encode()
+
+
+def _decode(fields: dict[str, Any]) -> Registered:
+    bases = tuple(int(base) for base in fields["bases"])
+    return Registered(**fields | {"agent": base64.b64decode(fields["agent"]), "bases": bases})

@@ -1,0 +1,170 @@
+"""What UCX itself says of the wire: its table of protocols, its version, the modules that did not load.
+
+UCX prints the table when an endpoint goes (UCX_LOG_LEVEL=info UCX_PROTO_INFO=used). Three forms are read:
+1.19 (UCX_PROTO_INFO=y: candidates without counts), 1.21 (count and range in one cell), 1.22 and 1.23 (a
+cell each, the title on lines of its own). The lanes on a `cfg#` line are not read: it lists tcp even when
+the data goes over cma. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Operation = Literal["read", "write", "message"]
+
+_SCOPE = re.compile(r"\b(self|intra-node|inter-node) cfg#\d+$")
+_TITLE = re.compile(
+    r"^(?:remote memory (?P<rma>read|write) by ucp_(?:get|put)|(?P<message>(?:active|tagged) message) by)"
+)
+_RANGE = re.compile(r"^(?:(?P<count>\d+)\s+)?(?P<low>\d+[KMG]?)(?:\.\.(?P<high>inf|\d+[KMG]?))?$")
+_LANE = re.compile(r"(?:(\d+)% on )?\b([a-z][a-z0-9_]*)/([\w.:-]+)")
+_FAILED = re.compile(r"dlopen\('(?P<path>[^']*/lib(?P<name>uc[tm]_\w+)\.so[^']*)', mode=\w+\) failed: (?P<why>.*)")
+_VERSION = re.compile(r"UCX\s+INFO\s+Version (\d+\.\d+\.\d+)")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A transport on a device; ``percent`` of the bytes where UCX says it."""
+
+    transport: str
+    device: str
+    percent: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.transport}/{self.device}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: messages of ``low`` to ``high`` bytes (None: no end) go by ``protocol`` over ``lanes``.
+
+    ``count``: how many did; None where UCX printed candidates without counts.
+    """
+
+    operation: Operation
+    scope: str
+    count: int | None
+    low: int
+    high: int | None
+    protocol: str
+    lanes: tuple[Lane, ...]
+
+
+def parse_table(log: str) -> tuple[Row, ...]:
+    """All rows of all tables in UCX's log; lines that are no part of a table are passed over."""
+    rows: list[Row] = []
+    scope, operation, columns = "", None, 0
+    for line in log.splitlines():
+        start = line.find("|")
+        if start < 0 or not line.rstrip().endswith("|"):
+            if "+--" in line:
+                columns = line[line.index("+--") :].count("+") - 1
+            else:
+                scope, operation = "", None
+            continue
+        cells = [cell.strip() for cell in line[start:].strip().strip("|").split("|")]
+        if here := _SCOPE.search(cells[0]):
+            scope, operation = here[1], None
+            cells = cells[1:]
+        if len(cells) == 1:
+            operation = _operation(cells[0]) if scope else None
+        # A line that was cut behind an inner bar has fewer cells than the border above it.
+        elif operation and len(cells) == columns and (row := _row(operation, scope, cells)):
+            rows.append(row)
+    return tuple(rows)
+
+
+def _operation(title: str) -> Operation | None:
+    found = _TITLE.match(title)
+    if found is None:
+        return None
+    if found["message"]:
+        return "message"
+    return "read" if found["rma"] == "read" else "write"
+
+
+def _row(operation: Operation, scope: str, cells: Sequence[str]) -> Row | None:
+    count = None
+    if len(cells) == 4 and cells[0].isdigit():
+        count, cells = int(cells[0]), cells[1:]
+    if len(cells) != 3 or not (sizes := _RANGE.match(cells[0])):
+        return None
+    if sizes["count"]:
+        count = int(sizes["count"])
+    lanes = tuple(Lane(lane[2], lane[3], int(lane[1]) if lane[1] else None) for lane in _LANE.finditer(cells[2]))
+    low = _size(sizes["low"])
+    high = None if sizes["high"] == "inf" else _size(sizes["high"] or sizes["low"])
+    return Row(operation, scope, count, low, high, cells[1].removeprefix("(?) "), lanes)
+
+
+def _size(text: str) -> int:
+    return int(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else int(text)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How the pages moved. ``counted``: by UCX's own counts, else by the candidate for that size."""
+
+    protocol: str
+    lanes: tuple[Lane, ...]
+    counted: bool
+    operations: int | None = None
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(lane.transport for lane in self.lanes))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(lane.device for lane in self.lanes))
+
+    @property
+    def name(self) -> str:
+        """As in ``srd/rdmap79s0:1 + srd/rdmap80s0:1``; more than four are counted."""
+        names = list(dict.fromkeys(lane.name for lane in self.lanes))
+        return " + ".join(names) if len(names) <= 4 else f"{'/'.join(self.transports)} on {len(self.devices)} devices"
+
+    @property
+    def zero_copy(self) -> bool:
+        return "zero-copy" in self.protocol
+
+    @property
+    def emulated(self) -> bool:
+        return "software emulation" in self.protocol
+
+
+def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire | None:
+    """The protocol and lanes that carried most of the operations of that kind; None when the tables have none."""
+    mine = [row for row in rows if row.operation == operation]
+    counts: Counter[tuple[str, tuple[Lane, ...]]] = Counter()
+    for row in mine:
+        if row.count:
+            counts[row.protocol, row.lanes] += row.count
+    if counts:
+        (protocol, lanes), _ = counts.most_common(1)[0]
+        return Wire(protocol, lanes, True, sum(counts.values()))
+    for row in reversed(mine):  # endpoints made later are the data's
+        if row.count is None and row.low <= page_bytes and (row.high is None or page_bytes <= row.high):
+            return Wire(row.protocol, row.lanes, False)
+    return None
+
+
+def ucx_version(log: str) -> str | None:
+    """As in ``1.21.0``; None when the log does not say."""
+    found = _VERSION.search(log)
+    return found[1] if found else None
+
+
+def failed_modules(log: str) -> dict[str, str]:
+    """UCX module (``uct_ib_efa``) -> why it did not load, of its first try: the copy that belongs to this UCX."""
+    failed: dict[str, str] = {}
+    for found in _FAILED.finditer(log):
+        why = found["why"].removeprefix(f"{found['path']}: ").strip()
+        failed.setdefault(found["name"], why)
+    return failed

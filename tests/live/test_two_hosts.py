@@ -1,0 +1,451 @@
+"""Two hosts of namespaces, for real: separate, joined by a link that is what it says, and gone without a trace.
+
+Needs root. First with plain sockets, then with Ray, last with vLLM engines on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab import local_nodes, two_hosts
+from pdlab.catalog import load_model
+from pdlab.errors import PdlabError, UsageError
+from pdlab.namespaces import FLAGS, network_of, spawn_in
+from pdlab.nodes import LinkShape
+from pdlab.running import reach, scrape_counters
+from pdlab.two_hosts import Host, TwoHosts, link_bytes, made, parse_shape, reshape
+from tests.live.conftest import ROOT, TIMEOUT_S, Stack
+
+
+def _why_not() -> str | None:
+    try:
+        two_hosts.require()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+WHY_NOT = _why_not()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+OWNER = "pdlab's tests"
+UNSHAPED = LinkShape()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def pair(folder: Path) -> Iterator[TwoHosts]:
+    """Two hosts that end with the test."""
+    with contextlib.suppress(KeyError), made(folder, UNSHAPED, os.environ, OWNER) as hosts:
+        yield hosts
+        raise KeyError  # the block must not end well: they would stay
+
+
+def on(host: Host, *command: str) -> str:
+    """What a command prints there."""
+    with spawn_in(host.pid, command, stdout=subprocess.PIPE) as process:
+        return process.communicate(timeout=30)[0].decode().strip()
+
+
+def connect(source: Host, target: Host) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection from ``source`` to ``target``."""
+    with network_of(target.pid):
+        server = socket.create_server((target.address, 0))
+    with server, network_of(source.pid):
+        near = socket.create_connection(server.getsockname(), timeout=30)
+        far, _ = server.accept()
+    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return near, far
+
+
+def move(source: Host, target: Host, total: int) -> float:
+    """Send so many bytes; returns the seconds from the first to the last byte received."""
+    near, far = connect(source, target)
+    with near, far:
+        sender = threading.Thread(target=near.sendall, args=(bytes(total),))
+        sender.start()
+        got = len(far.recv(1))
+        began = time.monotonic()
+        while got < total:
+            got += len(far.recv(1 << 20))
+        took = time.monotonic() - began
+        sender.join()
+    return took
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def interfaces() -> set[str]:
+    return {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+class TestHosts:
+    def test_they_are_two_hosts(self, pair: TwoHosts) -> None:
+        own = {kind: Path(f"/proc/self/ns/{kind}").readlink() for kind in FLAGS}
+        there = [{kind: Path(f"/proc/{host.pid}/ns/{kind}").readlink() for kind in FLAGS} for host in pair.hosts]
+        assert all(len({own[kind], there[0][kind], there[1][kind]}) == 3 for kind in FLAGS)
+        for number, host in enumerate(pair.hosts):
+            other = pair.hosts[1 - number]
+            assert on(host, "hostname") == host.name
+            assert set(on(host, "ls", "/sys/class/net").split()) == {"lo", two_hosts.INTERFACE}
+            assert Path(on(host, "readlink", "/proc/1/exe")) == Path(sys.executable).resolve()
+            assert on(host, "getent", "ahostsv4", other.name).split()[0] == other.address
+            on(host, "touch", f"/dev/shm/{host.name}")
+            assert on(host, "ls", "/dev/shm") == host.name
+            assert on(host, "cat", __file__) == Path(__file__).read_text().strip(), "one file system"
+
+    def test_nothing_of_them_is_outside(self, folder: Path) -> None:
+        before = interfaces()
+        with contextlib.suppress(KeyError), made(folder, UNSHAPED, os.environ, OWNER) as pair:
+            assert interfaces() == before
+            assert set(two_hosts.strays(OWNER)) == {host.pid for host in pair.hosts}
+            assert not two_hosts.strays(OWNER + "2")
+            raise KeyError
+        assert interfaces() == before and not two_hosts.strays(OWNER)
+
+    @pytest.mark.parametrize("delay_s", [0.0, 0.002])
+    def test_killing_a_host_takes_everything_on_it(self, delay_s: float, folder: Path) -> None:
+        with contextlib.suppress(KeyError), made(folder, LinkShape(delay_s=delay_s), os.environ, OWNER) as pair:
+            first, second = pair.hosts
+            # It leaves its parent and its session, as a daemon does.
+            out = on(first, "sh", "-c", "setsid sh -c 'sleep 1000 >/dev/null & echo done' & wait")
+            assert out == "done"
+            sleepers = [pid for pid in _inside(first) if b"sleep\x001000" in _command(pid)]
+            assert len(sleepers) == 1
+            os.kill(first.pid, signal.SIGTERM)
+            assert eventually(lambda: not alive(sleepers[0]) and not alive(pair.relay or sleepers[0]))
+            assert eventually(lambda: on(second, "ls", "/sys/class/net") == "lo")
+            raise KeyError
+
+    def test_orphans_are_reaped(self, pair: TwoHosts) -> None:
+        first = pair.hosts[0]
+        on(first, "sh", "-c", "(sleep 0.1 &)")
+        assert eventually(lambda: _inside(first) == [first.pid])
+
+    @pytest.mark.parametrize("when", ["while they are made", "after the link"])
+    def test_killing_whoever_makes_them_leaves_nothing(self, when: str, folder: Path) -> None:
+        program = f"""
+import os, signal, sys
+from pathlib import Path
+from pdlab import two_hosts
+from pdlab.nodes import LinkShape
+if {when!r} == "while they are made":
+    two_hosts._set_rate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with two_hosts.made(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay_s=0.001), os.environ, {OWNER!r}):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+        before = interfaces()
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60)
+        assert done.returncode == -signal.SIGKILL
+        assert eventually(lambda: not two_hosts.strays(OWNER))
+        assert interfaces() == before
+        relays = [pid for pid in _pids() if str(folder).encode() in _environ(pid) or b"link_relay.py" in _command(pid)]
+        assert eventually(lambda: not any(alive(pid) for pid in relays))
+
+    def test_a_child_there_is_like_any_child(self, pair: TwoHosts) -> None:
+        host = pair.hosts[1]
+        assert spawn_in(host.pid, ["sh", "-c", "exit 7"]).wait(30) == 7
+        sleeper = spawn_in(host.pid, ["sleep", "1000"])
+        sleeper.terminate()
+        assert sleeper.wait(30) == -signal.SIGTERM
+        with pytest.raises(FileNotFoundError):
+            spawn_in(host.pid, ["no-such-command"])
+        assert spawn_in(host.pid, ["true"]).wait(30) == 0, "this process's own namespaces are as before"
+        assert Path("/proc/self/ns/pid_for_children").readlink() == Path("/proc/self/ns/pid").readlink()
+
+    def test_a_host_that_does_not_start_says_why(self, folder: Path) -> None:
+        (folder / "pdlab-a").write_text("in the way")
+        with pytest.raises((PdlabError, FileExistsError)), made(folder, UNSHAPED, os.environ, OWNER):
+            pass
+        assert not two_hosts.strays(OWNER)
+
+
+class TestLink:
+    @pytest.mark.parametrize(("rate", "delay_ms"), [("20mbit", None), ("200mbit", None), ("200mbit", 2.0)])
+    def test_the_rate_is_what_was_asked_for(
+        self, rate: str, delay_ms: float | None, pair: TwoHosts, folder: Path
+    ) -> None:
+        """Payload within 10 % of the rate, in each direction; every byte of it crosses the link."""
+        pair = reshape(pair, parse_shape(rate, delay_ms), folder, os.environ)
+        gbit_per_s = pair.shape.gbit_per_s
+        assert gbit_per_s is not None
+        total = round(gbit_per_s * 1e9 / 8 * 1.5)
+        for number in (0, 1):
+            before = link_bytes(pair)
+            took = move(pair.hosts[number], pair.hosts[1 - number], total)
+            sent, back = (now - then for now, then in zip(link_bytes(pair), before, strict=True))
+            if number == 1:
+                sent, back = back, sent
+            assert 0.9 * gbit_per_s < total * 8 / took / 1e9 < 1.02 * gbit_per_s
+            assert total < sent < 1.05 * total and back < 0.05 * total
+
+    def test_delay_both_ways(self, pair: TwoHosts, folder: Path) -> None:
+        def round_trip_s(hosts: TwoHosts) -> float:
+            near, far = connect(*hosts.hosts)
+            times = []
+            with near, far:
+                for _ in range(10):
+                    began = time.monotonic()
+                    near.sendall(b"x")
+                    far.sendall(far.recv(1))
+                    near.recv(1)
+                    times.append(time.monotonic() - began)
+            return min(times)
+
+        assert round_trip_s(pair) < 0.02
+        slow = reshape(pair, parse_shape(None, 20), folder, os.environ)
+        assert 0.04 < round_trip_s(slow) < 0.06
+
+    def test_connections_outlive_another_shape(self, pair: TwoHosts, folder: Path) -> None:
+        """Also where another delay means another link."""
+        near, far = connect(*pair.hosts)
+        with near, far:
+            far.settimeout(60)
+            for number, (rate, delay_ms) in enumerate(
+                [("100mbit", None), ("100mbit", 1), ("20mbit", 1), ("20mbit", 3), (None, None)]
+            ):
+                pair = reshape(pair, parse_shape(rate, delay_ms), folder, os.environ)
+                text = bytes([number]) * 100_000
+                near.sendall(text)
+                got = b""
+                while len(got) < len(text):
+                    got += far.recv(1 << 20)
+                assert got == text
+        assert pair.relay is None
+
+    def test_loopback_is_not_the_link(self, pair: TwoHosts) -> None:
+        before = link_bytes(pair)
+        move(pair.hosts[0], pair.hosts[0], 10_000_000)
+        assert max(now - then for now, then in zip(link_bytes(pair), before, strict=True)) < 100_000
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    before = os.environ.get("PDLAB_CACHE_DIR")
+    made = Stack(tmp_path_factory.mktemp("hosts"), local_nodes.free_port())
+    os.environ["PDLAB_CACHE_DIR"] = made.env["PDLAB_CACHE_DIR"]
+    try:
+        yield made
+    finally:
+        made.run("-m", "pdlab.cluster", "two-hosts", "down")
+        os.environ.pop("PDLAB_CACHE_DIR", None)
+        if before is not None:
+            os.environ["PDLAB_CACHE_DIR"] = before
+
+
+def hosts(stack: Stack, *words: str) -> Any:
+    return stack.run("-m", "pdlab.cluster", "two-hosts", *words)
+
+
+def nothing_is_left(stack: Stack) -> bool:
+    cache = stack.env["PDLAB_CACHE_DIR"]
+    return not two_hosts.strays(str(Path(cache).resolve())) and not [
+        pid for pid in _pids() if f"PDLAB_CACHE_DIR={cache}".encode() in _environ(pid).split(b"\0") and alive(pid)
+    ]
+
+
+# One actor makes an array, another one takes it: where both are on one host it must not cross the link.
+ACTORS = """
+import sys, numpy, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(log_to_driver=False, logging_level="ERROR")
+nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+def make(): return numpy.random.default_rng(0).integers(0, 256, 20_000_000, dtype=numpy.uint8)
+def take(array): return len(array)
+def there(function, address):
+    strategy = NodeAffinitySchedulingStrategy(nodes[address], soft=False)
+    return ray.remote(function).options(scheduling_strategy=strategy)
+made = there(make, sys.argv[1]).remote()
+assert ray.get(there(take, sys.argv[2]).remote(made)) == 20_000_000
+"""
+
+
+class TestRay:
+    def test_killing_up_leaves_nothing(self, stack: Stack) -> None:
+        command = stack.command("-m", "pdlab.cluster", "two-hosts", "up")
+        process = subprocess.Popen(command, cwd=ROOT, env=stack.env)
+        owner = str(Path(stack.env["PDLAB_CACHE_DIR"]).resolve())
+        assert eventually(lambda: len(two_hosts.strays(owner)) == 2 or process.poll() is not None)
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+        assert eventually(lambda: nothing_is_left(stack))
+        assert local_nodes.running() is None
+
+    def test_up(self, stack: Stack) -> None:
+        done = hosts(stack, "up", "--rate", "1gbit")
+        assert done.code == 0 and "1 Gbit/s each way" in done.text
+        again = hosts(stack, "up")
+        assert again.code == 2 and "are up already" in again.text
+
+    @pytest.mark.parametrize(("target", "crosses"), [("10.77.0.1", False), ("10.77.0.2", True)])
+    def test_what_crosses_the_link(self, target: str, crosses: bool, stack: Stack) -> None:
+        nodes = stack.nodes()
+        # The second node joins a moment later.
+        joined = "import ray; ray.init(logging_level='ERROR'); n = len(ray.nodes()); print('NODES', n)"
+        assert eventually(
+            lambda: "NODES 2" in hosts(stack, "shell", "--", sys.executable, "-Wignore", "-c", joined).text
+        )
+        before = sum(link_bytes(nodes.two_hosts))
+        words = (sys.executable, "-W", "ignore", "-c", ACTORS, "10.77.0.1", target)
+        assert hosts(stack, "shell", "--", *words).code == 0
+        moved = sum(link_bytes(nodes.two_hosts)) - before
+        assert (20_000_000 < moved < 24_000_000) if crosses else moved < 4_000_000
+
+    def test_shape_and_shell(self, stack: Stack) -> None:
+        done = hosts(stack, "shape", "--rate", "20mbit", "--delay-ms", "1")
+        assert done.code == 0 and "20 Mbit/s each way, 1 ms one way" in done.text
+        for which, name in (("a", "pdlab-a"), ("b", "pdlab-b")):
+            done = hosts(stack, "shell", "--host", which, "--", "sh", "-c", "hostname; tc qdisc show; exit 7")
+            assert done.code == 7 and name in done.text and "tbf" in done.text and "20Mbit" in done.text
+        assert "no such command" in hosts(stack, "shell", "--", "no-such-command").text
+        inside = hosts(stack, "shell", "--", sys.executable, "-m", "pdlab.cluster", "two-hosts", "down")
+        assert inside.code == 2 and "this is pdlab-a" in inside.text
+        plain = stack.run("launch_gptoss.py", "--pd-spread", "--local", "--port", str(stack.port))
+        assert plain.code == 2 and "local Ray nodes on two hosts are up" in plain.text
+
+    def test_down_leaves_nothing(self, stack: Stack) -> None:
+        nodes = stack.nodes()
+        assert hosts(stack, "down").code == 0
+        assert nothing_is_left(stack)
+        assert not Path(nodes.temp_dir).exists() and stack.nodes() is None
+        assert "no two hosts were up" in hosts(stack, "down").text
+
+    def test_hosts_without_a_record_are_found_again(self, stack: Stack) -> None:
+        assert hosts(stack, "up").code == 0
+        nodes = stack.nodes()
+        (Path(stack.env["PDLAB_CACHE_DIR"]) / "local.yaml").unlink()
+        assert hosts(stack, "down").code == 0
+        assert eventually(lambda: nothing_is_left(stack))
+        assert not Path(nodes.temp_dir).exists()
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+    def test_a_launcher_that_is_stopped(self, number: int, code: int, stack: Stack) -> None:
+        """By Ctrl-C: the hosts go. Killed: its child notices, and what is left is found by --shutdown."""
+        words = ("launch_gptoss.py", "--pd-spread", "--local", "--two-hosts", "--port", str(stack.port))
+        process = subprocess.Popen(
+            stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "2 local Ray nodes are up" in line:
+                break
+        os.kill(process.pid, number)
+        rest = process.stderr.read()
+        process.stderr.close()
+        assert process.wait(TIMEOUT_S) == code, rest
+        if number == signal.SIGKILL:
+            assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+        assert "Traceback" not in rest
+        assert eventually(lambda: nothing_is_left(stack))
+        assert stack.nodes() is None
+
+
+class TestEngines:
+    def test_spread_crosses_the_link_and_pack_does_not(self, stack: Stack) -> None:
+        """What the first host (prefill's in both) sends while prompts are answered, against the KV cache they make.
+
+        The oracle is the model's shape. Of vLLM's counters only the number of transfers is taken: Ray exports the
+        sum of a histogram as that of its buckets' middles, and theirs are a factor of four wide.
+        """
+        shape = load_model("tiny-gptoss")
+        assert shape is not None and shape.full_attention_layers is not None and shape.sliding_window is not None
+        requests, tokens = 16, 1500
+        per_token = 2 * 2 * shape.kv_heads * shape.head_dim  # bytes of K and V in bf16, per layer
+        least = requests * tokens * per_token * shape.full_attention_layers
+        # Whole blocks of 128 tokens move, and of layers with a sliding window those that the window reaches.
+        blocks = -(-tokens // 128) * shape.full_attention_layers
+        blocks += (1 + shape.sliding_window // 128) * (shape.layers - shape.full_attention_layers)
+        most = requests * blocks * 128 * per_token
+        sent = {}
+        for mode in ("spread", "pack"):
+            done = stack.launch(f"--pd-{mode}", "--two-hosts", "--link-rate", "1gbit")
+            assert done.code == 0 and "canary: 3 of 3" in done.text
+            running, nodes = stack.running(), stack.nodes()
+            view = running.manifest.cluster
+            assert [(node.host, node.nic.gbit_per_s) for node in view.nodes] == [("pdlab-a", 1), ("pdlab-b", 1)]
+            with reach(stack.url):
+                transfers = _settled(running)
+                before = link_bytes(nodes.two_hosts)[0]
+                for number in range(requests):
+                    stack.complete([(7 * i + 131 * number) % 990 + 10 for i in range(tokens)], tokens=1)
+                sent[mode] = link_bytes(nodes.two_hosts)[0] - before
+                assert _settled(running, transfers) - transfers == requests
+        assert least < sent["spread"] < 1.15 * most
+        assert sent["pack"] < 0.1 * least
+        with pytest.raises(OSError):
+            stack.complete("ba", tokens=1)  # from outside nothing answers there
+
+    def test_shutdown_leaves_nothing(self, stack: Stack) -> None:
+        assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+        assert eventually(lambda: nothing_is_left(stack))
+        assert stack.nodes() is None and stack.running() is None
+
+
+def _settled(running: Any, more_than: float = -1.0) -> float:
+    """Finished KV transfers as vLLM counts them, once no more are reported: Ray exports metrics every second."""
+    before, deadline = -1.0, time.monotonic() + 60
+    while time.monotonic() < deadline:
+        now = scrape_counters(running.metrics_urls, running.replicas).transfers or 0.0
+        if now == before and now > more_than:
+            return now
+        before = now
+        time.sleep(3)
+    raise AssertionError("vLLM's counters do not settle")
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _inside(host: Host) -> list[int]:
+    """Processes in the host's PID namespace, as this machine counts."""
+    own = Path(f"/proc/{host.pid}/ns/pid").readlink()
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/ns/pid").readlink() == own:
+                found.append(pid)
+    return found
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def _environ(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
