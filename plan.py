@@ -262,7 +262,8 @@ def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
         points += compare(hardware, shape, found)
         if args.plot:
             experiments.append(experiment)
-            predicted.append(handover.as_measured(found, hardware, shape, args.seed))
+            whole = all(run.steady is None for run in experiment.runs)
+            predicted.append(handover.as_measured(found, hardware, shape, args.seed, whole))
     print("predicted / measured (error)\n")
     print(table(points))
     errors = median_errors(points, skip_first=False)

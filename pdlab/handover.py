@@ -104,8 +104,8 @@ def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Exp
     ]
 
 
-def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int) -> Experiment:
-    """The levels of a measured experiment, simulated as they were measured."""
+def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int, whole: bool) -> Experiment:
+    """The levels of a measured experiment, simulated as they were measured; with ``whole`` no steady window."""
     levels = simulate(
         experiment.deployment,
         experiment.levels,
@@ -125,7 +125,10 @@ def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, see
             gpus=experiment.deployment.gpus,
             workload=experiment.workload,
         ),
-        runs=tuple(to_run(level, label, experiment.workload) for level in levels),
+        runs=tuple(
+            run.model_copy(update={"steady": None}) if whole else run
+            for run in (to_run(level, label, experiment.workload) for level in levels)
+        ),
     )
 
 
@@ -135,13 +138,13 @@ def plot(path: Path, predicted: Sequence[Experiment], measured: Sequence[Experim
         raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
     error = hardware.error or UNKNOWN_ERROR
     band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
-    names = {experiment.name for experiment in predicted}
+    # Labels of each kind by themselves: told apart by the word, not by folder names.
     drawn = [
-        curve
-        if curve.name not in names or PREDICTED in curve.label
-        else curve.model_copy(update={"label": f"{curve.label}, {PREDICTED}"})
-        for curve in curves([*measured, *predicted])
+        curve.model_copy(update={"label": f"{curve.label}, {word}"})
+        for word, group in (("measured", measured), (PREDICTED, predicted))
+        for curve in curves(group)
     ]
+    names = {experiment.name for experiment in predicted}
     notes = [
         f"Predicted curves are simulated, with step times of {hardware.name} ({hardware.stack}).",
         f"Bands: 90 % of cases by the median errors on runs left out of the fit, TPOT {error.tpot_percent:g} %, "

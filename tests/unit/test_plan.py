@@ -75,6 +75,9 @@ class TestPredict:
         for row in rows:
             for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s", "output_tokens_per_s_per_node"):
                 assert float(row[f"predicted_{name}"]) > 0
+                if name != "output_tokens_per_s_per_node":
+                    low, value, high = (float(row[f"predicted_{name}{end}"]) for end in ("_low", "", "_high"))
+                    assert 0 < low < value < high
         assert float(rows[3]["predicted_mean_tpot_ms"]) > float(rows[0]["predicted_mean_tpot_ms"])
 
     def test_labels_name_a_configuration_too(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
