@@ -85,6 +85,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "engine_metrics",
         "experiment_file",
         "load_client",
+        "matching",
         "placement",
         "sim_engine",
         "target",
@@ -92,6 +93,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "analysis",
+        "candidates",
         "driver",
         "loading",
         "serve_args",
@@ -120,6 +122,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "crossover",
         "experiment_run",
         "goodput",
+        "regimes",
         "tables",
     ),
     (
@@ -133,6 +136,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "bench",
         "findings",
+        "handover",
         "launch",
         "transfer_plot",
     ),
