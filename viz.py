@@ -148,9 +148,8 @@ def _audit(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> None:
-    from pdlab import analysis, compare, tables
+    from pdlab import analysis, compare, loading, sentences, tables
     from pdlab.errors import UsageError
-    from pdlab.imports import load_experiment
     from pdlab.spec import validate
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
@@ -175,7 +174,8 @@ def _show(args: argparse.Namespace) -> None:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
     paths = _distinct(args.exps)
     gpus = _gpus(args.gpus, paths)
-    curves = analysis.curves([load_experiment(path, gpus.get(path.resolve().name)) for path in paths])
+    loaded = loading.load(paths, gpus)
+    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
     compare.require_latency(curves, view)
     if args.show_tables:
         print(tables.render(curves, view), end="\n\n")
@@ -184,7 +184,7 @@ def _show(args: argparse.Namespace) -> None:
 
         plots.draw(curves, view, plot_path, log_latency=args.log_latency, log_load=args.log_concurrency)
         print(f"Plot: {plot_path}")
-    print(tables.sentence(curves, view))
+    print(sentences.sentence(curves, view))
 
 
 def _plot_path(path: Path | None, kind: str | None) -> Path:

@@ -5,27 +5,40 @@ Units: latencies in milliseconds, rates per second. Nothing here draws or prints
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, InstanceOf, model_validator
 
+from pdlab.columns import Requests
 from pdlab.errors import StoreError
+from pdlab.names import short_labels, workload_name
 from pdlab.results import Distribution, Experiment, Run, Summary
-from pdlab.spec import Deployment, Disaggregated, Frozen, Pool
+from pdlab.spec import Deployment, Disaggregated, Frozen
+from pdlab.statistics import Estimate, of_repeats
+from pdlab.workload import RunKey
 
 LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
+Rate = Literal["requests", "output", "input", "total"]
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 LoadKind = Literal["concurrency", "rate"]
+Role = Literal["all", "prefill", "decode"]
+RequestsOf = Mapping[RunKey, Requests]
 
+METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
 DEFAULT_CHUNK = 16
 
 
 class View(Frozen):
-    """What to look at: which latency, which statistic of it, which throughput, per node or not."""
+    """What to look at: which latency, which statistic of it, which throughput, per node or not.
+
+    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``confidence`` is the level
+    of every interval and verdict.
+    """
 
     latency_mode: LatencyMode = "token"
     chunk_size: int = Field(default=DEFAULT_CHUNK, ge=1)
@@ -34,6 +47,8 @@ class View(Frozen):
     statistic: Statistic = "p50"
     normalized: bool = True
     gpus_per_node: int = Field(default=8, ge=1)
+    role: Role = "all"
+    confidence: float = Field(default=0.95, gt=0, lt=1)
 
     @model_validator(mode="after")
     def _interactivity_is_of_tokens(self) -> View:
@@ -71,37 +86,25 @@ class Gpus(Frozen):
     decode: int | None = None
     device: Literal["gpu", "cpu"] = "gpu"
 
+    def of(self, role: Role) -> int | None:
+        """GPUs of that role, all of them for ``all``; None where the role is not known."""
+        return {"all": self.total, "prefill": self.prefill, "decode": self.decode}[role]
+
     @property
     def unit(self) -> str:
         return "GPU" if self.device == "gpu" else "engine rank"
 
 
-class Point(Frozen):
-    """One level of one experiment: means over its repeats, whole deployment, not normalised.
+class Figures(Frozen):
+    """What one level gave, whole deployment, not normalised.
 
-    Where some repeats are valid, the means are over these and ``excluded`` counts the others;
-    where none is, they are over the invalid ones and ``valid`` is False. ``latency_ms`` is
-    metric -> statistic -> ms and holds what is known. ``noise`` is (max - min) / mean over
-    repeats of ``requests`` (per second) and of the medians of ``ttft`` and ``tpot``; empty for one repeat.
+    ``latency_ms`` is metric -> statistic -> ms and holds what is known.
     """
 
-    kind: LoadKind
-    value: float
-    window: Literal["steady", "whole"]
-    repeats: int
-    excluded: int = 0
-    reasons: tuple[str, ...] = ()
-    valid: bool = True
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     latency_ms: dict[Metric, dict[str, float]] = Field(default_factory=dict)
-    noise: dict[str, float] = Field(default_factory=dict)
-
-    @property
-    def load(self) -> str:
-        """``8`` in flight, or ``2.5/s``."""
-        return f"{self.value:g}" + ("/s" if self.kind == "rate" else "")
 
     def tokens_per_s(self, metric: ThroughputMetric) -> float:
         if metric == "total":
@@ -128,6 +131,97 @@ class Point(Frozen):
         return None if tpot is None else (view.chunk_size - 1) * tpot + ttft
 
 
+class Sample(Figures):
+    """One repeat of a level. ``requests``: its requests one by one, where they were kept and loaded."""
+
+    repeat: int
+    requests: InstanceOf[Requests] | None = Field(default=None, exclude=True, repr=False)
+
+    def scatter(self, metric: Metric, statistic: str) -> Estimate | None:
+        """That latency in ms with the scatter within this run; None where it is not known."""
+        if self.requests is None or metric == "itl":
+            return None
+        found = self.requests.estimates(metric).get(statistic)
+        return found.scaled(1000) if found and found.basis else None
+
+
+class Point(Figures):
+    """One level of one experiment: means over its repeats.
+
+    Where some repeats are valid, the means are over these and ``excluded`` counts the others; where
+    none is, they are over the invalid ones and ``valid`` is False. ``samples`` are the repeats that
+    the means are over.
+    """
+
+    kind: LoadKind
+    value: float
+    window: Literal["steady", "whole"]
+    samples: tuple[Sample, ...]
+    excluded: int = 0
+    reasons: tuple[str, ...] = ()
+    valid: bool = True
+
+    @property
+    def repeats(self) -> int:
+        return len(self.samples)
+
+    @property
+    def load(self) -> str:
+        """``8`` in flight, or ``2.5/s``."""
+        return f"{self.value:g}" + ("/s" if self.kind == "rate" else "")
+
+    def rate_estimate(self, metric: Rate) -> Estimate:
+        """Requests/s or tokens/s of the whole deployment, with what is known of its scatter.
+
+        Over repeats; for one repeat over stretches of its window.
+        """
+
+        def of(figures: Figures) -> float:
+            return figures.requests_per_s if metric == "requests" else figures.tokens_per_s(metric)
+
+        within = self.samples[0].requests.rate if self.samples[0].requests is not None else None
+        return _estimate(of(self), [of(sample) for sample in self.samples], within)
+
+    def ms_estimate(self, metric: Metric, statistic: str) -> Estimate | None:
+        """That statistic of that latency with what is known of its scatter; None when not known."""
+        value = self.ms(metric, statistic)
+        if value is None:
+            return None
+        values = [found for sample in self.samples if (found := sample.ms(metric, statistic)) is not None]
+        return _estimate(value, values, self.samples[0].scatter(metric, statistic))
+
+    def latency_estimate(self, view: View) -> Estimate | None:
+        """`latency` with what is known of its scatter; None when the latency is not known."""
+        value = self.latency(view)
+        if value is None:
+            return None
+        values = [found for sample in self.samples if (found := sample.latency(view)) is not None]
+        return _estimate(value, values, self._scatter(view) if self.repeats == 1 else None)
+
+    def _scatter(self, view: View) -> Estimate | None:
+        """Within one run. TTFT and TPOT of a chunk's sum are taken as unrelated."""
+        parts: dict[Metric, float] = {"ttft": 1.0} if view.latency_mode != "token" else {}
+        if view.latency_mode != "first_token":
+            parts["tpot"] = view.chunk_size - 1.0 if view.latency_mode == "chunk" else 1.0
+        found = [(part, self.samples[0].scatter(metric, view.statistic)) for metric, part in parts.items() if part]
+        known = [part.scaled(factor) for factor, part in found if part is not None]
+        if not known or len(known) < len(found):
+            return None
+        value = sum(part.value for part in known)
+        error = math.hypot(*(part.standard_error or 0.0 for part in known))
+        dof = min(part.dof or math.inf for part in known)
+        return Estimate(value=value, standard_error=error, dof=dof, basis="requests")
+
+
+def _estimate(value: float, values: Sequence[float], within: Estimate | None) -> Estimate:
+    """``value`` with the scatter of one value per repeat; of one repeat that within the run, in relation."""
+    if len(values) > 1:
+        return of_repeats(values).model_copy(update={"value": value})
+    if within is None or within.relative_error is None:
+        return Estimate(value=value)
+    return within.scaled(value / within.value).model_copy(update={"value": value})
+
+
 class Curve(Frozen):
     """One experiment ready to compare: points ordered by (load kind, load).
 
@@ -142,12 +236,29 @@ class Curve(Frozen):
     points: tuple[Point, ...]
 
     def scale(self, view: View) -> float:
-        """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1."""
-        return view.gpus_per_node / self.gpus.total if view.normalized else 1.0
+        """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
+
+        With a role in the view, only the GPUs of that role count. Raises StoreError where the
+        experiment has no such role: `has_role` tells.
+        """
+        if not view.normalized:
+            return 1.0
+        gpus = self.gpus.of(view.role)
+        if not gpus:
+            raise StoreError(f"{self.name}: nothing is known to be its {view.role} {self.gpus.unit}s")
+        return view.gpus_per_node / gpus
+
+    def has_role(self, view: View) -> bool:
+        """Whether the view's normalisation is defined: a collocated experiment has no prefill GPUs."""
+        return not view.normalized or bool(self.gpus.of(view.role))
 
     def throughput(self, point: Point, view: View) -> float:
         """What the throughput axis shows, in tokens/s."""
         return point.tokens_per_s(view.throughput_metric) * self.scale(view)
+
+    def throughput_estimate(self, point: Point, view: View) -> Estimate:
+        """The same with what is known of its scatter."""
+        return point.rate_estimate(view.throughput_metric).scaled(self.scale(view))
 
     def lines(self) -> dict[LoadKind, list[Point]]:
         """Points by load kind: a concurrency and a request rate are never on one line."""
@@ -157,19 +268,23 @@ class Curve(Frozen):
         return found
 
 
-def curves(experiments: Sequence[Experiment]) -> tuple[Curve, ...]:
-    """All experiments as curves, in the order given. Raises StoreError when GPUs are not known."""
+def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = ()) -> tuple[Curve, ...]:
+    """All experiments as curves, in the order given. Raises StoreError when GPUs are not known.
+
+    ``requests``: per experiment, in the same order, the requests of its runs as far as loaded.
+    """
     labels = short_labels(experiments)
+    loaded = requests or [{}] * len(experiments)
     return tuple(
         Curve(
             name=experiment.name,
             label=label,
             gpus=gpus_of(experiment),
             deployment=experiment.manifest.deployment,
-            workload=_workload(experiment),
-            points=tuple(_points(experiment.runs)),
+            workload=workload_name(experiment),
+            points=tuple(_points(experiment.runs, columns)),
         )
-        for experiment, label in zip(experiments, labels, strict=True)
+        for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
     )
 
 
@@ -188,102 +303,62 @@ def gpus_of(experiment: Experiment) -> Gpus:
     return Gpus(total=deployment.gpus, device=device)
 
 
-def short_labels(experiments: Sequence[Experiment]) -> list[str]:
-    """One short unique label each: the configuration; where several share it, their workload or name too."""
-    short = [_configuration(e.manifest.deployment) if e.manifest.deployment else e.name for e in experiments]
-    labels: list[str] = []
-    for experiment, label in zip(experiments, short, strict=True):
-        namesakes = [e for e, other in zip(experiments, short, strict=True) if other == label]
-        if len(namesakes) > 1:
-            if len({_workload(e) for e in namesakes}) == len(namesakes):
-                own = _workload(experiment)
-            else:
-                common = set(_words(namesakes[0].name)).intersection(*(_words(e.name) for e in namesakes))
-                own = " ".join(word for word in _words(experiment.name) if word not in common)
-            label = f"{label} ({own})" if own else label
-        copies = sum(other == label or other.startswith(f"{label} #") for other in labels)
-        labels.append(f"{label} #{copies + 1}" if copies else label)
-    return labels
-
-
-def _words(name: str) -> list[str]:
-    return name.replace("-", "_").split("_")
-
-
-def _configuration(deployment: Deployment) -> str:
-    """``P1xTP4 D2xTP2 spread`` or ``4xTP2 collocated``."""
-    topology = deployment.topology
-    if isinstance(topology, Disaggregated):
-        return f"P{_pool(topology.prefill)} D{_pool(topology.decode)} {topology.placement}"
-    return f"{_pool(topology.pool)} collocated"
-
-
-def _pool(pool: Pool) -> str:
-    return pool.label.upper().replace("X", "x", 1)
-
-
-def _workload(experiment: Experiment) -> str:
-    found = dict.fromkeys(
-        f"{run.workload.sent_input_tokens}:{run.workload.sent_output_tokens}"
-        + ("" if run.workload.mode == "mixed" else f" {run.workload.mode}")
-        for run in experiment.runs
-    )
-    return ", ".join(found)
-
-
-def _points(runs: Iterable[Run]) -> Iterable[Point]:
+def _points(runs: Iterable[Run], requests: RequestsOf) -> Iterable[Point]:
     levels: dict[tuple[LoadKind, float], list[Run]] = {}
     for run in runs:
         levels.setdefault((run.key.kind, run.key.value), []).append(run)
     for kind, value in sorted(levels):
-        yield _point(kind, value, levels[kind, value])
+        yield _point(kind, value, levels[kind, value], requests)
 
 
-def _point(kind: LoadKind, value: float, runs: list[Run]) -> Point:
+def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) -> Point:
     valid = [run for run in runs if run.validity.valid]
     used = valid or runs
     steady = [run.steady for run in used if run.steady is not None and run.steady.ttft is not None]
     # A mean of steady and whole-run figures would be neither: all repeats of a level use one window.
     window: Literal["steady", "whole"] = "steady" if len(steady) == len(used) else "whole"
     summaries = steady if window == "steady" else [run.whole for run in used]
-    latencies: dict[Metric, dict[str, float]] = {
-        "ttft": _mean_of([s.ttft for s in summaries]),
-        "tpot": _mean_of([s.tpot for s in summaries]),
-        "itl": _mean_of([s.itl for s in summaries]),
-        "e2el": _mean_of([s.e2el for s in summaries]),
-    }
+    samples = tuple(
+        _sample(run, summary, requests.get(run.key) if window == "steady" or run.steady is None else None)
+        for run, summary in zip(used, summaries, strict=True)
+    )
+    means = {metric: _means([sample.latency_ms.get(metric, {}) for sample in samples]) for metric in METRICS}
     return Point(
         kind=kind,
         value=value,
         window=window,
-        repeats=len(used),
+        samples=samples,
         excluded=len(runs) - len(used),
         reasons=tuple(dict.fromkeys(reason for run in runs for reason in run.validity.reasons)),
         valid=bool(valid),
         requests_per_s=fmean(s.requests_per_s for s in summaries),
         input_tokens_per_s=fmean(s.input_tokens_per_s for s in summaries),
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
-        latency_ms={metric: values for metric, values in latencies.items() if values},
-        noise=_noise(summaries),
+        latency_ms={metric: values for metric, values in means.items() if values},
     )
 
 
-def _mean_of(distributions: Sequence[Distribution | None]) -> dict[str, float]:
-    """Statistic -> mean over repeats in ms, for the statistics that every repeat has."""
-    known = [d for d in distributions if d is not None]
-    if not known or len(known) < len(distributions):
-        return {}
-    common = [name for name in known[0].percentiles_s if all(name in d.percentiles_s for d in known)]
-    means = {name: fmean(d.percentiles_s[name] for d in known) * 1000 for name in common}
-    return {"mean": fmean(d.mean_s for d in known) * 1000, **means}
-
-
-def _noise(summaries: Sequence[Summary]) -> dict[str, float]:
-    if len(summaries) < 2:
-        return {}
-    series = {
-        "requests": [s.requests_per_s for s in summaries],
-        "ttft": [s.ttft.p50_s for s in summaries if s.ttft],
-        "tpot": [s.tpot.p50_s for s in summaries if s.tpot],
+def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
+    known: dict[Metric, Distribution | None] = {
+        "ttft": summary.ttft,
+        "tpot": summary.tpot,
+        "itl": summary.itl,
+        "e2el": summary.e2el,
     }
-    return {name: (max(v) - min(v)) / fmean(v) for name, v in series.items() if v and fmean(v) > 0}
+    return Sample(
+        repeat=run.key.repeat,
+        requests_per_s=summary.requests_per_s,
+        input_tokens_per_s=summary.input_tokens_per_s,
+        output_tokens_per_s=summary.output_tokens_per_s,
+        latency_ms={
+            metric: {"mean": d.mean_s * 1000, **{name: value * 1000 for name, value in d.percentiles_s.items()}}
+            for metric, d in known.items()
+            if d is not None
+        },
+        requests=requests,
+    )
+
+
+def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Statistic -> mean over repeats, for the statistics that every repeat has."""
+    return {name: fmean(r[name] for r in repeats) for name in repeats[0] if all(name in r for r in repeats)}

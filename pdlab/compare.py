@@ -1,18 +1,18 @@
-"""Curves against each other: Pareto frontier, throughput at a latency bound, and how far repeats allow a verdict."""
+"""Curves against each other: Pareto frontier, throughput at a latency bound, and what the repeats let one say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from pdlab.analysis import Curve, Point, View
 from pdlab.errors import UsageError
+from pdlab.resampling import Line, line
 from pdlab.spec import Frozen
-
-# Repeats of one configuration on different days differ by about 5 % (median), so twice that is common.
-SINGLE_REPEAT_NOISE = 0.10
+from pdlab.statistics import Comparison, Estimate, Interval, compare
 
 
 class Spot(NamedTuple):
@@ -22,6 +22,19 @@ class Spot(NamedTuple):
     point: Point
     x: float
     y: float
+
+
+class FrontierPoint(NamedTuple):
+    """A point with its intervals, whether it is on the frontier, and in which share of the draws it is.
+
+    ``x``, ``y`` and ``share`` are None where nothing is known of the scatter.
+    """
+
+    spot: Spot
+    x: Interval | None
+    y: Interval | None
+    on_it: bool
+    share: float | None
 
 
 def spots(all_curves: Sequence[Curve], view: View) -> list[Spot]:
@@ -65,37 +78,106 @@ def frontier(all_curves: Sequence[Curve], view: View) -> list[Spot]:
     return [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)]
 
 
-def throughput_at(curve: Curve, view: View, bound: float) -> float | None:
+def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
+    """Every valid point with its intervals and how often the draws have it on the frontier."""
+    valid = [spot for spot in spots(all_curves, view) if spot.point.valid]
+    best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
+    share = _shares(all_curves, view)
+    return [
+        FrontierPoint(
+            spot,
+            estimate.interval(view.confidence) if (estimate := spot.point.latency_estimate(view)) else None,
+            spot.curve.throughput_estimate(spot.point, view).interval(view.confidence),
+            i in best,
+            share.get(id(spot.point)),
+        )
+        for i, spot in enumerate(valid)
+    ]
+
+
+def _shares(all_curves: Sequence[Curve], view: View) -> dict[int, float]:
+    """Point -> share of draws in which no other point beats it; empty where no level has repeats."""
+    if not any(point.repeats > 1 for curve in all_curves for point in curve.points if point.valid):
+        return {}
+    drawn: list[tuple[list[Point], Line]] = []
+    for curve in all_curves:
+        for points in curve.lines().values():
+            usable = [p for p in points if p.valid and p.latency(view) is not None]
+            found = line_of(curve, usable, view)
+            if found:
+                drawn.append((usable, found))
+    x = np.concatenate([found.x[1:] for _, found in drawn], axis=1)
+    y = np.concatenate([found.y[1:] for _, found in drawn], axis=1)
+    order = np.argsort(x, axis=1, kind="stable")
+    sorted_y = np.take_along_axis(y, order, axis=1)
+    highest = np.maximum.accumulate(sorted_y, axis=1)
+    shares = np.zeros(x.shape[1])
+    np.add.at(shares, order.ravel(), (sorted_y >= highest).ravel())
+    every = [point for points, _ in drawn for point in points]
+    return {id(point): float(share) / len(x) for point, share in zip(every, shares, strict=True)}
+
+
+def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
+    """Throughput (y) against latency (x, lower is better whatever the view) with draws; points valid and known."""
+    sign = 1.0 if view.lower_is_better else -1.0
+    metric = view.throughput_metric
+    return line(
+        curve,
+        points,
+        (lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples]),
+        (lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        sign,
+        curve.scale(view),
+    )
+
+
+def lines_of(curve: Curve, view: View) -> list[Line]:
+    """One per kind of load that has a valid level with that latency."""
+    usable = [[p for p in ps if p.valid and p.latency(view) is not None] for ps in curve.lines().values()]
+    return [found for points in usable if (found := line_of(curve, points, view))]
+
+
+def estimate_at(curve: Curve, view: View, bound: float) -> Estimate | None:
     """Highest throughput that meets the latency bound; None when no valid point does.
 
     Between two neighbouring valid levels the curve is taken as straight; it is never extended beyond
     what was measured. ``bound`` is an upper bound, or a lower one for interactivity.
     """
     sign = 1.0 if view.lower_is_better else -1.0
-    best: float | None = None
-    for line in curve.lines().values():
-        path = [
-            (sign * s.x, s.y) for s in spots([curve.model_copy(update={"points": tuple(line)})], view) if s.point.valid
-        ]
-        found = [y for x, y in path if x <= sign * bound]
-        for (x0, y0), (x1, y1) in pairwise(path):
-            if min(x0, x1) < sign * bound < max(x0, x1):
-                found.append(y0 + (y1 - y0) * (sign * bound - x0) / (x1 - x0))
-        best = max([*found, *([] if best is None else [best])], default=None)
-    return best
+    bounds = np.array([sign * bound])
+    found = [estimate for each in lines_of(curve, view) for estimate in each.estimates(each.reach(bounds)) if estimate]
+    return max(found, key=lambda estimate: estimate.value, default=None)
+
+
+def throughput_at(curve: Curve, view: View, bound: float) -> float | None:
+    """`estimate_at` without its scatter."""
+    found = estimate_at(curve, view, bound)
+    return None if found is None else found.value
+
+
+class Ranked(Frozen):
+    """One configuration at the bound. ``best_over_it`` compares the first of the ranking with it (None
+    for the first itself), all of these together at the level of confidence."""
+
+    label: str
+    estimate: Estimate
+    best_over_it: Comparison | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether it cannot be told from the best."""
+        return self.best_over_it is None or self.best_over_it.verdict != "better"
 
 
 class Reading(Frozen):
-    """The comparison at one latency bound: ``ranking`` is (label, throughput), best first.
+    """The comparison at one latency bound, best first.
 
-    ``noise`` is the relative difference that the repeats do not allow to tell apart,
-    ``single_repeat`` says that it is assumed, not measured; ``missed`` meet the bound nowhere,
-    ``capped`` stop below it, so their throughput may be higher than their sweep shows.
+    ``single_repeat``: a scatter between repeats is assumed, not measured. ``missed`` meet the bound
+    nowhere, ``capped`` stop below it, so their throughput may be higher than their sweep shows.
     """
 
     bound: float
-    ranking: tuple[tuple[str, float], ...]
-    noise: float
+    ranking: tuple[Ranked, ...]
     single_repeat: bool
     missed: tuple[str, ...] = ()
     capped: tuple[str, ...] = ()
@@ -103,8 +185,38 @@ class Reading(Frozen):
     @property
     def tied(self) -> tuple[str, ...]:
         """Labels that cannot be told from the best, the best included."""
-        best = self.ranking[0][1]
-        return tuple(label for label, value in self.ranking if value >= best * (1 - self.noise))
+        return tuple(ranked.label for ranked in self.ranking if ranked.tied)
+
+    @property
+    def margin(self) -> Comparison | None:
+        """The best against the second; None for one alone."""
+        return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
+
+
+def rank(estimates: Sequence[tuple[str, Estimate]], confidence: float) -> tuple[Ranked, ...]:
+    """Highest first, each compared with the first; the comparisons share the error (Bonferroni)."""
+    ordered = sorted(estimates, key=lambda item: -item[1].value)
+    if not ordered:
+        return ()
+    (best, most), *others = ordered
+    return (
+        Ranked(label=best, estimate=most),
+        *(
+            Ranked(label=label, estimate=value, best_over_it=_compared(most, value, confidence, len(others)))
+            for label, value in others
+        ),
+    )
+
+
+def _compared(first: Estimate, second: Estimate, confidence: float, comparisons: int) -> Comparison:
+    found = compare(first, second, confidence, comparisons)
+    if found:
+        return found
+    # Nothing is known of the scatter, or a figure is 0: nothing can be told apart.
+    ratio = first.value / second.value if second.value else float("inf")
+    return Comparison(
+        ratio=ratio, low=0.0, high=float("inf"), level=confidence, verdict="not distinguishable", basis="assumed"
+    )
 
 
 def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
@@ -120,28 +232,19 @@ def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
     low, high = max(min(xs) for _, xs in measured), min(max(xs) for _, xs in measured)
     middle = (low * high) ** 0.5 if low <= high else median(s.x for s in frontier(all_curves, view))
     bound = _two_digits(middle, low, high) if low <= high else _two_digits(middle, 0, float("inf"))
-    values = [(curve.label, throughput_at(curve, view, bound)) for curve, _ in measured]
-    ranking = tuple(sorted([(n, v) for n, v in values if v is not None], key=lambda item: -item[1]))
+    values = [(curve.label, estimate_at(curve, view, bound)) for curve, _ in measured]
+    ranking = rank([(label, value) for label, value in values if value is not None], view.confidence)
     if not ranking:
         return None
-    noises = [p.noise.get(name, 0.0) for c, _ in measured for p in c.points if p.valid for name in _noisy(view)]
-    single = any(p.repeats < 2 for c, _ in measured for p in c.points if p.valid)
     slowest = max if view.lower_is_better else min
     sign = 1.0 if view.lower_is_better else -1.0
     return Reading(
         bound=bound,
         ranking=ranking,
-        noise=max([SINGLE_REPEAT_NOISE, *noises] if single else noises),
-        single_repeat=single,
+        single_repeat=any(ranked.estimate.basis == "assumed" for ranked in ranking),
         missed=tuple(label for label, value in values if value is None),
         capped=tuple(curve.label for curve, xs in measured if sign * slowest(xs) < sign * bound),
     )
-
-
-def _noisy(view: View) -> tuple[str, ...]:
-    """The figures whose noise moves a curve of this view."""
-    latencies = {"token": ("tpot",), "first_token": ("ttft",), "chunk": ("ttft", "tpot")}
-    return ("requests", *latencies[view.latency_mode])
 
 
 def _two_digits(value: float, low: float, high: float) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from pdlab.errors import StoreError, UsageError
 from pdlab.nodes import ClusterView, Placement
@@ -257,8 +257,16 @@ def _write(path: Path, data: bytes) -> None:
 
 def _read(path: Path, kind: type[M]) -> M:
     try:
-        data: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError:
+        pass  # The slow way below says what is wrong in one line.
+    try:
+        data: Any = json.loads(text)
+    except ValueError as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
     try:
         return validate(kind, data, where=str(path))

@@ -1,11 +1,12 @@
-"""Curves as text: tables raw and per node, notes on what the figures are, and the plain reading."""
+"""Curves as text: tables raw and per node, and notes on what the figures are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis import Curve, Point, View
-from pdlab.compare import Reading, frontier, reading
+from pdlab.analysis import Curve, Metric, Point, Rate, View
+from pdlab.compare import FrontierPoint, frontier_points
+from pdlab.statistics import Estimate
 
 Row = Sequence[str]
 
@@ -16,28 +17,12 @@ def render(curves: Sequence[Curve], view: View) -> str:
         _experiments(curves),
         _raw(curves, view),
         _per_node(curves, view),
-        *(["\n".join(lines)] if (lines := notes(curves)) else []),
+        *(["\n".join(lines)] if (lines := notes(curves, view.confidence)) else []),
     ]
     return "\n\n".join(parts)
 
 
-def sentence(curves: Sequence[Curve], view: View) -> str:
-    """One plain sentence: who gives most at a common latency, or why nobody can be named."""
-    found = reading(curves, view)
-    if found is None:
-        return "No valid level to compare."
-    if reason := incomparable(curves):
-        return f"No winner can be named: {reason}."
-    sizes = sorted({curve.gpus.total for curve in curves})
-    if not view.normalized and len(sizes) > 1:
-        counts = ", ".join(map(str, sizes))
-        return (
-            f"No winner can be named: the deployments have different sizes ({counts} {units(curves)}); normalise them."
-        )
-    return _say(found, curves, view)
-
-
-def notes(curves: Sequence[Curve]) -> list[str]:
+def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
     """What a reader must know before comparing: windows, repeats, workloads, invalid levels."""
     points = [point for curve in curves for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
@@ -48,11 +33,26 @@ def notes(curves: Sequence[Curve]) -> list[str]:
     else:
         window = f"Figures: steady window in {steady} of {len(points)} levels, whole run in the others."
     lines = [window]
-    if all(point.repeats == 1 for point in points):
-        lines.append("One repeat: small differences are not meaningful.")
+    lines += _repeat_notes(points, 100 * confidence)
     if reason := incomparable(curves):
         lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
     return lines + invalid_notes(curves)
+
+
+def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
+    repeats = sorted({point.repeats for point in points})
+    lines = []
+    if repeats[-1] > 1:
+        many = f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else str(repeats[0])
+        lines.append(f"±: {percent:g} % interval of the mean over {many} repeats (Student's t over the repeats).")
+    if repeats[0] == 1:
+        lines.append("One repeat: small differences are not meaningful.")
+        if any(p.repeats == 1 and p.rate_estimate("requests").basis for p in points):
+            lines.append(
+                f"(±): {percent:g} % interval of one repeat from the scatter of its requests; what another start "
+                "of the deployment would give is not covered."
+            )
+    return lines
 
 
 def incomparable(curves: Sequence[Curve]) -> str | None:
@@ -104,6 +104,22 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
     return f"node ({size} {kind})"
 
 
+def figure(estimate: Estimate | None, confidence: float) -> str:
+    """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` without any scatter known."""
+    if estimate is None:
+        return "-"
+    interval = estimate.interval(confidence)
+    if interval is None or not estimate.value:
+        return number(estimate.value)
+    half = f"±{tolerance((interval.high - estimate.value) / abs(estimate.value))}"
+    return f"{number(estimate.value)} {half if estimate.basis == 'repeats' else f'({half})'}"
+
+
+def tolerance(share: float) -> str:
+    """A relative half-width in per cent: ``4%``, ``0.4%``."""
+    return f"{100 * share:.{1 if share < 0.01 else 0}f}%"
+
+
 def number(value: float | None) -> str:
     """As many decimals as a measured figure deserves; ``-`` for what is not known."""
     if value is None:
@@ -131,7 +147,9 @@ def _experiments(curves: Sequence[Curve]) -> str:
 
 def _raw(curves: Sequence[Curve], view: View) -> str:
     stats = list(dict.fromkeys([view.statistic, "p99"]))
-    head = ["curve", "load", "repeats", *(f"{m} {s}" for m in ("TTFT", "TPOT", "E2EL") for s in stats)]
+    latencies: tuple[Metric, ...] = ("ttft", "tpot", "e2el")
+    rates: tuple[Rate, ...] = ("requests", "input", "output", "total")
+    head = ["curve", "load", "repeats", *(f"{m.upper()} {s}" for m in latencies for s in stats)]
     head += ["requests/s", "input tok/s", "output tok/s", "total tok/s", "window"]
     rows = []
     for curve in curves:
@@ -141,11 +159,8 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
                     curve.label,
                     _load(point),
                     str(point.repeats),
-                    *(number(point.ms(metric, stat)) for metric in ("ttft", "tpot", "e2el") for stat in stats),
-                    number(point.requests_per_s),
-                    number(point.input_tokens_per_s),
-                    number(point.output_tokens_per_s),
-                    number(point.tokens_per_s("total")),
+                    *(figure(point.ms_estimate(m, stat), view.confidence) for m in latencies for stat in stats),
+                    *(figure(point.rate_estimate(rate), view.confidence) for rate in rates),
                     point.window,
                 ]
             )
@@ -154,32 +169,46 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
 
 def _per_node(curves: Sequence[Curve], view: View) -> str:
     per_node = view.model_copy(update={"normalized": True})
-    best = {(id(spot.curve), id(spot.point)) for spot in frontier(curves, per_node)}
+    shown = [curve for curve in curves if curve.has_role(per_node)]
+    found = {id(each.spot.point): each for each in frontier_points(shown, per_node)}
     one = unit(curves)
+    rates: tuple[Rate, ...] = ("requests", "input", "output", "total")
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", "requests/s", "input tok/s", "output tok/s"]
     head += ["total tok/s", f"output tok/s per {one}", f"input tok/s per prefill {one}"]
     head += [f"output tok/s per decode {one}", "Pareto"]
     rows = []
-    for curve in curves:
+    for curve in shown:
         for point in curve.points:
             factor, gpus = curve.scale(per_node), curve.gpus
+            output = point.output_tokens_per_s
+
+            def rate(metric: Rate, point: Point = point, factor: float = factor) -> str:
+                return figure(point.rate_estimate(metric).scaled(factor), view.confidence)
+
             rows.append(
                 [
                     curve.label,
                     _load(point),
-                    number(point.latency(view)),
-                    number(point.requests_per_s * factor),
-                    number(point.input_tokens_per_s * factor),
-                    number(point.output_tokens_per_s * factor),
-                    number(point.tokens_per_s("total") * factor),
-                    number(point.output_tokens_per_s / gpus.total),
+                    figure(point.latency_estimate(view), view.confidence),
+                    *(rate(metric) for metric in rates),
+                    number(output / gpus.total),
                     number(point.input_tokens_per_s / gpus.prefill if gpus.prefill else None),
-                    number(point.output_tokens_per_s / gpus.decode if gpus.decode else None),
-                    "*" if (id(curve), id(point)) in best else "",
+                    number(output / gpus.decode if gpus.decode else None),
+                    _on_frontier(found.get(id(point))),
                 ]
             )
     legend = f"latency: {view.statistic}; *: on the Pareto frontier of {view.throughput_metric} tokens/s; x: not valid"
+    if any(each.share is not None for each in found.values()):
+        legend += "; %: share of bootstrap draws with the point on the frontier"
     return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_known(head, rows), left=(0,))
+
+
+def _on_frontier(found: FrontierPoint | None) -> str:
+    """``*`` on the frontier; with repeats also in which share of the draws: ``* 93%``, or ``12%`` off it."""
+    if found is None or found.share is None:
+        return "*" if found and found.on_it else ""
+    share = "" if found.share < 0.05 else f"{100 * found.share:.0f}%"
+    return f"* {share}".rstrip() if found.on_it else share
 
 
 def _known(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
@@ -203,45 +232,3 @@ def table(head: Row, rows: Sequence[Row], left: Sequence[int] = ()) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(head), "  ".join("-" * width for width in widths), *(line(row) for row in rows)])
-
-
-def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
-    sign = "<=" if view.lower_is_better else ">="
-    statistic = {"mean": "mean", "p50": "median"}.get(view.statistic, view.statistic)
-    where = f"At {statistic} {view.latency_name} {sign} {_plain(found.bound)} {view.latency_unit}"
-    rate = f"{view.throughput_metric} tokens/s per {node_name(curves, view)}"
-    if not view.normalized:
-        rate = f"{view.throughput_metric} tokens/s, whole deployment"
-    (best, most), *others = found.ranking
-    allowed = f"{found.noise * 100:.2g} %"
-    doubt = (
-        f"one repeat: differences below {allowed} are not meaningful"
-        if found.single_repeat
-        else f"repeats differ by up to {allowed}"
-    )
-    if not others:
-        text = f"{where}, {best} gives about {_plain(most)} {rate}"
-        text += "; it is the only one that is that fast" if found.missed else ""
-    elif len(found.tied) > 1:
-        tied = [f"{best} (about {_plain(most)} {rate})", *(label for label in found.tied if label != best)]
-        text = f"{where} no winner can be named: {_list(tied)} are too close ({doubt})"
-    else:
-        second, less = others[0]
-        ahead = f"{(most / less - 1) * 100:.0f} % above" if less else "ahead of"
-        text = f"{where} the best is {best} with about {_plain(most)} {rate}, {ahead} {second} ({doubt})"
-    if found.missed and others:
-        text += f"; not reached by {_list(found.missed)}"
-    capped = [label for label in found.capped if label != best]
-    if capped:
-        text += f"; {_list(capped)} might give more: nothing was measured at higher load"
-    return text + "."
-
-
-def _plain(value: float) -> str:
-    return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
-
-
-def _list(labels: Sequence[str]) -> str:
-    if len(labels) > 4:
-        return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
-    return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pdlab import compare, tables
-from pdlab.analysis import Curve, Gpus, View, curves, gpus_of, short_labels
+from pdlab import compare, sentences, tables
+from pdlab.analysis import Curve, Gpus, View, curves, gpus_of
 from pdlab.errors import StoreError, UsageError
+from pdlab.names import short_labels
 from pdlab.nodes import Placement
 from pdlab.results import Distribution, Experiment, Manifest, Run, Summary, Validity
 from pdlab.spec import Deployment, parse_label
@@ -82,7 +83,14 @@ def test_repeats_are_averaged_and_their_noise_is_kept() -> None:
     assert point.ms("tpot", "p50") == pytest.approx(11)
     assert point.ms("tpot", "mean") == pytest.approx(22)
     assert point.ms("tpot", "p95") is None
-    assert point.noise == pytest.approx({"requests": 0.2 / 1.1, "tpot": 2 / 11, "ttft": 0})
+    requests = point.rate_estimate("requests")
+    assert (requests.value, requests.dof, requests.basis) == (pytest.approx(1.1), 1, "repeats")
+    assert requests.standard_error == pytest.approx(0.1)  # s = 0.2 / sqrt 2, over sqrt 2
+    tpot, ttft = point.ms_estimate("tpot", "p50"), point.ms_estimate("ttft", "p50")
+    assert tpot and ttft and (tpot.standard_error, ttft.standard_error) == pytest.approx((1, 0))
+    interactivity = point.latency_estimate(View(use_interactivity=True))
+    assert interactivity and interactivity.value == pytest.approx(1000 / 11)
+    assert interactivity.standard_error == pytest.approx((100 - 1000 / 12) / 2)
 
 
 def test_invalid_repeats_are_left_out_and_invalid_levels_kept() -> None:
@@ -201,7 +209,7 @@ def test_throughput_at_a_bound_is_interpolated_never_extended() -> None:
 
 def verdict(first: list[Run], second: list[Run]) -> str:
     pair = curves([experiment("collocated-8xtp1", *first), experiment("collocated-4xtp2", *second)])
-    return tables.sentence(pair, View())
+    return sentences.sentence(pair, View())
 
 
 def test_a_clear_winner_is_named() -> None:
@@ -210,7 +218,7 @@ def test_a_clear_winner_is_named() -> None:
         "At median TPOT <= 14 ms the best is 4xTP2 collocated with about 28 output tokens/s per node (8 GPUs)" in text
     )
     assert "100 % above 8xTP1 collocated" in text
-    assert "one repeat: differences below 10 % are not meaningful" in text
+    assert "one repeat: differences below 15 % are not meaningful" in text
 
 
 def test_no_winner_within_what_one_repeat_shows() -> None:
@@ -221,18 +229,18 @@ def test_no_winner_within_what_one_repeat_shows() -> None:
 
 def test_no_winner_within_what_repeats_show() -> None:
     def level(rps: float) -> list[Run]:
-        return [closed(4, rps * (0.8 + 0.2 * r), 10, repeat=r) for r in range(3)]
+        return [closed(4, rps * (0.9 + 0.1 * r), 10, repeat=r) for r in range(3)]
 
     assert "no winner can be named" in verdict(level(1.0), level(1.2))
     text = verdict(level(1.0), level(2.0))
     assert "the best is 4xTP2" in text
-    assert "repeats differ by up to 40 %" in text
+    assert "100 % above 8xTP1 collocated (95 % interval of the lead over 8xTP1 collocated: 60 to 150 %)" in text
 
 
 def test_one_experiment_and_none() -> None:
-    alone = tables.sentence([one(closed(4, 1, 10))], View())
+    alone = sentences.sentence([one(closed(4, 1, 10))], View())
     assert alone == "At median TPOT <= 10 ms, 4xTP1 collocated gives about 20 output tokens/s per node (8 GPUs)."
-    bad = tables.sentence([one(closed(4, 1, 10, reasons=("bad",)))], View())
+    bad = sentences.sentence([one(closed(4, 1, 10, reasons=("bad",)))], View())
     assert bad == "No valid level to compare."
 
 
@@ -243,15 +251,15 @@ def test_what_does_not_reach_the_bound_is_said() -> None:
     found = compare.reading(curves([quick, slow]), View())
     assert found is not None
     assert (found.bound, found.missed, found.capped) == (21, ("4xTP2 collocated",), ("8xTP1 collocated",))
-    assert "it is the only one that is that fast" in tables.sentence(curves([quick, slow]), View())
-    assert "; not reached by 4xTP2 collocated" in tables.sentence(curves([quick, slow, wide]), View())
+    assert "it is the only one that is that fast" in sentences.sentence(curves([quick, slow]), View())
+    assert "; not reached by 4xTP2 collocated" in sentences.sentence(curves([quick, slow, wide]), View())
 
 
 def test_different_things_have_no_winner() -> None:
     other = closed(4, 9, 10).model_copy(update={"workload": Workload(input_tokens=7, output_tokens=3)})
     assert "No winner can be named: the experiments have different workloads" in verdict([closed(4, 1, 10)], [other])
     pair = curves([experiment("collocated-8xtp1", closed(4, 1, 10)), experiment("collocated-1xtp1", closed(4, 1, 10))])
-    assert "different sizes (1, 8 GPUs)" in tables.sentence(pair, View(normalized=False))
+    assert "different sizes (1, 8 GPUs)" in sentences.sentence(pair, View(normalized=False))
 
 
 def test_a_latency_that_nobody_has_is_refused() -> None:

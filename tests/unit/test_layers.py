@@ -42,6 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "kv_faults",
         "nodes",
+        "statistics",
         "workload",
     ),
     (
@@ -54,11 +55,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "advice",
-        "analysis",
         "canary",
         "imports",
         "levels",
         "metrics",
+        "names",
         "options",
         "perf",
         "running",
@@ -67,15 +68,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "audit",
-        "compare",
+        "columns",
         "load_client",
-        "palette",
         "placement",
         "sim_engine",
         "target",
         "transfer_options",
         "transfer_report",
     ),
+    ("analysis",),
+    ("cost", "loading", "palette", "resampling"),
+    ("compare",),
+    ("crossover", "goodput"),
     (
         "serve_args",
         "sim",
@@ -88,9 +92,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "describe",
         "local_nodes",
         "plots",
+        "sentences",
         "simulated",
     ),
-    ("hosts_cli", "inside"),
+    ("hosts_cli", "inside", "report"),
     (
         "calibrate",
         "cluster",

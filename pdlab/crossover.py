@@ -1,0 +1,213 @@
+"""Which configuration is best at which throughput, and where one takes over from another.
+
+At a throughput y a configuration offers the lowest latency at which it gives at least y. Between two
+neighbouring valid levels its curve is taken as straight; it takes part only where it was measured:
+from the throughput of its lowest level to its highest throughput. The best at y has the lowest latency.
+
+A crossing has an interval after Fieller: the throughputs around it at which the two cannot be told
+apart. Where that reaches the end of what both have measured, there is no telling on that side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pdlab.analysis import Curve, View
+from pdlab.compare import lines_of
+from pdlab.resampling import Line
+from pdlab.spec import Frozen
+from pdlab.statistics import Array, Estimate, compare
+
+STEPS = 200
+
+
+class Reign(Frozen):
+    """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` cannot be told from it over
+    most of that."""
+
+    label: str
+    low: float
+    high: float
+    rivals: tuple[str, ...] = ()
+
+
+class Takeover(Frozen):
+    """At ``throughput``, ``after`` becomes better than ``before``; the interval is from ``low`` to ``high``.
+
+    None for a side on which the two are not told apart up to the end of the measurement. ``kind``:
+    the curves cross; or ``before`` ends there (its highest measured throughput); or ``after`` begins
+    there (its lowest), so that it may be better below as well.
+    """
+
+    before: str
+    after: str
+    kind: Literal["crosses", "ends", "begins"]
+    throughput: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether ``before`` is better on one side and ``after`` on the other, beyond the noise."""
+        return self.kind == "crosses" and self.low is not None and self.high is not None
+
+
+class Crossovers(Frozen):
+    """In the order of throughput: who is best, and where that changes. One reign and no takeover: one
+    configuration is best wherever it was measured."""
+
+    reigns: tuple[Reign, ...]
+    takeovers: tuple[Takeover, ...]
+
+
+class _Offer(NamedTuple):
+    """One configuration's latency over the grid; None where it was not measured."""
+
+    label: str
+    latency: list[Estimate | None]
+
+
+def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
+    """Who is best over all throughputs that were measured; None without two configurations to compare.
+
+    Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
+    repeats is assumed, see `pdlab.resampling`.
+    """
+    lines = [(curve.label, lines_of(curve, view)) for curve in curves]
+    lines = [(label, found) for label, found in lines if found]
+    if len(lines) < 2:
+        return None
+    ends = [_range(each) for _, found in lines for each in found]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    # The ends of every curve are on the grid, so that none is cut short by a step.
+    grid = np.unique(np.concatenate([np.linspace(low, high, STEPS), np.array(ends).ravel()]))
+    offers = [_Offer(label, _offer(found, grid)) for label, found in lines]
+    best = [_best(offers, g) for g in range(len(grid))]
+    pieces = _pieces(best)
+    # Between the last piece before a change and the first after it; no takeover across what nobody measured.
+    changes = {
+        i: _takeover(offers, a, b, last, grid, view)
+        for i, ((a, _, last), (b, following, _)) in enumerate(pairwise(pieces))
+        if following == last + 1
+    }
+    reigns = tuple(
+        Reign(
+            label=offers[who].label,
+            low=changes[i - 1].throughput if i - 1 in changes else float(grid[first]),
+            high=changes[i].throughput if i in changes else float(grid[last]),
+            rivals=_rivals(offers, who, first, last, view),
+        )
+        for i, (who, first, last) in enumerate(pieces)
+    )
+    return Crossovers(reigns=reigns, takeovers=tuple(changes.values()))
+
+
+def _range(each: Line) -> tuple[float, float]:
+    return float(each.y[0].min()), float(each.y[0].max())
+
+
+def _offer(lines: Sequence[Line], grid: Array) -> list[Estimate | None]:
+    """The lowest latency of any of the lines at each throughput of the grid."""
+    found: list[Estimate | None] = [None] * len(grid)
+    for each in lines:
+        low, _ = _range(each)
+        reached = -each.mirrored().reach(-grid)
+        for g, estimate in enumerate(each.estimates(reached)):
+            if estimate is None or grid[g] < low:
+                continue
+            rival = found[g]
+            if rival is None or estimate.value < rival.value:
+                found[g] = estimate
+    return found
+
+
+def _best(offers: Sequence[_Offer], g: int) -> int | None:
+    values = [(offer.latency[g], i) for i, offer in enumerate(offers)]
+    return min(((value.value, i) for value, i in values if value), default=(0.0, None))[1]
+
+
+def _pieces(best: Sequence[int | None]) -> list[tuple[int, int, int]]:
+    """(who, first, last) of every stretch of the grid with one best."""
+    pieces: list[tuple[int, int, int]] = []
+    for g, who in enumerate(best):
+        if who is None:
+            continue
+        if pieces and pieces[-1][0] == who and pieces[-1][2] == g - 1:
+            pieces[-1] = (who, pieces[-1][1], g)
+        else:
+            pieces.append((who, g, g))
+    return pieces
+
+
+def _ahead(offers: Sequence[_Offer], who: int, other: int, g: int, view: View) -> bool:
+    """Whether ``who`` is better than ``other`` beyond the noise at that throughput."""
+    mine, its = offers[who].latency[g], offers[other].latency[g]
+    if mine is None or its is None:
+        return its is None
+    # Interactivity is carried with its sign turned: the magnitudes compare the other way round.
+    first, second = (its, mine) if view.lower_is_better else (_positive(mine), _positive(its))
+    found = compare(first, second, view.confidence)
+    return found is not None and found.verdict == "better"
+
+
+def _positive(estimate: Estimate) -> Estimate:
+    return estimate.model_copy(update={"value": abs(estimate.value)})
+
+
+def _rivals(offers: Sequence[_Offer], who: int, first: int, last: int, view: View) -> tuple[str, ...]:
+    found = []
+    for other, offer in enumerate(offers):
+        here = [g for g in range(first, last + 1) if offer.latency[g] is not None]
+        close = sum(not _ahead(offers, who, other, g, view) for g in here) if other != who else 0
+        if close and close > (last - first + 1) / 2:
+            found.append(offer.label)
+    return tuple(found)
+
+
+def _takeover(offers: Sequence[_Offer], a: int, b: int, last: int, grid: Array, view: View) -> Takeover:
+    before, after = offers[a], offers[b]
+    kind: Literal["crosses", "ends", "begins"] = "crosses"
+    if before.latency[last + 1] is None:
+        kind = "ends"
+    elif after.latency[last] is None:
+        kind = "begins"
+    if kind != "crosses":
+        at = float(grid[last] if kind == "ends" else grid[last + 1])
+        return Takeover(before=before.label, after=after.label, kind=kind, throughput=at)
+
+    def low_side(g: int) -> bool:
+        return _ahead(offers, a, b, g, view)
+
+    def high_side(g: int) -> bool:
+        return _ahead(offers, b, a, g, view)
+
+    low = next((float(grid[g]) for g in range(last, -1, -1) if _both(before, after, g) and low_side(g)), None)
+    high = next((float(grid[g]) for g in range(last + 1, len(grid)) if _both(before, after, g) and high_side(g)), None)
+    return Takeover(
+        before=before.label,
+        after=after.label,
+        kind=kind,
+        throughput=_crossing(before, after, last, grid),
+        low=low,
+        high=high,
+    )
+
+
+def _both(first: _Offer, second: _Offer, g: int) -> bool:
+    return first.latency[g] is not None and second.latency[g] is not None
+
+
+def _crossing(before: _Offer, after: _Offer, last: int, grid: Array) -> float:
+    """Where the straight lines between two steps of the grid cross."""
+    gaps = []
+    for g in (last, last + 1):
+        mine, its = before.latency[g], after.latency[g]
+        assert mine is not None and its is not None
+        gaps.append(its.value - mine.value)
+    span = gaps[0] - gaps[1]
+    share = gaps[0] / span if span else 0.5
+    return float(grid[last] + (grid[last + 1] - grid[last]) * share)

@@ -1,0 +1,198 @@
+"""The most that a configuration serves within an SLO, who serves most, and by how much.
+
+Goodput as DistServe has it (Zhong et al., OSDI 2024): the highest rate at which the share of requests
+within every bound is at least the SLO's quantile. The share is counted request by request where the
+requests were kept. Where only percentiles are known, each bound alone is held against its own
+percentile: that is a necessary condition, not the same one (a request may miss one bound or the other).
+
+Between two neighbouring valid levels share and throughput are taken as straight; nothing is extended
+beyond the levels measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdlab.analysis import Curve, Figures, Metric, Point, View
+from pdlab.columns import Requests
+from pdlab.compare import Ranked, rank
+from pdlab.resampling import Line, line
+from pdlab.spec import Frozen
+from pdlab.statistics import Comparison, Estimate, blocks, of_blocks, of_repeats
+from pdlab.workload import Slo
+
+How = Literal["requests", "percentiles"]
+
+
+class Capacity(Frozen):
+    """``throughput`` in tokens/s as the view counts them, ``requests_per_gpu_s`` good requests per GPU.
+
+    ``how``: share counted over requests, or each bound against its percentile. ``capped``: the highest
+    load measured still meets the SLO, so there may be more.
+    """
+
+    label: str
+    throughput: Estimate
+    requests_per_gpu_s: Estimate
+    how: How
+    capped: bool
+
+
+class Pick(Frozen):
+    """Capacities by throughput, highest first, with the first compared with each other one.
+
+    ``missed`` meet the SLO at no level measured; ``unknown`` have neither requests nor the percentile.
+    """
+
+    slo: Slo
+    capacities: tuple[Capacity, ...]
+    ranking: tuple[Ranked, ...]
+    missed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def margin(self) -> Comparison | None:
+        """The best against the second; None for one alone."""
+        return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
+
+    @property
+    def best(self) -> str | None:
+        """The configuration that is best beyond the noise; None where there is none or no telling."""
+        others = self.ranking[1:]
+        return self.ranking[0].label if self.ranking and not any(ranked.tied for ranked in others) else None
+
+
+def met_share(requests: Requests, slo: Slo) -> Estimate:
+    """Share of the requests of one run within every bound, with the scatter within that run.
+
+    A request that failed is within none; one of a single output token has no TPOT to miss.
+    """
+    met = _met(requests, slo)
+    count = len(met) + requests.failed
+    value = float(met.sum()) / count if count else 0.0
+    return of_blocks(met.astype(np.float64), blocks(len(met), requests.together), value)
+
+
+def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
+    met = np.ones(len(requests), dtype=bool)
+    if slo.ttft_s is not None:
+        met &= requests.ttft_s <= slo.ttft_s
+    if slo.e2el_s is not None:
+        met &= requests.e2el_s <= slo.e2el_s
+    if slo.tpot_s is not None:
+        met &= ~(requests.tpot_s > slo.tpot_s)
+    return met
+
+
+def share_at(point: Point, slo: Slo) -> Estimate | None:
+    """Share of a level's requests within the SLO, mean over repeats; None where requests are not known."""
+    shares = [met_share(sample.requests, slo) for sample in point.samples if sample.requests is not None]
+    if len(shares) < point.repeats:
+        return None
+    return of_repeats([share.value for share in shares]) if len(shares) > 1 else shares[0]
+
+
+def goodput_at(point: Point, slo: Slo) -> Estimate | None:
+    """Requests/s within the SLO at one level, whole deployment; None where requests are not known."""
+    shares = [met_share(sample.requests, slo) for sample in point.samples if sample.requests is not None]
+    if len(shares) < point.repeats:
+        return None
+    each = [s.value * sample.requests_per_s for s, sample in zip(shares, point.samples, strict=True)]
+    if len(each) > 1:
+        return of_repeats(each)
+    return shares[0].scaled(point.requests_per_s)
+
+
+def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:
+    """The most that the curve gives within the SLO."""
+    found: list[Capacity] = []
+    known = False
+    metric = view.throughput_metric
+    for points in curve.lines().values():
+        valid = [point for point in points if point.valid]
+        how = _how(valid, slo)
+        if how is None:
+            continue
+        known = True
+        tokens = _line(curve, valid, slo, how, lambda s: s.tokens_per_s(metric), curve.scale(view))
+        requests = _line(curve, valid, slo, how, lambda s: s.requests_per_s, 1 / curve.gpus.total)
+        bound = np.array([1 - slo.quantile if how == "requests" else 1.0])
+        most, rate = tokens.estimates(tokens.reach(bound))[0], requests.estimates(requests.reach(bound))[0]
+        if most is None or rate is None:
+            continue
+        capped = bool(tokens.x[0, -1] <= bound[0])
+        found.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, capped=capped))
+    if found:
+        return max(found, key=lambda each: each.throughput.value)
+    return "missed" if known else "unknown"
+
+
+def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
+    """Every configuration's capacity within the SLO, ranked."""
+    answers = [(curve.label, capacity(curve, slo, view)) for curve in curves]
+    capacities = sorted(
+        (answer for _, answer in answers if isinstance(answer, Capacity)), key=lambda each: -each.throughput.value
+    )
+    return Pick(
+        slo=slo,
+        capacities=tuple(capacities),
+        ranking=rank([(each.label, each.throughput) for each in capacities], view.confidence),
+        missed=tuple(label for label, answer in answers if answer == "missed"),
+        unknown=tuple(label for label, answer in answers if answer == "unknown"),
+    )
+
+
+def _how(points: Sequence[Point], slo: Slo) -> How | None:
+    """How the SLO can be judged at every one of these levels; None where it cannot."""
+    if not points:
+        return None
+    if all(sample.requests is not None for point in points for sample in point.samples):
+        return "requests"
+    return "percentiles" if all(_worst(sample, slo) is not None for p in points for sample in p.samples) else None
+
+
+def _worst(figures: Figures, slo: Slo) -> float | None:
+    """The largest of latency percentile / bound, at most 1 where each bound is met; None: not known."""
+    statistic = f"p{100 * slo.quantile:g}"
+    bounds: dict[Metric, float | None] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2el": slo.e2el_s}
+    ratios = []
+    for metric, bound_s in bounds.items():
+        if bound_s is None:
+            continue
+        value_ms = figures.ms(metric, statistic)
+        if value_ms is None:
+            return None
+        ratios.append(value_ms / 1000 / bound_s)
+    return max(ratios)
+
+
+def _line(
+    curve: Curve, points: Sequence[Point], slo: Slo, how: How, rate: Callable[[Figures], float], factor: float
+) -> Line:
+    """Throughput (y) against the share that misses the SLO, or the worst ratio to a bound (x)."""
+
+    def misses(point: Point) -> Estimate | None:
+        if how == "percentiles":
+            worst = _worst(point, slo)
+            return None if worst is None else Estimate(value=worst)
+        share = share_at(point, slo)
+        return None if share is None else share.model_copy(update={"value": 1 - share.value})
+
+    def each_misses(point: Point) -> list[float]:
+        if how == "percentiles":
+            return [_worst(sample, slo) or 0.0 for sample in point.samples]
+        return [1 - met_share(s.requests, slo).value for s in point.samples if s.requests is not None]
+
+    def rates(point: Point) -> Estimate:
+        within = point.rate_estimate("requests").relative_error if point.repeats == 1 else None
+        value = rate(point)
+        error = None if within is None else within * value
+        return Estimate(value=value, standard_error=error, dof=1.0 if error is not None else None)
+
+    found = line(curve, points, (misses, each_misses), (rates, lambda p: [rate(s) for s in p.samples]), y_factor=factor)
+    assert found is not None, "a curve without points was asked for"
+    return found

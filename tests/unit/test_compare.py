@@ -1,0 +1,125 @@
+"""Figures read off a curve, and the verdict on them, over seeded trials with a known truth."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pdlab.analysis import Curve, Gpus, Point, Sample, View
+from pdlab.compare import estimate_at, frontier_points, reading
+from pdlab.statistics import Array
+
+TRIALS = 200
+LEAST = 183  # of 200 at 95 %: see test_statistics.py
+LOADS = (4, 8, 16)
+LATENCY_MS, OUTPUT_PER_S = np.array([10.0, 12.0, 18.0]), np.array([400.0, 700.0, 1000.0])
+
+
+def curve(latency_ms: Array, output_per_s: Array, label: str = "a", gpus: int = 8) -> Curve:
+    """(repeats, levels) of TPOT and of output tokens/s."""
+    points = []
+    for i, load in enumerate(LOADS):
+        samples = tuple(
+            Sample(
+                repeat=r,
+                requests_per_s=y / 10,
+                input_tokens_per_s=y * 10,
+                output_tokens_per_s=y,
+                latency_ms={"tpot": {"p50": x}},
+            )
+            for r, (x, y) in enumerate(zip(latency_ms[:, i].tolist(), output_per_s[:, i].tolist(), strict=True))
+        )
+        mean_x, mean_y = float(latency_ms[:, i].mean()), float(output_per_s[:, i].mean())
+        points.append(
+            Point(
+                kind="concurrency",
+                value=load,
+                window="steady",
+                samples=samples,
+                requests_per_s=mean_y / 10,
+                input_tokens_per_s=mean_y * 10,
+                output_tokens_per_s=mean_y,
+                latency_ms={"tpot": {"p50": mean_x}},
+            )
+        )
+    return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=tuple(points))
+
+
+def measured(rng: np.random.Generator, repeats: int, better: float = 1.0, label: str = "a") -> Curve:
+    """Each repeat has a part in common over its levels (3 %) and a part of each level (2 %), on both axes."""
+    common = rng.normal(0, 0.03, (repeats, 1, 2))
+    own = rng.normal(0, 0.02, (repeats, 3, 2))
+    factor = 1 + common + own
+    return curve(LATENCY_MS * factor[..., 0], OUTPUT_PER_S * better * factor[..., 1], label)
+
+
+def test_throughput_at_a_bound_is_covered_at_the_stated_rate() -> None:
+    rng = np.random.default_rng(21)
+    covered = 0
+    for _ in range(TRIALS):
+        estimate = estimate_at(measured(rng, 3), View(), 15.0)
+        assert estimate is not None
+        interval = estimate.interval(0.95)
+        assert interval is not None
+        covered += interval.holds(850.0)  # halfway between the levels at 12 and at 18 ms
+    assert covered >= LEAST
+
+
+def test_no_winner_among_equals() -> None:
+    """Four times the same configuration: one is named best by chance in at most 5 % of the trials."""
+    rng = np.random.default_rng(22)
+    named = 0
+    for _ in range(TRIALS):
+        found = reading([measured(rng, 3, label=str(i)) for i in range(4)], View())
+        assert found is not None
+        named += len(found.tied) == 1
+    assert named <= TRIALS - LEAST
+
+
+def test_a_winner_by_a_clear_margin_is_named() -> None:
+    rng = np.random.default_rng(23)
+    named = 0
+    for _ in range(TRIALS):
+        found = reading([measured(rng, 4), measured(rng, 4, better=1.4, label="b")], View())
+        assert found is not None and found.margin is not None
+        named += found.tied == ("b",)
+        assert not found.single_repeat
+    assert named > 0.9 * TRIALS
+
+
+def test_a_single_repeat_is_compared_on_an_assumed_scatter() -> None:
+    one = curve(LATENCY_MS[None], OUTPUT_PER_S[None])
+    close, far = (curve(LATENCY_MS[None], OUTPUT_PER_S[None] * factor, "b") for factor in (1.12, 1.5))
+    near, apart = reading([one, close], View()), reading([one, far], View())
+    assert near and apart
+    assert (near.single_repeat, near.tied, apart.tied) == (True, ("b", "a"), ("b",))
+
+
+def test_a_bound_at_the_edge_of_the_measurement_is_no_basis_for_a_verdict() -> None:
+    """Half of the draws do not reach the lowest latency measured."""
+    rng = np.random.default_rng(24)
+    estimate = estimate_at(measured(rng, 3), View(), 10.2)
+    assert estimate is None or estimate.standard_error is not None
+    low = measured(rng, 3)
+    edge = estimate_at(low, View(), low.points[0].ms("tpot", "p50") or 0.0)
+    assert edge is not None and edge.standard_error == float("inf")
+
+
+def test_the_frontier_says_how_often_a_point_is_on_it() -> None:
+    rng = np.random.default_rng(25)
+    alone = frontier_points([measured(rng, 3)], View())
+    assert all(each.on_it and each.x and each.y for each in alone)
+    assert min(each.share or 0 for each in alone) > 0.9
+    beaten = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b")], View())
+    assert {each.spot.curve.label: each.on_it for each in beaten if each.spot.point.value == 8} == {
+        "a": True,
+        "b": False,
+    }
+    assert max(each.share or 0 for each in beaten if each.spot.curve.label == "b" and each.spot.point.value > 4) < 0.01
+    single = frontier_points([curve(LATENCY_MS[None], OUTPUT_PER_S[None])], View())
+    assert [each.share for each in single] == [None] * 3
+
+
+def test_identical_points_are_both_on_the_frontier() -> None:
+    rng = np.random.default_rng(26)
+    twice = [measured(rng, 3)] * 2
+    assert [each.on_it for each in frontier_points(twice, View())] == [True] * 6
