@@ -25,7 +25,7 @@ ThroughputMetric = Literal["output", "input", "total"]
 Rate = Literal["requests", "output", "input", "total"]
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
-LoadKind = Literal["concurrency", "rate"]
+LoadKind = Literal["concurrency", "rate", "ramp"]
 Role = Literal["all", "prefill", "decode"]
 RequestsOf = Mapping[RunKey, Requests]
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pdlab import canary, doctor, inside, local_nodes, node_probe
-from pdlab.application import Application, AppState
+from pdlab.application import Application, AppState, deployment_names
 from pdlab.catalog import ModelShape, resolve_model
 from pdlab.cluster import Cluster, prepare
 from pdlab.environment import hardware, versions
@@ -121,6 +121,8 @@ def _launch_on_first_host(request: LaunchRequest) -> None:
 
 def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
+    if INSIDE in os.environ:
+        raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
     say = Progress()
     local = local_nodes.running_or_salvaged()
     if local:
@@ -231,7 +233,10 @@ def _serve(
         return running
     for state in app.wait(request.timeout_s):
         say(_stages(state))
-    running = running.model_copy(update={"replicas": tuple(replica.replica for replica in state.replicas)})
+    roles = {served: role for role, served in deployment_names(deployment, name).items()}
+    pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
+    replicas = tuple(replica.replica for replica in state.replicas)
+    running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
     result = _check(app, deployment, running, say)
     manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
@@ -245,6 +250,9 @@ def _check(app: Application, deployment: Deployment, running: Running, say: Prog
     topology = deployment.topology
     key = _reference_key(deployment, running)
     got = canary.ask(running.base_url, running.model_id)
+    if deployment.decode_bench:
+        say("no canary: the KV cache of prompts is filled with random values")
+        return CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared")
     if not isinstance(topology, Disaggregated):
         canary.save_reference(cache_dir(), key, got)
         say("canary: answers kept as the collocated reference")

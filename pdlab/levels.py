@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from pdlab.errors import UsageError
 from pdlab.results import RequestRecord
 from pdlab.spec import Collocated, Deployment, Frozen, Pool
-from pdlab.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
+from pdlab.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
@@ -123,20 +123,23 @@ def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
 def num_requests(load: Load, *, smoke: bool = False) -> int:
     """Requests of one level.
 
-    Closed loop: 10 per unit of concurrency, at least 20. Open loop: 60 s worth of arrivals, at
-    least 20. Smoke: 2 per unit or 10 s worth, at least 8.
+    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: 60 s worth of arrivals,
+    at least 20. Smoke: 2 per unit or 10 s worth, at least 8.
     """
     least = MIN_SMOKE_PROMPTS if smoke else MIN_PROMPTS
     if isinstance(load, Closed):
         per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
         return max(least, per_unit * load.concurrency)
     seconds = SMOKE_RATE_SECONDS if smoke else RATE_SECONDS
-    return max(least, math.ceil(seconds * load.rate_rps))
+    return max(least, math.ceil(seconds * (load.mean_rps if isinstance(load, Ramp) else load.rate_rps)))
 
 
 def derive_seed(workload: Workload, *parts: str | float) -> int:
     """32-bit seed from the experiment's seed, what its requests look like, and ``parts``."""
-    text = json.dumps([workload.model_dump(mode="json"), *parts], sort_keys=True)
+    data = workload.model_dump(mode="json")
+    if not workload.shared_prefix_tokens:
+        del data["shared_prefix_tokens"]  # seeds of workloads without one stay what they were
+    text = json.dumps([data, *parts], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 

@@ -26,7 +26,7 @@ from pdlab.perf import Hardware, kv_capacity_tokens, step_costs
 from pdlab.placement import place
 from pdlab.sim import SimulatedLevel, simulate
 from pdlab.spec import Collocated, Deployment, Disaggregated, Frozen, PlacementKind, Pool
-from pdlab.workload import Closed, Level, Load, Open, Workload
+from pdlab.workload import Closed, Level, Open, Workload
 
 TP_DEGREES = (1, 2, 4, 8)
 LADDER = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # requests in flight per GPU
@@ -60,7 +60,7 @@ class Rates:
 class Outcome:
     """One load on one deployment: means over its requests, without the first wave."""
 
-    load: Load
+    load: Closed | Open
     requests_per_s: float
     output_tokens_per_s: float
     ttft_s: float
@@ -221,7 +221,7 @@ def evaluate(
 ) -> Candidate:
     """Simulate one deployment over the ladder, or at the loads asked for (of the whole, shared by the copies)."""
     copies = max(gpus // deployment.gpus, 1)
-    loads: list[Load]
+    loads: list[Closed | Open]
     if rate_rps is not None:
         loads = [Open(rate_rps=rate_rps / copies)]
     elif concurrencies:
@@ -243,7 +243,7 @@ def evaluate(
 
 def _outcome(
     deployment: Deployment,
-    load: Load,
+    load: Closed | Open,
     shape: ModelShape,
     hardware: Hardware,
     workload: Workload,

@@ -31,6 +31,7 @@ MAX_FOOTNOTES = 5
 LOAD_NAMES: dict[LoadKind, str] = {
     "concurrency": "concurrency (requests in flight, whole deployment)",
     "rate": "request rate (requests/s, whole deployment)",
+    "ramp": "rate at the end of a ramp (requests/s, whole deployment)",
 }
 INK, SOFT, FRONTIER = "#222222", "#666666", "#fbeeb0"
 

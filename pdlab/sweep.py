@@ -22,7 +22,7 @@ from pdlab.results import MANIFEST, Manifest, NixlCounters, Run, Store
 from pdlab.running import scrape_counters
 from pdlab.spec import Disaggregated, Frozen
 from pdlab.target import Target, require_answering, resolve_target
-from pdlab.workload import Closed, Level, Load, Sweep, Workload
+from pdlab.workload import Closed, Level, Load, Ramp, Sweep, Workload
 
 BASE_URL = "http://127.0.0.1:8000"
 WARMUP_CONCURRENCY = 8
@@ -238,12 +238,9 @@ class _Driver:
 
     def _level(self, level: Level) -> None:
         target, workload = self._target, self._options.workload
-        title = (
-            f"concurrency {level.load.concurrency}"
-            if isinstance(level.load, Closed)
-            else (f"{level.load.rate_rps:g} requests/s")
+        self._progress.level(
+            title(level.load) + (f", repeat {level.repeat}" if level.repeat else ""), level.num_requests
         )
-        self._progress.level(title + (f", repeat {level.repeat}" if level.repeat else ""), level.num_requests)
         asked = levels.client_level(
             level,
             workload,
@@ -326,6 +323,15 @@ def settled(
             return current
         last = current
     return last
+
+
+def title(load: Load) -> str:
+    """A load in words."""
+    if isinstance(load, Closed):
+        return f"concurrency {load.concurrency}"
+    if isinstance(load, Ramp):
+        return f"{load.start_rps:g} to {load.end_rps:g} requests/s"
+    return f"{load.rate_rps:g} requests/s"
 
 
 def describe(run: Run) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,6 +14,8 @@ import pytest
 from pdlab import node_install
 
 ROOT = Path(__file__).resolve().parents[2]
+INSTALLER = importlib.util.find_spec("pip") or shutil.which("uv") or (Path(sys.prefix).parent / ".uv/bin/uv").exists()
+needs_installer = pytest.mark.skipif(not INSTALLER, reason="neither pip nor uv is in or beside this environment")
 
 
 def wheel(folder: Path, text: str = "VALUE = 1\n") -> Path:
@@ -28,6 +32,7 @@ def wheel(folder: Path, text: str = "VALUE = 1\n") -> Path:
     return path
 
 
+@needs_installer
 def test_installed_twice_is_the_same(tmp_path: Path) -> None:
     made, target = wheel(tmp_path), str(tmp_path / "target")
     first = node_install.install(made.name, made.read_bytes(), target, "shipped")
@@ -36,6 +41,7 @@ def test_installed_twice_is_the_same(tmp_path: Path) -> None:
     assert node_install.install(made.name, made.read_bytes(), target, "shipped") == first
 
 
+@needs_installer
 def test_another_wheel_has_another_digest(tmp_path: Path) -> None:
     target = str(tmp_path / "target")
     digests = set()
@@ -45,6 +51,7 @@ def test_another_wheel_has_another_digest(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
+@needs_installer
 @pytest.mark.parametrize(
     ("name", "content", "module", "said"),
     [
