@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +25,7 @@ examples:
   viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
   viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
   viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  viz.py --exps bm_results/* --report out/report.html
   viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
@@ -110,10 +113,18 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--no-plot", action="store_true", help="tables and reading only")
     made.add_argument(
+        "--report",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="one self-contained HTML file with all of it, in place of the plot and the printed tables "
+        "(add --plot-path or --show-tables to have these as well)",
+    )
+    made.add_argument(
         "--show-tables",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="print the tables, raw and per node (default yes)",
+        default=None,
+        help="print the tables, raw and per node (default yes; no with --report)",
     )
     made.add_argument(
         "--format", choices=["png", "svg", "pdf"], default=None, help="default: the suffix of --plot-path, else png"
@@ -129,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.audit:
             return _audit(args)
-        _show(args)
+        _show(args, sys.argv[1:] if argv is None else argv)
     except PdlabError as error:
         print(f"viz.py: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -147,7 +158,7 @@ def _audit(args: argparse.Namespace) -> int:
     return FOUND_WRONG if findings else 0
 
 
-def _show(args: argparse.Namespace) -> None:
+def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab import analysis, compare, loading, sentences, tables
     from pdlab.errors import UsageError
     from pdlab.spec import validate
@@ -170,6 +181,10 @@ def _show(args: argparse.Namespace) -> None:
         where="command line",
     )
     plot_path = _plot_path(args.plot_path, args.format)
+    if args.report is not None and args.report.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--report {args.report}: give an .html file, for example {args.report.with_suffix('.html')}")
+    show_tables = args.report is None if args.show_tables is None else args.show_tables
+    draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
     paths = _distinct(args.exps)
@@ -177,13 +192,19 @@ def _show(args: argparse.Namespace) -> None:
     loaded = loading.load(paths, gpus)
     curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
     compare.require_latency(curves, view)
-    if args.show_tables:
+    if show_tables:
         print(tables.render(curves, view), end="\n\n")
-    if not args.no_plot:
+    if draw:
         from pdlab import plots
 
         plots.draw(curves, view, plot_path, log_latency=args.log_latency, log_load=args.log_concurrency)
         print(f"Plot: {plot_path}")
+    if args.report is not None:
+        from pdlab import report
+
+        command = shlex.join(["python", "viz.py", *argv])
+        report.write(report.Contents(loaded, curves, view, command, log_latency=args.log_latency), args.report)
+        print(f"Report: {args.report}")
     print(sentences.sentence(curves, view))
 
 

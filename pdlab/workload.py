@@ -139,31 +139,6 @@ class Slo(Frozen):
         return "-".join([*(f"{n}{1000 * s:g}ms" for n, s in bounds if s is not None), f"q{self.quantile:g}"])
 
 
-class Slo(Frozen):
-    """A request meets it when every bound holds, a load when at least ``quantile`` of requests do.
-
-    Bounds in seconds; None is no bound. This is the goodput of DistServe (Zhong et al., OSDI 2024):
-    the highest rate at which the share of requests within all bounds is at least the quantile.
-    """
-
-    ttft_s: float | None = Field(default=None, gt=0)
-    tpot_s: float | None = Field(default=None, gt=0)
-    e2el_s: float | None = Field(default=None, gt=0)
-    quantile: float = Field(default=0.95, gt=0, lt=1)
-
-    @model_validator(mode="after")
-    def _some_bound(self) -> Slo:
-        if self.ttft_s is None and self.tpot_s is None and self.e2el_s is None:
-            raise ValueError("give at least one bound: ttft_s, tpot_s or e2el_s")
-        return self
-
-    @property
-    def label(self) -> str:
-        """``ttft2000ms-tpot50ms-q0.95``: names a search's file."""
-        bounds = [(n, getattr(self, f"{n}_s")) for n in ("ttft", "tpot", "e2el")]
-        return "-".join([*(f"{n}{1000 * s:g}ms" for n, s in bounds if s is not None), f"q{self.quantile:g}"])
-
-
 class RunKey(Frozen):
     """Identity of one level within an experiment: (load kind, load value, repeat)."""
 
