@@ -244,12 +244,13 @@ def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, wo
 def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.calibrate import compare, measured, median_errors, table
     from pdlab.imports import load_experiment
+    from pdlab.sim import Prompts
 
     points = []
     for folder in args.compare:
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
-        prompts = args.prompts or ("repeated" if published else "fresh")
+        prompts: Prompts = args.prompts or ("repeated" if published else "fresh")
         points += compare(hardware, shape, measured(experiment, prompts))
     print("predicted / measured (error)\n")
     print(table(points))

@@ -8,15 +8,19 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from pdlab.analysis import Curve, View
 
 DESCRIPTION = """\
 Compare experiments: TPOT and TTFT against load, and throughput against latency, as plots and tables.
 
 Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
-compared; on a CPU cluster an engine rank stands for a GPU. The dashed line and the rings are the Pareto
+compared; on a CPU cluster an engine rank stands for a GPU. The yellow band and the rings are the Pareto
 frontier: points that no other point beats in both latency and throughput. A crossed hollow point
-failed a check; it is shown, never compared.
+failed a check; it is shown, never compared. Bands and +- are intervals; a winner is named only where
+the intervals allow it.
 """
 
 EPILOG = """\
@@ -24,6 +28,7 @@ examples:
   viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
   viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
   viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
+  viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
   viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
   viz.py --exps bm_results/* --report out/report.html
   viz.py --audit bm_results/* published/*
@@ -77,7 +82,15 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="throughput per node (default), or with --no-use-normalized of the whole deployment",
     )
-    shown.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8)")
+    shown.add_argument(
+        "--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8); 1: per GPU"
+    )
+    shown.add_argument(
+        "--per-role",
+        choices=["all", "prefill", "decode"],
+        default="all",
+        help="count all GPUs (default), or those of prefill or decode alone; collocated experiments are then left out",
+    )
     shown.add_argument(
         "--latency-mode",
         choices=["token", "first_token", "chunk"],
@@ -104,6 +117,35 @@ def parser() -> argparse.ArgumentParser:
         choices=["mean", "p50", "p90", "p95", "p99"],
         default="p50",
         help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median)",
+    )
+    shown.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
+    )
+    asked = p.add_argument_group("what is answered")
+    asked.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="BOUNDS",
+        help="which configuration serves most within ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable",
+    )
+    asked.add_argument(
+        "--slo-quantile",
+        type=float,
+        default=0.95,
+        metavar="Q",
+        help="share of requests that must be within every bound of --slo (default 0.95)",
+    )
+    asked.add_argument(
+        "--price-per-gpu-hour", type=float, default=None, metavar="PRICE", help="adds the cost of a million tokens"
+    )
+    asked.add_argument(
+        "--published",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="tables that others published, as CSV (docs/metrics.md has the columns): shown beside, never ranked",
     )
     made = p.add_argument_group("what is made")
     made.add_argument("--log-latency", action="store_true", help="logarithmic latency axes")
@@ -159,7 +201,7 @@ def _audit(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
-    from pdlab import analysis, compare, loading, sentences, tables
+    from pdlab import analysis, compare, findings, goodput, loading, published, sentences, tables
     from pdlab.errors import UsageError
     from pdlab.spec import validate
 
@@ -177,6 +219,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             "statistic": args.stat,
             "normalized": args.use_normalized,
             "gpus_per_node": args.gpus_per_node,
+            "role": args.per_role,
+            "confidence": args.confidence,
         },
         where="command line",
     )
@@ -187,25 +231,54 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
+    slos = [findings.parse_slo(text, args.slo_quantile) for text in args.slo]
+    if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
+        raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
     paths = _distinct(args.exps)
-    gpus = _gpus(args.gpus, paths)
-    loaded = loading.load(paths, gpus)
-    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    compare.require_latency(curves, view)
+    loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
+    curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
+    curves += [curve for path in args.published for curve in published.load(path)]
+    curves = _with_role(curves, view)
+    compare.require_latency(compare.own(curves), view)
+    texts = [findings.crossover_text(curves, view), findings.split_text(curves)]
+    if args.price_per_gpu_hour is not None:
+        texts.append(findings.cost_text(curves, view, args.price_per_gpu_hour))
     if show_tables:
-        print(tables.render(curves, view), end="\n\n")
+        print("\n\n".join(text for text in [tables.render(curves, view), *texts] if text), end="\n\n")
     if draw:
         from pdlab import plots
 
         plots.draw(curves, view, plot_path, log_latency=args.log_latency, log_load=args.log_concurrency)
         print(f"Plot: {plot_path}")
+    answers = []
+    for slo in slos:
+        found = goodput.pick(curves, slo, view)
+        texts.append(findings.slo_text(found, curves, view))
+        answers.append(sentences.slo_sentence(found, curves, view))
+        if show_tables:
+            print(texts[-1], end="\n\n")
+        print(answers[-1])
     if args.report is not None:
         from pdlab import report
 
-        command = shlex.join(["python", "viz.py", *argv])
-        report.write(report.Contents(loaded, curves, view, command, log_latency=args.log_latency), args.report)
+        made = shlex.join(["python", "viz.py", *argv])
+        known = [text for text in texts if text]
+        contents = report.Contents(loaded, curves, view, made, answers, known, log_latency=args.log_latency)
+        report.write(contents, args.report)
         print(f"Report: {args.report}")
     print(sentences.sentence(curves, view))
+
+
+def _with_role(curves: list[Curve], view: View) -> list[Curve]:
+    """The curves that the normalisation is defined for; those left out are named."""
+    from pdlab.errors import UsageError
+
+    without = [curve.label for curve in curves if not curve.has_role(view)]
+    if len(without) == len(curves):
+        raise UsageError(f"--per-role {view.role}: no experiment has {view.role} GPUs of its own; leave it out")
+    if without:
+        print(f"Left out, with no {view.role} GPUs of their own: {', '.join(without)}\n")
+    return [curve for curve in curves if curve.has_role(view)]
 
 
 def _plot_path(path: Path | None, kind: str | None) -> Path:

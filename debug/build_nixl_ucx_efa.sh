@@ -86,6 +86,32 @@ build=${build:-$prefix/build}
 recipe="ucx=$UCX_COMMIT${ucx_source:+:$ucx_source} nixl=$NIXL_COMMIT${nixl_source:+:$nixl_source}"
 recipe="$recipe efa=${efa:-no} cuda=${cuda:-no} prefix=$prefix python=$python"
 
+# Reads between two agents, checks every byte, and that the UCX which did it is the one just built.
+READ='
+import ctypes, os, sys, time
+import nixl._api as api
+
+size = 1 << 20
+buffers = [ctypes.create_string_buffer(size), ctypes.create_string_buffer(os.urandom(size), size)]
+agents = [api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"])) for name in ("reader", "owner")]
+for agent, buffer in zip(agents, buffers):
+    agent.register_memory([(ctypes.addressof(buffer), size, 0, "")], "DRAM")
+reader, owner = agents
+peer = reader.add_remote_agent(owner.get_agent_metadata())
+mine, theirs = (reader.get_xfer_descs([(ctypes.addressof(buffer), size, 0)], "DRAM") for buffer in buffers)
+handle = reader.initialize_xfer("READ", mine, theirs, peer)
+state, deadline = reader.transfer(handle), time.monotonic() + 30
+while state == "PROC" and time.monotonic() < deadline:
+    state = reader.check_xfer_state(handle)
+if state != "DONE" or buffers[0].raw != buffers[1].raw:
+    sys.exit(f"NIXL did not read what is there: {state}")
+libraries = sorted({line.split()[-1] for line in open("/proc/self/maps") if "/libucp" in line})
+print("NIXL of", api.__file__, "read", size, "bytes with", *libraries)
+elsewhere = [path for path in libraries if not path.startswith(os.path.realpath(sys.argv[1]) + "/")]
+if elsewhere or not libraries:
+    sys.exit(f"that is not the UCX of {sys.argv[1]}: NIXL was not built against it, or another nixl comes first")
+'
+
 run() {
     if [ -n "$dry" ]; then
         printf '  %s\n' "$(printf '%q ' "$@")"
@@ -185,7 +211,7 @@ do_ucx() {
 
 do_nixl() {
     run cd "$build/nixl"
-    local options=(--prefix="$prefix" --buildtype=release -Ducx_path="$prefix")
+    local options=(--prefix="$prefix" --libdir=lib --buildtype=release -Ducx_path="$prefix")
     [ -n "$cuda" ] || options+=(-Ddisable_gds_backend=true)
     run rm -rf "$build/nixl-objects"
     run "$python" -m mesonbuild.mesonmain setup "$build/nixl-objects" "${options[@]}"
@@ -198,18 +224,16 @@ do_nixl() {
 do_verify() {
     run "$prefix/bin/ucx_info" -v
     if [ -n "$dry" ]; then
-        echo "  $prefix/bin/ucx_info -d lists srd${efa:+ (EFA)}; a NIXL agent of $prefix/python creates its UCX backend"
+        [ -z "$efa" ] || echo "  $prefix/bin/ucx_info -d lists srd"
+        echo "  a NIXL agent of $prefix/python reads from another, with the UCX of $prefix"
         return
     fi
     if [ -n "$efa" ]; then
-        "$prefix/bin/ucx_info" -d | grep -q 'Transport: srd' || fail "UCX built, but ucx_info shows no srd" \
+        "$prefix/bin/ucx_info" -d | grep 'Transport: srd' >/dev/null || fail "UCX built, but ucx_info shows no srd" \
             "UCX_LOG_LEVEL=info UCX_MODULE_LOG_LEVEL=info $prefix/bin/ucx_info -d tells why"
     fi
     env LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" PYTHONPATH="$prefix/python" \
-        "$python" -c '
-import nixl._api as api
-api.nixl_agent("built", api.nixl_agent_config(backends=["UCX"]))
-print("NIXL of", api.__file__, "creates its UCX backend")'
+        "$python" -c "$READ" "$prefix"
 }
 
 do_wheel() {

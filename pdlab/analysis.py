@@ -6,7 +6,7 @@ Units: latencies in milliseconds, rates per second. Nothing here draws or prints
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -14,10 +14,12 @@ from pydantic import Field, InstanceOf, model_validator
 
 from pdlab.columns import Requests
 from pdlab.errors import StoreError
+from pdlab.moderation import Study
 from pdlab.names import short_labels, workload_name
 from pdlab.results import Distribution, Experiment, Run, Summary
 from pdlab.spec import Deployment, Disaggregated, Frozen
 from pdlab.statistics import Estimate, of_repeats
+from pdlab.ttft_split import Split, mean_split, split
 from pdlab.workload import RunKey
 
 LatencyMode = Literal["token", "first_token", "chunk"]
@@ -150,7 +152,7 @@ class Point(Figures):
 
     Where some repeats are valid, the means are over these and ``excluded`` counts the others; where
     none is, they are over the invalid ones and ``valid`` is False. ``samples`` are the repeats that
-    the means are over.
+    the means are over, ``study`` is what stands beside it and tells how repeats scatter at large.
     """
 
     kind: LoadKind
@@ -160,6 +162,7 @@ class Point(Figures):
     excluded: int = 0
     reasons: tuple[str, ...] = ()
     valid: bool = True
+    study: InstanceOf[Study[Sample]] | None = Field(default=None, exclude=True, repr=False)
 
     @property
     def repeats(self) -> int:
@@ -180,23 +183,36 @@ class Point(Figures):
             return figures.requests_per_s if metric == "requests" else figures.tokens_per_s(metric)
 
         within = self.samples[0].requests.rate if self.samples[0].requests is not None else None
-        return _estimate(of(self), [of(sample) for sample in self.samples], within)
+        return self._estimate(("rate", metric), of, of(self), within)
 
     def ms_estimate(self, metric: Metric, statistic: str) -> Estimate | None:
         """That statistic of that latency with what is known of its scatter; None when not known."""
         value = self.ms(metric, statistic)
         if value is None:
             return None
-        values = [found for sample in self.samples if (found := sample.ms(metric, statistic)) is not None]
-        return _estimate(value, values, self.samples[0].scatter(metric, statistic))
+        within = self.samples[0].scatter(metric, statistic)
+        return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
 
     def latency_estimate(self, view: View) -> Estimate | None:
         """`latency` with what is known of its scatter; None when the latency is not known."""
         value = self.latency(view)
         if value is None:
             return None
-        values = [found for sample in self.samples if (found := sample.latency(view)) is not None]
-        return _estimate(value, values, self._scatter(view) if self.repeats == 1 else None)
+        within = self._scatter(view) if self.repeats == 1 else None
+        key = ("latency", view.latency_mode, view.chunk_size, view.use_interactivity, view.statistic)
+        return self._estimate(key, lambda figures: figures.latency(view), value, within)
+
+    def _estimate(
+        self, key: Hashable, of: Callable[[Figures], float | None], value: float, within: Estimate | None
+    ) -> Estimate:
+        """``value`` with the scatter between repeats; of one repeat that within the run, in relation."""
+        values = [found for sample in self.samples if (found := of(sample)) is not None]
+        if len(values) > 1:
+            own = of_repeats(values).model_copy(update={"value": value})
+            return own if self.study is None else self.study.moderate(own, key, of)
+        if within is None or within.relative_error is None:
+            return Estimate(value=value)
+        return within.scaled(value / within.value).model_copy(update={"value": value})
 
     def _scatter(self, view: View) -> Estimate | None:
         """Within one run. TTFT and TPOT of a chunk's sum are taken as unrelated."""
@@ -213,19 +229,12 @@ class Point(Figures):
         return Estimate(value=value, standard_error=error, dof=dof, basis="requests")
 
 
-def _estimate(value: float, values: Sequence[float], within: Estimate | None) -> Estimate:
-    """``value`` with the scatter of one value per repeat; of one repeat that within the run, in relation."""
-    if len(values) > 1:
-        return of_repeats(values).model_copy(update={"value": value})
-    if within is None or within.relative_error is None:
-        return Estimate(value=value)
-    return within.scaled(value / within.value).model_copy(update={"value": value})
-
-
 class Curve(Frozen):
     """One experiment ready to compare: points ordered by (load kind, load).
 
     ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
+    ``published`` names the source of a table taken from elsewhere: shown, never ranked. ``splits`` has
+    where the TTFT goes, by (kind of load, load), mean over valid repeats, where the engines told.
     """
 
     name: str
@@ -234,6 +243,8 @@ class Curve(Frozen):
     deployment: Deployment | None = None
     workload: str
     points: tuple[Point, ...]
+    published: str | None = None
+    splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
 
     def scale(self, view: View) -> float:
         """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
@@ -275,7 +286,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
     """
     labels = short_labels(experiments)
     loaded = requests or [{}] * len(experiments)
-    return tuple(
+    return in_one_study(
         Curve(
             name=experiment.name,
             label=label,
@@ -283,8 +294,19 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             deployment=experiment.manifest.deployment,
             workload=workload_name(experiment),
             points=tuple(_points(experiment.runs, columns)),
+            splits=_splits(experiment.runs),
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
+    )
+
+
+def in_one_study(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    """The same curves, each level's scatter moderated by that of all valid levels (`pdlab.moderation`)."""
+    curves = tuple(curves)
+    study = Study([[point.samples for point in curve.points if point.valid] for curve in curves])
+    return tuple(
+        curve.model_copy(update={"points": tuple(point.model_copy(update={"study": study}) for point in curve.points)})
+        for curve in curves
     )
 
 
@@ -336,6 +358,14 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
         latency_ms={metric: values for metric, values in means.items() if values},
     )
+
+
+def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], Split]:
+    found: dict[tuple[LoadKind, float], list[Split]] = {}
+    for run in runs:
+        if run.validity.valid and (one := split(run)):
+            found.setdefault((run.key.kind, run.key.value), []).append(one)
+    return {key: mean_split(repeats) for key, repeats in found.items()}
 
 
 def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:

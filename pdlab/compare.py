@@ -10,6 +10,7 @@ import numpy as np
 
 from pdlab.analysis import Curve, Point, View
 from pdlab.errors import UsageError
+from pdlab.moderation import moderate_all
 from pdlab.resampling import Line, line
 from pdlab.spec import Frozen
 from pdlab.statistics import Comparison, Estimate, Interval, compare
@@ -48,6 +49,11 @@ def spots(all_curves: Sequence[Curve], view: View) -> list[Spot]:
     return found
 
 
+def own(all_curves: Sequence[Curve]) -> list[Curve]:
+    """The curves that may be ranked: not those of published tables."""
+    return [curve for curve in all_curves if curve.published is None]
+
+
 def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     """Raises UsageError when no point has the latency that the view asks for."""
     if not spots(all_curves, view):
@@ -74,12 +80,13 @@ def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True
 
 def frontier(all_curves: Sequence[Curve], view: View) -> list[Spot]:
     """The Pareto frontier over all experiments, valid points only, by increasing x."""
-    valid = [spot for spot in spots(all_curves, view) if spot.point.valid]
+    valid = [spot for spot in spots(own(all_curves), view) if spot.point.valid]
     return [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)]
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
     """Every valid point with its intervals and how often the draws have it on the frontier."""
+    all_curves = own(all_curves)
     valid = [spot for spot in spots(all_curves, view) if spot.point.valid]
     best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
     share = _shares(all_curves, view)
@@ -225,14 +232,15 @@ def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
     The bound is the geometric middle of the range that all curves cover; where there is none,
     the median latency of the frontier.
     """
-    by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in all_curves]
+    by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in own(all_curves)]
     measured = [(curve, xs) for curve, xs in by_curve if xs]
     if not measured:
         return None
     low, high = max(min(xs) for _, xs in measured), min(max(xs) for _, xs in measured)
     middle = (low * high) ** 0.5 if low <= high else median(s.x for s in frontier(all_curves, view))
     bound = _two_digits(middle, low, high) if low <= high else _two_digits(middle, 0, float("inf"))
-    values = [(curve.label, estimate_at(curve, view, bound)) for curve, _ in measured]
+    estimates = moderate_all([estimate_at(curve, view, bound) for curve, _ in measured])
+    values = [(curve.label, value) for (curve, _), value in zip(measured, estimates, strict=True)]
     ranking = rank([(label, value) for label, value in values if value is not None], view.confidence)
     if not ranking:
         return None

@@ -1,8 +1,9 @@
 """Which configuration is best at which throughput, and where one takes over from another.
 
-At a throughput y a configuration offers the lowest latency at which it gives at least y. Between two
-neighbouring valid levels its curve is taken as straight; it takes part only where it was measured:
-from the throughput of its lowest level to its highest throughput. The best at y has the lowest latency.
+At a throughput y a configuration offers the lowest latency at which it gives at least y; below its
+lowest level it offers that level's, though it may be better there. Between two neighbouring valid
+levels its curve is taken as straight; above its highest throughput it offers nothing. The best at y
+has the lowest latency.
 
 A crossing has an interval after Fieller: the throughputs around it at which the two cannot be told
 apart. Where that reaches the end of what both have measured, there is no telling on that side.
@@ -17,7 +18,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pdlab.analysis import Curve, View
-from pdlab.compare import lines_of
+from pdlab.compare import lines_of, own
+from pdlab.moderation import moderate_all
 from pdlab.resampling import Line
 from pdlab.spec import Frozen
 from pdlab.statistics import Array, Estimate, compare
@@ -39,13 +41,12 @@ class Takeover(Frozen):
     """At ``throughput``, ``after`` becomes better than ``before``; the interval is from ``low`` to ``high``.
 
     None for a side on which the two are not told apart up to the end of the measurement. ``kind``:
-    the curves cross; or ``before`` ends there (its highest measured throughput); or ``after`` begins
-    there (its lowest), so that it may be better below as well.
+    the curves cross, or ``before`` ends there: its highest measured throughput.
     """
 
     before: str
     after: str
-    kind: Literal["crosses", "ends", "begins"]
+    kind: Literal["crosses", "ends"]
     throughput: float
     low: float | None = None
     high: float | None = None
@@ -77,7 +78,7 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
     repeats is assumed, see `pdlab.resampling`.
     """
-    lines = [(curve.label, lines_of(curve, view)) for curve in curves]
+    lines = [(curve.label, lines_of(curve, view)) for curve in own(curves)]
     lines = [(label, found) for label, found in lines if found]
     if len(lines) < 2:
         return None
@@ -85,7 +86,8 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     low, high = min(end[0] for end in ends), max(end[1] for end in ends)
     # The ends of every curve are on the grid, so that none is cut short by a step.
     grid = np.unique(np.concatenate([np.linspace(low, high, STEPS), np.array(ends).ravel()]))
-    offers = [_Offer(label, _offer(found, grid)) for label, found in lines]
+    columns = [moderate_all(column) for column in zip(*(_offer(found, grid) for _, found in lines), strict=True)]
+    offers = [_Offer(label, [column[i] for column in columns]) for i, (label, _) in enumerate(lines)]
     best = [_best(offers, g) for g in range(len(grid))]
     pieces = _pieces(best)
     # Between the last piece before a change and the first after it; no takeover across what nobody measured.
@@ -114,10 +116,9 @@ def _offer(lines: Sequence[Line], grid: Array) -> list[Estimate | None]:
     """The lowest latency of any of the lines at each throughput of the grid."""
     found: list[Estimate | None] = [None] * len(grid)
     for each in lines:
-        low, _ = _range(each)
         reached = -each.mirrored().reach(-grid)
         for g, estimate in enumerate(each.estimates(reached)):
-            if estimate is None or grid[g] < low:
+            if estimate is None:
                 continue
             rival = found[g]
             if rival is None or estimate.value < rival.value:
@@ -170,14 +171,8 @@ def _rivals(offers: Sequence[_Offer], who: int, first: int, last: int, view: Vie
 
 def _takeover(offers: Sequence[_Offer], a: int, b: int, last: int, grid: Array, view: View) -> Takeover:
     before, after = offers[a], offers[b]
-    kind: Literal["crosses", "ends", "begins"] = "crosses"
     if before.latency[last + 1] is None:
-        kind = "ends"
-    elif after.latency[last] is None:
-        kind = "begins"
-    if kind != "crosses":
-        at = float(grid[last] if kind == "ends" else grid[last + 1])
-        return Takeover(before=before.label, after=after.label, kind=kind, throughput=at)
+        return Takeover(before=before.label, after=after.label, kind="ends", throughput=float(grid[last]))
 
     def low_side(g: int) -> bool:
         return _ahead(offers, a, b, g, view)
@@ -190,7 +185,7 @@ def _takeover(offers: Sequence[_Offer], a: int, b: int, last: int, grid: Array, 
     return Takeover(
         before=before.label,
         after=after.label,
-        kind=kind,
+        kind="crosses",
         throughput=_crossing(before, after, last, grid),
         low=low,
         high=high,

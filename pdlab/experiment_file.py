@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from pdlab.catalog import CONFIGS
 from pdlab.errors import UsageError
 from pdlab.options import build_parser, deployment_from
+from pdlab.slo_search import Search
 from pdlab.spec import Collocated, Deployment, Frozen, load_yaml, parse_label, validate
 from pdlab.workload import Closed, Load, Open, Ramp, Slo, Workload
 
@@ -138,7 +139,6 @@ class LoadsAsked(Frozen):
     ramp: tuple[RampAsked, ...] | None = None
     slo: SloAsked | None = None
     burstiness: float = Field(default=1.0, gt=0)
-    prompts_per_level: int | None = Field(default=None, ge=1)
     workloads: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
@@ -169,6 +169,13 @@ class LoadsAsked(Frozen):
             return tuple(Open(rate_rps=value, burstiness=self.burstiness) for value in self.rate_rps)
         return tuple(Ramp(**ramp.model_dump(), burstiness=self.burstiness) for ramp in self.ramp or ())
 
+    def search(self) -> Search | None:
+        """The search of this group, if it is one. Raises UsageError."""
+        if self.slo is None:
+            return None
+        asked = {name: getattr(self.slo, name) for name in ("confidence", "resolution", "start_rps", "max_points")}
+        return validate(Search, {**asked, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
+
 
 class Expected(Frozen):
     """For the time estimate alone: seconds of a start, to the first token, and per output token."""
@@ -181,8 +188,8 @@ class Expected(Frozen):
 class ExperimentFile(Frozen):
     """configs/sweeps/*.yaml: every deployment under every workload and load, ``repeats`` times.
 
-    Each repeat visits all deployments in an order of its own, drawn from ``seed``, and takes the
-    levels of a visit in an order drawn likewise: drift hits all configurations alike.
+    Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
+    the levels of a visit in an order drawn likewise: drift hits all configurations alike.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -193,6 +200,7 @@ class ExperimentFile(Frozen):
     loads: tuple[LoadsAsked, ...] = Field(min_length=1)
     repeats: int = Field(default=3, ge=1)
     seed: int = Field(default=0, ge=0)
+    prompts_per_level: int | None = Field(default=None, ge=1)
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()
@@ -325,14 +333,21 @@ def _yaml_word(value: Any) -> str:
 
 
 def order(file: ExperimentFile, names: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    """(repeat, deployment) in the order of measurement: every repeat is a shuffle of all deployments
-    (randomised complete blocks), drawn from the seed."""
+    """(repeat, deployment) in the order of measurement, drawn from the seed.
+
+    Every repeat visits all deployments once (complete blocks). The orders of as many repeats as there
+    are deployments are the rotations of one random order, themselves in random order: a Latin square, in
+    which every deployment comes first, second and so on equally often.
+    """
     rng = random.Random(f"order {file.seed}")
     visits: list[tuple[int, str]] = []
+    base, turns = list(names), [0]
     for repeat in range(file.repeats):
-        shuffled = list(names)
-        rng.shuffle(shuffled)
-        visits += [(repeat, name) for name in shuffled]
+        if repeat % len(names) == 0:
+            rng.shuffle(base)
+            turns = rng.sample(range(len(names)), len(names))
+        turn = turns[repeat % len(names)]
+        visits += [(repeat, name) for name in base[turn:] + base[:turn]]
     return tuple(visits)
 
 
@@ -341,6 +356,18 @@ def folder_name(configuration: Configuration, workload: NamedWorkload, file: Exp
     return configuration.name if len(file.workloads) == 1 else f"{configuration.name}-{workload.name}"
 
 
-def groups_for(file: ExperimentFile, workload: NamedWorkload) -> tuple[LoadsAsked, ...]:
-    """The groups of loads that apply to a workload."""
-    return tuple(group for group in file.loads if workload.name in (group.workloads or (workload.name,)))
+def asked_of(
+    file: ExperimentFile, configuration: Configuration, workload: NamedWorkload
+) -> tuple[tuple[Load, ...], tuple[Search, ...]]:
+    """The loads and searches of one configuration under one workload. Raises UsageError when there are
+    none, or when two are the same level."""
+    groups = [group for group in file.loads if workload.name in (group.workloads or (workload.name,))]
+    loads = tuple(load for group in groups for load in group.loads(configuration.deployment.gpus))
+    searches = tuple(search for group in groups if (search := group.search()))
+    where = f"{configuration.name} under workload {workload.name}"
+    if not loads and not searches:
+        raise UsageError(f"no load applies to {where}; name it in the workloads of a group of loads")
+    keys = [(load.kind, load.value) for load in loads]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is asked for twice")
+    return loads, searches

@@ -11,6 +11,7 @@ beyond the levels measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from pdlab.analysis import Curve, Figures, Metric, Point, View
 from pdlab.columns import Requests
-from pdlab.compare import Ranked, rank
+from pdlab.compare import Ranked, own, rank
+from pdlab.moderation import moderate_all
 from pdlab.resampling import Line, line
 from pdlab.spec import Frozen
 from pdlab.statistics import Comparison, Estimate, blocks, of_blocks, of_repeats
@@ -73,8 +75,18 @@ def met_share(requests: Requests, slo: Slo) -> Estimate:
     """
     met = _met(requests, slo)
     count = len(met) + requests.failed
-    value = float(met.sum()) / count if count else 0.0
-    return of_blocks(met.astype(np.float64), blocks(len(met), requests.together), value)
+    if not count:
+        return Estimate(value=0.0)
+    hits = int(met.sum())
+    cut = blocks(len(met), requests.together)
+    found = of_blocks(met.astype(np.float64), cut, hits / count)
+    if cut is None or found.standard_error is None:
+        return found
+    # All or none within the bounds is no proof of certainty: at least the error of a share with two
+    # more hits and two more misses (Agresti and Coull 1998).
+    guess = (hits + 2) / (count + 4)
+    least = math.sqrt(guess * (1 - guess) / (count + 4))
+    return found.model_copy(update={"standard_error": max(found.standard_error, least)})
 
 
 def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
@@ -104,7 +116,12 @@ def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     each = [s.value * sample.requests_per_s for s, sample in zip(shares, point.samples, strict=True)]
     if len(each) > 1:
         return of_repeats(each)
-    return shares[0].scaled(point.requests_per_s)
+    share, rate = shares[0], point.rate_estimate("requests")
+    value = share.value * rate.value
+    if share.standard_error is None or rate.standard_error is None:
+        return Estimate(value=value)
+    error = math.hypot(share.standard_error * rate.value, share.value * rate.standard_error)
+    return share.model_copy(update={"value": value, "standard_error": error})
 
 
 def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:
@@ -133,10 +150,15 @@ def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed",
 
 def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
     """Every configuration's capacity within the SLO, ranked."""
-    answers = [(curve.label, capacity(curve, slo, view)) for curve in curves]
-    capacities = sorted(
-        (answer for _, answer in answers if isinstance(answer, Capacity)), key=lambda each: -each.throughput.value
-    )
+    answers = [(curve.label, capacity(curve, slo, view)) for curve in own(curves)]
+    met = [answer for _, answer in answers if isinstance(answer, Capacity)]
+    throughput = moderate_all([each.throughput for each in met])
+    per_gpu = moderate_all([each.requests_per_gpu_s for each in met])
+    moderated = [
+        each.model_copy(update={"throughput": tokens, "requests_per_gpu_s": requests})
+        for each, tokens, requests in zip(met, throughput, per_gpu, strict=True)
+    ]
+    capacities = sorted(moderated, key=lambda each: -each.throughput.value)
     return Pick(
         slo=slo,
         capacities=tuple(capacities),

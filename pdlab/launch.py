@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pdlab import canary, doctor, inside, local_nodes, node_probe
+from pdlab import canary, doctor, doctor_settings, inside, local_nodes, node_probe
 from pdlab.application import Application, AppState, deployment_names
 from pdlab.catalog import ModelShape, resolve_model
 from pdlab.cluster import Cluster, prepare
@@ -174,22 +174,19 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     return up
 
 
-SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000}  # Ray Serve LLM 2.60
-
-
 def _examine(cluster: Cluster, deployment: Deployment, say: Progress) -> None:
     """The quick part of debug/doctor.py, before a PD deployment. Raises DeployError on what would break it."""
     if not isinstance(deployment.topology, Disaggregated):
         return
-    ports = tuple(
-        base + rank for role, base in SIDE_CHANNEL_BASES.items() for rank in range(deployment.pools[role].gpus)
-    )
+    ports = doctor_settings.side_channel_ports({role: pool.gpus for role, pool in deployment.pools.items()})
     facts = {"this machine": node_probe.quick(ports)} if cluster.local else cluster.ask_nodes(node_probe.quick, ports)
     findings = doctor.diagnose(facts)
     for finding in findings:
         if finding.severity == "warning":
             say(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
-    broken = next((finding for finding in findings if finding.severity == "error"), None)
+    # Nothing of this application serves any more: an engine on one of its ports was left behind.
+    in_the_way = [f for f in findings if f.severity == "error" or f.topic == doctor_settings.SIDE_CHANNEL_PORT]
+    broken = next(iter(in_the_way), None)
     if broken is not None:
         raise DeployError(
             f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix} "

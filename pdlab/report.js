@@ -145,7 +145,7 @@
     make("text", { x: 2, y: 12 }, svg, spec.yName);
     make("text", { x: box.right, y: height - 6, "text-anchor": "end" }, svg, spec.xName);
     if (spec.main && comparable()) {
-      const best = pareto(points.filter((p) => p.point.ok), view.latency !== "interactivity");
+      const best = pareto(points.filter((p) => p.point.ok && !p.curve.published), view.latency !== "interactivity");
       make("path", { d: path(best), fill: "none", stroke: "#fbeeb0", "stroke-width": 10, "stroke-linejoin": "round", "stroke-linecap": "round" }, svg);
       for (const p of best) make("circle", { class: "ring", cx: p.x, cy: p.y, r: 9 }, svg);
     }
@@ -210,7 +210,7 @@
       }
     }
   }
-  const comparable = () => new Set(shown.map((curve) => `${curve.workload}/${curve.device}`)).size === 1;
+  const comparable = () => new Set(shown.filter((curve) => !curve.published).map((curve) => `${curve.workload}/${curve.device}`)).size === 1;
 
   function specs() {
     const [name, unit] = LATENCIES[view.latency];

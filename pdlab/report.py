@@ -24,7 +24,7 @@ from pdlab.errors import StoreError
 from pdlab.loading import Loaded
 from pdlab.names import short_labels
 from pdlab.palette import styles, text_color
-from pdlab.results import Manifest
+from pdlab.results import ExperimentRecord, Manifest, Run, read_record
 from pdlab.statistics import Estimate
 
 HERE = Path(__file__).parent
@@ -82,18 +82,21 @@ def render(contents: Contents) -> str:
     import jinja2
 
     script, curves, view = _asset("js"), contents.curves, contents.view
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
+    )
     kept = {label: each for label, each in _labelled(contents.loaded) if label in {curve.label for curve in curves}}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     found = audit([each.folder for each in contents.loaded])
+    records = _records(contents.loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",
         question=_question(curves, view),
         facts=_facts(curves, kept),
         verdicts=list(_verdicts(curves, view)),
         notes=[note for note in tables.notes(curves, view.confidence) if not note.startswith("x ")],
-        answers=contents.answers,
+        answers=[*contents.answers, *_searches(kept)],
         texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
         interval_note=_interval_note(curves, view),
         level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
@@ -101,10 +104,11 @@ def render(contents: Contents) -> str:
         groups=_groups(columns),
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
         level_count=len(points),
-        excluded=[*_excluded(points), *_failed_visits(contents.loaded)],
+        excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(found)),
         audit_summary=_audit_summary(found, len(contents.loaded)),
         experiments=[_experiment(label, each) for label, each in kept.items()],
+        sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
         command=contents.command,
         units=tables.units(curves),
         version=pdlab.__version__,
@@ -153,7 +157,9 @@ def _facts(curves: Sequence[Curve], kept: dict[str, Loaded]) -> list[str]:
     points = [point for curve in curves for point in curve.points]
     repeats = sorted({point.repeats for point in points})
     facts = [f"{' and '.join(dict.fromkeys(curve.workload for curve in curves))} input:output tokens"]
-    facts += [_count(len(curves), "experiment"), _count(len(points), "level")]
+    others = sum(curve.published is not None for curve in curves)
+    facts += [_count(len(curves) - others, "experiment"), _count(len(points), "level")]
+    facts += [f"{_count(others, 'published curve')}, not ranked"] if others else []
     facts.append(_count(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
     invalid = sum(not point.valid for point in points)
     facts.append(f"{invalid} not valid" if invalid else "all valid")
@@ -184,17 +190,19 @@ def _verdicts(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
     """One for each set of experiments that measure the same thing."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
-        groups.setdefault((curve.workload, curve.gpus.device), []).append(curve)
+        if curve.published is None:
+            groups.setdefault((curve.workload, curve.gpus.device), []).append(curve)
     for (workload, device), members in sorted(groups.items(), key=lambda item: -len(item[1])):
         where = "GPUs" if device == "gpu" else "CPU engine ranks"
         found, per = reading(members, view), " per" if view.normalized else ","
+        ranking = found.ranking if found and not sentences.incomparable(members, view) else ()
         yield {
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
             "sentence": sentences.sentence(members, view),
             "others": [sentences.sentence(members, other) for other in _other_views(members, view)],
             "caption": _caption(found, view) if found else "",
             "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
-            "ranking": [_ranked(each, view) for each in found.ranking] if found and len(found.ranking) > 1 else [],
+            "ranking": [_ranked(each, view) for each in ranking] if len(ranking) > 1 else [],
         }
 
 
@@ -225,6 +233,13 @@ def _ranked(each: Ranked, view: View) -> dict[str, str]:
         "ahead": lead.replace("-0 ", "0 "),
         "told": "" if ahead is None else "no" if each.tied else "yes",
     }
+
+
+def _searches(kept: dict[str, Loaded]) -> Iterator[str]:
+    """What the searches for the highest rate within an SLO found, in their own words."""
+    for label, each in kept.items():
+        for search in each.experiment.searches:
+            yield f"{label}: {search.detail}"
 
 
 # Levels
@@ -284,20 +299,19 @@ def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]
             yield {"label": curve.label, "what": what, "why": "; ".join(point.reasons)}
 
 
-def _failed_visits(loaded: Sequence[Loaded]) -> Iterator[dict[str, str]]:
-    """Deployments of the same experiment file that gave nothing, from the record beside the folders."""
-    for folder in dict.fromkeys(each.folder.resolve().parent for each in loaded):
-        try:
-            record = json.loads((folder / ".experiment.json").read_bytes())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{folder / '.experiment.json'}: cannot be read ({error})") from error
-        for visit in record["visits"]:
-            if visit["status"] != "done":
-                why = visit.get("error") or "not measured yet"
-                what = f"repeat {visit['repeat']} of {record['name']}: {visit['status']}"
-                yield {"label": visit["deployment"], "what": what, "why": why}
+def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, str]]:
+    """Deployments of the same experiment files that gave nothing, or not all."""
+    for record in records:
+        for visit in record.visits:
+            if visit.status != "done":
+                what = f"repeat {visit.repeat} of {record.name}: {visit.status}"
+                yield {"label": visit.deployment, "what": what, "why": visit.error or "not measured"}
+
+
+def _records(loaded: Sequence[Loaded]) -> list[ExperimentRecord]:
+    """The records of experiment files, which stand beside the folders of results."""
+    parents = dict.fromkeys(each.folder.resolve().parent for each in loaded)
+    return [record for folder in parents if (record := read_record(folder))]
 
 
 # Audit
@@ -342,7 +356,9 @@ def _experiment(label: str, each: Loaded) -> dict[str, Any]:
         "label": label,
         "name": each.experiment.name,
         "short": f"{manifest.gpus or '?'} {unit}, {_count(len(runs), 'run')}, {manifest.origin}",
-        "facts": [{"name": name, "value": value} for name, value in _manifest_facts(manifest) if value],
+        "facts": [
+            {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
+        ],
         "manifest": manifest.model_dump_json(indent=1, exclude_none=True),
         "commands": list(manifest.commands),
     }
@@ -363,6 +379,13 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "measured", " to ".join(text for text in (manifest.started_at, manifest.finished_at) if text)
     if manifest.origin == "imported":
         yield "not recorded", "versions, hardware, placement, commands: the folder has no manifest"
+
+
+def _gates(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    """What was not judged, and what was noted, over the experiment's levels."""
+    unchecked = dict.fromkeys(f"{gate} ({why})" for run in runs for gate, why in run.validity.unchecked.items())
+    yield "gates not checked", "; ".join(unchecked)
+    yield "notes", "; ".join(dict.fromkeys(note for run in runs for note in run.validity.notes))
 
 
 def _replicas(manifest: Manifest) -> Iterator[str]:
@@ -392,8 +415,8 @@ def _payload(contents: Contents) -> dict[str, Any]:
             "nodeGpus": view.gpus_per_node,
             "log": contents.log_latency,
         },
-        "unit": tables.unit(curves),
-        "node": tables.node_name(curves, _per_node(view)),
+        "unit": tables.unit(curves) if view.role == "all" else f"{view.role} {tables.unit(curves)}",
+        "node": tables.node_name(curves, view.model_copy(update={"normalized": True})),
         "stats": [stat for stat in STATISTICS if stat in known],
         "curves": [
             {
@@ -405,7 +428,8 @@ def _payload(contents: Contents) -> dict[str, Any]:
                 "ink": text_color(style.color),
                 "marker": style.marker,
                 "dashes": style.dashes,
-                "gpus": curve.gpus.total,
+                "gpus": curve.gpus.of(view.role),
+                "published": curve.published is not None,
                 "device": curve.gpus.device,
                 "workload": curve.workload,
                 "facts": _size(curve),

@@ -2,7 +2,9 @@
 
 A curve is the straight line through its valid levels, in the order of load, and is never extended
 beyond them. A draw moves every level by resampled repeats (`statistics.resample`); the levels of one
-curve share the weights of a repeat, so that what one repeat has in common moves them together.
+curve share the weights of a repeat, so that what one repeat has in common moves them together. The draws
+have the repeats' own scatter; a figure read off several curves is moderated as a whole
+(`moderation.moderate_all`), because how latency and throughput go together is as uncertain as each.
 """
 
 from __future__ import annotations
@@ -98,9 +100,8 @@ def line(
     weights = multipliers(seed, DRAWS, highest)
     alone = np.random.default_rng([*seed, 1])
     columns = [_draws(point, figure, values, weights, alone) for figure, values in (x, y) for point in points]
-    repeats = [point.repeats for point in points]
-    single = min(repeats) < 2
-    dof = math.inf if single else float(min(repeats) - 1)
+    single = min(point.repeats for point in points) < 2
+    dof = math.inf if single else float(min(point.repeats for point in points) - 1)
     drawn = np.stack(columns, axis=1)
     return Line(
         x=drawn[:, : len(points)] * x_factor,

@@ -69,6 +69,15 @@ class RequestRecord(Frozen):
             return None
         return (e2el_s - ttft_s) / (self.output_tokens - 1)
 
+    def shifted(self, by_s: float) -> RequestRecord:
+        """The same request on a clock that began ``by_s`` earlier."""
+        moved = {
+            name: round(value + by_s, 6)
+            for name in ("arrival_s", "first_token_s", "finish_s")
+            if (value := getattr(self, name)) is not None
+        }
+        return self.model_copy(update=moved)
+
 
 class Distribution(Frozen):
     """Summary of one latency in seconds; ``percentiles_s`` is keyed ``p50``, ``p90``, ..."""
@@ -165,11 +174,12 @@ class EngineCounters(Frozen):
 
 
 class Trend(Frozen):
-    """How much a level drifted inside its steady window (rule in docs/methodology.md).
+    """How much a level drifted inside its steady window, by lines fitted over ``slices`` equal slices of it
+    (rule in docs/methodology.md).
 
-    ``throughput_change`` is the fitted change of output tokens/s from the window's begin to its end,
-    over its mean, and ``throughput_t`` that change over its standard error; ``in_flight_growth`` the
-    fitted growth of requests in flight as a share of the requests that arrived, ``in_flight_t`` the same.
+    ``throughput_change``: of output tokens/s from the window's begin to its end, over their mean;
+    ``in_flight_growth``: of requests in flight, in requests, beside the ``arrivals`` in the window and
+    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error.
     """
 
     slices: int
@@ -177,21 +187,21 @@ class Trend(Frozen):
     throughput_t: float
     in_flight_growth: float
     in_flight_t: float
+    in_flight_mean: float
+    arrivals: int
 
 
 class ClientLoad(Frozen):
-    """What the load generator did to itself: per process, the worst of them.
+    """What the load generator did to itself; of several processes the worst value.
 
     ``cpu_share`` of one core, ``loop_lag_s`` p95 of the event loop's lateness, ``clock_step_s`` how far
-    the wall clock moved against the monotonic one, ``late_s`` p99 of how late an open loop's requests
-    were sent (None in a closed loop).
+    the wall clock moved against the monotonic one over the level.
     """
 
-    processes: int = Field(ge=1)
+    processes: int = Field(default=1, ge=1)
     cpu_share: float | None = None
     loop_lag_s: float | None = None
     clock_step_s: float | None = None
-    late_s: float | None = None
 
 
 class Run(Frozen):

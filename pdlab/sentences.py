@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from pdlab import tables
 from pdlab.analysis import Curve, View
-from pdlab.compare import Ranked, Reading, reading
+from pdlab.compare import Ranked, Reading, own, reading
+from pdlab.goodput import Pick
 from pdlab.statistics import Comparison
+from pdlab.workload import Slo
 
 
 def sentence(curves: Sequence[Curve], view: View) -> str:
@@ -15,14 +17,56 @@ def sentence(curves: Sequence[Curve], view: View) -> str:
     found = reading(curves, view)
     if found is None:
         return "No valid level to compare."
-    if reason := tables.incomparable(curves):
+    if reason := incomparable(curves, view):
         return f"No winner can be named: {reason}."
-    sizes = sorted({curve.gpus.total for curve in curves})
-    if not view.normalized and len(sizes) > 1:
-        counts = ", ".join(map(str, sizes))
-        size = f"{counts} {tables.units(curves)}"
-        return f"No winner can be named: the deployments have different sizes ({size}); normalise them."
     return _say(found, curves, view)
+
+
+def incomparable(curves: Sequence[Curve], view: View) -> str | None:
+    """Why nobody can be ranked in this view; None where it is fair."""
+    if reason := tables.incomparable(curves):
+        return reason
+    sizes = sorted({curve.gpus.total for curve in own(curves)})
+    if view.normalized or len(sizes) < 2:
+        return None
+    counts = ", ".join(map(str, sizes))
+    return f"the deployments have different sizes ({counts} {tables.units(curves)}); normalise them"
+
+
+def slo_name(slo: Slo) -> str:
+    """``TTFT <= 2,000 ms and TPOT <= 50 ms for 95 % of requests``."""
+    bounds = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
+    said = [f"{name} <= {plain(1000 * value)} ms" for name, value in bounds.items() if value is not None]
+    return f"{' and '.join(said)} for {100 * slo.quantile:g} % of requests"
+
+
+def slo_sentence(found: Pick, curves: Sequence[Curve], view: View) -> str:
+    """Which configuration serves most within the SLO, its margin over the second, and how sure that is."""
+    where = f"Within {slo_name(found.slo)}"
+    if reason := incomparable(curves, view):
+        return f"{where} no winner can be named: {reason}."
+    if not found.capacities:
+        text = f"{where} no configuration can be named"
+    else:
+        best = found.capacities[0]
+        most = (
+            f"about {plain(best.throughput.value)} {view.throughput_metric} tokens/s per "
+            f"{tables.node_name(curves, view)}, {plain(best.requests_per_gpu_s.value)} requests/s per "
+            f"{tables.unit(curves)}"
+        )
+        text = (
+            f"{where} {verdict(found.ranking, most)}"
+            if len(found.ranking) > 1
+            else f"{where}, {best.label} gives {most}"
+        )
+    if found.missed:
+        text += f"; not met by {listed(found.missed)} at any level measured"
+    if found.unknown:
+        text += f"; not known for {listed(found.unknown)} (neither requests nor that percentile were kept)"
+    capped = [each.label for each in found.capacities if each.capped]
+    if capped:
+        text += f"; {listed(capped)} might give more: the highest load measured still meets it"
+    return text + "."
 
 
 def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdlab.analysis import Curve, Metric, Point, Rate, View
-from pdlab.compare import FrontierPoint, frontier_points
+from pdlab.compare import FrontierPoint, frontier_points, own
 from pdlab.statistics import Estimate
 
 Row = Sequence[str]
@@ -24,7 +24,7 @@ def render(curves: Sequence[Curve], view: View) -> str:
 
 def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
     """What a reader must know before comparing: windows, repeats, workloads, invalid levels."""
-    points = [point for curve in curves for point in curve.points]
+    points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
     if steady == len(points):
         window = "Figures: steady window (ramp-up and drain cut off)."
@@ -36,6 +36,8 @@ def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
     lines += _repeat_notes(points, 100 * confidence)
     if reason := incomparable(curves):
         lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
+    if published := [curve.label for curve in curves if curve.published is not None]:
+        lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
     return lines + invalid_notes(curves)
 
 
@@ -44,7 +46,10 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
     lines = []
     if repeats[-1] > 1:
         many = f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else str(repeats[0])
-        lines.append(f"±: {percent:g} % interval of the mean over {many} repeats (Student's t over the repeats).")
+        lines.append(
+            f"±: {percent:g} % interval of the mean over {many} repeats (Student's t; each level's scatter moderated "
+            "by that of all levels shown)."
+        )
     if repeats[0] == 1:
         lines.append("One repeat: small differences are not meaningful.")
         if any(p.repeats == 1 and p.rate_estimate("requests").basis for p in points):
@@ -56,10 +61,14 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
 
 
 def incomparable(curves: Sequence[Curve]) -> str | None:
-    """Why these experiments do not measure the same thing; None when they do."""
+    """Why these experiments do not measure the same thing; None when they do. Published tables do not count."""
+    curves = own(curves)
     workloads = {curve.workload for curve in curves}
     if len(workloads) > 1:
         return f"the experiments have different workloads ({', '.join(sorted(workloads))}; input:output tokens)"
+    models = {curve.deployment.model for curve in curves if curve.deployment}
+    if len(models) > 1:
+        return f"the experiments have different models ({', '.join(sorted(models))})"
     if len({curve.gpus.device for curve in curves}) > 1:
         return "some experiments ran on GPUs and some on CPU engine ranks"
     return None
@@ -99,6 +108,7 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
     if not view.normalized:
         return "whole deployment"
     size, kind = view.gpus_per_node, unit(curves) if view.gpus_per_node == 1 else units(curves)
+    kind = kind if view.role == "all" else f"{view.role} {kind}"
     if all(curve.gpus.device == "cpu" for curve in curves):
         return f"{size} {kind}"
     return f"node ({size} {kind})"
@@ -157,7 +167,7 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
             rows.append(
                 [
                     curve.label,
-                    _load(point),
+                    load_cell(point),
                     str(point.repeats),
                     *(figure(point.ms_estimate(m, stat), view.confidence) for m in latencies for stat in stats),
                     *(figure(point.rate_estimate(rate), view.confidence) for rate in rates),
@@ -188,7 +198,7 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
             rows.append(
                 [
                     curve.label,
-                    _load(point),
+                    load_cell(point),
                     figure(point.latency_estimate(view), view.confidence),
                     *(rate(metric) for metric in rates),
                     number(output / gpus.total),
@@ -217,7 +227,8 @@ def _known(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
     return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def _load(point: Point) -> str:
+def load_cell(point: Point) -> str:
+    """The load, with an x where the level is not valid."""
     return point.load + ("" if point.valid else " x")
 
 

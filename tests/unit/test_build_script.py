@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,17 @@ def test_a_dry_run_prints_and_does_nothing(rig: dict[str, str]) -> None:
     for step in ("check:", "ucx-source:", "ucx:", "nixl-source:", "nixl:", "verify:", "wheel:"):
         assert step in done.stdout
     assert not (Path(rig["CALLS"]).parent / "prefix" / "build").exists()
+
+
+def test_the_last_check_reads_and_knows_whose_ucx_it_was(tmp_path: Path) -> None:
+    """With the NIXL of this environment, which stands for the one just built."""
+    program = SCRIPT.read_text().split("\nREAD='")[1].split("\n'\n")[0]
+    done = subprocess.run([sys.executable, "-c", program, sys.prefix], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "read 1048576 bytes with" in done.stdout
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"that is not the UCX of {tmp_path}" in done.stderr
 
 
 @pytest.mark.parametrize(

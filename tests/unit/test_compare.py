@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from pdlab.analysis import Curve, Gpus, Point, Sample, View
+from pdlab.analysis import Curve, Gpus, Point, Sample, View, in_one_study
 from pdlab.compare import estimate_at, frontier_points, reading
-from pdlab.statistics import Array
+from pdlab.moderation import moderate_all
+from pdlab.statistics import Array, Estimate
 
 TRIALS = 200
 LEAST = 183  # of 200 at 95 %: see test_statistics.py
@@ -44,11 +46,13 @@ def curve(latency_ms: Array, output_per_s: Array, label: str = "a", gpus: int = 
     return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=tuple(points))
 
 
-def measured(rng: np.random.Generator, repeats: int, better: float = 1.0, label: str = "a") -> Curve:
+def measured(
+    rng: np.random.Generator, repeats: int, better: float = 1.0, label: str = "a", noise: float = 1.0
+) -> Curve:
     """Each repeat has a part in common over its levels (3 %) and a part of each level (2 %), on both axes."""
     common = rng.normal(0, 0.03, (repeats, 1, 2))
     own = rng.normal(0, 0.02, (repeats, 3, 2))
-    factor = 1 + common + own
+    factor = 1 + noise * (common + own)
     return curve(LATENCY_MS * factor[..., 0], OUTPUT_PER_S * better * factor[..., 1], label)
 
 
@@ -56,20 +60,78 @@ def test_throughput_at_a_bound_is_covered_at_the_stated_rate() -> None:
     rng = np.random.default_rng(21)
     covered = 0
     for _ in range(TRIALS):
-        estimate = estimate_at(measured(rng, 3), View(), 15.0)
-        assert estimate is not None
-        interval = estimate.interval(0.95)
-        assert interval is not None
-        covered += interval.holds(850.0)  # halfway between the levels at 12 and at 18 ms
+        covered += _covers(measured(rng, 3))
     assert covered >= LEAST
 
 
-def test_no_winner_among_equals() -> None:
+@pytest.mark.parametrize(
+    ("noise", "least"), [((1,) * 6, LEAST - 2), ((0.5, 0.7, 1, 1, 1.4, 2), 174)], ids=["alike", "unlike"]
+)
+def test_moderated_scatter_covers_too(noise: tuple[float, ...], least: int) -> None:
+    """Six configurations of one study. Where their noise differs by up to four times the rate holds on
+    average over them, and is a few per cent less for the noisiest."""
+    rng = np.random.default_rng(27)
+    covered = [0] * len(noise)
+    for _ in range(TRIALS):
+        curves = [measured(rng, 3, label=str(i), noise=factor) for i, factor in enumerate(noise)]
+        for i, found in enumerate(moderate_all([estimate_at(curve, View(), 15.0) for curve in curves])):
+            covered[i] += _holds(found)
+    assert sum(covered) / len(noise) >= LEAST, covered
+    assert min(covered) >= least, covered
+
+
+def test_few_configurations_are_not_moderated() -> None:
+    rng = np.random.default_rng(30)
+    few = [estimate_at(measured(rng, 3, label=str(i)), View(), 15.0) for i in range(4)]
+    assert moderate_all(few) == few
+
+
+@pytest.mark.parametrize(("noise", "least"), [((1, 1, 1), LEAST), ((0.5, 1, 2), 174)], ids=["alike", "unlike"])
+def test_moderated_scatter_of_a_level_covers_too(noise: tuple[float, ...], least: int) -> None:
+    rng = np.random.default_rng(29)
+    covered = [0, 0, 0]
+    for _ in range(TRIALS):
+        curves = in_one_study(measured(rng, 3, label=str(i), noise=factor) for i, factor in enumerate(noise))
+        for i, curve in enumerate(curves):
+            interval = curve.points[1].rate_estimate("output").interval(0.95)
+            assert interval is not None
+            covered[i] += interval.holds(700.0)
+    assert sum(covered) / 3 >= LEAST, covered
+    assert min(covered) >= least, covered
+
+
+def _covers(of: Curve) -> bool:
+    return _holds(estimate_at(of, View(), 15.0))
+
+
+def _holds(estimate: Estimate | None) -> bool:
+    assert estimate is not None
+    interval = estimate.interval(0.95)
+    assert interval is not None
+    return interval.holds(850.0)  # halfway between the levels at 12 and at 18 ms
+
+
+def test_moderation_narrows_what_chance_made_wide() -> None:
+    rng = np.random.default_rng(28)
+    alone = [measured(rng, 3, label=str(i)) for i in range(5)]
+    together = in_one_study(alone)
+
+    def widths(curves: tuple[Curve, ...] | list[Curve]) -> Array:
+        found = [p.rate_estimate("output").interval(0.95) for c in curves for p in c.points]
+        return np.array([interval.high / interval.low - 1 for interval in found if interval])
+
+    assert np.median(widths(together)) < 0.7 * np.median(widths(alone))
+    assert np.std(widths(together)) < 0.5 * np.std(widths(alone))
+
+
+@pytest.mark.parametrize("moderated", [False, True])
+def test_no_winner_among_equals(moderated: bool) -> None:
     """Four times the same configuration: one is named best by chance in at most 5 % of the trials."""
     rng = np.random.default_rng(22)
     named = 0
     for _ in range(TRIALS):
-        found = reading([measured(rng, 3, label=str(i)) for i in range(4)], View())
+        curves = [measured(rng, 3, label=str(i)) for i in range(4)]
+        found = reading(in_one_study(curves) if moderated else curves, View())
         assert found is not None
         named += len(found.tied) == 1
     assert named <= TRIALS - LEAST
@@ -79,7 +141,7 @@ def test_a_winner_by_a_clear_margin_is_named() -> None:
     rng = np.random.default_rng(23)
     named = 0
     for _ in range(TRIALS):
-        found = reading([measured(rng, 4), measured(rng, 4, better=1.4, label="b")], View())
+        found = reading(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), View())
         assert found is not None and found.margin is not None
         named += found.tied == ("b",)
         assert not found.single_repeat

@@ -159,11 +159,28 @@ def test_the_same_folders_give_the_same_bytes(three: list[Path], tmp_path: Path)
 def test_deployments_that_failed_are_told(three: list[Path], tmp_path: Path) -> None:
     visits = [
         {"deployment": "pd-9", "repeat": 1, "status": "failed", "error": "replica died: out of <memory>"},
-        {"deployment": "a", "repeat": 0, "status": "done", "error": None},
+        {"deployment": "a", "repeat": 0, "status": "done"},
     ]
-    (tmp_path / ".experiment.json").write_text(json.dumps({"name": "story", "visits": visits}))
+    record = {"name": "story", "file": "story.yaml", "experiment": {}, "visits": visits, "commands": ["bench run X"]}
+    (tmp_path / ".experiment.json").write_text(json.dumps(record))
     page = Elements(made(three, tmp_path)).text
     assert "pd-9" in page and "repeat 1 of story: failed" in page and "replica died: out of <memory>" in page
+    assert "bench run X" in page
+
+
+def test_answers_to_slos_and_published_tables(three: list[Path], tmp_path: Path) -> None:
+    table = tmp_path / "others.csv"
+    head = "source,configuration,input_tokens,output_tokens,concurrency,output_tokens_per_s,tpot_p50_ms"
+    table.write_text(f"{head}\nA talk,4xTP2,512,64,8,99999,1.5\n")
+    words = ("--slo", "ttft_ms=900,tpot_ms=20", "--price-per-gpu-hour", "2", "--published", str(table))
+    text = made(three, tmp_path, *words)
+    page = Elements(text).text
+    assert "Within TTFT <= 900 ms and TPOT <= 20 ms for 95 % of requests" in page
+    assert "Cost at 2 per GPU hour" in page and "Best by throughput" in page
+    assert "1 published curve, not ranked" in page
+    assert [curve["published"] for curve in payload(text)["curves"]] == [False, False, False, True]
+    verdict = page[: page.index("Plots")]
+    assert "99,999" not in verdict and "99999" not in verdict
 
 
 def test_audit_findings_are_in_it(tmp_path: Path) -> None:

@@ -88,6 +88,11 @@ def test_garbage_gives_no_row_and_no_error(text: str) -> None:
     assert failed_modules(text) == {}
 
 
+def test_a_row_cut_behind_an_inner_bar_is_no_row() -> None:
+    log = (SAMPLES / "ucx-1.22-perftest-rendezvous.log").read_text()
+    assert parse_table(log[:1440]) == parse_table(log)[:2]
+
+
 @given(st.data())
 def test_a_table_cut_anywhere_gives_no_row_that_the_whole_does_not(data: st.DataObject) -> None:
     log = (SAMPLES / f"{data.draw(st.sampled_from(TABLES))[0]}.log").read_text()
