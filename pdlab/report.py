@@ -340,9 +340,8 @@ def _files(names: Sequence[str]) -> str:
 
 def _audit_summary(found: Sequence[Finding], folders: int) -> str:
     kinds = ", ".join(sorted({finding.kind for finding in found}))
-    return (
-        f"{_count(len(found), 'finding')} in {_count(folders, 'folder')} ({kinds}): read them before trusting a plot."
-    )
+    counts = f"{_count(len(found), 'finding')} in {_count(folders, 'folder')}"
+    return f"The audit has {counts} ({kinds}): read them before trusting a verdict or a plot."
 
 
 # Experiments
