@@ -2,7 +2,7 @@
 
 A PD family is the pair of prefill and decode replica shapes (TP2 -> TP4); it has one hue of the
 Okabe-Ito palette, and the P:D ratio inside it is lightness and marker. Collocated curves are
-dashed greys. Colour is never the only difference.
+dashed greys, published ones dotted. Colour is never the only difference.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D
 MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">", "h", "d")
 COLLOCATED = "collocated"
 OTHER = "other"
+PUBLISHED = "published elsewhere"
 
 
 class Style(NamedTuple):
@@ -53,6 +54,8 @@ def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
 
 def family(curve: Curve) -> str:
     """``collocated``, ``P TP2 to D TP4``, or ``other`` where the configuration is not known."""
+    if curve.published is not None:
+        return PUBLISHED
     if curve.deployment is None:
         return OTHER
     topology = curve.deployment.topology
@@ -72,6 +75,8 @@ def _shape(pool: Pool) -> str:
 
 def _order(curve: Curve) -> tuple[object, ...]:
     """Collocated first, then PD by decode and prefill size and by ratio, then the unknown."""
+    if curve.published is not None:
+        return (3, 0, 0, 0.0, curve.label)
     if curve.deployment is None:
         return (2, 0, 0, 0.0, curve.label)
     topology = curve.deployment.topology
@@ -82,6 +87,8 @@ def _order(curve: Curve) -> tuple[object, ...]:
 
 
 def _dashes(curve: Curve) -> tuple[float, ...]:
+    if curve.published is not None:
+        return (1.0, 1.6)
     if curve.deployment is None:
         return ()
     topology = curve.deployment.topology

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab import tables
-from pdlab.analysis import Curve, LoadKind, Metric, Point, View
-from pdlab.compare import Spot, frontier, spots
+from pdlab.analysis import Curve, LoadKind, Metric, Point, Statistic, View
+from pdlab.compare import Spot, frontier, own, spots
 from pdlab.errors import StoreError
 from pdlab.label_layout import Box, along, around, fit
 from pdlab.palette import Style, styles, text_color
+from pdlab.statistics import Estimate
 
 STYLE_FILE = Path(__file__).with_name("pdlab.mplstyle")
 
@@ -27,6 +28,7 @@ AXIS_LABELS = 0.62
 LEGEND_ROW, FOOTNOTE_ROW, CHAR = 0.21, 0.19, 0.082
 LEGEND_ROWS = 6
 MAX_FOOTNOTES = 5
+TAIL: Statistic = "p99"
 
 LOAD_NAMES: dict[LoadKind, str] = {
     "concurrency": "concurrency (requests in flight, whole deployment)",
@@ -54,11 +56,15 @@ def draw(curves: Sequence[Curve], view: View, path: Path, *, log_latency: bool =
     import matplotlib.pyplot as plt
 
     drawn = _Drawn(curves, styles(curves), view, log_latency, log_load)
-    kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in curves)]
+    kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in own(curves))]
     legend, footnotes = _legend_columns(drawn), _footnotes(drawn)
     legend_in = LEGEND_ROW * (max(len(column) for column in legend) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
-    left_in = MARGIN_LEFT + len(kinds) * (LOAD_PANEL[0] + BETWEEN)
+    columns = [(kind, view.statistic) for kind in kinds]
+    # Tails beside the medians; with two kinds of load the picture would grow too wide, the tables have them.
+    if len(kinds) == 1 and view.statistic != TAIL and any(_has_tail(curve) for curve in curves):
+        columns.append((kinds[0], TAIL))
+    left_in = MARGIN_LEFT + len(columns) * (LOAD_PANEL[0] + BETWEEN)
     size = (
         left_in + MAIN_PANEL[0] + MARGIN_RIGHT,
         ABOVE + MAIN_PANEL[1] + AXIS_LABELS + legend_in + footnotes_in,
@@ -71,10 +77,11 @@ def draw(curves: Sequence[Curve], view: View, path: Path, *, log_latency: bool =
             def panel(x: float, y: float, width: float, height: float) -> Any:
                 return figure.add_axes((x / size[0], y / size[1], width / size[0], height / size[1]))
 
-            for i, kind in enumerate(kinds):
+            for i, (kind, statistic) in enumerate(columns):
                 x = MARGIN_LEFT + i * (LOAD_PANEL[0] + BETWEEN)
-                _load_panel(panel(x, bottom_in + MAIN_PANEL[1] - LOAD_PANEL[1], *LOAD_PANEL), drawn, kind, "tpot")
-                _load_panel(panel(x, bottom_in, *LOAD_PANEL), drawn, kind, "ttft")
+                shown = drawn._replace(view=view.model_copy(update={"statistic": statistic}))
+                _load_panel(panel(x, bottom_in + MAIN_PANEL[1] - LOAD_PANEL[1], *LOAD_PANEL), shown, kind, "tpot")
+                _load_panel(panel(x, bottom_in, *LOAD_PANEL), shown, kind, "ttft")
             _main_panel(panel(left_in, bottom_in, *MAIN_PANEL), drawn)
             _legend(panel(MARGIN_LEFT, footnotes_in, size[0] - MARGIN_LEFT - MARGIN_RIGHT, legend_in), legend)
             figure.text(MARGIN_LEFT / size[0], 1 - 0.28 / size[1], _title(drawn), size=14, weight="bold", va="top")
@@ -85,6 +92,10 @@ def draw(curves: Sequence[Curve], view: View, path: Path, *, log_latency: bool =
             _save(figure, path)
         finally:
             plt.close(figure)
+
+
+def _has_tail(curve: Curve) -> bool:
+    return any(point.ms(metric, TAIL) is not None for point in curve.points for metric in ("ttft", "tpot"))
 
 
 def _save(figure: Any, path: Path) -> None:
@@ -104,12 +115,22 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
     values: list[float] = []
     loads: set[float] = set()
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        if curve.published is not None:  # Loads of other systems would stretch the axis.
+            continue
         found = [(p.value, ms, p) for p in curve.lines().get(kind, []) if (ms := p.latency(view)) is not None]
+        sides = [(load, found.interval(view.confidence)) for load, found in _estimates(curve, kind, view)]
+        _band(
+            axes,
+            style.color,
+            [(load, side.high) for load, side in sides if side],
+            [(load, side.low) for load, side in sides if side],
+        )
         _plot(axes, found, style, size=4.5)
         values += [ms for _, ms, _ in found]
         loads |= {load for load, _, _ in found}
     name = metric.upper()
-    axes.set_title(f"{name} against {'concurrency' if kind == 'concurrency' else 'request rate'}")
+    statistic = {"p50": "", "mean": "mean "}.get(view.statistic, f"{view.statistic} ")
+    axes.set_title(f"{name} {statistic}against {'concurrency' if kind == 'concurrency' else 'request rate'}")
     axes.set_ylabel(f"{name} {view.statistic}, ms")
     axes.yaxis.set_label_coords(-0.16, 0.5)
     axes.set_xlabel(LOAD_NAMES[kind])
@@ -128,6 +149,12 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
     else:
         axes.set_xlim(0, max(loads) * 1.05)
     _load_ticks(axes, sorted(loads), drawn.log_load)
+
+
+def _estimates(curve: Curve, kind: LoadKind, view: View) -> list[tuple[float, Estimate]]:
+    """(load, latency) of the valid levels of one kind of load."""
+    valid = [point for point in curve.lines().get(kind, []) if point.valid]
+    return [(point.value, found) for point in valid if (found := point.latency_estimate(view))]
 
 
 def _load_ticks(axes: Any, loads: list[float], log: bool) -> None:
@@ -152,6 +179,7 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
         for kind, line in lines.items():
             here = {id(point) for point in line}
             thin = kind == "rate" and len(lines) > 1
+            _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
             _plot(axes, [(s.x, s.y, s.point) for s in every if id(s.point) in here], style, size=4 if thin else 6)
     best = frontier(drawn.curves, view)
     axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
@@ -174,6 +202,27 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
         axes.set_xlim(max(0, min(xs) - before * pad), max(xs) + after * pad)
     axes.yaxis.set_major_formatter(_plain())
     _write_labels(axes, drawn, every, {id(s.point) for s in best})
+
+
+def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, color: str) -> None:
+    """Both figures have an interval: from the curve at the better end of both to that at the worse end."""
+    better, worse = [], []
+    for point in points:
+        latency = point.latency_estimate(view)
+        x = latency.interval(view.confidence) if latency else None
+        y = curve.throughput_estimate(point, view).interval(view.confidence)
+        # The scatter within one run is no statement about the configuration: the panels at the left show it.
+        if x and y and y.basis == "repeats":
+            quick, slow = (x.low, x.high) if view.lower_is_better else (x.high, x.low)
+            better.append((quick, y.high))
+            worse.append((slow, y.low))
+    _band(axes, color, better, worse)
+
+
+def _band(axes: Any, color: str, upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]]) -> None:
+    """The area between two sides of a curve, light enough that fourteen of them lie over each other."""
+    if len(upper) > 1:
+        axes.fill(*zip(*upper, *reversed(lower), strict=True), color=color, alpha=0.11, lw=0, zorder=1.8)
 
 
 def _plot(axes: Any, found: Sequence[tuple[float, float, Point]], style: Style, size: float) -> None:
@@ -272,7 +321,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
 
 
 def _footnotes(drawn: _Drawn) -> list[str]:
-    notes = tables.notes(drawn.curves)
+    notes = tables.notes(drawn.curves, drawn.view.confidence)
     if len(notes) > MAX_FOOTNOTES:
         hidden = len(notes) - MAX_FOOTNOTES + 1
         notes = [*notes[: MAX_FOOTNOTES - 1], f"... and {hidden} more: see the tables"]
@@ -280,8 +329,8 @@ def _footnotes(drawn: _Drawn) -> list[str]:
 
 
 def _title(drawn: _Drawn) -> str:
-    workloads = dict.fromkeys(curve.workload for curve in drawn.curves)
-    models = dict.fromkeys(curve.deployment.model for curve in drawn.curves if curve.deployment)
+    workloads = dict.fromkeys(curve.workload for curve in own(drawn.curves))
+    models = dict.fromkeys(curve.deployment.model for curve in own(drawn.curves) if curve.deployment)
     what = f"{' and '.join(workloads)} tokens (input:output)"
     return f"{' and '.join(models)}, {what}" if models else what
 

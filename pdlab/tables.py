@@ -47,15 +47,15 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
     if repeats[-1] > 1:
         many = f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else str(repeats[0])
         lines.append(
-            f"±: {percent:g} % interval of the mean over {many} repeats (Student's t; each level's scatter moderated "
-            "by that of all levels shown)."
+            f"± and bands: {percent:g} % interval of the mean over {many} repeats (Student's t; each level's scatter "
+            "moderated by that of all levels shown)."
         )
     if repeats[0] == 1:
         lines.append("One repeat: small differences are not meaningful.")
         if any(p.repeats == 1 and p.rate_estimate("requests").basis for p in points):
             lines.append(
-                f"(±): {percent:g} % interval of one repeat from the scatter of its requests; what another start "
-                "of the deployment would give is not covered."
+                f"(±) and bands: {percent:g} % interval of one repeat from the scatter of its requests; what another "
+                "start of the deployment would give is not covered."
             )
     return lines
 
