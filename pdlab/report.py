@@ -17,19 +17,17 @@ from typing import Any, Literal, NamedTuple
 
 import pdlab
 from pdlab import sentences, tables
-from pdlab.analysis import METRICS, Curve, Point, Rate, View
+from pdlab.analysis import Curve, Point, View
 from pdlab.audit import Finding, audit
 from pdlab.compare import Ranked, Reading, reading
 from pdlab.errors import StoreError
 from pdlab.loading import Loaded
 from pdlab.names import short_labels
-from pdlab.palette import styles, text_color
+from pdlab.report_figures import RATES, figures
 from pdlab.results import ExperimentRecord, Manifest, Run, read_record
 from pdlab.statistics import Estimate
 
 HERE = Path(__file__).parent
-RATES: tuple[Rate, ...] = ("requests", "input", "output", "total")
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
     ("ttft", "p50"),
     ("ttft", "p99"),
@@ -115,7 +113,7 @@ def render(contents: Contents) -> str:
         css=_asset("css"),
         script=script,
         script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        payload=_json(_payload(contents)),
+        payload=_json(figures(curves, view, log_latency=contents.log_latency)),
     )
 
 
@@ -396,79 +394,3 @@ def _replicas(manifest: Manifest) -> Iterator[str]:
 
 def _pairs(values: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-
-
-# Figures for the plots
-
-
-def _payload(contents: Contents) -> dict[str, Any]:
-    curves, view = contents.curves, contents.view
-    known = {s for c in curves for p in c.points for values in p.latency_ms.values() for s in values}
-    return {
-        "view": {
-            "latency": "interactivity" if view.use_interactivity else view.latency_mode,
-            "chunk": view.chunk_size,
-            "stat": view.statistic,
-            "rate": view.throughput_metric,
-            "per": ("gpu" if view.gpus_per_node == 1 else "node") if view.normalized else "whole",
-            "nodeGpus": view.gpus_per_node,
-            "log": contents.log_latency,
-        },
-        "unit": tables.unit(curves) if view.role == "all" else f"{view.role} {tables.unit(curves)}",
-        "node": tables.node_name(curves, view.model_copy(update={"normalized": True})),
-        "stats": [stat for stat in STATISTICS if stat in known],
-        "curves": [
-            {
-                "label": curve.label,
-                "name": curve.name,
-                "family": style.family,
-                "rank": style.rank,
-                "color": style.color,
-                "ink": text_color(style.color),
-                "marker": style.marker,
-                "dashes": style.dashes,
-                "gpus": curve.gpus.of(view.role),
-                "published": curve.published is not None,
-                "device": curve.gpus.device,
-                "workload": curve.workload,
-                "facts": _size(curve),
-                "points": [_point(point, view.confidence) for point in curve.points],
-            }
-            for curve, style in zip(curves, styles(curves), strict=True)
-        ],
-    }
-
-
-def _size(curve: Curve) -> str:
-    gpus = curve.gpus
-    roles = f" ({gpus.prefill} prefill, {gpus.decode} decode)" if gpus.prefill else ""
-    return f"{_count(gpus.total, gpus.unit)}{roles}, {curve.workload} tokens"
-
-
-def _point(point: Point, confidence: float) -> dict[str, Any]:
-    """``l``: metric -> statistic -> ms; ``r``: rates per second, whole deployment; ``li``, ``ri``: their intervals."""
-    rates = {rate: point.rate_estimate(rate) for rate in RATES}
-    latencies = {m: {s: point.ms_estimate(m, s) for s in STATISTICS if point.ms(m, s) is not None} for m in METRICS}
-    return {
-        "k": point.kind,
-        "v": point.value,
-        "ok": point.valid,
-        "why": point.reasons,
-        "n": point.repeats,
-        "x": point.excluded,
-        "w": point.window,
-        "r": {rate: _short(estimate.value) for rate, estimate in rates.items()},
-        "ri": _intervals(rates, confidence),
-        "l": {m: {s: _short(e.value) for s, e in known.items() if e} for m, known in latencies.items() if known},
-        "li": {m: found for m, known in latencies.items() if (found := _intervals(known, confidence))},
-    }
-
-
-def _intervals(estimates: Any, confidence: float) -> dict[str, tuple[float, float]]:
-    found = {name: estimate.interval(confidence) for name, estimate in estimates.items()}
-    return {name: (_short(each.low), _short(each.high)) for name, each in found.items() if each is not None}
-
-
-def _short(value: float) -> float:
-    """Six digits: more than anything here is worth, and half the bytes."""
-    return float(f"{value:.6g}")

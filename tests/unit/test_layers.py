@@ -128,6 +128,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "nixl_check",
         "plan_report",
         "plots",
+        "report_figures",
         "sentences",
     ),
     (
