@@ -26,7 +26,7 @@ from typing import Any
 
 from pdlab.errors import PdlabError
 from pdlab.imports import load_experiment, published_load
-from pdlab.results import MANIFEST, Experiment, Run
+from pdlab.results import MANIFEST, SLO_PREFIX, Experiment, Run
 from pdlab.workload import Closed, Open
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
@@ -114,7 +114,9 @@ def _read(path: Path) -> Folder:
         experiment = load_experiment(path)
     except PdlabError as error:
         return Folder(path, None, (), str(error))
-    files = sorted(file for file in path.glob("*.json") if file.name != MANIFEST)
+    files = sorted(
+        file for file in path.glob("*.json") if file.name != MANIFEST and not file.name.startswith(SLO_PREFIX)
+    )
     by_key: dict[tuple[str, float, int], Run] = {(r.key.kind, r.key.value, r.key.repeat): r for r in experiment.runs}
     levels, repeats = [], defaultdict[tuple[str, float], int](int)
     for file in files:

@@ -11,9 +11,9 @@ import pytest
 import viz
 from pdlab.audit import Finding, audit
 from pdlab.nodes import Placement, ReplicaPlacement, TpGroup
-from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, Store, Summary, Validity
+from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Store, Summary, Validity
 from pdlab.spec import Collocated, Deployment, Pool
-from pdlab.workload import Closed, RunKey, Workload
+from pdlab.workload import Closed, RunKey, Slo, Workload
 
 TTFT_S, TPOT_S, ITL, OTL = 0.2, 0.010, 512, 64
 
@@ -124,6 +124,24 @@ def test_silent_on_clean_folders(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert audit(folders) == []
     assert viz.main(["--audit", *map(str, folders)]) == 0
     assert capsys.readouterr().out == "audit: 2 folders, nothing wrong\n"
+
+
+def test_an_slo_search_is_no_level(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    search = SloSearch(
+        label="x",
+        slo=Slo(ttft_s=1.0),
+        confidence=0.95,
+        resolution=0.1,
+        low_rps=1.0,
+        high_rps=2.0,
+        best_rps=1.0,
+        points=(),
+        finished=True,
+        detail="between 1 and 2 requests/s",
+    )
+    (folder / f"{search.stem}.json").write_text(search.model_dump_json())
+    assert audit([folder]) == []
 
 
 def test_never_writes(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "nixl_check",
         "plan_report",
         "plots",
+        "report_figures",
         "sentences",
     ),
     (
@@ -138,6 +139,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "findings",
         "handover",
         "launch",
+        "report",
         "transfer_plot",
     ),
 )
