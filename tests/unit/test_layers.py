@@ -116,13 +116,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "experiment_plan",
         "hosts_cli",
         "predict",
+        "regimes",
     ),
     (
         "cluster",
         "crossover",
         "experiment_run",
         "goodput",
-        "regimes",
         "tables",
     ),
     (
