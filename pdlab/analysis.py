@@ -182,7 +182,8 @@ class Point(Figures):
         def of(figures: Figures) -> float:
             return figures.requests_per_s if metric == "requests" else figures.tokens_per_s(metric)
 
-        within = self.samples[0].requests.rate if self.samples[0].requests is not None else None
+        requests = self.samples[0].requests
+        within = requests.rate if requests is not None and self.repeats == 1 else None
         return self._estimate(("rate", metric), of, of(self), within)
 
     def ms_estimate(self, metric: Metric, statistic: str) -> Estimate | None:
@@ -190,7 +191,7 @@ class Point(Figures):
         value = self.ms(metric, statistic)
         if value is None:
             return None
-        within = self.samples[0].scatter(metric, statistic)
+        within = self.samples[0].scatter(metric, statistic) if self.repeats == 1 else None
         return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
 
     def latency_estimate(self, view: View) -> Estimate | None:
