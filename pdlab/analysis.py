@@ -209,11 +209,11 @@ class Point(Figures):
         """``value`` with the scatter between repeats; of one repeat that within the run, in relation."""
         values = [found for sample in self.samples if (found := of(sample)) is not None]
         if len(values) > 1:
-            own = of_repeats(values).model_copy(update={"value": value})
+            own = of_repeats(values)._replace(value=value)
             return own if self.study is None else self.study.moderate(own, key, of)
         if within is None or within.relative_error is None:
             return Estimate(value=value)
-        return within.scaled(value / within.value).model_copy(update={"value": value})
+        return within.scaled(value / within.value)._replace(value=value)
 
     def _scatter(self, view: View) -> Estimate | None:
         """Within one run. TTFT and TPOT of a chunk's sum are taken as unrelated."""

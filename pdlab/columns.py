@@ -88,7 +88,7 @@ class Requests:
         if cut is None or not value:
             return Estimate(value=value)
         gap = of_blocks(np.diff(self.finish_s, prepend=0.0), cut, 1 / value)
-        return gap.model_copy(update={"value": value, "standard_error": (gap.relative_error or 0.0) * value})
+        return gap._replace(value=value, standard_error=(gap.relative_error or 0.0) * value)
 
 
 def load_requests(folder: Path, run: Run) -> Requests | None:
@@ -145,8 +145,8 @@ def window(table: Array, load: Load, steady: bool) -> Requests:
     """Cut the rows of `_parse` to the window that `pdlab.metrics` uses for this load."""
     arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]
     answered = ~np.isnan(finish)
-    closes = float(np.max(finish[answered], initial=-math.inf)) if answered.any() else 0.0
     opens = float(arrival[0]) if len(arrival) else 0.0
+    closes = float(np.max(finish[answered], initial=opens))
     inside, judged = answered, answered
     failed = ~answered
     if steady:

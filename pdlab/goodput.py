@@ -91,7 +91,7 @@ def met_estimate(requests: Requests, slo: Slo) -> Estimate:
     # more hits and two more misses (Agresti and Coull 1998).
     guess = (int(met.sum()) + 2) / (count + 4)
     least = math.sqrt(guess * (1 - guess) / (count + 4))
-    return found.model_copy(update={"standard_error": max(found.standard_error, least)})
+    return found._replace(standard_error=max(found.standard_error, least))
 
 
 def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
@@ -125,7 +125,7 @@ def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     if share.standard_error is None or rate.standard_error is None:
         return Estimate(value=value)
     error = math.hypot(share.standard_error * rate.value, share.value * rate.standard_error)
-    return share.model_copy(update={"value": value, "standard_error": error})
+    return share._replace(value=value, standard_error=error)
 
 
 def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:
@@ -206,7 +206,7 @@ def _line(
             worst = _worst(point, slo)
             return None if worst is None else Estimate(value=worst)
         share = share_at(point, slo)
-        return None if share is None else share.model_copy(update={"value": 1 - share.value})
+        return None if share is None else share._replace(value=1 - share.value)
 
     def each_misses(point: Point) -> list[float]:
         if how == "percentiles":

@@ -21,11 +21,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from pdlab.spec import Frozen
 
@@ -58,15 +57,15 @@ class Interval(Frozen):
         return self.low <= value <= self.high
 
 
-class Estimate(Frozen):
+class Estimate(NamedTuple):
     """A figure with its standard error, in the figure's unit, and the degrees of freedom of that error.
 
     All three are None where nothing is known of the scatter. ``dof`` may be infinite.
     """
 
     value: float
-    standard_error: float | None = Field(default=None, ge=0)
-    dof: float | None = Field(default=None, gt=0)
+    standard_error: float | None = None
+    dof: float | None = None
     basis: Basis | None = None
 
     def interval(self, level: float) -> Interval | None:
@@ -80,7 +79,7 @@ class Estimate(Frozen):
     def scaled(self, factor: float) -> Estimate:
         """The same figure in another unit."""
         error = None if self.standard_error is None else self.standard_error * abs(factor)
-        return self.model_copy(update={"value": self.value * factor, "standard_error": error})
+        return self._replace(value=self.value * factor, standard_error=error)
 
     @property
     def relative_error(self) -> float | None:
@@ -185,19 +184,29 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     ordered = np.sort(values)
     count = len(ordered)
     cut = blocks(count, least)
+    shares = np.array(percentiles) / 100
 
-    def at(share: float) -> float:
-        return float(np.interp(min(1.0, max(0.0, share)) * (count - 1), np.arange(count), ordered))
+    def at(share: Array) -> Array:
+        """Percentiles of the ordered values, linear between neighbours."""
+        position = np.clip(share, 0.0, 1.0) * (count - 1)
+        low = position.astype(np.intp)
+        high = np.minimum(low + 1, count - 1)
+        between: Array = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+        return between
 
-    found = {"mean": of_blocks(values, cut, float(values.mean()))}
-    for q in percentiles:
-        share, name = q / 100, f"p{q:g}"
-        found[name] = Estimate(value=at(share))
-        if cut is None or min(share, 1 - share) * count < MIN_BEYOND:
-            continue
-        error = of_blocks((values <= at(share)).astype(np.float64), cut, share).standard_error or 0.0
-        half = (at(share + error) - at(share - error)) / 2
-        found[name] = Estimate(value=at(share), standard_error=half, dof=cut - 1, basis="requests")
+    names = [f"p{q:g}" for q in percentiles]
+    middle = at(shares)
+    found = {name: Estimate(value) for name, value in zip(names, middle.tolist(), strict=True)}
+    found["mean"] = of_blocks(values, cut, float(values.mean()))
+    if cut is None:
+        return found
+    edges = np.linspace(0, count, cut + 1).astype(np.intp)
+    below = (values <= middle[:, None]).astype(np.float64)
+    errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(cut)
+    halves = (at(shares + errors) - at(shares - errors)) / 2
+    for name, share, half in zip(names, shares.tolist(), halves.tolist(), strict=True):
+        if min(share, 1 - share) * count >= MIN_BEYOND:
+            found[name] = Estimate(found[name].value, half, cut - 1, "requests")
     return found
 
 
