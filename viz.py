@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,9 +30,14 @@ examples:
   viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
   viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
   viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  viz.py --exps bm_results/* --report out/report.html
+  viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
 """
+
+
+FOUND_WRONG = 3
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,10 +57,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--exps",
         nargs="+",
-        required=True,
         type=Path,
         metavar="DIR",
         help="experiment folders: of run_bm.sh, or of the published format (concN.json, concN_rrR.json)",
+    )
+    p.add_argument(
+        "--audit",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="in place of a plot: what in these folders would make a plot of them wrong; exit code 3 when something is",
     )
     p.add_argument(
         "--gpus",
@@ -142,10 +155,18 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--no-plot", action="store_true", help="tables and reading only")
     made.add_argument(
+        "--report",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="one self-contained HTML file with all of it, in place of the plot and the printed tables "
+        "(add --plot-path or --show-tables to have these as well)",
+    )
+    made.add_argument(
         "--show-tables",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="print the tables, raw and per node (default yes)",
+        default=None,
+        help="print the tables, raw and per node (default yes; no with --report)",
     )
     made.add_argument(
         "--format", choices=["png", "svg", "pdf"], default=None, help="default: the suffix of --plot-path, else png"
@@ -159,14 +180,27 @@ def main(argv: list[str] | None = None) -> int:
     from pdlab.errors import PdlabError
 
     try:
-        _show(args)
+        if args.audit:
+            return _audit(args)
+        _show(args, sys.argv[1:] if argv is None else argv)
     except PdlabError as error:
         print(f"viz.py: error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def _show(args: argparse.Namespace) -> None:
+def _audit(args: argparse.Namespace) -> int:
+    from pdlab import audit
+    from pdlab.errors import UsageError
+
+    if args.exps:
+        raise UsageError("--audit examines folders and draws nothing; leave --exps out")
+    findings = audit.audit(_distinct(args.audit))
+    print(audit.render(findings, len(args.audit)))
+    return FOUND_WRONG if findings else 0
+
+
+def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab import analysis, compare, findings, goodput, loading, published, sentences, tables
     from pdlab.errors import UsageError
     from pdlab.spec import validate
@@ -191,6 +225,12 @@ def _show(args: argparse.Namespace) -> None:
         where="command line",
     )
     plot_path = _plot_path(args.plot_path, args.format)
+    if args.report is not None and args.report.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--report {args.report}: give an .html file, for example {args.report.with_suffix('.html')}")
+    show_tables = args.report is None if args.show_tables is None else args.show_tables
+    draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
+    if not args.exps:
+        raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
     slos = [findings.parse_slo(text, args.slo_quantile) for text in args.slo]
     if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
         raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
@@ -200,21 +240,32 @@ def _show(args: argparse.Namespace) -> None:
     curves += [curve for path in args.published for curve in published.load(path)]
     curves = _with_role(curves, view)
     compare.require_latency(compare.own(curves), view)
-    if args.show_tables:
-        parts = [tables.render(curves, view), findings.crossover_text(curves, view), findings.split_text(curves)]
-        if args.price_per_gpu_hour is not None:
-            parts.append(findings.cost_text(curves, view, args.price_per_gpu_hour))
-        print("\n\n".join(part for part in parts if part), end="\n\n")
-    if not args.no_plot:
+    texts = [findings.crossover_text(curves, view), findings.split_text(curves)]
+    if args.price_per_gpu_hour is not None:
+        texts.append(findings.cost_text(curves, view, args.price_per_gpu_hour))
+    if show_tables:
+        print("\n\n".join(text for text in [tables.render(curves, view), *texts] if text), end="\n\n")
+    if draw:
         from pdlab import plots
 
         plots.draw(curves, view, plot_path, log_latency=args.log_latency, log_load=args.log_concurrency)
         print(f"Plot: {plot_path}")
+    answers = []
     for slo in slos:
         found = goodput.pick(curves, slo, view)
-        if args.show_tables:
-            print(findings.slo_text(found, curves, view), end="\n\n")
-        print(sentences.slo_sentence(found, curves, view))
+        texts.append(findings.slo_text(found, curves, view))
+        answers.append(sentences.slo_sentence(found, curves, view))
+        if show_tables:
+            print(texts[-1], end="\n\n")
+        print(answers[-1])
+    if args.report is not None:
+        from pdlab import report
+
+        made = shlex.join(["python", "viz.py", *argv])
+        known = [text for text in texts if text]
+        contents = report.Contents(loaded, curves, view, made, answers, known, log_latency=args.log_latency)
+        report.write(contents, args.report)
+        print(f"Report: {args.report}")
     print(sentences.sentence(curves, view))
 
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,10 +19,11 @@ from pdlab.errors import ClusterError, PdlabError, StoreError
 from pdlab.options import OneLineParser
 
 CANNOT_RUN, FOUND_ERRORS = 5, 3
+RANKS_PER_NODE = 8  # side-channel ports of each role that are looked at
 
 EPILOG = """\
 examples:
-  python debug/doctor.py                 every node of the Ray cluster of this machine
+  python debug/doctor.py                 every node of the Ray cluster of this machine; without one, this machine
   python debug/doctor.py --here          this machine alone, no Ray
   python debug/doctor.py --backends UCX,LIBFABRIC --json doctor.json
 
@@ -67,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
         raise StoreError(f"--json {args.json}: no such folder; make it, or choose another")
     backends = tuple(name.strip().upper() for name in args.backends.split(",") if name.strip())
     before = time.time()
-    facts = _here(args.quick, backends) if args.here else _cluster(args.quick, backends)
+    facts = _here(args.quick, backends) if args.here else _nodes(args.quick, backends)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
     findings = doctor.diagnose(facts, asked_s=(before, time.time()))
     print(doctor.render(facts, findings))
@@ -79,10 +82,17 @@ def _run(args: argparse.Namespace) -> int:
 def _here(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     from pdlab import node_probe
 
-    return {"here": node_probe.quick() if quick else node_probe.thorough(backends=backends)}
+    ports = _ports()
+    return {"here": node_probe.quick(ports) if quick else node_probe.thorough(ports, backends=backends)}
 
 
-def _cluster(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _ports() -> tuple[int, ...]:
+    from pdlab.doctor_settings import side_channel_ports
+
+    return side_channel_ports({"prefill": RANKS_PER_NODE, "decode": RANKS_PER_NODE})
+
+
+def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     from pdlab import local_nodes, node_probe
     from pdlab.cluster import Cluster, prepare
     from pdlab.nodes import NODE_NAME_LABEL
@@ -90,14 +100,23 @@ def _cluster(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]
     local = local_nodes.running()
     if local:
         prepare(local, {}).cancel()
-    with Cluster(local) as cluster:
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(Cluster(local))
+        except ClusterError:
+            if local or "RAY_ADDRESS" in os.environ:
+                raise  # somebody said that there is one
+            print("no Ray cluster on this machine: it alone is asked (as with --here)", file=sys.stderr)
+            return _here(quick, backends)
         names = {
             node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8])
             for node in cluster.alive()
         }
-        asked = (
-            cluster.ask_nodes(node_probe.quick) if quick else cluster.ask_nodes(node_probe.thorough, (), None, backends)
-        )
+        ports = _ports()
+        if quick:
+            asked = cluster.ask_nodes(node_probe.quick, ports)
+        else:
+            asked = cluster.ask_nodes(node_probe.thorough, ports, None, backends)
     silent = [name for node, name in names.items() if node not in asked]
     if silent:
         raise ClusterError(f"no answer from {', '.join(silent)}: Ray runs no task there; look at `ray status`")

@@ -1,4 +1,5 @@
-"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab.bench``.
+"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab.bench``; with ``run FILE`` of a whole
+experiment (pdlab.experiment_run), with ``ratio`` of the P:D ratio that the phases imply (pdlab.phase_rates).
 
 Exit codes: 0 every level is valid; 1 the load could not be driven; 2 bad input, which includes a
 server that does not answer and a folder that would be overwritten; 3 finished, but some level is
@@ -14,24 +15,28 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from pdlab.errors import PdlabError, UsageError
-from pdlab.levels import ALL_CONCURRENCIES, ALL_RATES_RPS, parse_concurrencies, parse_rates
+from pdlab.levels import (
+    ALL_CONCURRENCIES,
+    ALL_RATES_RPS,
+    parse_concurrencies,
+    parse_per_gpu,
+    parse_ramps,
+    parse_rates,
+    parse_slo,
+)
 from pdlab.results import Distribution, Run
 from pdlab.running import reach
+from pdlab.slo_search import Search
 from pdlab.spec import validate
 from pdlab.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
 from pdlab.target import normal_url
-from pdlab.workload import Closed, Load, Open, Workload
+from pdlab.workload import Closed, Load, Open, Workload, WorkloadMode
 
 INVALID = 3
 INTERRUPTED = 130
-MODE_NOTES = {
-    "prefill-only": "prefill-only: one output token per request, so TPOT and ITL are not defined",
-    "decode-only": "decode-only: one input token per request; it measures decode without the cost of a real context, "
-    "and its one-token prompts repeat",
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -52,16 +57,37 @@ def parser() -> argparse.ArgumentParser:
     )
     add = flags.add_argument
     add("-e", "--exp-name", help="folder of the results (default: label of the running deployment)")
-    add("-t", "--type", choices=("concurrency", "request-rate"), help="closed or open loop (default: concurrency)")
+    add(
+        "-t",
+        "--type",
+        choices=("concurrency", "request-rate", "ramp"),
+        help="closed loop, open loop, or open loop of a growing rate (default: by what is given, else concurrency)",
+    )
     add("-c", "--concurrency", metavar="all|N,N,...", help=f"requests in flight; all = {every} (default)")
     add("-r", "--request-rate", metavar="all|R,R,...", help=f"arrivals per second; all = {rates} (default)")
+    add("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
+    add("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
+    add("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
     add("--burstiness", type=float, help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")
     add("--itl", "--isl", "--input-len", dest="itl", type=int, default=5000, metavar="TOKENS",
         help="input tokens of a request (default 5000)")  # fmt: skip
     add("--otl", "--osl", "--output-len", dest="otl", type=int, default=250, metavar="TOKENS",
         help="output tokens of a request (default 250)")  # fmt: skip
-    add("--mode", choices=("mixed", "prefill-only", "decode-only"), default="mixed",
-        help="mixed ITL:OTL (default), prefill-only ITL:1, decode-only 1:OTL")  # fmt: skip
+    add("--mode", choices=get_args(WorkloadMode), default="mixed",
+        help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
+        "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
+    add("--shared-prefix", type=int, default=0, metavar="TOKENS",
+        help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
+    add("--slo", metavar="ttft_ms=N,tpot_ms=N[,e2el_ms=N]",
+        help="find the highest request rate of which --slo-quantile of the requests meet all bounds")  # fmt: skip
+    add("--slo-quantile", type=float, default=0.95, metavar="Q", help="share of requests that must (default 0.95)")
+    add("--slo-resolution", type=float, default=0.1, metavar="R",
+        help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
+    add(
+        "--slo-start", type=float, metavar="RATE", help="begin there (default: half of what closed loops reached, or 1)"
+    )
+    add("--client-processes", type=int, metavar="N",
+        help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
     add("-u", "--base-url", default=BASE_URL, help=f"server (default {BASE_URL})")
     add("-m", "--served-model-name", help="model to ask for (default: the launcher's, or the only one served)")
     add("--tokenizer", help="folder or Hugging Face id (default: the launcher's, or the served model's name)")
@@ -88,11 +114,17 @@ def options(argv: Sequence[str]) -> SweepOptions:
     if not math.isfinite(args.request_timeout_s) or args.request_timeout_s <= 0:
         raise UsageError(f"--request-timeout-s: more than 0 seconds, got {args.request_timeout_s:g}")
     workload: dict[str, Any] = {
-        "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed
+        "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed,
+        "shared_prefix_tokens": args.shared_prefix,
     }  # fmt: skip
+    searches = _searches(args)
+    if searches and args.smoke:
+        raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
     return SweepOptions(
-        loads=_loads(args),
-        workload=validate(Workload, workload, where="--itl, --otl, --seed"),
+        loads=_loads(args, implied=not searches),
+        per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
+        searches=searches,
+        workload=validate(Workload, workload, where="--itl, --otl, --shared-prefix, --seed"),
         base_url=args.base_url,
         name=args.exp_name,
         model=args.served_model_name,
@@ -105,25 +137,60 @@ def options(argv: Sequence[str]) -> SweepOptions:
         force=args.force,
         out=args.out,
         request_timeout_s=args.request_timeout_s,
+        client_processes=_at_least_one("--client-processes", args.client_processes),
         command=shlex.join(["./run_bm.sh", *argv]),
     )
 
 
-def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
-    rates, concurrencies, burstiness = args.request_rate, args.concurrency, args.burstiness
-    implied = "request-rate" if rates is not None and concurrencies is None else "concurrency"
-    if (args.type or implied) == "concurrency":
-        for flag, value in (("--request-rate", rates), ("--burstiness", burstiness)):
-            if value is not None:
-                raise UsageError(f"{flag} belongs to --type request-rate, but --type is concurrency")
-        asked = parse_concurrencies("all" if concurrencies is None else concurrencies)
+def _at_least_one(flag: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise UsageError(f"{flag}: at least 1, got {value}")
+    return value
+
+
+def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
+    if args.slo is None:
+        return ()
+    slo = parse_slo(args.slo, args.slo_quantile)
+    asked = {"slo": slo, "resolution": args.slo_resolution, "start_rps": args.slo_start}
+    asked |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
+    asked |= {"requests": args.prompts_per_level}
+    return (validate(Search, asked, where="--slo"),)
+
+
+def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
+    given = {
+        "concurrency": [("--concurrency", args.concurrency), ("--concurrency-per-gpu", args.concurrency_per_gpu)],
+        "request-rate": [("--request-rate", args.request_rate)],
+        "ramp": [("--ramp", args.ramp), ("--ramp-shape", args.ramp_shape)],
+    }
+    named = [kind for kind, flags in given.items() if any(value is not None for _, value in flags)]
+    kind = args.type or (named[-1] if len(named) == 1 else "concurrency")
+    for other, flags in given.items():
+        for flag, value in flags:
+            if other != kind and value is not None:
+                raise UsageError(f"{flag} belongs to --type {other}, but --type is {kind}")
+    if args.burstiness is not None:
+        if kind == "concurrency" and args.slo is None:
+            raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
+        if not 0 < args.burstiness < math.inf:
+            raise UsageError(f"--burstiness: a number above 0, got {args.burstiness:g}")
+    if not implied and args.type is None and not named:
+        return ()  # a search alone
+    shape = 1.0 if args.burstiness is None else args.burstiness
+    if kind == "concurrency":
+        if args.concurrency is None and args.concurrency_per_gpu is not None:
+            return ()
+        asked = parse_concurrencies("all" if args.concurrency is None else args.concurrency)
         return tuple(Closed(concurrency=value) for value in asked)
-    if concurrencies is not None:
-        raise UsageError("--concurrency belongs to --type concurrency, but --type is request-rate")
-    shape = 1.0 if burstiness is None else burstiness
-    if not 0 < shape < math.inf:
-        raise UsageError(f"--burstiness: a number above 0, got {shape:g}")
-    return tuple(Open(rate_rps=value, burstiness=shape) for value in parse_rates("all" if rates is None else rates))
+    if kind == "ramp":
+        if args.ramp is None:
+            raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
+        return parse_ramps(args.ramp, args.ramp_shape or "linear", shape)
+    return tuple(
+        Open(rate_rps=value, burstiness=shape)
+        for value in parse_rates("all" if args.request_rate is None else args.request_rate)
+    )
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -164,13 +231,15 @@ def _ms(values: Distribution | None, name: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sweep of the command line; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] in (["run"], ["ratio"]):
+        from pdlab import experiment_cli, phase_rates
+
+        return experiment_cli.main(argv[1:]) if argv[0] == "run" else phase_rates.main(argv[1:])
     # A shell starts background jobs with SIGINT ignored; a sweep must be stoppable all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asked = options(argv)
-        if note := MODE_NOTES.get(asked.workload.mode):
-            print(note, file=sys.stderr)
         with reach(normal_url(asked.base_url)):
             result = run_sweep(asked)
     except PdlabError as error:
@@ -198,7 +267,11 @@ def report(result: SweepResult) -> None:
     """The sweep's table and what to do next, on standard output."""
     skipped = len(result.runs) - result.measured
     print(table(result.runs))
-    if skipped:
+    for search in result.searches:
+        print(f"SLO {search.slo.label}: {search.detail}")
+    for note in dict.fromkeys(note for run in result.runs for note in run.validity.notes):
+        print(f"note: {note}")
+    if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")
     print(f"results: {result.folder}")
     print(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")

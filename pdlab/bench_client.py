@@ -3,7 +3,9 @@
 ``python -m pdlab.bench_client`` reads one ``ClientLevel`` per line on standard input and answers on
 standard output with JSON lines: ``{"event": "ready"}`` after its imports, then per level any number
 of ``{"event": "progress", "name", "done", "failed", "total"}`` and one of ``{"event": "done",
-"answer": ClientAnswer}`` or ``{"event": "refused", "name", "message"}`` (nothing was sent). What
+"answer": ClientAnswer}`` or ``{"event": "refused", "name", "message"}`` (nothing was sent). One
+of several processes says ``{"event": "prepared", "name"}`` when its prompts are drawn and begins at
+the monotonic time on the next line, so that all begin together. What
 vLLM prints goes to standard error. It ends when standard input does, at once and in the middle of
 a level too: the load must not outlive the sweep.
 
@@ -67,7 +69,12 @@ def main() -> int:
         try:
             level = ClientLevel.model_validate_json(line)
             name = level.name
-            answer = asyncio.run(_drive(level, answers))
+            tokenizer = _tokenizer(level.tokenizer)
+            samples = _samples(level, tokenizer)
+            if level.parts > 1:
+                _say(answers, event="prepared", name=name)
+                time.sleep(max(0.0, float(levels.get()) - time.perf_counter()))
+            answer = asyncio.run(_drive(level, samples, tokenizer, answers))
         except (ValidationError, UsageError) as error:
             _say(answers, event="refused", name=name, message=" ".join(str(error).split()))
         else:
@@ -86,15 +93,13 @@ def _say(answers: TextIO, **message: object) -> None:
     answers.flush()
 
 
-async def _drive(level: ClientLevel, answers: TextIO) -> ClientAnswer:
-    """Run one level through vLLM's ``benchmark``. Raises UsageError when its prompts cannot be made."""
+async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers: TextIO) -> ClientAnswer:
+    """Run one level, or this process's share of it, through vLLM's ``benchmark``."""
     import numpy as np
     from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
     from vllm.benchmarks.serve import TaskType, benchmark
     from vllm.utils.gc_utils import freeze_gc_heap
 
-    tokenizer = _tokenizer(level.tokenizer)
-    samples = _samples(level, tokenizer)
     meter = Meter(level, answers)
     ASYNC_REQUEST_FUNCS["pdlab"] = partial(meter.request, _request_func(level))
     random.seed(level.seed)
@@ -102,7 +107,9 @@ async def _drive(level: ClientLevel, answers: TextIO) -> ClientAnswer:
     freeze_gc_heap()
     base_url = level.base_url or level.decode_url or ""
     probe = asyncio.create_task(meter.probe())
+    ramp, alone = level.ramp, level.parts == 1
     started_at = _now()
+    clocks = time.time(), time.perf_counter()
     result = await benchmark(
         task_type=TaskType.GENERATION,
         endpoint_type="pdlab",
@@ -122,12 +129,17 @@ async def _drive(level: ClientLevel, answers: TextIO) -> ClientAnswer:
         selected_percentiles=[50.0, 90.0, 95.0, 99.0],
         ignore_eos=True,
         goodput_config_dict={},
-        max_concurrency=level.concurrency,
+        max_concurrency=level.own_concurrency,
         lora_modules=None,
         extra_headers=None,
         extra_body={"temperature": 0.0},
         ready_check_timeout_sec=0,
+        ramp_up_strategy=ramp.shape if ramp and alone else None,
+        ramp_up_start_rps=ramp.start_rps if ramp and alone else None,
+        ramp_up_end_rps=ramp.end_rps if ramp and alone else None,
+        self_timed=not alone and level.concurrency is None,
     )
+    clock_step_s = (time.time() - clocks[0]) - (time.perf_counter() - clocks[1])
     finished_at = _now()
     probe.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -138,6 +150,8 @@ async def _drive(level: ClientLevel, answers: TextIO) -> ClientAnswer:
         records=tuple(_records(outputs, result["output_lens"])),
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
+        clock_step_s=round(clock_step_s, 6),
+        origin_s=min(output.start_time for output in outputs),
         started_at=started_at,
         finished_at=finished_at,
     )
@@ -185,7 +199,7 @@ class Meter:
                 self._lags.append(now - slept - LAG_PROBE_S)
             if now - said >= PROGRESS_EVERY_S:
                 said = now
-                done, total = len(self.outputs), self.level.num_requests
+                done, total = len(self.outputs), len(self.level.own_requests)
                 name = self.level.name
                 _say(self.answers, event="progress", name=name, done=done, failed=self.failed, total=total)
 
@@ -299,18 +313,44 @@ def _tokenizer(name: str) -> Any:
 
 
 def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
-    """The level's requests: distinct prompts of exactly ``input_tokens`` tokens."""
-    samples: list[Any] = _dataset(level.seed).sample(
+    """This process's requests: distinct prompts of exactly ``input_tokens`` tokens, in an open loop of
+    several processes with the time at which each is due."""
+    own = level.own_requests
+    seed = level.seed if level.parts == 1 else (level.seed + 0x9E3779B9 * (level.part + 1)) % 2**32
+    samples: list[Any] = _dataset(seed, level.prefix_tokens, level.prefix_seed).sample(
         tokenizer,
-        level.num_requests,
-        request_id_prefix=f"{level.name}-{level.seed:08x}-",
+        len(own),
+        request_id_prefix=f"{level.name}-{seed:08x}-",
         input_len=level.input_tokens,
         output_len=level.output_tokens,
     )
+    if level.parts > 1 and level.concurrency is None:
+        due_s = _schedule(level)
+        for sample, number in zip(samples, own, strict=True):
+            sample.timestamp = due_s[number]
     return samples
 
 
-def _dataset(seed: int) -> Any:
+def _schedule(level: ClientLevel) -> list[float]:
+    """When each request of the whole level is due, in seconds since its begin: gamma-distributed gaps as
+    vLLM draws them for one process, so that shares of several processes add up to the same arrivals."""
+    import numpy as np
+
+    rng = np.random.default_rng(level.seed)
+    total = level.num_requests
+    if level.rate_rps is not None:
+        rates = np.full(total, level.rate_rps)
+    else:
+        assert level.ramp is not None
+        start, end, x = level.ramp.start_rps, level.ramp.end_rps, np.arange(total) / max(1, total - 1)
+        rates = start + (end - start) * x if level.ramp.shape == "linear" else start * (end / start) ** x
+    due_s = np.cumsum(rng.gamma(level.burstiness, 1 / (rates * level.burstiness)))
+    if level.rate_rps is not None:
+        due_s *= total / level.rate_rps / due_s[-1]
+    return [float(value) for value in due_s]
+
+
+def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0) -> Any:
     """vLLM's random dataset with another way to draw a prompt.
 
     vLLM takes consecutive token ids from a random start, so there are only as many prompts as
@@ -318,11 +358,13 @@ def _dataset(seed: int) -> Any:
     again some have a token too many. Here every token is drawn, and a prompt is drawn anew until
     it has exactly the length asked and has not been drawn before in the level.
     """
+    import numpy as np
     from vllm.benchmarks.datasets import RandomDataset
     from vllm.benchmarks.datasets.datasets import gen_prompt_decode_to_target_len
 
     class DistinctRandomDataset(RandomDataset):  # type: ignore[misc]
         drawn: set[str]
+        prefix: list[int]
         words: Any = None
 
         def generate_token_sequence(
@@ -331,10 +373,13 @@ def _dataset(seed: int) -> Any:
             if self.words is None:
                 self.drawn = set()
                 self.words = _whole_tokens(tokenizer, allowed_tokens)
+                shared = np.random.default_rng(prefix_seed).integers(0, len(self.words), size=prefix_tokens)
+                self.prefix = self.words[shared].tolist()
+            own = input_len - prefix_tokens
             for draw in range(MAX_DRAWS):
-                ids = self.words[self._rng.integers(0, len(self.words), size=input_len)].tolist()
+                ids = self.prefix + self.words[self._rng.integers(0, len(self.words), size=own)].tolist()
                 prompt, tokens, mismatch = gen_prompt_decode_to_target_len(tokenizer, ids, input_len, rng=self._rng)
-                few = len(self.words) ** min(input_len, 4) < 10 * (len(self.drawn) + 1)
+                few = len(self.words) ** min(own, 4) < 10 * (len(self.drawn) + 1)
                 if mismatch == 0 and (prompt not in self.drawn or (few and draw == MAX_DRAWS - 1)):
                     self.drawn.add(prompt)
                     return prompt, len(tokens), 0

@@ -20,6 +20,7 @@ from pdlab import hosts_cli
 from pdlab.environment import node_facts
 from pdlab.errors import ClusterError, PdlabError
 from pdlab.local_nodes import LocalNodes, environment
+from pdlab.namespaces import INSIDE
 from pdlab.nodes import ClusterNode, ClusterView, Nic
 from pdlab.options import OneLineParser
 from pdlab.serve_args import NODE_ID_LABEL, NODE_NAME_LABEL
@@ -42,6 +43,11 @@ class Cluster:
     def __enter__(self) -> Cluster:
         import ray
 
+        if self.local and self.local.two_hosts and INSIDE not in os.environ:
+            raise ClusterError(
+                "the local Ray nodes are on two hosts, and what uses them has to run there: "
+                "python -m pdlab.cluster two-hosts shell -- COMMAND"
+            )
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self.env:
             options["runtime_env"] = {"env_vars": self.env}

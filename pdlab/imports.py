@@ -148,7 +148,7 @@ def _placement(name: str, pools: list[Pool]) -> PlacementKind:
 
 
 def _as_mode(text: str) -> WorkloadMode:
-    modes: dict[str, WorkloadMode] = {"prefill": "prefill-only", "decode": "decode-only"}
+    modes: dict[str, WorkloadMode] = {"prefill": "prefill-only", "decode": "decode-approx"}
     return modes.get(text.lower()[:-5], "mixed")
 
 
@@ -209,6 +209,11 @@ def _run(file: Path, data: dict[str, Any], name: str, told: FolderName) -> Run:
     )
 
 
+def published_load(file: Path, data: dict[str, Any]) -> Load:
+    """The load of one file of the published format."""
+    return _load(file, data)[0]
+
+
 def _load(file: Path, data: dict[str, Any]) -> tuple[Load, list[str]]:
     """The load of one level, and where the file's name contradicts its content (the content counts).
 
@@ -238,7 +243,7 @@ def _workload(
     sent_output = max(1, round(output_tokens / completed)) if completed else (told.output_tokens or 1)
     mode = told.mode
     if mode is None:
-        mode = "prefill-only" if sent_output == 1 else "decode-only" if sent_input == 1 else "mixed"
+        mode = "prefill-only" if sent_output == 1 else "decode-approx" if sent_input == 1 else "mixed"
     workload = Workload(
         input_tokens=sent_input if told.input_tokens is None else max(1, told.input_tokens),
         output_tokens=sent_output if told.output_tokens is None else max(1, told.output_tokens),

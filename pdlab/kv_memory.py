@@ -57,14 +57,13 @@ class KvMemory:
         for tensor, region in zip(self._tensors, self.regions, strict=False):
             region[:] = tensor.cpu().numpy().view(np.uint64)
 
-    def copy_gb_per_s(self, page_bytes: int, wanted: int) -> float:
+    def copy_gb_per_s(self, page_bytes: int) -> float:
         """Ceiling of any transfer inside a host: one pass of one thread's memcpy, or of the GPU's own copy.
 
-        It gathers at most ``wanted`` bytes, in pages of ``page_bytes`` from random places, as a request's blocks lie.
+        It gathers pages of ``page_bytes`` from random places, as a request's blocks lie; more than a CPU's caches hold.
         """
         if self._copy is None:
-            rows = max(2, min(wanted, MEMCPY_BYTES) // page_bytes)
-            self._copy = _Copy(rows, page_bytes // 8, bool(self._tensors))
+            self._copy = _Copy(max(2, MEMCPY_BYTES // page_bytes), page_bytes // 8, bool(self._tensors))
         return self._copy.gb_per_s()
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pdlab import canary, doctor, inside, local_nodes, node_probe
-from pdlab.application import Application, AppState
+from pdlab import canary, doctor, doctor_settings, inside, local_nodes, node_probe
+from pdlab.application import Application, AppState, deployment_names
 from pdlab.catalog import ModelShape, resolve_model
 from pdlab.cluster import Cluster, prepare
 from pdlab.environment import hardware, versions
@@ -121,6 +121,8 @@ def _launch_on_first_host(request: LaunchRequest) -> None:
 
 def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
+    if INSIDE in os.environ:
+        raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
     say = Progress()
     local = local_nodes.running_or_salvaged()
     if local:
@@ -172,22 +174,19 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     return up
 
 
-SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000}  # Ray Serve LLM 2.60
-
-
 def _examine(cluster: Cluster, deployment: Deployment, say: Progress) -> None:
     """The quick part of debug/doctor.py, before a PD deployment. Raises DeployError on what would break it."""
     if not isinstance(deployment.topology, Disaggregated):
         return
-    ports = tuple(
-        base + rank for role, base in SIDE_CHANNEL_BASES.items() for rank in range(deployment.pools[role].gpus)
-    )
+    ports = doctor_settings.side_channel_ports({role: pool.gpus for role, pool in deployment.pools.items()})
     facts = {"this machine": node_probe.quick(ports)} if cluster.local else cluster.ask_nodes(node_probe.quick, ports)
     findings = doctor.diagnose(facts)
     for finding in findings:
         if finding.severity == "warning":
             say(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
-    broken = next((finding for finding in findings if finding.severity == "error"), None)
+    # Nothing of this application serves any more: an engine on one of its ports was left behind.
+    in_the_way = [f for f in findings if f.severity == "error" or f.topic == doctor_settings.SIDE_CHANNEL_PORT]
+    broken = next(iter(in_the_way), None)
     if broken is not None:
         raise DeployError(
             f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix} "
@@ -231,7 +230,10 @@ def _serve(
         return running
     for state in app.wait(request.timeout_s):
         say(_stages(state))
-    running = running.model_copy(update={"replicas": tuple(replica.replica for replica in state.replicas)})
+    roles = {served: role for role, served in deployment_names(deployment, name).items()}
+    pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
+    replicas = tuple(replica.replica for replica in state.replicas)
+    running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
     result = _check(app, deployment, running, say)
     manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
@@ -245,6 +247,9 @@ def _check(app: Application, deployment: Deployment, running: Running, say: Prog
     topology = deployment.topology
     key = _reference_key(deployment, running)
     got = canary.ask(running.base_url, running.model_id)
+    if deployment.decode_bench:
+        say("no canary: the KV cache of prompts is filled with random values")
+        return CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared")
     if not isinstance(topology, Disaggregated):
         canary.save_reference(cache_dir(), key, got)
         say("canary: answers kept as the collocated reference")

@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
 from pdlab.errors import UsageError
-from pdlab.results import RequestRecord
-from pdlab.spec import Collocated, Deployment, Frozen, Pool
-from pdlab.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
+from pdlab.results import ClientLoad, RequestRecord
+from pdlab.spec import Collocated, Deployment, Frozen, Pool, validate
+from pdlab.workload import Closed, Level, Load, Open, Ramp, RunKey, Slo, Sweep, Workload
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
@@ -36,9 +37,12 @@ N = TypeVar("N", int, float)
 class ClientLevel(Frozen):
     """One load as sent to the load-generator process (one JSON line).
 
-    Closed loop with ``concurrency``, else open loop with ``rate_rps``. Lengths in tokens, exact.
+    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Lengths in tokens,
+    exact; the first ``prefix_tokens`` are the same in every request and drawn from ``prefix_seed``.
     ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
-    vLLM servers without a serving layer. ``tokenizer`` is a folder or a Hugging Face id.
+    vLLM servers without a serving layer. ``tokenizer`` is a folder or a Hugging Face id. Of several
+    processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
+    are of the whole level, and each process takes its share.
     """
 
     name: str
@@ -54,13 +58,38 @@ class ClientLevel(Frozen):
     seed: int = Field(ge=0, lt=2**32)
     concurrency: int | None = Field(default=None, ge=1)
     rate_rps: float | None = Field(default=None, gt=0)
+    ramp: Ramp | None = None
     burstiness: float = Field(default=1.0, gt=0)
+    prefix_tokens: int = Field(default=0, ge=0)
+    prefix_seed: int = Field(default=0, ge=0, lt=2**32)
     request_timeout_s: float = Field(default=600.0, gt=0)
+    part: int = Field(default=0, ge=0)
+    parts: int = Field(default=1, ge=1)
+
+    @property
+    def own_concurrency(self) -> int | None:
+        """This process's share of the concurrency; the first ones take what is left over."""
+        if self.concurrency is None:
+            return None
+        return self.concurrency // self.parts + (self.part < self.concurrency % self.parts)
+
+    @property
+    def own_requests(self) -> range:
+        """Numbers, within the level, of the requests of this process: in an open loop every ``parts``-th,
+        in a closed loop as many as its share of the concurrency."""
+        if self.concurrency is None:
+            return range(self.part, self.num_requests, self.parts)
+        before = sum(self.concurrency // self.parts + (k < self.concurrency % self.parts) for k in range(self.part))
+        own = self.own_concurrency or 0
+        total = self.num_requests
+        return range(total * before // self.concurrency, total * (before + own) // self.concurrency)
 
     @model_validator(mode="after")
     def _complete(self) -> ClientLevel:
-        if (self.concurrency is None) == (self.rate_rps is None):
-            raise ValueError("give either concurrency or rate_rps")
+        if [self.concurrency, self.rate_rps, self.ramp].count(None) != 2:
+            raise ValueError("give one of concurrency, rate_rps and ramp")
+        if self.part >= self.parts or self.parts > (self.concurrency or self.num_requests):
+            raise ValueError(f"part {self.part} of {self.parts}: more processes than there is load for")
         if self.backend == "openai" and not self.base_url:
             raise ValueError("backend openai needs base_url")
         if self.backend == "pd-bare" and not (self.prefill_url and self.decode_url):
@@ -73,7 +102,9 @@ class ClientAnswer(Frozen):
 
     ``records`` are ordered by arrival, times in seconds since the first arrival. ``cpu_share`` is
     the CPU time of the whole client process over wall time between the first arrival and the last
-    answer (1 = one core); ``loop_lag_s`` the 95th percentile of how late its event loop woke up.
+    answer (1 = one core); ``loop_lag_s`` the 95th percentile of how late its event loop woke up;
+    ``clock_step_s`` how far the wall clock moved against the monotonic one meanwhile. Of several
+    ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock.
     ``started_at`` and ``finished_at`` are ISO 8601, UTC.
     """
 
@@ -81,8 +112,46 @@ class ClientAnswer(Frozen):
     records: tuple[RequestRecord, ...]
     cpu_share: float | None = None
     loop_lag_s: float | None = None
+    clock_step_s: float | None = None
+    origin_s: float = 0.0
+    processes: int = 1
     started_at: str
     finished_at: str
+
+    @property
+    def load(self) -> ClientLoad:
+        return ClientLoad(
+            processes=self.processes,
+            cpu_share=self.cpu_share,
+            loop_lag_s=self.loop_lag_s,
+            clock_step_s=self.clock_step_s,
+        )
+
+
+def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
+    """The answers of several processes of one machine as one: they share its monotonic clock."""
+    origin_s = min(answer.origin_s for answer in answers)
+    records = [
+        record.shifted(answer.origin_s - origin_s) if answer.origin_s > origin_s else record
+        for answer in answers
+        for record in answer.records
+    ]
+
+    def worst(field: str) -> float | None:
+        found = [value for answer in answers if (value := getattr(answer, field)) is not None]
+        return max(found, key=abs) if found else None
+
+    return ClientAnswer(
+        name=answers[0].name,
+        records=tuple(sorted(records, key=lambda record: record.arrival_s)),
+        cpu_share=worst("cpu_share"),
+        loop_lag_s=worst("loop_lag_s"),
+        clock_step_s=worst("clock_step_s"),
+        origin_s=origin_s,
+        processes=len(answers),
+        started_at=min(answer.started_at for answer in answers),
+        finished_at=max(answer.finished_at for answer in answers),
+    )
 
 
 def parse_concurrencies(text: str) -> tuple[int, ...]:
@@ -110,6 +179,41 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return _distinct("--request-rate", values)
 
 
+def parse_per_gpu(text: str) -> tuple[float, ...]:
+    """``1,2.5,4`` requests in flight per GPU. Raises UsageError."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        example = "--concurrency-per-gpu: expected numbers such as 1,2,4"
+        raise UsageError(f"{example}, got {text!r}") from error
+    return _distinct("--concurrency-per-gpu", values)
+
+
+def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:
+    """``1:16,2:8``: from and to how many requests/s. Raises UsageError."""
+    ramps = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
+        if not match or not all(0 < float(value) <= MAX_VALUE for value in match.groups()):
+            raise UsageError(f"--ramp: expected START:END in requests/s above 0, such as 1:16, got {text!r}")
+        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
+    _distinct("--ramp", [ramp.end_rps for ramp in ramps])
+    return tuple(ramps)
+
+
+def parse_slo(text: str, quantile: float) -> Slo:
+    """``ttft_ms=2000,tpot_ms=50``. Raises UsageError."""
+    bounds: dict[str, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(ttft|tpot|e2el)_ms\s*=\s*(\d+(?:\.\d+)?)\s*", part)
+        if not match or float(match[2]) <= 0:
+            raise UsageError(f"--slo: expected ttft_ms=2000,tpot_ms=50 or e2el_ms (numbers above 0), got {text!r}")
+        if f"{match[1]}_s" in bounds:
+            raise UsageError(f"--slo: {match[1]}_ms is given twice")
+        bounds[f"{match[1]}_s"] = float(match[2]) / 1000
+    return validate(Slo, {**bounds, "quantile": quantile}, where="--slo, --slo-quantile")
+
+
 def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
     for value in values:
         if not 0 < value <= MAX_VALUE:
@@ -123,20 +227,23 @@ def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
 def num_requests(load: Load, *, smoke: bool = False) -> int:
     """Requests of one level.
 
-    Closed loop: 10 per unit of concurrency, at least 20. Open loop: 60 s worth of arrivals, at
-    least 20. Smoke: 2 per unit or 10 s worth, at least 8.
+    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: 60 s worth of arrivals,
+    at least 20. Smoke: 2 per unit or 10 s worth, at least 8.
     """
     least = MIN_SMOKE_PROMPTS if smoke else MIN_PROMPTS
     if isinstance(load, Closed):
         per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
         return max(least, per_unit * load.concurrency)
     seconds = SMOKE_RATE_SECONDS if smoke else RATE_SECONDS
-    return max(least, math.ceil(seconds * load.rate_rps))
+    return max(least, math.ceil(seconds * (load.mean_rps if isinstance(load, Ramp) else load.rate_rps)))
 
 
 def derive_seed(workload: Workload, *parts: str | float) -> int:
     """32-bit seed from the experiment's seed, what its requests look like, and ``parts``."""
-    text = json.dumps([workload.model_dump(mode="json"), *parts], sort_keys=True)
+    data = workload.model_dump(mode="json")
+    if not workload.shared_prefix_tokens:
+        del data["shared_prefix_tokens"]  # seeds of workloads without one stay what they were
+    text = json.dumps([data, *parts], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
@@ -144,6 +251,11 @@ def level_seed(workload: Workload, key: RunKey, *, smoke: bool = False, attempt:
     """Seed of one level. ``attempt`` counts earlier starts of the sweep: a level that was cut short
     and is measured again must not find its prompts in the prefix cache."""
     return derive_seed(workload, "smoke" if smoke else "level", key.kind, key.value, key.repeat, attempt)
+
+
+def prefix_seed(workload: Workload) -> int:
+    """Seed of the prefix that all requests of a workload share: the same in all levels."""
+    return derive_seed(workload, "prefix")
 
 
 def warmup_seed(workload: Workload, *, smoke: bool = False, attempt: int = 0) -> int:
@@ -174,9 +286,11 @@ def build_sweep(
     prompts_per_level: int | None = None,
     smoke: bool = False,
     attempt: int = 0,
+    only_repeat: int | None = None,
 ) -> Sweep:
     """Levels in the order in which they are measured: every load once, then all again per repeat
-    (so that drift hits all loads alike). ``smoke``: the first load alone, once, short.
+    (so that drift hits all loads alike). ``smoke``: the first load alone, once, short;
+    ``only_repeat``: that repeat alone.
 
     Raises UsageError when nothing is asked.
     """
@@ -189,7 +303,7 @@ def build_sweep(
     if smoke:
         loads, repeats = loads[:1], 1
     levels = []
-    for repeat in range(repeats):
+    for repeat in range(repeats) if only_repeat is None else [only_repeat]:
         for load in loads:
             key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
             levels.append(
@@ -219,6 +333,9 @@ def client_level(
         seed=level.seed,
         concurrency=load.concurrency if isinstance(load, Closed) else None,
         rate_rps=load.rate_rps if isinstance(load, Open) else None,
-        burstiness=load.burstiness if isinstance(load, Open) else 1.0,
+        ramp=load if isinstance(load, Ramp) else None,
+        burstiness=1.0 if isinstance(load, Closed) else load.burstiness,
+        prefix_tokens=workload.shared_prefix_tokens,
+        prefix_seed=prefix_seed(workload),
         request_timeout_s=request_timeout_s,
     )

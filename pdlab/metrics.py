@@ -1,4 +1,4 @@
-"""Records of one level -> figures and validity. Pure.
+"""Records of one level -> figures. Pure.
 
 **Whole run**: every request that was answered; duration from the first arrival to the last finish.
 
@@ -17,25 +17,22 @@ requests that arrive inside it and, for the closed loop, also finish inside: wit
 leaves out the first and the last wave and nothing else. For the open loop later finishes count too,
 because leaving them out would drop the slowest.
 
-**Gates**: rules after which a level does not count; each yields its reasons. New ones join `GATES`.
+A ramp has no steady state. The rules after which a level does not count are in `pdlab.gates`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from pydantic import Field
-
-from pdlab.results import PERCENTILES, Distribution, NixlCounters, RequestRecord, Summary, Validity
-from pdlab.spec import Frozen
-from pdlab.workload import Closed, Load, Workload
+from pdlab.results import PERCENTILES, Distribution, RequestRecord, Summary, Trend
+from pdlab.workload import Closed, Load, Ramp
 
 OPEN_CUT = 0.1
 OPEN_LEAST = 20
-MAX_CPU_SHARE = 0.9
-MAX_LOOP_LAG_S = 0.1
+MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
+MOST_T = 1e6  # stands for a fit without any residue
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
@@ -103,7 +100,7 @@ def steady(records: Sequence[RequestRecord], load: Load) -> Summary | None:
 def steady_window(records: Sequence[RequestRecord], load: Load) -> tuple[float, float] | None:
     """(opens, closes) in seconds since the level began; None when it would be empty."""
     ordered = sorted(records, key=lambda record: record.arrival_s)
-    if not ordered:
+    if not ordered or isinstance(load, Ramp):
         return None
     if isinstance(load, Closed):
         burst = [record.first_token_s for record in ordered[: load.concurrency] if record.first_token_s is not None]
@@ -116,6 +113,72 @@ def steady_window(records: Sequence[RequestRecord], load: Load) -> tuple[float, 
             return None
         opens_s, closes_s = ordered[cut].arrival_s, ordered[-1 - cut].arrival_s
     return (opens_s, closes_s) if closes_s > opens_s else None
+
+
+def judged(records: Sequence[RequestRecord], load: Load) -> list[RequestRecord]:
+    """The requests by which a level is judged: those that arrive in its steady window, failed ones
+    included; in a closed loop without those that finish after it. Empty without a window."""
+    window = steady_window(records, load)
+    if window is None:
+        return []
+    opens_s, closes_s = window
+    inside = [record for record in records if opens_s <= record.arrival_s <= closes_s]
+    if isinstance(load, Closed):
+        inside = [record for record in inside if record.finish_s is None or record.finish_s <= closes_s]
+    return inside
+
+
+def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
+    """Lines fitted by least squares to output tokens/s and to the mean number in flight, over equal slices
+    of the steady window: 10, or fewer so that 3 requests finish in each; None below 5 slices."""
+    window = steady_window(records, load)
+    if window is None:
+        return None
+    opens_s, closes_s = window
+    answered = [record for record in records if record.ok]
+    finished = sum(opens_s < (record.finish_s or 0.0) <= closes_s for record in answered)
+    slices = min(MOST_SLICES, finished // PER_SLICE)
+    if slices < FEWEST_SLICES:
+        return None
+    width_s = (closes_s - opens_s) / slices
+    tokens, busy_s = [0.0] * slices, [0.0] * slices
+    for record in answered:
+        for moment_s, share in _received(record):
+            if opens_s < moment_s <= closes_s:
+                tokens[min(slices - 1, int((moment_s - opens_s) / width_s))] += share
+        assert record.finish_s is not None
+        for index in range(slices):
+            begin_s = opens_s + index * width_s
+            busy_s[index] += max(0.0, min(record.finish_s, begin_s + width_s) - max(record.arrival_s, begin_s))
+    mean_tokens = math.fsum(tokens) / slices
+    if not mean_tokens:
+        return None
+    throughput_change, throughput_t = _fitted(tokens)
+    in_flight = [seconds / width_s for seconds in busy_s]
+    growth, growth_t = _fitted(in_flight)
+    return Trend(
+        slices=slices,
+        throughput_change=throughput_change / mean_tokens,
+        throughput_t=throughput_t,
+        in_flight_growth=growth,
+        in_flight_t=growth_t,
+        in_flight_mean=math.fsum(in_flight) / slices,
+        arrivals=sum(opens_s <= record.arrival_s <= closes_s for record in records),
+    )
+
+
+def _fitted(values: Sequence[float]) -> tuple[float, float]:
+    """Change of the least-squares line over ``values`` (slope times their number), and slope / its
+    standard error with n - 2 degrees of freedom."""
+    n = len(values)
+    middle, mean = (n - 1) / 2, math.fsum(values) / n
+    spread = math.fsum((i - middle) ** 2 for i in range(n))
+    slope = math.fsum((i - middle) * value for i, value in enumerate(values)) / spread
+    residue = math.fsum((value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values))
+    error = math.sqrt(residue / (n - 2) / spread)
+    if error <= abs(slope) / MOST_T:
+        return slope * n, math.copysign(MOST_T, slope) if slope else 0.0
+    return slope * n, slope / error
 
 
 def _received(record: RequestRecord) -> Iterator[tuple[float, float]]:
@@ -147,85 +210,3 @@ def _summary(
         itl=distribution(gap for record in latencies_of for gap in record.itl_s),
         e2el=distribution(record.e2el_s for record in latencies_of),
     )
-
-
-class Outcome(Frozen):
-    """All that a gate may look at. ``kv_expected``: the deployment moves KV cache and its counters
-    were asked for; ``counters_error`` says why they could not be read."""
-
-    records: tuple[RequestRecord, ...]
-    workload: Workload
-    num_requests: int = Field(ge=1)
-    kv_expected: bool = False
-    nixl_before: NixlCounters | None = None
-    nixl_after: NixlCounters | None = None
-    counters_error: str | None = None
-    client_cpu_share: float | None = None
-    client_loop_lag_s: float | None = None
-
-
-def validate_level(outcome: Outcome) -> Validity:
-    """Ask every gate."""
-    return Validity(reasons=tuple(reason for gate in GATES for reason in gate(outcome)))
-
-
-def failed_requests(outcome: Outcome) -> Iterator[str]:
-    """A request that was not sent, or not answered to its end."""
-    total = outcome.num_requests
-    if len(outcome.records) != total:
-        yield f"{len(outcome.records)} of {total} requests were recorded"
-    failed = [record for record in outcome.records if not record.ok]
-    if failed:
-        yield f"{len(failed)} of {total} requests failed (first: {failed[0].error or 'no answer'})"
-
-
-def token_counts(outcome: Outcome) -> Iterator[str]:
-    """An answered request whose token counts, as the server reports them, are not those asked for."""
-    asked = {"input": outcome.workload.sent_input_tokens, "output": outcome.workload.sent_output_tokens}
-    answered = [record for record in outcome.records if record.ok]
-    for side, expected in asked.items():
-        counts = [record.input_tokens if side == "input" else record.output_tokens for record in answered]
-        wrong = [count for count in counts if count != expected]
-        if wrong:
-            yield f"{len(wrong)} of {len(counts)} answers have a wrong {side} token count ({wrong[0]}, not {expected})"
-
-
-def kv_transfers(outcome: Outcome) -> Iterator[str]:
-    """A KV transfer that failed or expired, or transfers that cannot be seen where they must happen."""
-    if outcome.counters_error:
-        yield f"KV-transfer counters could not be read ({outcome.counters_error})"
-        return
-    before, after = outcome.nixl_before, outcome.nixl_after
-    if after is None:
-        return
-    delta = {
-        name: value - ((getattr(before, name) if before else None) or 0.0)
-        for name in NixlCounters.model_fields
-        if (value := getattr(after, name)) is not None
-    }
-    names = {
-        "failed_transfers": "KV transfers failed",
-        "failed_notifications": "KV-transfer notifications failed",
-        "kv_expired_requests": "requests' KV blocks expired before decode took them",
-    }
-    for name, words in names.items():
-        if delta.get(name, 0.0) > 0:
-            yield f"{delta[name]:g} {words}"
-    if any(value < 0 for value in delta.values()):
-        yield "KV-transfer counters went back: an engine was restarted during the level"
-    elif outcome.kv_expected and any(r.ok for r in outcome.records) and not delta.get("bytes_transferred"):
-        yield "no KV bytes were transferred, by vLLM's counters"
-
-
-def saturated_client(outcome: Outcome) -> Iterator[str]:
-    """The load generator was the bottleneck: above 0.9 of one core, or its event loop late by more
-    than 100 ms (95th percentile): its timestamps then measure itself."""
-    if outcome.client_cpu_share is not None and outcome.client_cpu_share > MAX_CPU_SHARE:
-        yield f"load generator saturated: {outcome.client_cpu_share:.2f} of one core (limit {MAX_CPU_SHARE})"
-    if outcome.client_loop_lag_s is not None and outcome.client_loop_lag_s > MAX_LOOP_LAG_S:
-        lag_ms = 1000 * outcome.client_loop_lag_s
-        yield f"load generator saturated: event loop late by {lag_ms:.0f} ms (p95, limit {1000 * MAX_LOOP_LAG_S:.0f})"
-
-
-Gate = Callable[[Outcome], Iterator[str]]
-GATES: tuple[Gate, ...] = (failed_requests, token_counts, kv_transfers, saturated_client)

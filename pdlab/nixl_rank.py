@@ -253,9 +253,9 @@ class Rank:
             del self._notices[notice]
         return time.monotonic() - began
 
-    def copy_gb_per_s(self, page_bytes: int, wanted: int) -> float:
+    def copy_gb_per_s(self, page_bytes: int) -> float:
         """The host's own copy rate, measured in the same process under the same load."""
-        return self.memory.copy_gb_per_s(page_bytes, wanted)
+        return self.memory.copy_gb_per_s(page_bytes)
 
     def raw_expose(self) -> Exposed:
         """Let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""

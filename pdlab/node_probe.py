@@ -27,7 +27,7 @@ ENVIRONMENT = re.compile(
     r"^(UCX|NIXL|FI|NCCL|VLLM_NIXL|RAY_AUTH)_|^(CUDA|NVIDIA)_VISIBLE_DEVICES$|^LD_(PRELOAD|LIBRARY)"
 )
 LIBRARIES = re.compile(
-    r"/lib(ucp|uct|ucs|ucm|ibverbs|efa|rdmacm|nl-3|nl-route-3|fabric|nixl|plugin_[A-Za-z_]+)\b[^/]*\.so"
+    r"/lib(ucp|uct\w*|ucs|ucm|ibverbs|efa|rdmacm|nl-3|nl-route-3|fabric|nixl|plugin_[A-Za-z_]+)\b[^/]*\.so"
 )
 LOAD_TIMEOUT_S = 60.0
 
@@ -62,6 +62,7 @@ print("FOUND " + json.dumps(found), flush=True)
 def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Facts that take milliseconds. ``environment``: what the engines get on top of this process's."""
     env = {**os.environ, **(environment or {})}
+    taken = [port for port in ports if not _free(port)]
     return {
         "time_s": time.time(),
         "host": socket.gethostname(),
@@ -78,7 +79,8 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "system_libraries": _system_libraries(),
         "bundled_libraries": _bundled(),
-        "ports_taken": [port for port in ports if not _free(port)],
+        "ports_taken": taken,
+        "port_holders": _listeners(taken) if taken else {},
         "advertised": _advertised(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
         "auth": _auth(env),
     }
@@ -91,10 +93,18 @@ def thorough(
     return {**quick(ports, environment), "loaded": load(backends, environment)}
 
 
-def load(backends: tuple[str, ...], environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Create every backend in a process of its own; ``log`` is what UCX said meanwhile."""
+def load(
+    backends: tuple[str, ...], environment: dict[str, str] | None = None, target: str | None = None
+) -> dict[str, Any]:
+    """Create every backend in a process of its own.
+
+    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: what UCX said meanwhile.
+    ``target``: a folder of packages to look into first.
+    """
     env = {**os.environ, **(environment or {}), "UCX_MODULE_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
     env.pop("UCX_LOG_FILE", None)
+    if target:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [target, env.get("PYTHONPATH")]))
     command = [sys.executable, "-c", LOADER, ",".join(backends)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, env=env)
@@ -108,6 +118,7 @@ def load(backends: tuple[str, ...], environment: dict[str, str] | None = None) -
         return {"error": error, "backends": {}, "libraries": [], "log": said[-20000:]}
     found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
     found["libraries"] = [path for path in found["libraries"] if LIBRARIES.search(path)]
+    found["digests"] = {path: _digest(path) for path in found["libraries"]}
     found["log"] = said[-20000:]
     # Some stacks crash when they are taken down: the answer was complete before.
     found["exit_code"] = done.returncode
@@ -190,6 +201,34 @@ def _free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _listeners(ports: list[int]) -> dict[str, str]:
+    """Port -> name and id of the process that listens there; none where this process may not look."""
+    inodes = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (_read(table) or "").splitlines()[1:]:
+            fields = line.split()
+            port = int(fields[1].rpartition(":")[2], 16)
+            if fields[3] == "0A" and port in ports:  # LISTEN
+                inodes[f"socket:[{fields[9]}]"] = port
+    found: dict[str, str] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for file in (process / "fd").iterdir():
+                held = inodes.get(_link(str(file)) or "")
+                if held is not None:
+                    title = (process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+                    found[str(held)] = f"{Path(title).name}, process {process.name}"
+    return found
+
+
+def _digest(path: str) -> str | None:
+    """Of a library's bytes; None where it is gone since it was loaded."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return None
 
 
 def _advertised(host: str | None) -> dict[str, Any] | None:

@@ -204,6 +204,12 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how")
+    group.add_argument(
+        "--decode-bench",
+        action="store_true",
+        help="collocated engines fill a prompt's KV cache with random values instead of computing it, so that decode "
+        "alone is measured at its real context length (run_bm.sh --mode decode-only); answers mean nothing",
+    )
     group.add_argument("--dry-run", action="store_true", help="print placement, links and arguments; start nothing")
     group.add_argument(
         "--export", metavar="FILE", help="write a Serve config for `serve deploy` (- is stdout); start nothing"
@@ -286,13 +292,15 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
     model = args.model or (LOCAL_MODEL if args.local else None)
     given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
-    given["max_model_len"] = args.max_model_len
+    given |= {"max_model_len": args.max_model_len, "decode_bench": args.decode_bench or None}
     data |= {key: value for key, value in given.items() if value is not None}
     names = ("direct_streaming", "tokenize_once", "stream_batching_ms")
     serving = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     # Measured fastest where every replica is on this machine (docs/serving-path.md).
     local = {"direct_streaming": True, "tokenize_once": mode != "collocated"} if args.local and not base else {}
     data["serving"] = {**data.get("serving", {}), **local, **serving}
+    if data.get("decode_bench") and mode != "collocated":
+        raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
     _refuse_unreachable(args, data["serving"])
     return validate(Deployment, data, where="command line")
 

@@ -30,6 +30,13 @@ class Progress:
 
             self._bar = tqdm(total=total, unit="req", file=self._stream, dynamic_ncols=True, leave=False)
 
+    def extend(self, requests: int) -> None:
+        """One more level of so many requests is to come, that could not be foreseen."""
+        self._total += requests
+        self._levels += 1
+        if self._bar is not None:
+            self._bar.total = self._total
+
     def level(self, title: str, requests: int, *, counts: bool = True) -> None:
         """A level begins (``counts`` False: the warm-up)."""
         self._level += counts
@@ -80,14 +87,15 @@ class Progress:
 
     def _clock(self, done: int = 0) -> str:
         moment = time.monotonic()
-        elapsed = f"elapsed {_minutes(moment - self._began)}"
+        elapsed = f"elapsed {minutes(moment - self._began)}"
         began, before = self._loaded or (moment, self._finished)
         measured = self._finished + done - before
         if not measured:
             return f" ({elapsed})"
         remaining_s = (moment - began) * (self._total - self._finished - done) / measured
-        return f" ({elapsed}, about {_minutes(remaining_s)} to go)"
+        return f" ({elapsed}, about {minutes(remaining_s)} to go)"
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """``12:05``."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -15,18 +15,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from pdlab.errors import StoreError, UsageError
 from pdlab.nodes import ClusterView, Placement
 from pdlab.spec import Deployment, Frozen, validate
-from pdlab.workload import Load, RunKey, Workload
+from pdlab.workload import Load, RunKey, Slo, Workload
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+SLO_PREFIX = "slo-"
+RECORD = ".experiment.json"
 PERCENTILES = (50, 90, 95, 99)
 
-M = TypeVar("M", "Run", "Manifest")
+M = TypeVar("M", "Run", "Manifest", "SloSearch", "ExperimentRecord")
 
 Origin = Literal["measured", "simulated", "imported"]
 
@@ -67,6 +69,15 @@ class RequestRecord(Frozen):
             return None
         return (e2el_s - ttft_s) / (self.output_tokens - 1)
 
+    def shifted(self, by_s: float) -> RequestRecord:
+        """The same request on a clock that began ``by_s`` earlier."""
+        moved = {
+            name: round(value + by_s, 6)
+            for name in ("arrival_s", "first_token_s", "finish_s")
+            if (value := getattr(self, name)) is not None
+        }
+        return self.model_copy(update=moved)
+
 
 class Distribution(Frozen):
     """Summary of one latency in seconds; ``percentiles_s`` is keyed ``p50``, ``p90``, ..."""
@@ -101,9 +112,17 @@ class Summary(Frozen):
 
 
 class Validity(Frozen):
-    """``reasons`` names every gate that the level failed; empty means valid."""
+    """``reasons`` says how the level failed its gates, one text per finding; empty means valid.
+
+    ``failed_gates`` are the names of those gates (docs/methodology.md), ``unchecked`` the names of
+    gates that could not be judged for want of data, with why: such a level is valid as far as is
+    known. ``notes`` belong to the figures and do not invalidate them.
+    """
 
     reasons: tuple[str, ...] = ()
+    failed_gates: tuple[str, ...] = ()
+    unchecked: dict[str, str] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -130,6 +149,10 @@ class EngineCounters(Frozen):
     through a connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are sums of
     the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
     level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
+
+    Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) a sum is no sum but an
+    estimate: every observation counts as the middle of its histogram bucket, so that a queue of 1 ms, in a
+    bucket from 0 to 0.3 s, counts as 0.15 s. Counts are exact.
     """
 
     requests: float | None = None
@@ -154,14 +177,49 @@ class EngineCounters(Frozen):
     kv_transfers: float | None = None
 
 
+class Trend(Frozen):
+    """How much a level drifted inside its steady window, by lines fitted over ``slices`` equal slices of it
+    (rule in docs/methodology.md).
+
+    ``throughput_change``: of output tokens/s from the window's begin to its end, over their mean;
+    ``in_flight_growth``: of requests in flight, in requests, beside the ``arrivals`` in the window and
+    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error.
+    """
+
+    slices: int
+    throughput_change: float
+    throughput_t: float
+    in_flight_growth: float
+    in_flight_t: float
+    in_flight_mean: float
+    arrivals: int
+
+
+class ClientLoad(Frozen):
+    """What the load generator did to itself; of several processes the worst value.
+
+    ``cpu_share`` of one core, ``loop_lag_s`` p95 of the event loop's lateness, ``clock_step_s`` how far
+    the wall clock moved against the monotonic one over the level.
+    """
+
+    processes: int = Field(default=1, ge=1)
+    cpu_share: float | None = None
+    loop_lag_s: float | None = None
+    clock_step_s: float | None = None
+
+
 class Run(Frozen):
     """One level as it came out: whole-run and steady-state figures, validity, provenance.
 
     ``steady`` is the window without ramp-up and drain (rule in docs/metrics.md); None when the
-    level is too short for one. ``raw_sha256`` is over the uncompressed records.
+    level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
+    ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
+    ``raw_sha256`` is over the uncompressed records.
+
+    Schema 1 called decode of a one-token prompt ``decode-only``; it is read as ``decode-approx``.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     origin: Origin
     label: str
     key: RunKey
@@ -178,10 +236,63 @@ class Run(Frozen):
     nixl_after: NixlCounters | None = None
     engines_before: dict[str, EngineCounters] = Field(default_factory=dict)
     engines_after: dict[str, EngineCounters] = Field(default_factory=dict)
+    steady_window_s: tuple[float, float] | None = None
+    trend: Trend | None = None
+    client: ClientLoad | None = None
     client_cpu_share: float | None = None
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_schema_1(cls, data: Any) -> Any:
+        return _renamed_decode(data)
+
+
+class SloPoint(Frozen):
+    """One rate of a search: of ``judged`` requests ``met`` were within every bound.
+
+    ``low`` and ``high`` bound the true share (Clopper-Pearson, each one-sided at the search's
+    confidence); ``verdict`` follows from them. ``repeats`` are the levels that were pooled.
+    """
+
+    rate_rps: float
+    judged: int
+    met: int
+    share: float
+    low: float
+    high: float
+    verdict: Literal["meets", "misses", "undecided", "invalid"]
+    repeats: tuple[int, ...] = ()
+    reason: str | None = None
+
+
+class SloSearch(Frozen):
+    """Highest request rate that meets an SLO: between ``low_rps`` and ``high_rps``, at ``confidence``.
+
+    ``low_rps`` is the highest rate shown to meet it (None: none was), ``high_rps`` the lowest shown to
+    miss it (None: none was). ``best_rps`` is the highest rate at which the measured share was at least
+    the quantile. ``finished`` is False while the search can still narrow; ``detail`` is the plain sentence.
+    """
+
+    schema_version: Literal[2] = 2
+    label: str
+    slo: Slo
+    repeat: int = 0
+    burstiness: float = 1.0
+    confidence: float
+    resolution: float
+    low_rps: float | None
+    high_rps: float | None
+    best_rps: float | None
+    points: tuple[SloPoint, ...]
+    finished: bool
+    detail: str
+
+    @property
+    def stem(self) -> str:
+        return f"{SLO_PREFIX}{self.slo.label}" + (f"-r{self.repeat}" if self.repeat else "")
 
 
 class CanaryResult(Frozen):
@@ -195,7 +306,7 @@ class CanaryResult(Frozen):
 class Manifest(Frozen):
     """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     origin: Origin
     label: str
     deployment: Deployment | None = None
@@ -214,13 +325,53 @@ class Manifest(Frozen):
     started_at: str | None = None
     finished_at: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_schema_1(cls, data: Any) -> Any:
+        return _renamed_decode(data)
+
+
+class Visit(Frozen):
+    """One deployment started and measured once in an experiment of several.
+
+    ``failed``: it did not start or did not live through its levels; ``error`` says why.
+    """
+
+    deployment: str
+    repeat: int
+    status: Literal["planned", "done", "failed", "interrupted"]
+    error: str | None = None
+    command: str | None = None
+    launch_s: float | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+class ExperimentRecord(Frozen):
+    """``.experiment.json`` beside the folders of one experiment file: the file, the order in which its
+    deployments were measured, and what became of each. ``experiment`` is the file's content.
+
+    Its name begins with a dot so that ``viz.py --exps bm_results/NAME/*`` sees folders of results alone.
+    """
+
+    schema_version: Literal[2] = 2
+    name: str
+    file: str
+    experiment: dict[str, Any]
+    folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    visits: tuple[Visit, ...]
+    commands: tuple[str, ...] = ()
+    started_at: str | None = None
+    finished_at: str | None = None
+
 
 class Experiment(Frozen):
-    """A manifest and its runs, ordered by (kind, value, repeat)."""
+    """A manifest and its runs, ordered by (kind, value, repeat), and its searches for an SLO's highest rate."""
 
     name: str
     manifest: Manifest
     runs: tuple[Run, ...]
+    searches: tuple[SloSearch, ...] = ()
 
 
 class Store:
@@ -273,12 +424,45 @@ class Store:
 
     def runs(self) -> Iterator[Run]:
         """All finished levels, ordered by (kind, value, repeat). Raises StoreError on a damaged file."""
-        found = [_read(path, Run) for path in sorted(self.folder.glob("*.json")) if path.name != MANIFEST]
+        paths = sorted(self.folder.glob("*.json"))
+        found = [_read(path, Run) for path in paths if path.name != MANIFEST and not path.name.startswith(SLO_PREFIX)]
         yield from sorted(found, key=lambda run: (run.key.kind, run.key.value, run.key.repeat))
 
+    def write_search(self, search: SloSearch) -> None:
+        """Write or replace a search; the levels that it rests on are kept as runs of their own."""
+        _write(self.folder / f"{search.stem}.json", search.model_dump_json(indent=2).encode())
+
+    def searches(self) -> tuple[SloSearch, ...]:
+        """All searches, by SLO and repeat. Raises StoreError on a damaged file."""
+        return tuple(_read(path, SloSearch) for path in sorted(self.folder.glob(f"{SLO_PREFIX}*.json")))
+
     def load(self) -> Experiment:
-        """Manifest and runs together. Raises StoreError."""
-        return Experiment(name=self.folder.name, manifest=self.read_manifest(), runs=tuple(self.runs()))
+        """Manifest, runs and searches together. Raises StoreError."""
+        return Experiment(
+            name=self.folder.name,
+            manifest=self.read_manifest(),
+            runs=tuple(self.runs()),
+            searches=self.searches(),
+        )
+
+
+def write_record(folder: Path, record: ExperimentRecord) -> None:
+    """Write or replace the record of the experiment in ``folder``."""
+    _write(folder / RECORD, record.model_dump_json(indent=2).encode())
+
+
+def read_record(folder: Path) -> ExperimentRecord | None:
+    """The record of the experiment whose folders are in ``folder``; None when there is none. Raises StoreError."""
+    path = folder / RECORD
+    return _read(path, ExperimentRecord) if path.exists() else None
+
+
+def _renamed_decode(data: Any) -> Any:
+    if not isinstance(data, dict) or data.get("schema_version") != 1 or not isinstance(data.get("workload"), dict):
+        return data
+    if data["workload"].get("mode") != "decode-only":
+        return data
+    return {**data, "workload": {**data["workload"], "mode": "decode-approx"}}
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
+from pydantic import Field
 
 from pdlab.errors import ClusterError, StoreError, UsageError
 from pdlab.namespaces import INSIDE, network_of
@@ -34,8 +35,9 @@ class Running(Frozen):
     ``manifest`` is the experiment's manifest as far as the launcher knows it (deployment, cluster,
     placement as it came out, versions, hardware, canary). ``tokenizer`` is a folder or a Hugging
     Face id. ``metrics_urls`` are Prometheus pages, one per Ray node; ``replicas`` are the Ray Serve
-    replicas of this deployment, for a page goes on showing the counters of replicas that are gone.
-    ``on_host``: the host in whose network all these addresses are (None: this machine's own); see `reach`.
+    replicas of this deployment, for a page goes on showing the counters of replicas that are gone;
+    ``pools`` says which pool each is of: collocated, prefill, decode. ``on_host``: the host in whose
+    network all these addresses are (None: this machine's own); see `reach`.
     """
 
     base_url: str
@@ -45,6 +47,7 @@ class Running(Frozen):
     metrics_urls: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
     on_host: OnHost | None = None
+    pools: dict[str, str] = Field(default_factory=dict)
 
 
 def cache_dir() -> Path:

@@ -132,6 +132,8 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
         merged["enable_expert_parallel"] = True
     if isinstance(deployment.topology, Disaggregated):
         merged["kv_transfer_config"] = _kv_transfer_config(deployment.topology.transport, role, cpu=cpu)
+    elif deployment.decode_bench:
+        merged |= decode_bench_kwargs()
     # Ray and vLLM write into what they are given: no pool shares a nested value with another.
     return copy.deepcopy(merged)
 
@@ -145,6 +147,17 @@ def _kv_transfer_config(transport: Transport, role: Role, *, cpu: bool) -> dict[
     if cpu:
         config["kv_buffer_device"] = "cpu"
     return config
+
+
+def decode_bench_kwargs() -> dict[str, Any]:
+    """vLLM's DecodeBenchConnector fills the KV cache of a prompt, all but its last token, so that the first
+    step of a request is a decode step at its full context. A prompt that came from the prefix cache
+    would not be filled. Constant values send every token to the same experts; hence a deviation,
+    of the size of the connector's own default mean.
+    """
+    fill = {"fill_mean": 0.015, "fill_std": 0.015}
+    connector = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both", "kv_connector_extra_config": fill}
+    return {"kv_transfer_config": connector, "enable_prefix_caching": False}
 
 
 def serving_env(deployment: Deployment) -> dict[str, str]:

@@ -31,7 +31,7 @@ from pdlab.errors import UsageError
 from pdlab.perf import Hardware, LinkKind, StepCosts, kv_capacity_tokens, link_of, step_costs, transfer_costs
 from pdlab.sim_engine import Engine, Host, PrefixCache, Waiting
 from pdlab.spec import Deployment, Disaggregated, Pool
-from pdlab.workload import Closed, Level, Open, Workload
+from pdlab.workload import Closed, Level, Open, Ramp, Workload
 
 Prompts = Literal["fresh", "repeated"]
 Routing = Literal["two-choices", "round-robin", "prefix"]
@@ -238,11 +238,12 @@ class _System(Host):
         random.Random(f"{self.seed} {count}").shuffle(numbers)
         return numbers
 
-    def _open_arrivals(self, load: Open, count: int) -> list[float]:
+    def _open_arrivals(self, load: Open | Ramp, count: int) -> list[float]:
         now_s, moments = 0.0, []
-        for _ in range(count):
+        for number in range(count):
             moments.append(now_s)
-            now_s += self.random.gammavariate(load.burstiness, 1 / (load.rate_rps * load.burstiness))
+            rate_rps = load.rate_rps if isinstance(load, Open) else _ramped(load, number / count)
+            now_s += self.random.gammavariate(load.burstiness, 1 / (rate_rps * load.burstiness))
         return moments
 
     def _finish(self) -> SimulatedLevel:
@@ -454,6 +455,13 @@ class _System(Host):
     def preempt(self, request: int, steps_left: int) -> float:
         log = self.log
         return float(log.input_tokens[request] + log.output_tokens[request] - steps_left)
+
+
+def _ramped(load: Ramp, share: float) -> float:
+    """The rate when that share of the requests was sent."""
+    if load.shape == "linear":
+        return load.start_rps + (load.end_rps - load.start_rps) * share
+    return float(load.start_rps * (load.end_rps / load.start_rps) ** share)
 
 
 def _scaled(costs: StepCosts, factor: float) -> StepCosts:

@@ -142,7 +142,8 @@ class Deployment(Frozen):
     """One thing to serve: a model, a topology, and engine arguments common to all pools.
 
     ``model`` is a name from configs/models/, a Hugging Face id or a folder; ``model_id`` is the
-    name that clients use (None: the model's own).
+    name that clients use (None: the model's own). ``decode_bench``: the engines fill a prompt's KV
+    cache with random values instead of computing it, to measure decode alone; answers mean nothing.
     """
 
     name: str | None = None
@@ -153,6 +154,7 @@ class Deployment(Frozen):
     serving: Serving = Serving()
     max_model_len: int | None = Field(default=None, ge=1)
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    decode_bench: bool = False
 
     @property
     def label(self) -> str:
@@ -187,10 +189,17 @@ class Deployment(Frozen):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _decode_bench_is_collocated(self) -> Deployment:
+        if self.decode_bench and not isinstance(self.topology, Collocated):
+            raise ValueError("decode_bench measures decode in collocated engines: there is no prefill to transfer from")
+        return self
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True)
+        absent = {"name"} if self.decode_bench else {"name", "decode_bench"}  # as before there was one
+        text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

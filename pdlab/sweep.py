@@ -1,4 +1,4 @@
-"""Drive a sweep against a running deployment: warm up, measure every level, judge it, keep it.
+"""Drive a sweep against a running deployment: warm up, measure every level and search, keep what came out.
 
 One level is kept at a time, so that an interruption loses only the level that was running. The
 folder's manifest is written before the first request: a later start knows that prompts were used.
@@ -6,36 +6,42 @@ folder's manifest is written before the first request: a later start knows that 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import os
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
 
-from pdlab import levels, metrics
-from pdlab.errors import BenchError, ClusterError, StoreError
-from pdlab.levels import ClientAnswer, ClientLevel
+from pdlab import levels, metrics, slo_search
+from pdlab.driver import Driver, describe
+from pdlab.errors import StoreError, UsageError
 from pdlab.load_client import LoadClient
 from pdlab.progress import Progress
 from pdlab.provenance import client_versions, git_state, now
-from pdlab.results import MANIFEST, Manifest, NixlCounters, Run, Store
-from pdlab.running import scrape_counters
-from pdlab.spec import Disaggregated, Frozen
-from pdlab.target import Target, require_answering, resolve_target
-from pdlab.workload import Closed, Level, Load, Sweep, Workload
+from pdlab.results import MANIFEST, Manifest, Run, SloPoint, SloSearch, Store
+from pdlab.slo_search import Search
+from pdlab.spec import Frozen
+from pdlab.target import Target, resolve_target
+from pdlab.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 
 BASE_URL = "http://127.0.0.1:8000"
-WARMUP_CONCURRENCY = 8
-# Ray's metrics agent exports every 10 s by default.
-SETTLE_TIMEOUT_S = 25.0
-SETTLE_POLL_S = 1.0
+MOST_CLIENTS = 8
 
 
 class SweepOptions(Frozen):
-    """Everything that a sweep is told. ``name`` None: the running deployment's label (with the mode
-    behind it unless mixed); ``command`` is kept in the manifest as the exact command line."""
+    """Everything that a sweep is told.
 
-    loads: tuple[Load, ...] = Field(min_length=1)
+    ``name`` None: the running deployment's label (with the mode behind it unless mixed). ``per_gpu``:
+    closed loops of so many requests per GPU of the deployment. ``only_repeat``: that repeat alone.
+    ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
+    grow to as many (None: half of this machine's cores). ``command`` is kept in the manifest as the
+    exact command line.
+    """
+
+    loads: tuple[Load, ...] = ()
+    per_gpu: tuple[float, ...] = ()
+    searches: tuple[Search, ...] = ()
     workload: Workload = Workload()
     base_url: str = BASE_URL
     name: str | None = None
@@ -43,29 +49,40 @@ class SweepOptions(Frozen):
     tokenizer: str | None = None
     gpus: int | None = None
     repeats: int = 1
+    only_repeat: int | None = None
+    shuffle: str | None = None
     prompts_per_level: int | None = None
     smoke: bool = False
     resume: bool = False
     force: bool = False
     out: Path = Path("bm_results")
     request_timeout_s: float = Field(default=600.0, gt=0)
+    client_processes: int | None = Field(default=None, ge=1)
     command: str = "pdlab.sweep.run_sweep(...)"
 
 
 class SweepResult(Frozen):
-    """``runs`` are the sweep's levels in its order, the ones that --resume skipped included."""
+    """``runs`` are the sweep's levels in its order, the ones that --resume skipped included, then the
+    searches' levels by rate."""
 
     folder: Path
     runs: tuple[Run, ...]
+    searches: tuple[SloSearch, ...] = ()
     measured: int
 
     @property
     def valid(self) -> bool:
-        return all(run.validity.valid for run in self.runs)
+        """Every level that was asked for is valid, every search has its answer (levels of a search may
+        fail: the server is driven beyond what it serves)."""
+        searched = {(point.rate_rps, s.repeat) for s in self.searches for point in s.points}
+        runs = [run for run in self.runs if (run.key.value, run.key.repeat) not in searched]
+        return all(run.validity.valid for run in runs) and all(search.finished for search in self.searches)
 
 
-def run_sweep(options: SweepOptions, progress: Progress | None = None) -> SweepResult:
-    """Measure every level of ``options`` that is not finished yet.
+def run_sweep(options: SweepOptions, progress: Progress | None = None, client: LoadClient | None = None) -> SweepResult:
+    """Measure every level of ``options`` that is not finished yet, then every search that is not.
+
+    ``client``: a load generator that is not started yet (None: one of its own).
 
     Raises UsageError for bad input and an unreachable server, StoreError when the folder holds
     finished levels (without resume or force) or another experiment, BenchError when the server or
@@ -73,7 +90,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None) -> SweepR
     """
     progress = progress or Progress()
     workload = options.workload
-    _build(options, attempt=0)  # bad input is said before anything is asked of the server
+    _build(_with_loads(options, 1), attempt=0)  # bad input is said before anything is asked of the server
     target = resolve_target(
         options.base_url,
         workload=workload,
@@ -83,35 +100,77 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None) -> SweepR
         gpus=options.gpus,
         smoke=options.smoke,
     )
+    options = _with_loads(options, target.manifest.gpus)
     store = Store(options.out / target.name)
     earlier = _earlier(store)
     attempt = len(earlier.commands) if earlier else 0
-    sweep = _build(options, attempt)
+    wanted = _build(options, attempt)
     manifest = _start_manifest(target, earlier, options.command, store.folder)
-    todo = _todo(store, sweep.levels, options)
-    for note in target.notes:
+    todo = _todo(store, wanted, options)
+    repeat = options.only_repeat or 0
+    searching = any(unfinished(store, search, repeat) for search in options.searches)
+    for note in (*target.notes, *target.figure_notes):
         progress.note(note)
-    if todo:
+    measured = 0
+    if todo or searching:
         store.write_manifest(manifest)
-        with LoadClient() as client:
+        with client or LoadClient() as started:
+            driver = Driver(
+                started,
+                target,
+                workload,
+                progress,
+                request_timeout_s=options.request_timeout_s,
+                smoke=options.smoke,
+                max_processes=options.client_processes or max(1, min(MOST_CLIENTS, (os.cpu_count() or 1) // 2)),
+            )
+            warmup = levels.warmup_requests(target.manifest.deployment)
+            progress.begin(warmup + sum(level.num_requests for level in todo), len(todo))
+            sweeper = _Sweeper(driver, store, options, progress, attempt)
             try:
-                _Driver(client, target, store, options, progress).run(todo, manifest, attempt)
+                sweeper.run(todo, manifest)
             finally:
+                measured = sweeper.measured
                 progress.close()
     kept = {run.key: run for run in store.runs()}
-    runs = tuple(kept[level.key] for level in sweep.levels)
-    return SweepResult(folder=store.folder, runs=runs, measured=len(todo))
+    runs = [kept[level.key] for level in wanted]
+    asked = [search.slo for search in options.searches]
+    searches = tuple(s for s in store.searches() if s.slo in asked and s.repeat == repeat)
+    for search in searches:
+        keys = [RunKey(kind="rate", value=point.rate_rps, repeat=repeat) for point in search.points]
+        runs += [kept[key] for key in keys if key in kept and kept[key] not in runs]
+    return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, measured=measured)
 
 
-def _build(options: SweepOptions, attempt: int) -> Sweep:
-    return levels.build_sweep(
+def _with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
+    """The loads per GPU made absolute. Raises UsageError where the GPUs are not known, or two come out the same."""
+    if not options.per_gpu:
+        return options
+    if gpus is None:
+        raise UsageError("--concurrency-per-gpu: nothing says on how many GPUs this runs; give --gpus N")
+    loads = tuple(Closed(concurrency=max(1, round(value * gpus)), per_gpu=value) for value in options.per_gpu)
+    counts = [load.concurrency for load in loads]
+    if gpus > 1 and len(set(counts)) < len(counts):
+        raise UsageError(f"--concurrency-per-gpu: on {gpus} GPUs two of them come out as one concurrency ({counts})")
+    return options.model_copy(update={"loads": options.loads + loads, "per_gpu": ()})
+
+
+def _build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
+    if not options.loads and options.searches:
+        return ()
+    sweep: Sweep = levels.build_sweep(
         options.workload,
         options.loads,
         repeats=options.repeats,
         prompts_per_level=options.prompts_per_level,
         smoke=options.smoke,
         attempt=attempt,
+        only_repeat=options.only_repeat,
     )
+    found = list(sweep.levels)
+    if options.shuffle is not None:
+        random.Random(options.shuffle).shuffle(found)
+    return tuple(found)
 
 
 def _earlier(store: Store) -> Manifest | None:
@@ -187,152 +246,69 @@ def _start_manifest(target: Target, earlier: Manifest | None, command: str, fold
     )
 
 
-class _Driver:
+class _Sweeper:
     """One sweep being measured."""
 
-    def __init__(
-        self, client: LoadClient, target: Target, store: Store, options: SweepOptions, progress: Progress
-    ) -> None:
-        self._client = client
-        self._target = target
+    def __init__(self, driver: Driver, store: Store, options: SweepOptions, progress: Progress, attempt: int) -> None:
+        self._driver = driver
         self._store = store
         self._options = options
         self._progress = progress
-        deployment = target.manifest.deployment
-        self._moves_kv = deployment is not None and isinstance(deployment.topology, Disaggregated)
-        self._counters: NixlCounters | None = None
-        self._counters_error: str | None = None
+        self._attempt = attempt
+        self.measured = 0
 
-    def run(self, todo: Sequence[Level], manifest: Manifest, attempt: int) -> None:
-        warmup = self._warmup(attempt)
-        self._progress.begin(warmup.num_requests + sum(level.num_requests for level in todo), len(todo))
-        self._progress.level("warm-up, after the load generator's start", warmup.num_requests, counts=False)
-        self._read_counters()
-        answer = self._client.run(warmup, self._progress.update)
-        failed = [record.error for record in answer.records if not record.ok]
-        if len(failed) == warmup.num_requests:
-            require_answering(self._target.base_url)
-            raise BenchError(f"no warm-up request was answered (first: {failed[0]})")
-        self._read_counters(moved=len(answer.records) - len(failed))
-        self._progress.level_done(f"{len(failed)} of {len(answer.records)} failed" if failed else "done")
+    def run(self, todo: Sequence[Level], manifest: Manifest) -> None:
+        self._driver.warm_up(self._attempt)
         for level in todo:
             self._level(level)
-            manifest = manifest.model_copy(update={"finished_at": now()})
-            self._store.write_manifest(manifest)
-
-    def _warmup(self, attempt: int) -> ClientLevel:
-        workload, target = self._options.workload, self._target
-        requests = levels.warmup_requests(target.manifest.deployment)
-        return ClientLevel(
-            name="warm-up",
-            base_url=target.base_url,
-            model=target.model_id,
-            tokenizer=target.tokenizer,
-            input_tokens=workload.sent_input_tokens,
-            output_tokens=workload.sent_output_tokens,
-            num_requests=requests,
-            seed=levels.warmup_seed(workload, smoke=self._options.smoke, attempt=attempt),
-            concurrency=min(requests, WARMUP_CONCURRENCY),
-            request_timeout_s=self._options.request_timeout_s,
-        )
+            self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
+        for search in self._options.searches:
+            self._search(search)
+            self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
 
     def _level(self, level: Level) -> None:
-        target, workload = self._target, self._options.workload
-        title = (
-            f"concurrency {level.load.concurrency}"
-            if isinstance(level.load, Closed)
-            else (f"{level.load.rate_rps:g} requests/s")
-        )
-        self._progress.level(title + (f", repeat {level.repeat}" if level.repeat else ""), level.num_requests)
-        asked = levels.client_level(
-            level,
-            workload,
-            base_url=target.base_url,
-            model=target.model_id,
-            tokenizer=target.tokenizer,
-            request_timeout_s=self._options.request_timeout_s,
-        )
-        before = self._counters
-        answer = self._client.run(asked, self._progress.update)
-        answered = sum(record.ok for record in answer.records)
-        if answered < level.num_requests:
-            require_answering(target.base_url)
-        self._read_counters(moved=answered)
-        run = self._store.write(self._judge(level, answer, before), answer.records, force=self._options.force)
+        run, records = self._driver.measure(level)
+        run = self._store.write(run, records, force=self._options.force)
+        self.measured += 1
         self._progress.level_done(describe(run))
 
-    def _judge(self, level: Level, answer: ClientAnswer, before: NixlCounters | None) -> Run:
-        workload = self._options.workload
-        outcome = metrics.Outcome(
-            records=answer.records,
-            workload=workload,
-            num_requests=level.num_requests,
-            kv_expected=self._moves_kv and bool(self._target.metrics_urls),
-            nixl_before=before,
-            nixl_after=self._counters,
-            counters_error=self._counters_error,
-            client_cpu_share=answer.cpu_share,
-            client_loop_lag_s=answer.loop_lag_s,
-        )
-        completed = sum(record.ok for record in answer.records)
-        return Run(
-            origin="measured",
-            label=self._target.manifest.label,
-            key=level.key,
-            workload=workload,
-            load=level.load,
-            num_requests=level.num_requests,
-            seed=level.seed,
-            completed=completed,
-            failed=level.num_requests - completed,
-            whole=metrics.whole(answer.records),
-            steady=metrics.steady(answer.records, level.load),
-            validity=metrics.validate_level(outcome),
-            nixl_before=before,
-            nixl_after=self._counters,
-            client_cpu_share=answer.cpu_share,
-            started_at=answer.started_at,
-            finished_at=answer.finished_at,
-        )
-
-    def _read_counters(self, moved: int = 0) -> None:
-        if not self._target.metrics_urls or not self._moves_kv:
-            return
-        before = self._counters.transfers or 0.0 if self._counters else 0.0
-        try:
-            self._counters = settled(
-                lambda: scrape_counters(self._target.metrics_urls, self._target.replicas),
-                transfers=before + moved if moved else 0.0,
-            )
-            self._counters_error = None
-        except ClusterError as error:
-            self._counters_error = str(error)
+    def _search(self, search: Search) -> None:
+        """Measure rates until the search has its answer; every rate is a level like any other, kept as such."""
+        repeat = self._options.only_repeat or 0
+        guess = _guess(self._store)
+        while True:
+            found = found_points(self._store, search, repeat)
+            answer = slo_search.result(found, search, label=self._store.read_manifest().label, repeat=repeat)
+            if found:
+                self._store.write_search(answer)
+            rate = slo_search.next_rate(found, search, guess)
+            if rate is None:
+                self._progress.note(f"{search.slo.label}: {answer.detail}")
+                return
+            load = Open(rate_rps=rate, burstiness=search.burstiness)
+            key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
+            requests = search.requests_needed
+            self._progress.extend(requests)
+            seed = levels.level_seed(self._options.workload, key, attempt=self._attempt)
+            self._level(Level(load=load, repeat=repeat, num_requests=requests, seed=seed))
 
 
-def settled(
-    scrape: Callable[[], NixlCounters],
-    transfers: float,
-    timeout_s: float = SETTLE_TIMEOUT_S,
-    poll_s: float = SETTLE_POLL_S,
-) -> NixlCounters:
-    """Poll counters, which are exported late, until at least ``transfers`` are counted and two polls
-    agree; at ``timeout_s`` whatever they are then."""
-    deadline = time.monotonic() + timeout_s
-    last = scrape()
-    while transfers and time.monotonic() < deadline:
-        time.sleep(poll_s)
-        current = scrape()
-        if current == last and (current.transfers or 0.0) >= transfers:
-            return current
-        last = current
-    return last
+def found_points(store: Store, search: Search, repeat: int) -> tuple[SloPoint, ...]:
+    """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO."""
+    samples = []
+    for run in store.runs():
+        if isinstance(run.load, Open) and run.load.burstiness == search.burstiness and run.key.repeat == repeat:
+            judged = metrics.judged(store.read_records(run.key), run.load)
+            samples.append(slo_search.sample(run, judged, search.slo))
+    return slo_search.points(samples, search)
 
 
-def describe(run: Run) -> str:
-    """One line on a finished level."""
-    figures = f"{run.whole.output_tokens_per_s:.0f} output tokens/s"
-    if run.whole.ttft:
-        figures += f", TTFT p50 {1000 * run.whole.ttft.p50_s:.0f} ms"
-    if run.whole.tpot:
-        figures += f", TPOT p50 {1000 * run.whole.tpot.p50_s:.1f} ms"
-    return figures if run.validity.valid else f"INVALID ({'; '.join(run.validity.reasons)}), {figures}"
+def unfinished(store: Store, search: Search, repeat: int) -> bool:
+    """Whether a search has rates left to measure."""
+    return slo_search.next_rate(found_points(store, search, repeat), search) is not None
+
+
+def _guess(store: Store) -> float | None:
+    """Where a search begins: half of the highest rate that closed-loop levels reached."""
+    reached = [run.whole.requests_per_s for run in store.runs() if run.key.kind == "concurrency"]
+    return max(reached) / 2 if any(reached) else None

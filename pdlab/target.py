@@ -9,6 +9,9 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
+from pdlab.catalog import resolve_model
 from pdlab.errors import BenchError, UsageError
 from pdlab.results import Manifest
 from pdlab.running import Running, load_running
@@ -21,7 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
 class Target(Frozen):
     """A server to measure. ``name`` is the experiment's folder, ``manifest`` what is known of the
-    deployment; ``notes`` are for the person."""
+    deployment; ``notes`` are for the person, ``figure_notes`` belong beside every figure measured here;
+    ``pools`` says which pool each of the ``replicas`` is of."""
 
     base_url: str
     model_id: str
@@ -30,7 +34,9 @@ class Target(Frozen):
     manifest: Manifest
     metrics_urls: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
+    pools: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    figure_notes: tuple[str, ...] = ()
 
 
 def resolve_target(
@@ -64,6 +70,7 @@ def resolve_target(
             "ask for less or launch with a larger max_model_len"
         )
     manifest = _manifest(name, running, gpus, workload)
+    _same_phase(url, manifest.deployment, workload)
     if name is None:
         name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
     notes = []
@@ -77,8 +84,50 @@ def resolve_target(
         manifest=manifest,
         metrics_urls=running.metrics_urls if running else (),
         replicas=running.replicas if running else (),
+        pools=running.pools if running else {},
         notes=tuple(notes),
+        figure_notes=_limits(manifest.deployment, workload),
     )
+
+
+def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> None:
+    """decode-only is measured on engines that fill KV cache, and there nothing else means anything."""
+    filled = deployment is not None and deployment.decode_bench
+    if workload.mode == "decode-only" and not filled:
+        what = deployment.label if deployment else "what runs there, as far as is known,"
+        raise UsageError(
+            f"--mode decode-only: {what} at {url} computes prompts, so decode could not be told from prefill; launch "
+            "with launch_gptoss.py --collocated --decode-bench, or take --mode decode-approx (one input token: decode "
+            "of an empty context)"
+        )
+    if filled and workload.mode != "decode-only":
+        raise UsageError(
+            f"--mode {workload.mode}: {url} was launched with --decode-bench and fills KV cache instead of computing "
+            "prompts; use --mode decode-only, or launch without --decode-bench"
+        )
+
+
+def _limits(deployment: Deployment | None, workload: Workload) -> tuple[str, ...]:
+    """What decode-only does not measure (read in vLLM 0.29's decode_bench_connector.py)."""
+    if workload.mode == "decode-approx":
+        return (
+            "decode-approx: one input token per request; without the cost of attention over a real context it is an "
+            "upper bound of decode speed, and its one-token prompts repeat",
+        )
+    if workload.mode != "decode-only":
+        return ()
+    shape = resolve_model(deployment.model)[0] if deployment else None
+    notes = [
+        "decode-only: the KV cache of prompts is filled with random values; filling a prompt takes part of the step "
+        "that admits it, and TTFT is that step alone"
+    ]
+    if shape is None or shape.sliding_window:
+        notes.append(
+            "decode-only: the connector fills the first KV-cache group alone. Layers of the other groups (here those "
+            "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
+            "there before: time of attention is right, the choice of experts may differ"
+        )
+    return tuple(notes)
 
 
 def normal_url(text: str) -> str:

@@ -233,7 +233,7 @@ class _Run:
         seen = Observed(
             strategy=plan.strategy, backend=self.options[0].backend, direction=plan.direction,
             prefill=self.hosts[self.prefill[0]], decode=self.hosts[self.decode[0]], vram=self.options[0].vram,
-            gb_per_s=results[-1].gb_per_s, wire=wire_of(rows, self.operation, self.page),
+            gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire_of(rows, self.operation, self.page),
             payload_bytes=self.payload, traffic=self.traffic, memcpy_gb_per_s=memcpy,
             ucx_version=ucx_version(logs[0]), ucx_tls=_tls(logs[0]) or plan.ucx_tls,
             failed_modules=failed_modules(logs[0]),
@@ -256,7 +256,7 @@ class _Run:
         while len(runs) <= self.plan.repeats and not self._corrupt():
             runs.append(self._transfer(size))
             if size == self.plan.sizes[-1]:  # in turns with the transfers, so that both meet the same load
-                self.copies += self.call(self.decode[:1], "copy_gb_per_s", [(self.page, runs[-1][0].bytes)])
+                self.copies += self.call(self.decode[:1], "copy_gb_per_s", [(self.page,)])
         times = [max(each.end_s for each in run) - min(each.begin_s for each in run) for run in runs]
         warm = list(zip(runs, times, strict=True))[1:] or [(runs[0], times[0])]
         request_s = [max(own) for run, _ in warm for own in zip(*(each.request_s for each in run), strict=True)]

@@ -59,11 +59,13 @@ class Row:
 def parse_table(log: str) -> tuple[Row, ...]:
     """All rows of all tables in UCX's log; lines that are no part of a table are passed over."""
     rows: list[Row] = []
-    scope, operation = "", None
+    scope, operation, columns = "", None, 0
     for line in log.splitlines():
         start = line.find("|")
         if start < 0 or not line.rstrip().endswith("|"):
-            if "+--" not in line:
+            if "+--" in line:
+                columns = line[line.index("+--") :].count("+") - 1
+            else:
                 scope, operation = "", None
             continue
         cells = [cell.strip() for cell in line[start:].strip().strip("|").split("|")]
@@ -72,7 +74,8 @@ def parse_table(log: str) -> tuple[Row, ...]:
             cells = cells[1:]
         if len(cells) == 1:
             operation = _operation(cells[0]) if scope else None
-        elif operation and (row := _row(operation, scope, cells)):
+        # A line that was cut behind an inner bar has fewer cells than the border above it.
+        elif operation and len(cells) == columns and (row := _row(operation, scope, cells)):
             rows.append(row)
     return tuple(rows)
 

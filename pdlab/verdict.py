@@ -21,15 +21,19 @@ VERBS = ("rc", "rc_x", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud
 EFA = ("srd", "ud_verbs")
 # Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
 # to 0.96 of a shaped link, cma 0.7 of memcpy, srd 0.4 to 0.5 of two rails in what others published.
-SLOW_SHARE = {"memcpy": 0.25, "line rate": 0.5, "rails": 0.2}
+SLOW_SHARE = {"memcpy": 0.2, "line rate": 0.5, "rails": 0.2}
+# Smaller requests are not judged slow: posting and polling, not the wire, set their time.
+LEAST_BYTES = 64_000_000
 CARRIED = 0.5  # share of the payload that an interface must have counted to have carried it
 EMULATION_FREE_SINCE = (1, 20)
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run saw. ``gb_per_s``: median of the warm repeats of the largest size. ``payload_bytes`` and
-    ``traffic`` (interface -> bytes in the payload's direction on the initiator's host): of all transfers.
+    """What a run saw. ``gb_per_s``: median of the warm repeats of the largest size, which is ``size_bytes``.
+
+    ``payload_bytes`` and ``traffic`` (interface -> bytes in the payload's direction on the initiator's host): of
+    all transfers.
 
     ``memcpy_gb_per_s``: one thread of the destination's host, or the GPU's own copy.
     """
@@ -41,6 +45,7 @@ class Observed:
     decode: Host
     vram: bool
     gb_per_s: float
+    size_bytes: int
     wire: Wire | None
     payload_bytes: int
     traffic: Mapping[str, int]
@@ -90,7 +95,7 @@ def judge(seen: Observed) -> Verdict:
         protocol_text += " (UCX has no other read over tcp)"
     text = f"{seen.strategy} over {name}{protocol_text}, {speed}{of_text}"
     ceiling = next((key for key in SLOW_SHARE if key in of), None)
-    if share is not None and ceiling and share < SLOW_SHARE[ceiling]:
+    if share is not None and ceiling and share < SLOW_SHARE[ceiling] and seen.size_bytes >= LEAST_BYTES:
         cause, remedy = _why_slow(seen, transports)
         return verdict(SLOW, f"SLOW: {text}", cause, remedy)
     return verdict(OK, f"OK: {text}")
@@ -109,6 +114,10 @@ def notes(seen: Observed) -> list[str]:
     elif seen.prefill.boot == seen.decode.boot and not one_host(seen):
         found.append(
             "both nodes share one kernel: they are namespaces or containers of one machine, judged as two hosts"
+        )
+    if seen.size_bytes < LEAST_BYTES:
+        found.append(
+            f"{seen.size_bytes / 1e6:.1f} MB at a time are too few to judge speed (from {LEAST_BYTES / 1e6:.0f} MB on)"
         )
     if seen.wire is None and seen.backend == "UCX":
         found.append("UCX printed no table: the wire is told by the byte counters alone")

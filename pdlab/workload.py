@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from pdlab.spec import Frozen
 
-WorkloadMode = Literal["mixed", "prefill-only", "decode-only"]
+WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
+LoadKind = Literal["concurrency", "rate", "ramp"]
 
 
 class Workload(Frozen):
     """Random-token requests of fixed lengths, in tokens.
 
-    ``prefill-only`` asks for one output token; ``decode-only`` sends one input token, which
-    measures decode without the cost of a real context (see docs/metrics.md).
+    ``prefill-only`` asks for one output token. ``decode-only`` sends the whole prompt to engines that
+    fill its KV cache instead of computing it (``Deployment.decode_bench``), so that decode runs at the
+    real context length. ``decode-approx`` sends one input token to any engine: decode of an empty
+    context, which is not the same (see docs/methodology.md). The first ``shared_prefix_tokens`` of the
+    input are the same in every request: that share of the prompt may come from the prefix cache.
     """
 
     input_tokens: int = Field(default=5000, ge=1)
     output_tokens: int = Field(default=250, ge=1)
     mode: WorkloadMode = "mixed"
     seed: int = Field(default=0, ge=0)
+    shared_prefix_tokens: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _prefix_is_part_of_the_input(self) -> Workload:
+        if self.shared_prefix_tokens and self.shared_prefix_tokens >= self.sent_input_tokens:
+            raise ValueError(
+                f"shared_prefix_tokens is {self.shared_prefix_tokens}, but a request has {self.sent_input_tokens} "
+                "input tokens and needs some of its own"
+            )
+        return self
 
     @property
     def sent_input_tokens(self) -> int:
         """Input tokens of one request as sent."""
-        return 1 if self.mode == "decode-only" else self.input_tokens
+        return 1 if self.mode == "decode-approx" else self.input_tokens
+
+    @property
+    def declared_cached_share(self) -> float:
+        """Share of the prompt tokens that the prefix cache may answer: the shared prefix of the input."""
+        return self.shared_prefix_tokens / self.sent_input_tokens
 
     @property
     def sent_output_tokens(self) -> int:
@@ -35,10 +55,14 @@ class Workload(Frozen):
 
 
 class Closed(Frozen):
-    """Closed loop: ``concurrency`` requests in flight, a new one for each that finishes."""
+    """Closed loop: ``concurrency`` requests in flight, a new one for each that finishes.
+
+    ``per_gpu`` is set where the load was asked for as so many requests per GPU of the deployment.
+    """
 
     kind: Literal["concurrency"] = "concurrency"
     concurrency: int = Field(ge=1)
+    per_gpu: float | None = Field(default=None, gt=0)
 
     @property
     def value(self) -> float:
@@ -60,7 +84,34 @@ class Open(Frozen):
         return self.rate_rps
 
 
-Load = Annotated[Closed | Open, Field(discriminator="kind")]
+class Ramp(Frozen):
+    """Open loop whose rate goes from ``start_rps`` to ``end_rps`` over the level's requests.
+
+    ``shape`` linear or exponential in the number of requests sent. Its key is the end rate.
+    """
+
+    kind: Literal["ramp"] = "ramp"
+    start_rps: float = Field(gt=0)
+    end_rps: float = Field(gt=0)
+    shape: Literal["linear", "exponential"] = "linear"
+    burstiness: float = Field(default=1.0, gt=0)
+
+    @property
+    def value(self) -> float:
+        return self.end_rps
+
+    @property
+    def mean_rps(self) -> float:
+        """Requests over time: with the rate a function of the share x of requests sent, the time of n
+        requests is n times the integral of 1 / rate(x) over x from 0 to 1, so the mean is its inverse."""
+        a, b = self.start_rps, self.end_rps
+        if a == b:
+            return a
+        ratio = math.log(b / a)
+        return (b - a) / ratio if self.shape == "linear" else ratio / (1 / a - 1 / b)
+
+
+Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
 
 
 class Slo(Frozen):
@@ -91,7 +142,7 @@ class Slo(Frozen):
 class RunKey(Frozen):
     """Identity of one level within an experiment: (load kind, load value, repeat)."""
 
-    kind: Literal["concurrency", "rate"]
+    kind: LoadKind
     value: float
     repeat: int = Field(default=0, ge=0)
 

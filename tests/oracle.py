@@ -9,7 +9,7 @@ third-party package: what it logs is an independent measurement by the same mono
   request a decode server.
 - ``POST /oracle/config`` merges a JSON object into the configuration; keys are prefixes of request
   ids (``x-request-id``), values override `DEFAULTS` for those requests; the longest prefix wins.
-- ``GET /oracle/log`` returns everything served; ``GET /metrics`` NIXL counters as vLLM exports them.
+- ``GET /oracle/log`` returns everything served; ``GET /metrics`` an engine's counters as vLLM exports them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,35 @@ DEFAULTS = {
     "prompt_tokens_off": 0,  # added to the reported prompt length
     "kv_bytes": 1000,  # bytes and transfers counted per request
     "kv_failed": 0,  # failed transfers counted per request
+    "kv_expired": 0,  # expired requests counted per request
+    "cached_share": 0.0,  # of the prompt tokens counted as prefix-cache hits
+    "filled_share": 1.0,  # of the prompt's tokens but one counted as filled by a connector
+    "preemptions": 0,  # counted per request
+    "restart_at": 0,  # when that request arrives all counters begin anew
+    "replace_at": 0,  # when that request arrives another replica's samples appear
+    "drift": 0.0,  # every request takes that share longer per token than the one before
+    "stall_every": 0,  # every k-th request stands still for stall_s in the middle
+    "stall_s": 0.5,
+    "queue_s": 0.0,  # one server of that service time before everything else, first come first served
     "prefill_s": 0.05,
 }
+
+# Short name -> Prometheus sample, as vLLM names it.
+SHORT = {
+    "kv_bytes": "vllm:nixl_bytes_transferred_sum",
+    "transfers": "vllm:nixl_xfer_time_seconds_count",
+    "kv_failed": "vllm:nixl_num_failed_transfers_total",
+    "kv_expired": "vllm:nixl_num_kv_expired_reqs_total",
+    "done": "vllm:request_success_total",
+    "prompt": "vllm:prompt_tokens_total",
+    "generated": "vllm:generation_tokens_total",
+    "asked": "vllm:prefix_cache_queries_total",
+    "hits": "vllm:prefix_cache_hits_total",
+    "external": "vllm:external_prefix_cache_queries_total",
+    "filled": "vllm:external_prefix_cache_hits_total",
+    "preempted": "vllm:num_preemptions_total",
+}
+COUNTERS = tuple(SHORT.values())
 
 
 class Oracle:
@@ -41,7 +68,9 @@ class Oracle:
         self.log: list[dict] = []
         self.count: dict[str, int] = {}
         self.slots: dict[str, asyncio.Semaphore] = {}
-        self.kv = {"bytes": 0, "transfers": 0, "failed": 0}
+        self.total = dict.fromkeys(COUNTERS, 0)
+        self.replaced = False
+        self.free_at: dict[str, float] = {}
         self.max_model_len = 100_000
 
     def settings(self, request_id: str) -> tuple[str, dict]:
@@ -75,16 +104,20 @@ class Oracle:
         if path == "/oracle/log":
             return reply(writer, 200, json.dumps(self.log))
         if path == "/metrics":
-            return reply(
-                writer,
-                200,
-                f'vllm:nixl_bytes_transferred_sum{{e="0"}} {self.kv["bytes"]}\n'
-                f'vllm:nixl_xfer_time_seconds_count{{e="0"}} {self.kv["transfers"]}\n'
-                f'vllm:nixl_num_failed_transfers_total{{e="0"}} {self.kv["failed"]}\n',
-            )
+            return reply(writer, 200, self.page())
         if path == "/v1/completions" and method == "POST":
             return await self.complete(writer, headers, json.loads(body))
         return reply(writer, 404, "{}")
+
+    def page(self) -> str:
+        lines = [f'{name}{{engine="0",ReplicaId="r0"}} {value}' for name, value in self.total.items()]
+        if self.replaced:
+            lines.append('vllm:prompt_tokens_total{engine="0",ReplicaId="r1"} 1')
+        return "\n".join(lines) + "\n"
+
+    def count_up(self, **amounts: float) -> None:
+        for short, amount in amounts.items():
+            self.total[SHORT[short]] += amount
 
     async def complete(self, writer, headers, ask) -> bool:
         arrived = time.perf_counter()
@@ -98,24 +131,34 @@ class Oracle:
         entry = {"id": request_id, "prompt": ask["prompt"], "arrived": arrived, "sent": [], "tokens": 0, "ask": ask}
         entry["ask"] = {name: value for name, value in ask.items() if name != "prompt"}
         self.log.append(entry)
+        if number == settings["restart_at"]:
+            self.total = dict.fromkeys(COUNTERS, 0)
+        self.replaced = self.replaced or number == settings["replace_at"]
         if every("fail_every"):
             return reply(writer, 500, json.dumps({"error": "planted"}))
         if every("hang_every"):
             await asyncio.sleep(3600)
+        if settings["queue_s"]:
+            begins = max(arrived, self.free_at.get(key, 0.0))
+            self.free_at[key] = begins + settings["queue_s"]
+            await asyncio.sleep(begins + settings["queue_s"] - time.perf_counter())
         slot = self.slots.setdefault(key, asyncio.Semaphore(settings["capacity"]))
         async with slot:
             if not ask.get("stream"):
                 await asyncio.sleep(settings["prefill_s"])
                 params = {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "oracle"}
                 return reply(writer, 200, json.dumps({"choices": [{"text": " x"}], "kv_transfer_params": params}))
-            return await self.stream(writer, ask, settings, entry, every)
+            tpot_s = settings["tpot_s"] * (1 + settings["drift"] * number)
+            return await self.stream(writer, ask, settings, entry, every, tpot_s)
 
-    async def stream(self, writer, ask, settings, entry, every) -> bool:
+    async def stream(self, writer, ask, settings, entry, every, tpot_s) -> bool:
         tokens = ask["max_tokens"] - every("short_every")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        self.kv["bytes"] += settings["kv_bytes"]
-        self.kv["transfers"] += 1
-        self.kv["failed"] += settings["kv_failed"]
+        prompt = len(ask_prompt(entry))
+        self.count_up(kv_bytes=settings["kv_bytes"], transfers=1, kv_failed=settings["kv_failed"])
+        self.count_up(kv_expired=settings["kv_expired"], preempted=settings["preemptions"])
+        self.count_up(prompt=prompt, asked=prompt, hits=prompt * settings["cached_share"])
+        self.count_up(external=prompt, filled=(prompt - 1) * settings["filled_share"])
         due = time.perf_counter() + settings["ttft_s"]
         left = tokens
         while left:
@@ -128,8 +171,11 @@ class Oracle:
             event(writer, {"choices": [{"index": 0, "text": " x" * size}]})
             await writer.drain()
             entry["sent"].append(time.perf_counter())
-            due += settings["tpot_s"] * min(left, settings["tokens_per_chunk"])
+            if every("stall_every") and left == tokens // 2:
+                due += settings["stall_s"]
+            due += tpot_s * min(left, settings["tokens_per_chunk"])
         entry["tokens"] = tokens
+        self.count_up(done=1, generated=tokens)
         prompt_tokens = len(ask_prompt(entry)) + settings["prompt_tokens_off"]
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
         event(writer, {"choices": [], "usage": usage})

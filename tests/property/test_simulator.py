@@ -15,7 +15,7 @@ from pdlab.sim import Routing, Trace, simulate
 from pdlab.sim_engine import Engine
 from pdlab.simulated import figures, records, to_run
 from pdlab.spec import Collocated, Deployment, Disaggregated, Pool, parse_label
-from pdlab.workload import Closed, Level, Load, Open, Workload
+from pdlab.workload import Closed, Level, Load, Open, Ramp, Workload
 
 HARDWARE = load_hardware("h100-vllm-0.11")
 WORKLOAD = Workload()
@@ -243,3 +243,16 @@ def test_contention_on_a_shared_wire_is_seen() -> None:
     wire_s = 64 * kv_bytes(SHAPE, 5000, hybrid=False) / (HARDWARE.value("tcp_gb_per_s") * 1e9)
     assert tcp.duration_s > wire_s > srd.duration_s
     assert tcp.link_busy > 0.9 > srd.link_busy
+
+
+def test_a_ramp_takes_as_long_as_its_rates_say() -> None:
+    """n requests over the integral of 1 / rate: the mean rate of the load's formula, but for the luck of the gaps."""
+    load = Ramp(start_rps=1, end_rps=9)
+    (one,) = simulate(
+        Deployment(topology=parse_label("collocated-2xtp4")),
+        [level(load, 4000)],
+        Workload(output_tokens=1),
+        HARDWARE,
+        SHAPE,
+    )
+    assert 4000 / one.arrival_s[-1] == pytest.approx(load.mean_rps, rel=0.05)

@@ -64,6 +64,8 @@ def publish(cache: Path, oracle: Oracle, tokenizer: Path, deployment: Deployment
         tokenizer=str(tokenizer),
         manifest=manifest,
         metrics_urls=(f"{oracle.url}/metrics",),
+        replicas=("r0",),
+        pools={"r0": "collocated" if deployment.mode == "collocated" else "decode"},
     )
     with mock.patch.dict(os.environ, PDLAB_CACHE_DIR=str(cache)):
         save_running(running)

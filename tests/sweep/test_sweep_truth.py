@@ -19,17 +19,25 @@ from harness import Oracle, pd_deployment, publish, run_bm
 from pdlab.results import Experiment, Run, Store
 from pdlab.workload import RunKey
 
-INPUT, OUTPUT, PROMPTS = 48, 20, 30
+INPUT, OUTPUT, PROMPTS = 48, 20, 48
 TTFT_S, TPOT_S = 0.1, 0.01
 CLEAN = {2: "clean", 4: "two at a time", 8: "four tokens a chunk"}
+# Concurrency of the level -> what is planted in it, the gate that must fire, and what it says.
 FAULTS = {
-    3: ({"fail_every": 7}, "4 of 30 requests failed (first: Internal Server Error)"),
-    5: ({"short_every": 10}, "3 of 30 answers have a wrong output token count (19, not 20)"),
-    6: ({"cut_every": 10}, "3 of 30 requests failed (first: "),
-    7: ({"hang_every": 15}, "2 of 30 requests failed (first: no complete answer within 2 s)"),
-    9: ({"prompt_tokens_off": 1}, "30 of 30 answers have a wrong input token count (49, not 48)"),
-    10: ({"kv_failed": 1}, "30 KV transfers failed"),
-    11: ({"kv_bytes": 0}, "no KV bytes were transferred, by vLLM's counters"),
+    3: ({"drift": 0.05}, "steady_state", "no steady state: output tokens/s changed by -"),
+    5: ({"short_every": 16}, "token_counts", "3 of 48 answers have a wrong output token count (19, not 20)"),
+    6: ({"cut_every": 16}, "failed_requests", "3 of 48 requests failed (first: "),
+    7: ({"hang_every": 24}, "failed_requests", "2 of 48 requests failed (first: no complete answer within 2 s)"),
+    9: ({"prompt_tokens_off": 1}, "token_counts", "48 of 48 answers have a wrong input token count (49, not 48)"),
+    10: ({"kv_failed": 1}, "kv_transfers", "48 KV transfers failed"),
+    11: ({"kv_bytes": 0}, "kv_transfers", "no KV bytes were transferred, by vLLM's counters"),
+    12: ({"kv_expired": 1}, "kv_transfers", "48 requests' KV blocks expired before decode took them"),
+    13: ({"fail_every": 12}, "failed_requests", "4 of 48 requests failed (first: Internal Server Error)"),
+    14: ({"cached_share": 0.3}, "prefix_cache", "30% of the prompt tokens came from the prefix cache, the workload"),
+    15: ({"preemptions": 1}, "preemptions", "engines preempted requests 48 times: their KV cache was full"),
+    16: ({"restart_at": 40}, "restarts", "an engine was restarted during the level: its counters went back"),
+    17: ({"replace_at": 5}, "restarts", "a replica was restarted during the level (r1 is new)"),
+    30: ({}, "few_requests", "too few requests for a steady window: 60 must finish in it"),
 }
 
 
@@ -53,7 +61,7 @@ def swept(shared_oracle: Oracle, tokenizer: Path, tmp_path_factory: pytest.TempP
     cache = tmp_path_factory.mktemp("cache")
     publish(cache, shared_oracle, tokenizer, pd_deployment())
     shared_oracle.configure({"concurrency4-": {"capacity": 2}, "concurrency8-": {"tokens_per_chunk": 4}})
-    shared_oracle.configure({f"concurrency{value}-": fault for value, (fault, _) in FAULTS.items()})
+    shared_oracle.configure({f"concurrency{value}-": fault for value, (fault, *_) in FAULTS.items()})
     levels = ",".join(str(value) for value in sorted({**CLEAN, **FAULTS}))
     done = run_bm(
         *("-u", shared_oracle.url, "-t", "concurrency", "-c", levels, "--itl", str(INPUT), "--otl", str(OUTPUT)),
@@ -78,6 +86,7 @@ def truth(entries: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 def test_latencies_are_the_servers(swept: Swept, concurrency: int) -> None:
     run, expected = swept.run(concurrency), truth(swept.served(concurrency))
     assert run.validity.valid, run.validity.reasons
+    assert run.validity.failed_gates == () and run.validity.unchecked == {}
     assert run.completed == PROMPTS and run.failed == 0
     for name, values in expected.items():
         measured = getattr(run.whole, name)
@@ -142,14 +151,15 @@ def test_inter_token_gaps(swept: Swept) -> None:
 @pytest.mark.parametrize("concurrency", FAULTS)
 def test_planted_fault_is_the_reason(swept: Swept, concurrency: int) -> None:
     run = swept.run(concurrency)
-    assert len(run.validity.reasons) == 1, run.validity.reasons
-    assert run.validity.reasons[0].startswith(FAULTS[concurrency][1])
+    _, gate, reason = FAULTS[concurrency]
+    assert run.validity.failed_gates == (gate,), run.validity.reasons
+    assert len(run.validity.reasons) == 1 and run.validity.reasons[0].startswith(reason), run.validity.reasons
     assert run.failed + run.completed == PROMPTS
     assert f"INVALID concurrency{concurrency}: " in swept.done.stdout
 
 
 def test_failed_requests_are_in_the_records(swept: Swept) -> None:
-    records = swept.store.read_records(swept.run(3).key)
+    records = swept.store.read_records(swept.run(13).key)
     failed = [record for record in records if not record.ok]
     assert len(records) == PROMPTS and len(failed) == 4
     assert all(record.finish_s is None and record.first_token_s is None for record in failed)
@@ -205,7 +215,8 @@ def test_seeds_and_client_load_are_kept(swept: Swept) -> None:
 def test_the_printed_table_and_the_next_command(swept: Swept) -> None:
     lines = swept.done.stdout.splitlines()
     assert lines[0].split()[:2] == ["level", "ok/asked"]
-    assert [line.split()[0] for line in lines[1:11]] == [f"concurrency{v}" for v in sorted({**CLEAN, **FAULTS})]
+    names = [f"concurrency{value}" for value in sorted({**CLEAN, **FAULTS})]
+    assert [line.split()[0] for line in lines[1 : 1 + len(names)]] == names
     assert lines[-1] == f"next: python viz.py --exps {swept.store.folder} --use-normalized"
     assert "Traceback" not in swept.done.stderr
 
@@ -215,14 +226,14 @@ def test_finished_levels_are_refused_skipped_and_replaced(swept: Swept, shared_o
     cache = folder.parent.parent
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     base = ["-u", shared_oracle.url, "--itl", str(INPUT), "--otl", str(OUTPUT), "--out", str(folder.parent)]
-    refused = run_bm(*base, "-c", "2,20", "--prompts-per-level", str(PROMPTS), cache=cache)
+    refused = run_bm(*base, "-c", "2,40", "--prompts-per-level", str(PROMPTS), cache=cache)
     assert refused.returncode == 2 and "already has concurrency2; use --resume" in refused.stderr
     skipped = run_bm(*base, "-c", "2,4", "--prompts-per-level", str(PROMPTS), "--resume", cache=cache)
     assert skipped.returncode == 0, skipped.stderr
     assert "2 of 2 levels were already measured and skipped" in skipped.stdout
     shorter = run_bm(*base, "-c", "2,4", "--prompts-per-level", "25", "--resume", cache=cache)
-    assert shorter.returncode == 2 and "was measured with 30 requests, now 25" in shorter.stderr
-    other = run_bm(*base, "-c", "20", "--otl", "21", cache=cache)
+    assert shorter.returncode == 2 and "was measured with 48 requests, now 25" in shorter.stderr
+    other = run_bm(*base, "-c", "40", "--otl", "21", cache=cache)
     assert other.returncode == 2 and "workload output_tokens 20, now it is 21" in other.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert RunKey(kind="concurrency", value=2) == swept.run(2).key

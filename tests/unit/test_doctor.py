@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from pdlab import node_probe
-from pdlab.doctor import Finding, diagnose, summary
+from pdlab.doctor import diagnose, summary
+from pdlab.doctor_findings import Finding
+from pdlab.doctor_software import loads_alike
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL = "/venv/lib/python3.12/site-packages/nixl_cu13.libs"
@@ -50,6 +52,7 @@ def healthy(**changes: Any) -> dict[str, Any]:
             "error": None,
             "backends": {"UCX": None},
             "libraries": [f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0"],
+            "digests": {f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0": "a1", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0": "b2"},
             "log": "",
         },
         **changes,
@@ -129,6 +132,9 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
     ("warning", "pid namespaces", {"boot": "machine-a", "namespaces": {"pid": "pid:[2]", "ipc": "ipc:[1]"}}),
     ("warning", "ipc namespaces", {"boot": "machine-a", "namespaces": {"pid": "pid:[1]", "ipc": "ipc:[2]"}}),
     ("error", "side-channel port", {"ports_taken": [20000]}),
+    ("error", "side-channel port", {"ports_taken": [20000], "port_holders": {"20000": "sshd, process 7"}}),
+    ("note", "side-channel port", {"ports_taken": [22000], "port_holders": {"22000": "VLLM::EngineCore, process 7"}}),
+    ("warning", "builds differ", {"loaded": loaded(digests={f"{WHEEL}/libucp-0123abcd.so.0.0.0": "other"})}),
     ("error", "advertised host", {"advertised": {"host": "10.0.0.9", "mine": False}}),
     ("error", "advertised host", {"advertised": {"host": "localhost", "mine": True, "loopback": True}}),
     ("error", "Ray token", {"auth": {"mode": "token", "token": None}}),
@@ -160,6 +166,11 @@ def test_the_worst_comes_first() -> None:
     assert summary(found) == "doctor: 1 error, 1 warning, 1 note"
 
 
+@pytest.mark.parametrize("rails", ["4", "inf", "auto"])
+def test_enough_rails_are_no_finding(rails: str) -> None:
+    assert diagnose({"a": healthy(environment={"UCX_MAX_RMA_RAILS": rails})}) == []
+
+
 def test_old_ucx_on_efa_is_emulation() -> None:
     found = diagnose({"a": healthy(loaded=loaded(ucx="1.19.0"))})
     assert [(f.severity, f.topic) for f in found] == [("error", "UCX version")]
@@ -169,6 +180,18 @@ def test_old_ucx_on_efa_is_emulation() -> None:
 def test_tcp_alone_is_fine_without_efa_but_not_on_one_machine() -> None:
     found: list[Finding] = diagnose({"a": cpu_node() | {"environment": {"UCX_TLS": "tcp"}}})
     assert [(f.severity, f.topic) for f in found] == [("warning", "UCX_TLS")]
+
+
+def test_nodes_that_load_alike_are_told_from_others() -> None:
+    def node(**digests: str) -> dict[str, Any]:
+        return {"loaded": {"backends": {"UCX": None}, "digests": digests}}
+
+    same = node(**{f"{WHEEL}/libucp-01234567.so.0": "a"})
+    assert loads_alike({"a": same, "b": node(**{"/opt/lib/libucp.so.0": "a"})}) is None
+    assert loads_alike({"a": same, "b": node(**{"/opt/lib/libucp.so.0": "b"})}) == "libucp: a a, b b"
+    assert loads_alike({"a": same, "b": node()}) == "libucp: a a, b does not load it"
+    assert loads_alike({"a": same, "b": {"loaded": {"backends": {"UCX": "no"}}}}) == "b: UCX: no"
+    assert loads_alike({"a": same, "b": {"loaded": None}}) == "b: no answer"
 
 
 class TestProbe:
@@ -182,7 +205,9 @@ class TestProbe:
 
     def test_a_taken_port_is_seen(self) -> None:
         with _listening() as port:
-            assert node_probe.quick((port,))["ports_taken"] == [port]
+            facts = node_probe.quick((port,))
+            assert facts["ports_taken"] == [port]
+            assert facts["port_holders"][str(port)].endswith(f", process {os.getpid()}")
         assert node_probe.quick((port,))["ports_taken"] == []
 
     def test_an_address_of_another_machine_is_seen(self) -> None:
@@ -199,6 +224,16 @@ class TestProbe:
         assert found["backends"]["NO_SUCH_BACKEND"]
         assert found["ucx"].startswith("1.")
         assert any("libucp" in path for path in found["libraries"])
+
+    def test_a_second_copy_of_a_library_is_seen(self, tmp_path: Path) -> None:
+        """As a system's libnl beside the one in the wheel: under another name it is another library."""
+        [bundled] = [Path(p) for p in node_probe.load(("UCX",))["libraries"] if Path(p).name.startswith("libnl-3-")]
+        stub = tmp_path / "libnl-3.so.200"
+        name = bundled.name.encode()
+        stub.write_bytes(bundled.read_bytes().replace(name, b"libnl-3.so.200".ljust(len(name), b"\0")))
+        facts = _doctor_here({"LD_PRELOAD": str(stub)}, tmp_path)
+        found = [(f["severity"], f["topic"]) for f in facts["findings"]]
+        assert ("error", "libnl-3 twice") in found
 
     def test_a_package_that_shadows_nixl_is_seen(self, tmp_path: Path) -> None:
         (tmp_path / "nixl").mkdir()

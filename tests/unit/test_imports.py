@@ -158,7 +158,7 @@ def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
 
 def test_lengths_and_mode_from_the_name() -> None:
     told = parse_name("x_itl5000_otl250_decode-only_4xtp2")
-    assert (told.input_tokens, told.output_tokens, told.mode) == (5000, 250, "decode-only")
+    assert (told.input_tokens, told.output_tokens, told.mode) == (5000, 250, "decode-approx")
     assert parse_name("x_4xtp2")[1:] == (None, None, None)
 
 

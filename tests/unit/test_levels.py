@@ -148,7 +148,7 @@ def test_incomplete_client_levels(wrong: dict[str, Any]) -> None:
 
 
 def test_client_level_sends_what_the_mode_sends() -> None:
-    workload = Workload(input_tokens=512, output_tokens=64, mode="decode-only")
+    workload = Workload(input_tokens=512, output_tokens=64, mode="decode-approx")
     (level,) = levels.build_sweep(workload, [Open(rate_rps=2, burstiness=0.5)]).levels
     asked = levels.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
     assert (asked.input_tokens, asked.output_tokens) == (1, 64)

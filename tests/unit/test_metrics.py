@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pdlab import metrics
-from pdlab.metrics import Outcome
-from pdlab.results import NixlCounters, RequestRecord
+from pdlab.results import RequestRecord
 from pdlab.workload import Closed, Open, Workload
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=5)
@@ -109,73 +108,3 @@ def test_open_loop_keeps_the_slow_that_finish_late() -> None:
 def test_open_loop_too_short() -> None:
     assert metrics.steady([request(0.5 * i) for i in range(20)], Open(rate_rps=2)) is None
     assert metrics.steady([request(0.5 * i) for i in range(30)], Open(rate_rps=2)) is not None
-
-
-def outcome(**changes: Any) -> Outcome:
-    """A clean level of a PD deployment, and its changes."""
-    clean = {
-        "records": tuple(waves(2, 4)),
-        "workload": WORKLOAD,
-        "num_requests": 8,
-        "kv_expected": True,
-        "nixl_before": NixlCounters(bytes_transferred=10, transfers=1, failed_transfers=2, kv_expired_requests=1),
-        "nixl_after": NixlCounters(bytes_transferred=90, transfers=9, failed_transfers=2, kv_expired_requests=1),
-        "client_cpu_share": 0.3,
-        "client_loop_lag_s": 0.002,
-    }
-    return Outcome(**{**clean, **changes})
-
-
-def test_a_clean_level_is_valid() -> None:
-    assert metrics.validate_level(outcome()).reasons == ()
-
-
-def changed(**changes: Any) -> tuple[RequestRecord, ...]:
-    return (*waves(2, 4)[:-1], request(6.0, **changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"records": changed(error="HTTP 500", finish_s=None)}, "1 of 8 requests failed (first: HTTP 500)"),
-        ({"records": changed(finish_s=None)}, "1 of 8 requests failed (first: no answer)"),
-        ({"num_requests": 9}, "8 of 9 requests were recorded"),
-        ({"records": changed(input_tokens=99)}, "1 of 8 answers have a wrong input token count (99, not 100)"),
-        ({"records": changed(output_tokens=6)}, "1 of 8 answers have a wrong output token count (6, not 5)"),
-        ({"client_cpu_share": 0.95}, "load generator saturated: 0.95 of one core (limit 0.9)"),
-        ({"client_loop_lag_s": 0.25}, "load generator saturated: event loop late by 250 ms (p95, limit 100)"),
-        ({"counters_error": "gone"}, "KV-transfer counters could not be read (gone)"),
-    ],
-)
-def test_each_gate_alone(changes: dict[str, Any], reason: str) -> None:
-    assert metrics.validate_level(outcome(**changes)).reasons == (reason,)
-
-
-@pytest.mark.parametrize(
-    ("counters", "reason"),
-    [
-        ({"failed_transfers": 5}, "3 KV transfers failed"),
-        ({"failed_notifications": 1}, "1 KV-transfer notifications failed"),
-        ({"kv_expired_requests": 2}, "1 requests' KV blocks expired before decode took them"),
-        ({"bytes_transferred": 10}, "no KV bytes were transferred, by vLLM's counters"),
-        ({"bytes_transferred": None}, "no KV bytes were transferred, by vLLM's counters"),
-        ({"transfers": 0}, "KV-transfer counters went back: an engine was restarted during the level"),
-    ],
-)
-def test_counter_gates(counters: dict[str, float | None], reason: str) -> None:
-    after = outcome().nixl_after
-    assert after
-    judged = outcome(nixl_after=after.model_copy(update=counters))
-    assert metrics.validate_level(judged).reasons == (reason,)
-
-
-def test_no_counters_no_verdict() -> None:
-    assert metrics.validate_level(outcome(nixl_before=None, nixl_after=None)).valid
-    collocated = outcome(kv_expected=False, nixl_before=NixlCounters(), nixl_after=NixlCounters())
-    assert metrics.validate_level(collocated).valid
-
-
-def test_prefill_only_expects_one_token() -> None:
-    records = tuple(request(2.0 * i, gaps=()) for i in range(8))
-    workload = WORKLOAD.model_copy(update={"mode": "prefill-only"})
-    assert metrics.validate_level(outcome(records=records, workload=workload)).valid

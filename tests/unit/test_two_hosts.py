@@ -13,7 +13,7 @@ import pytest
 import launch_gptoss
 from pdlab import cluster, inside, local_nodes, namespaces, two_hosts
 from pdlab.catalog import two_hosts_cluster
-from pdlab.errors import CanaryError, UsageError
+from pdlab.errors import CanaryError, ClusterError, UsageError
 from pdlab.local_nodes import MARKER, LocalNodes
 from pdlab.namespaces import INSIDE
 from pdlab.nodes import LinkShape
@@ -117,6 +117,14 @@ class TestView:
         facts = connection._local_facts()
         assert facts == {"n1": {"host": "pdlab-a", "nic": nic}, "n2": {"host": "pdlab-b", "nic": nic}}
 
+    def test_a_driver_outside_is_told_where_to_go(self) -> None:
+        nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
+        with (
+            pytest.raises(ClusterError, match=r"has to run there: .* two-hosts shell -- COMMAND"),
+            cluster.Cluster(nodes),
+        ):
+            pass
+
 
 class TestRequirements:
     def test_another_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +182,13 @@ class TestCommandLines:
         monkeypatch.setattr(two_hosts, "require", lambda: None)
         assert cluster.main(["two-hosts", "down"]) == 2
         assert "this is pdlab-a, one of the two hosts" in capsys.readouterr().err
+
+    def test_shutdown_on_one_of_the_hosts(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv(INSIDE, "pdlab-b")
+        assert launch_gptoss.main(["--shutdown"]) == 2
+        assert "--shutdown on pdlab-b, one of the two hosts, would end itself" in capsys.readouterr().err
 
     def test_down_leaves_plain_local_nodes_alone(
         self, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -88,6 +88,11 @@ def test_garbage_gives_no_row_and_no_error(text: str) -> None:
     assert failed_modules(text) == {}
 
 
+def test_a_row_cut_behind_an_inner_bar_is_no_row() -> None:
+    log = (SAMPLES / "ucx-1.22-perftest-rendezvous.log").read_text()
+    assert parse_table(log[:1440]) == parse_table(log)[:2]
+
+
 @given(st.data())
 def test_a_table_cut_anywhere_gives_no_row_that_the_whole_does_not(data: st.DataObject) -> None:
     log = (SAMPLES / f"{data.draw(st.sampled_from(TABLES))[0]}.log").read_text()
@@ -122,7 +127,7 @@ ON_TWO_RAILS = {"rdmap79s0": GIB // 2, "rdmap80s0": GIB // 2}
 def seen(**changes: object) -> Observed:
     fields = dict(
         strategy="spread", backend="UCX", direction="read", prefill=HOST_A, decode=HOST_B, vram=False, gb_per_s=11.4,
-        wire=TCP, payload_bytes=GIB, traffic={"ens5": GIB}, memcpy_gb_per_s=8.0, ucx_version="1.21.0",
+        size_bytes=GIB, wire=TCP, payload_bytes=GIB, traffic={"ens5": GIB}, memcpy_gb_per_s=8.0, ucx_version="1.21.0",
     )  # fmt: skip
     return Observed(**(fields | changes))  # type: ignore[arg-type]
 
@@ -247,6 +252,13 @@ def test_verdicts(changes, code, words) -> None:  # type: ignore[no-untyped-def]
         assert word in verdict.text[at:], (word, verdict.text)
         at = verdict.text.index(word, at)
     assert ("likely cause" in verdict.text) == (code == SLOW)
+
+
+def test_small_requests_are_not_judged_slow() -> None:
+    small = seen(**(ONE_HOST | {"gb_per_s": 1.0, "size_bytes": 25_000_000}))
+    assert judge(small).code == OK and any("25.0 MB at a time are too few" in note for note in notes(small))
+    forced = replace(small, wire=wire("software emulation", "tcp/lo"), traffic={"lo": GIB})
+    assert judge(forced).code == SLOW, "a wrong wire is wrong at any size"
 
 
 def test_the_slower_side_sets_the_line_rate() -> None:

@@ -1,0 +1,94 @@
+"""Install a wheel on the node that runs this, and say what is there then. Sent by value: standard library alone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+INSTALL_TIMEOUT_S = 50.0
+IMPORT = "import importlib, sys; print(importlib.import_module(sys.argv[1]).__file__)"
+
+
+def install(name: str, content: bytes, target: str | None, module: str | None) -> dict[str, Any]:
+    """``digest``: a hash over the wheel's installed files; ``loaded``: the file that ``module`` is imported from.
+
+    ``error`` in place of these when pip, the comparison or the import fails.
+    """
+    if not re.fullmatch(r"[\w.+-]+\.whl", name):
+        return {"error": f"{name!r} is no file name of a wheel"}
+    with tempfile.TemporaryDirectory(prefix="pdlab-install-") as folder:
+        wheel = Path(folder) / name
+        wheel.write_bytes(content)
+        where = Path(target) if target else Path(sysconfig.get_paths()["platlib"])
+        with contextlib.suppress(OSError):
+            where.mkdir(parents=True, exist_ok=True)
+        try:
+            with (where / ".pdlab-install.lock").open("w") as lock:  # two Ray nodes may share one Python
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                error = _pip(wheel, target)
+                if error:
+                    return {"error": error}
+                return _compare(wheel, where, module)
+        except OSError as error:
+            return {"error": f"{where}: cannot be written ({error.strerror})"}
+
+
+def _pip(wheel: Path, target: str | None) -> str | None:
+    """Install with pip, or with uv where the environment is uv's and has no pip; what went wrong, or None."""
+    into = ["--target", target] if target else []
+    common = ["install", "--no-deps", "--no-index", "--quiet", *into, str(wheel)]
+    if importlib.util.find_spec("pip"):
+        more = ["--force-reinstall", "--disable-pip-version-check", *(["--upgrade"] if target else [])]
+        command = [sys.executable, "-m", "pip", *common, *more]
+    else:
+        beside = Path(sys.prefix).parent / ".uv" / "bin" / "uv"
+        uv = shutil.which("uv") or (str(beside) if beside.exists() else None)
+        if uv is None:
+            return f"{sys.executable} has no pip, and uv is not there: {sys.executable} -m ensurepip"
+        command = [uv, "pip", *common, "--reinstall", "--python", sys.executable]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"installing did not end within {INSTALL_TIMEOUT_S:g} s"
+    if done.returncode == 0:
+        return None
+    return f"{Path(command[0]).name}: {(done.stderr or done.stdout or 'no message').strip().splitlines()[-1]}"
+
+
+def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
+    """Every file of the wheel must lie installed with the wheel's own bytes."""
+    digest, count = hashlib.sha256(), 0
+    with zipfile.ZipFile(wheel) as archive:
+        for member in sorted(archive.namelist()):
+            if member.endswith("/") or ".dist-info/" in member or ".data/" in member:
+                continue
+            try:
+                installed = (where / member).read_bytes()
+            except OSError as error:
+                return {"error": f"{where / member}: {error.strerror}"}
+            if installed != archive.read(member):
+                return {"error": f"{where / member} is not the wheel's file"}
+            digest.update(member.encode() + b"\0" + hashlib.sha256(installed).digest())
+            count += 1
+    loaded = "not imported"
+    if module:
+        env = {**os.environ, "PYTHONPATH": f"{where}:{os.environ.get('PYTHONPATH', '')}"}
+        done = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True, env=env)
+        if done.returncode:
+            return {"error": f"import {module}: {(done.stderr.strip() or 'no message').splitlines()[-1]}"}
+        loaded = done.stdout.strip()
+        if not Path(loaded).is_relative_to(where):
+            return {"error": f"{module} is loaded from {loaded}, not from {where}"}
+    return {"digest": digest.hexdigest()[:12], "files": count, "loaded": loaded}

@@ -1,0 +1,116 @@
+"""Result folders made up on the spot, in pdlab's own format: curves that follow from a few numbers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, Store, Summary, Validity
+from pdlab.spec import Collocated, Deployment, Disaggregated, Pool
+from pdlab.workload import Closed, RunKey, Workload
+
+INPUT, OUTPUT = 512, 64
+
+
+def summary(concurrency: int, count: int, *, ttft_s: float, tpot_s: float) -> Summary:
+    """A closed loop that is always full: rates by Little's law; tails grow from the median."""
+    rps = concurrency / (ttft_s + tpot_s * (OUTPUT - 1))
+
+    def around(value: float) -> Distribution:
+        shares = {"p50": 1.0, "p90": 1.3, "p95": 1.5, "p99": 2.1}
+        return Distribution(mean_s=value, percentiles_s={name: value * share for name, share in shares.items()})
+
+    return Summary(
+        duration_s=count / rps,
+        completed=count,
+        requests_per_s=rps,
+        input_tokens_per_s=rps * INPUT,
+        output_tokens_per_s=rps * OUTPUT,
+        ttft=around(ttft_s),
+        tpot=around(tpot_s),
+        itl=around(tpot_s),
+        e2el=around(ttft_s + tpot_s * (OUTPUT - 1)),
+    )
+
+
+def deployments(count: int) -> list[Deployment]:
+    """That many different configurations: every third collocated."""
+    found = []
+    for i in range(count):
+        tp, replicas = 2 ** (i % 3), 1 + i // 3
+        pool = Pool(replicas=replicas, tp=tp)
+        if i % 3 == 0:
+            topology: Any = Collocated(pool=pool)
+        else:
+            placement = "spread" if i % 2 else "pack"
+            topology = Disaggregated(prefill=Pool(replicas=1, tp=tp), decode=pool, placement=placement)
+        found.append(Deployment(model="tiny-gptoss", topology=topology))
+    return found
+
+
+def write(
+    folder: Path,
+    deployment: Deployment,
+    *,
+    loads: tuple[int, ...] = (1, 4, 16),
+    repeats: int = 3,
+    faster: float = 1.0,
+    noise: float = 0.02,
+    reasons: dict[tuple[int, int], tuple[str, ...]] | None = None,
+    **changes: Any,
+) -> Path:
+    """An experiment whose latencies are divided by ``faster``; ``reasons``: (load, repeat) -> why it is not valid."""
+    store, chance = Store(folder), random.Random(folder.name)
+    values: dict[str, Any] = {
+        "origin": "measured",
+        "label": deployment.label,
+        "deployment": deployment,
+        "gpus": deployment.gpus,
+        "workload": Workload(input_tokens=INPUT, output_tokens=OUTPUT),
+        "commands": (f"python launch_gptoss.py --config {deployment.label}.yaml", f"./run_bm.sh -e {deployment.label}"),
+        "git_commit": "0123abc",
+        "git_dirty": False,
+        "versions": {"ray": "2.60.0", "vllm": "0.29.0"},
+        "hardware": {"gpus": "none"},
+        "canary": CanaryResult(equal=True, compared=3, detail="3 of 3 prompts give the same tokens"),
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "finished_at": "2026-01-02T03:14:05+00:00",
+    }
+    store.write_manifest(Manifest(**{**values, **changes}))
+    for concurrency in loads:
+        for repeat in range(repeats):
+            slower = (1 + concurrency / 16) * chance.gauss(1, noise) / faster
+            figures = summary(concurrency, 20 * concurrency, ttft_s=0.2 * slower, tpot_s=0.01 * slower)
+            run = Run(
+                origin="measured",
+                label=deployment.label,
+                key=RunKey(kind="concurrency", value=concurrency, repeat=repeat),
+                workload=values["workload"],
+                load=Closed(concurrency=concurrency),
+                num_requests=20 * concurrency,
+                seed=1000 * repeat + concurrency,
+                completed=20 * concurrency,
+                failed=0,
+                whole=figures,
+                steady=figures,
+                validity=Validity(reasons=(reasons or {}).get((concurrency, repeat), ())),
+            )
+            store.write(run, requests(concurrency, 0.2 * slower, 0.01 * slower))
+    return folder
+
+
+def requests(concurrency: int, ttft_s: float, tpot_s: float) -> list[RequestRecord]:
+    """Twenty requests, one after another, in each of the places of a closed loop."""
+    stays_s = ttft_s + tpot_s * (OUTPUT - 1)
+    return [
+        RequestRecord(
+            arrival_s=wave * stays_s,
+            first_token_s=wave * stays_s + ttft_s,
+            finish_s=(wave + 1) * stays_s,
+            input_tokens=INPUT,
+            output_tokens=OUTPUT,
+        )
+        for wave in range(20)
+        for _ in range(concurrency)
+    ]

@@ -1,0 +1,141 @@
+"""debug/build_nixl_ucx_efa.sh over a stub of the sources: its steps, what is repeated, and what stops it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "debug" / "build_nixl_ucx_efa.sh"
+
+# Stands for every tool: writes down how it was called. `make` fails as long as a file says so.
+TOOL = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$CALLS"
+case "$(basename "$0") $*" in
+"make -j 1") [ ! -e "$BROKEN" ] ;;
+esac
+"""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> dict[str, str]:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("gcc", "g++", "make", "autoreconf", "libtoolize", "pkg-config", "meson", "ninja", "python3"):
+        (tools / name).write_text(TOOL)
+        (tools / name).chmod(0o755)
+    for name in ("ucx", "nixl"):
+        (tmp_path / name).mkdir()
+    for name in ("autogen.sh", "configure"):
+        (tmp_path / "ucx" / name).write_text(TOOL)
+        (tmp_path / "ucx" / name).chmod(0o755)
+    prefix = tmp_path / "prefix"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin" / "ucx_info").write_text(TOOL)
+    (prefix / "bin" / "ucx_info").chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "BROKEN": str(tmp_path / "broken"),
+    }
+
+
+def build(rig: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    base = Path(rig["CALLS"]).parent
+    options = ["--prefix", str(base / "prefix"), "--jobs", "1", "--without-efa", "--without-cuda"]
+    sources = ["--ucx-source", str(base / "ucx"), "--nixl-source", str(base / "nixl")]
+    return subprocess.run([str(SCRIPT), *options, *sources, *words], env=rig, capture_output=True, text=True)
+
+
+def calls(rig: dict[str, str]) -> list[str]:
+    path = Path(rig["CALLS"])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_builds_once_and_then_has_nothing_to_do(rig: dict[str, str]) -> None:
+    done = build(rig, "--wheel")
+    assert done.returncode == 0, done.stderr
+    ran = calls(rig)
+    assert any(call.startswith("configure") and "--without-verbs" in call for call in ran)
+    assert any("pip wheel" in call for call in ran)
+    Path(rig["CALLS"]).unlink()
+    again = build(rig, "--wheel")
+    assert again.returncode == 0
+    assert not any(call.startswith(("make", "configure")) or "pip" in call for call in calls(rig))
+    assert again.stderr.count("done before") == 6
+
+
+def test_goes_on_where_it_failed(rig: dict[str, str]) -> None:
+    Path(rig["BROKEN"]).touch()
+    done = build(rig)
+    assert done.returncode == 1
+    assert "ucx failed" in done.stderr
+    assert not any("mesonmain" in call for call in calls(rig)), "a failed step must stop the build"
+    Path(rig["BROKEN"]).unlink()
+    Path(rig["CALLS"]).unlink()
+    done = build(rig)
+    assert done.returncode == 0, done.stderr
+    assert "ucx-source: done before" in done.stderr
+    assert any(call.startswith("make install") for call in calls(rig))
+
+
+def test_other_sources_build_anew(rig: dict[str, str]) -> None:
+    assert build(rig).returncode == 0
+    here = Path(rig["CALLS"]).parent
+    (here / "ucx").rename(here / "ucx2")
+    Path(rig["CALLS"]).unlink()
+    assert build(rig, "--ucx-source", str(here / "ucx2")).returncode == 2, "the first --ucx-source is gone"
+    (here / "ucx").mkdir()
+    assert build(rig, "--ucx-source", str(here / "ucx2")).returncode == 0
+    assert any(call.startswith("configure") for call in calls(rig))
+
+
+def test_a_dry_run_prints_and_does_nothing(rig: dict[str, str]) -> None:
+    done = build(rig, "--dry-run", "--wheel")
+    assert done.returncode == 0
+    assert calls(rig) == []
+    for step in ("check:", "ucx-source:", "ucx:", "nixl-source:", "nixl:", "verify:", "wheel:"):
+        assert step in done.stdout
+    assert not (Path(rig["CALLS"]).parent / "prefix" / "build").exists()
+
+
+def test_the_last_check_reads_and_knows_whose_ucx_it_was(tmp_path: Path) -> None:
+    """With the NIXL of this environment, which stands for the one just built."""
+    program = SCRIPT.read_text().split("\nREAD='")[1].split("\n'\n")[0]
+    done = subprocess.run([sys.executable, "-c", program, sys.prefix], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "read 1048576 bytes with" in done.stdout
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"that is not the UCX of {tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--frobnicate"], "unknown option"),
+        (["--prefix"], "needs a value"),
+        (["--prefix", "relative"], "must be an absolute path"),
+        (["--jobs", "many"], "must be a number"),
+        (["--ucx-source", "/nowhere"], "does not exist"),
+    ],
+)
+def test_bad_words_are_one_line(words: list[str], said: str) -> None:
+    done = subprocess.run([str(SCRIPT), *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_host_without_efa_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    if Path("/opt/amazon/efa").exists():
+        pytest.skip("this host has the EFA installer's files")
+    done = subprocess.run(
+        [str(SCRIPT), "--prefix", str(tmp_path / "p"), "--without-cuda"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "check failed" in done.stderr
+    assert not (tmp_path / "p" / "build" / "ucx").exists()
