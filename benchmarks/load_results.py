@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,11 +60,14 @@ def main() -> int:
 
 
 def write(out: Path, files: int, requests: int, output_tokens: int, repeats: int) -> list[Path]:
-    """Experiments of ten loads each, every level with its records; returns their folders."""
+    """Experiments of ten loads each, every level with its records; returns their folders.
+
+    The levels of the first are drawn, the others' are copies of them: reading a copy takes as long.
+    """
     rng = np.random.default_rng(1)
+    each = len(LOADS) * repeats
     folders: list[Path] = []
-    written = 0
-    while written < files:
+    for first in range(0, files, each):
         label = f"collocated-{len(folders) + 1}xtp1"
         store = Store(out / label)
         workload = Workload(input_tokens=256, output_tokens=output_tokens)
@@ -71,13 +75,15 @@ def write(out: Path, files: int, requests: int, output_tokens: int, repeats: int
             origin="measured", label=label, deployment=Deployment(topology=parse_label(label)), workload=workload
         )
         store.write_manifest(manifest)
-        folders.append(store.folder)
-        for load in LOADS:
-            for repeat in range(repeats):
-                if written == files:
-                    return folders
+        for i in range(min(each, files - first)):
+            load, repeat = LOADS[i // repeats], i % repeats
+            if not folders:
                 level(store, label, workload, load, repeat, requests, rng)
-                written += 1
+                continue
+            key, drawn = RunKey(kind="concurrency", value=load, repeat=repeat), Store(folders[0])
+            shutil.copy(drawn.path(key), store.path(key))
+            shutil.copy(drawn.records_path(key), store.records_path(key))
+        folders.append(store.folder)
     return folders
 
 

@@ -182,7 +182,8 @@ class Point(Figures):
         def of(figures: Figures) -> float:
             return figures.requests_per_s if metric == "requests" else figures.tokens_per_s(metric)
 
-        within = self.samples[0].requests.rate if self.samples[0].requests is not None else None
+        requests = self.samples[0].requests
+        within = requests.rate if requests is not None and self.repeats == 1 else None
         return self._estimate(("rate", metric), of, of(self), within)
 
     def ms_estimate(self, metric: Metric, statistic: str) -> Estimate | None:
@@ -190,7 +191,7 @@ class Point(Figures):
         value = self.ms(metric, statistic)
         if value is None:
             return None
-        within = self.samples[0].scatter(metric, statistic)
+        within = self.samples[0].scatter(metric, statistic) if self.repeats == 1 else None
         return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
 
     def latency_estimate(self, view: View) -> Estimate | None:
@@ -208,11 +209,11 @@ class Point(Figures):
         """``value`` with the scatter between repeats; of one repeat that within the run, in relation."""
         values = [found for sample in self.samples if (found := of(sample)) is not None]
         if len(values) > 1:
-            own = of_repeats(values).model_copy(update={"value": value})
+            own = of_repeats(values)._replace(value=value)
             return own if self.study is None else self.study.moderate(own, key, of)
         if within is None or within.relative_error is None:
             return Estimate(value=value)
-        return within.scaled(value / within.value).model_copy(update={"value": value})
+        return within.scaled(value / within.value)._replace(value=value)
 
     def _scatter(self, view: View) -> Estimate | None:
         """Within one run. TTFT and TPOT of a chunk's sum are taken as unrelated."""

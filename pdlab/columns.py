@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic_core import from_json
@@ -28,6 +28,10 @@ Latency = Literal["ttft", "tpot", "e2el"]
 
 # By far most of a record's text, and no latency here needs it: cut out before the numbers are read.
 _GAPS = re.compile(rb',"itl_s":\[[^\]]*\]')
+
+
+# A size claimed beyond this is not believed before it is read.
+MAX_GUESS = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +88,7 @@ class Requests:
         if cut is None or not value:
             return Estimate(value=value)
         gap = of_blocks(np.diff(self.finish_s, prepend=0.0), cut, 1 / value)
-        return gap.model_copy(update={"value": value, "standard_error": (gap.relative_error or 0.0) * value})
+        return gap._replace(value=value, standard_error=(gap.relative_error or 0.0) * value)
 
 
 def load_requests(folder: Path, run: Run) -> Requests | None:
@@ -108,24 +112,28 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
 
 
 def _unpack(packed: bytes) -> bytes:
-    # One call without the gzip module's copies; several members, or none, are that module's.
-    unpacker = zlib.decompressobj(wbits=31)
-    text = unpacker.decompress(packed)
-    return text if unpacker.eof and not unpacker.unused_data else gzip.decompress(packed)
+    # The last four bytes of a gzip member are the size of its content: one call, one buffer, no copies.
+    size = int.from_bytes(packed[-4:], "little")
+    text = zlib.decompress(packed, wbits=31, bufsize=max(1, size)) if size < MAX_GUESS else b""
+    # Several members, of which one call reads the first, are the gzip module's work.
+    return text if len(text) == size else gzip.decompress(packed)
 
 
 def _parse(text: bytes) -> Array:
     """(4, requests): arrival, first token, finish, output tokens; NaN in what a failed request lacks."""
-    records = from_json(b"[" + _GAPS.sub(b"", text).replace(b"\n", b",") + b"]")
-    return np.array([_row(record) for record in records], dtype=np.float64).T.reshape(4, -1)
-
-
-def _row(record: dict[str, Any]) -> tuple[float, float, float, float]:
-    first, finish = record.get("first_token_s"), record.get("finish_s")
-    if first is None or finish is None or record.get("error") is not None:
-        # The first token of a request that failed later still ends the burst of the start.
-        return record["arrival_s"], math.nan if first is None else first, math.nan, record["output_tokens"]
-    return record["arrival_s"], first, finish, record["output_tokens"]
+    bare = _GAPS.sub(b"", text)
+    records = from_json(b"[" + bare.replace(b"\n", b",") + b"]")
+    nan = math.nan
+    rows = [
+        (record["arrival_s"], record.get("first_token_s", nan), record.get("finish_s", nan), record["output_tokens"])
+        for record in records
+    ]
+    table = np.array(rows, dtype=np.float64).T.reshape(4, -1)
+    if b'"error":' in bare:
+        table[2, [record.get("error") is not None for record in records]] = nan
+    # The first token of a request that failed later still ends the burst of the start, it is no answer.
+    table[2, np.isnan(table[1])] = nan
+    return table
 
 
 def of_records(records: list[RequestRecord], load: Load, steady: bool) -> Requests:
@@ -137,8 +145,8 @@ def window(table: Array, load: Load, steady: bool) -> Requests:
     """Cut the rows of `_parse` to the window that `pdlab.metrics` uses for this load."""
     arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]
     answered = ~np.isnan(finish)
-    closes = float(np.max(finish[answered], initial=-math.inf)) if answered.any() else 0.0
     opens = float(arrival[0]) if len(arrival) else 0.0
+    closes = float(np.max(finish[answered], initial=opens))
     inside, judged = answered, answered
     failed = ~answered
     if steady:

@@ -15,7 +15,7 @@ def per_million_tokens(price_per_gpu_hour: float, gpus: int, tokens_per_s: Estim
         return Estimate(value=float("inf"))
     value = price_per_gpu_hour * gpus / (tokens_per_s.value * 3600) * 1e6
     error = tokens_per_s.relative_error
-    return tokens_per_s.model_copy(update={"value": value, "standard_error": None if error is None else error * value})
+    return tokens_per_s._replace(value=value, standard_error=None if error is None else error * value)
 
 
 def of_point(curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float) -> Estimate:

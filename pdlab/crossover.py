@@ -24,7 +24,7 @@ from pdlab.resampling import Line
 from pdlab.spec import Frozen
 from pdlab.statistics import Array, Estimate, compare
 
-STEPS = 200
+STEPS = 120
 
 
 class Reign(Frozen):
@@ -84,8 +84,8 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
         return None
     ends = [_range(each) for _, found in lines for each in found]
     low, high = min(end[0] for end in ends), max(end[1] for end in ends)
-    # The ends of every curve are on the grid, so that none is cut short by a step.
-    grid = np.unique(np.concatenate([np.linspace(low, high, STEPS), np.array(ends).ravel()]))
+    # The top of every curve is on the grid, so that none is cut short by a step.
+    grid = np.unique(np.concatenate([np.linspace(low, high, STEPS), np.array([end[1] for end in ends])]))
     columns = [moderate_all(column) for column in zip(*(_offer(found, grid) for _, found in lines), strict=True)]
     offers = [_Offer(label, [column[i] for column in columns]) for i, (label, _) in enumerate(lines)]
     best = [_best(offers, g) for g in range(len(grid))]
@@ -156,7 +156,7 @@ def _ahead(offers: Sequence[_Offer], who: int, other: int, g: int, view: View) -
 
 
 def _positive(estimate: Estimate) -> Estimate:
-    return estimate.model_copy(update={"value": abs(estimate.value)})
+    return estimate._replace(value=abs(estimate.value))
 
 
 def _rivals(offers: Sequence[_Offer], who: int, first: int, last: int, view: View) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -68,25 +69,29 @@ class Pick(Frozen):
         return self.ranking[0].label if self.ranking and not any(ranked.tied for ranked in others) else None
 
 
-def met_share(requests: Requests, slo: Slo) -> Estimate:
-    """Share of the requests of one run within every bound, with the scatter within that run.
+@lru_cache(maxsize=1 << 16)
+def met_share(requests: Requests, slo: Slo) -> float:
+    """Share of the requests of one run within every bound.
 
     A request that failed is within none; one of a single output token has no TPOT to miss.
     """
+    count = len(requests) + requests.failed
+    return int(_met(requests, slo).sum()) / count if count else 0.0
+
+
+def met_estimate(requests: Requests, slo: Slo) -> Estimate:
+    """`met_share` with the scatter within that run."""
     met = _met(requests, slo)
     count = len(met) + requests.failed
-    if not count:
-        return Estimate(value=0.0)
-    hits = int(met.sum())
     cut = blocks(len(met), requests.together)
-    found = of_blocks(met.astype(np.float64), cut, hits / count)
+    found = of_blocks(met.astype(np.float64), cut, met_share(requests, slo))
     if cut is None or found.standard_error is None:
         return found
     # All or none within the bounds is no proof of certainty: at least the error of a share with two
     # more hits and two more misses (Agresti and Coull 1998).
-    guess = (hits + 2) / (count + 4)
+    guess = (int(met.sum()) + 2) / (count + 4)
     least = math.sqrt(guess * (1 - guess) / (count + 4))
-    return found.model_copy(update={"standard_error": max(found.standard_error, least)})
+    return found._replace(standard_error=max(found.standard_error, least))
 
 
 def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
@@ -102,26 +107,25 @@ def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
 
 def share_at(point: Point, slo: Slo) -> Estimate | None:
     """Share of a level's requests within the SLO, mean over repeats; None where requests are not known."""
-    shares = [met_share(sample.requests, slo) for sample in point.samples if sample.requests is not None]
-    if len(shares) < point.repeats:
+    known = [sample.requests for sample in point.samples if sample.requests is not None]
+    if len(known) < point.repeats:
         return None
-    return of_repeats([share.value for share in shares]) if len(shares) > 1 else shares[0]
+    return of_repeats([met_share(each, slo) for each in known]) if len(known) > 1 else met_estimate(known[0], slo)
 
 
 def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     """Requests/s within the SLO at one level, whole deployment; None where requests are not known."""
-    shares = [met_share(sample.requests, slo) for sample in point.samples if sample.requests is not None]
-    if len(shares) < point.repeats:
+    known = [(sample.requests, sample) for sample in point.samples if sample.requests is not None]
+    if len(known) < point.repeats:
         return None
-    each = [s.value * sample.requests_per_s for s, sample in zip(shares, point.samples, strict=True)]
-    if len(each) > 1:
-        return of_repeats(each)
-    share, rate = shares[0], point.rate_estimate("requests")
+    if len(known) > 1:
+        return of_repeats([met_share(requests, slo) * sample.requests_per_s for requests, sample in known])
+    share, rate = met_estimate(known[0][0], slo), point.rate_estimate("requests")
     value = share.value * rate.value
     if share.standard_error is None or rate.standard_error is None:
         return Estimate(value=value)
     error = math.hypot(share.standard_error * rate.value, share.value * rate.standard_error)
-    return share.model_copy(update={"value": value, "standard_error": error})
+    return share._replace(value=value, standard_error=error)
 
 
 def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:
@@ -202,12 +206,12 @@ def _line(
             worst = _worst(point, slo)
             return None if worst is None else Estimate(value=worst)
         share = share_at(point, slo)
-        return None if share is None else share.model_copy(update={"value": 1 - share.value})
+        return None if share is None else share._replace(value=1 - share.value)
 
     def each_misses(point: Point) -> list[float]:
         if how == "percentiles":
             return [_worst(sample, slo) or 0.0 for sample in point.samples]
-        return [1 - met_share(s.requests, slo).value for s in point.samples if s.requests is not None]
+        return [1 - met_share(s.requests, slo) for s in point.samples if s.requests is not None]
 
     def rates(point: Point) -> Estimate:
         within = point.rate_estimate("requests").relative_error if point.repeats == 1 else None

@@ -92,11 +92,9 @@ def _moved(own: Estimate, prior: Prior, most_dof: float) -> Estimate:
     else:
         dof = prior.dof + own.dof
         variance = (prior.dof * prior.variance + own.dof * _variance(own)) / dof
-    return own.model_copy(
-        update={
-            "standard_error": math.sqrt(max(variance, _variance(own)) / (own.dof + 1)) * abs(own.value),
-            "dof": max(own.dof, min(dof, most_dof)),
-        }
+    return own._replace(
+        standard_error=math.sqrt(max(variance, _variance(own)) / (own.dof + 1)) * abs(own.value),
+        dof=max(own.dof, min(dof, most_dof)),
     )
 
 

@@ -21,11 +21,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from pdlab.spec import Frozen
 
@@ -58,15 +57,15 @@ class Interval(Frozen):
         return self.low <= value <= self.high
 
 
-class Estimate(Frozen):
+class Estimate(NamedTuple):
     """A figure with its standard error, in the figure's unit, and the degrees of freedom of that error.
 
     All three are None where nothing is known of the scatter. ``dof`` may be infinite.
     """
 
     value: float
-    standard_error: float | None = Field(default=None, ge=0)
-    dof: float | None = Field(default=None, gt=0)
+    standard_error: float | None = None
+    dof: float | None = None
     basis: Basis | None = None
 
     def interval(self, level: float) -> Interval | None:
@@ -80,7 +79,7 @@ class Estimate(Frozen):
     def scaled(self, factor: float) -> Estimate:
         """The same figure in another unit."""
         error = None if self.standard_error is None else self.standard_error * abs(factor)
-        return self.model_copy(update={"value": self.value * factor, "standard_error": error})
+        return self._replace(value=self.value * factor, standard_error=error)
 
     @property
     def relative_error(self) -> float | None:
@@ -185,19 +184,29 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     ordered = np.sort(values)
     count = len(ordered)
     cut = blocks(count, least)
+    shares = np.array(percentiles) / 100
 
-    def at(share: float) -> float:
-        return float(np.interp(min(1.0, max(0.0, share)) * (count - 1), np.arange(count), ordered))
+    def at(share: Array) -> Array:
+        """Percentiles of the ordered values, linear between neighbours."""
+        position = np.clip(share, 0.0, 1.0) * (count - 1)
+        low = position.astype(np.intp)
+        high = np.minimum(low + 1, count - 1)
+        between: Array = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+        return between
 
-    found = {"mean": of_blocks(values, cut, float(values.mean()))}
-    for q in percentiles:
-        share, name = q / 100, f"p{q:g}"
-        found[name] = Estimate(value=at(share))
-        if cut is None or min(share, 1 - share) * count < MIN_BEYOND:
-            continue
-        error = of_blocks((values <= at(share)).astype(np.float64), cut, share).standard_error or 0.0
-        half = (at(share + error) - at(share - error)) / 2
-        found[name] = Estimate(value=at(share), standard_error=half, dof=cut - 1, basis="requests")
+    names = [f"p{q:g}" for q in percentiles]
+    middle = at(shares)
+    found = {name: Estimate(value) for name, value in zip(names, middle.tolist(), strict=True)}
+    found["mean"] = of_blocks(values, cut, float(values.mean()))
+    if cut is None:
+        return found
+    edges = np.linspace(0, count, cut + 1).astype(np.intp)
+    below = (values <= middle[:, None]).astype(np.float64)
+    errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(cut)
+    halves = (at(shares + errors) - at(shares - errors)) / 2
+    for name, share, half in zip(names, shares.tolist(), halves.tolist(), strict=True):
+        if min(share, 1 - share) * count >= MIN_BEYOND:
+            found[name] = Estimate(found[name].value, half, cut - 1, "requests")
     return found
 
 
@@ -216,22 +225,29 @@ def of_blocks(values: Array, cut: int | None, value: float) -> Estimate:
 def student_t(probability: float, dof: float) -> float:
     """Quantile of Student's t for ``probability`` in (0, 1): the x with P(T <= x) = probability.
 
-    Inverts the distribution function by bisection; accurate to about 1e-10.
+    Newton's method on the distribution function, kept inside a bracket; accurate to about 1e-10.
     """
     if dof >= NORMAL_DOF:
         return NormalDist().inv_cdf(probability)
     if probability < 0.5:
         return -student_t(1 - probability, dof)
+    tail = 1 - probability
     low, high = 0.0, 1.0
-    while _upper_tail(high, dof) > 1 - probability:
-        high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if _upper_tail(middle, dof) > 1 - probability:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    while _upper_tail(high, dof) > tail:
+        low, high = high, high * 2
+    # ln of the density's constant: gamma((n + 1) / 2) / (gamma(n / 2) sqrt(n pi)).
+    constant = math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2) - 0.5 * math.log(dof * math.pi)
+    x = (low + high) / 2
+    for _ in range(100):
+        excess = _upper_tail(x, dof) - tail
+        low, high = (x, high) if excess > 0 else (low, x)
+        density = math.exp(constant - (dof + 1) / 2 * math.log1p(x * x / dof))
+        step = excess / density if density else math.inf
+        following = x + step if low < x + step < high else (low + high) / 2
+        if abs(following - x) <= 1e-12 * max(1.0, x):
+            return following
+        x = following
+    return x
 
 
 def _upper_tail(x: float, dof: float) -> float:

@@ -26,6 +26,7 @@ SPREAD = str(PUBLISHED / "demo_itl1000_otl100_mixed_1xtp4-1xtp4-spread-ucx120")
 RATES = str(PUBLISHED / "demo_itl2000_otl50_1xtp4")
 PREFILL = str(PUBLISHED / "demo_prefill_only_4xtp1")
 TUESDAY = str(PUBLISHED / "results-of-tuesday")
+TABLE = ROOT / "tests" / "data" / "published-table.csv"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,14 @@ TUESDAY = str(PUBLISHED / "results-of-tuesday")
         ("rates", ["--exps", RATES, "--stat", "mean", "--gpus-per-node", "4"]),
         ("prefill-only", ["--exps", PREFILL, "--latency-mode", "first_token", "--throughput-metric", "input"]),
         ("stated-gpus", ["--exps", TUESDAY, "--gpus", "results-of-tuesday=8"]),
+        (
+            "answers",
+            [
+                *("--exps", COLLOCATED, PACK, SPREAD, "--slo", "tpot_ms=12", "--slo", "ttft_ms=200,tpot_ms=20"),
+                *("--slo-quantile", "0.99", "--price-per-gpu-hour", "2.5", "--published", str(TABLE)),
+            ],
+        ),
+        ("per-decode-gpu", ["--exps", COLLOCATED, PACK, SPREAD, "--per-role", "decode", "--gpus-per-node", "1"]),
     ],
 )
 def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,8 +68,9 @@ def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str])
         ["--exps", PREFILL, "--latency-mode", "first_token", "--log-latency"],
         ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "4", "--log-latency"],
         ["--exps", TUESDAY, "--gpus", "results-of-tuesday=8", "--no-use-normalized"],
+        ["--exps", COLLOCATED, PACK, "--published", str(TABLE), "--per-role", "all"],
     ],
-    ids=["three", "log", "rates-and-concurrency", "prefill-only", "chunk", "one-point"],
+    ids=["three", "log", "rates-and-concurrency", "prefill-only", "chunk", "one-point", "published"],
 )
 def test_pictures(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "new" / "plot.png"
@@ -102,6 +112,12 @@ def test_published_h100_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 BAD: list[tuple[str, list[str], list[str]]] = [
     ("no-exps", [], ["--exps"]),
+    ("slo-unit", ["--exps", COLLOCATED, "--slo", "ttft=2"], ["--slo ttft=2", "ttft_ms=2000"]),
+    ("slo-quantile", ["--exps", COLLOCATED, "--slo", "ttft_ms=2", "--slo-quantile", "2"], ["quantile"]),
+    ("price", ["--exps", COLLOCATED, "--price-per-gpu-hour", "-1"], ["--price-per-gpu-hour -1", "above 0"]),
+    ("confidence", ["--exps", COLLOCATED, "--confidence", "95"], ["confidence", "95"]),
+    ("no-role", ["--exps", COLLOCATED, "--per-role", "prefill"], ["--per-role prefill", "no experiment has"]),
+    ("published-missing", ["--exps", COLLOCATED, "--published", "no.csv"], ["no.csv", "cannot be read"]),
     ("exps-empty", ["--exps"], ["--exps"]),
     ("missing-folder", ["--exps", "no/such/folder"], ["no/such/folder", "does not exist"]),
     ("a-file", ["--exps", f"{COLLOCATED}/conc2.json"], ["conc2.json", "is a file"]),

@@ -1,0 +1,175 @@
+"""Goodput within an SLO: counted over requests, or from percentiles where no request was kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pdlab import findings, sentences
+from pdlab.analysis import Curve, Gpus, Point, Sample, View
+from pdlab.columns import Requests
+from pdlab.errors import UsageError
+from pdlab.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
+from pdlab.workload import Slo
+
+SLO = Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.9)
+
+
+def requests(ttft_s: list[float], tpot_s: list[float], failed: int = 0) -> Requests:
+    count = len(ttft_s)
+    ttft, tpot = np.array(ttft_s), np.array(tpot_s)
+    return Requests(
+        ttft_s=ttft,
+        tpot_s=tpot,
+        e2el_s=ttft + 9 * np.nan_to_num(tpot),
+        finish_s=np.arange(1.0, count + 1),
+        window_s=float(count),
+        failed=failed,
+    )
+
+
+def shared(met: float, count: int = 100) -> Requests:
+    """That share within the SLO, spread evenly over the run."""
+    late = np.floor(np.arange(1, count + 1) * (1 - met) + 1e-9) > np.floor(np.arange(count) * (1 - met) + 1e-9)
+    return requests(np.where(late, 1.0, 0.1).tolist(), [0.01] * count)
+
+
+def point(
+    load: float, rps: float, given: list[Requests] | None = None, percentiles: dict[str, float] | None = None
+) -> Point:
+    """``rps`` per repeat; ``percentiles``: TTFT and TPOT p90 in ms."""
+    latency = {} if percentiles is None else {metric: {"p90": value} for metric, value in percentiles.items()}
+    samples = tuple(
+        Sample(
+            repeat=r,
+            requests_per_s=rps,
+            input_tokens_per_s=rps * 100,
+            output_tokens_per_s=rps * 10,
+            latency_ms=latency,
+            requests=each,
+        )
+        for r, each in enumerate(given or [None])  # type: ignore[list-item]
+    )
+    return Point(
+        kind="concurrency",
+        value=load,
+        window="steady",
+        samples=samples,
+        requests_per_s=rps,
+        input_tokens_per_s=rps * 100,
+        output_tokens_per_s=rps * 10,
+        latency_ms=latency,
+    )
+
+
+def curve(label: str, *points: Point, gpus: int = 8) -> Curve:
+    return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=points)
+
+
+def test_a_request_meets_every_bound_or_is_not_good() -> None:
+    given = requests([0.1, 0.6, 0.1, 0.6, 0.5], [0.01, 0.01, 0.03, 0.03, 0.02])
+    assert met_share(given, SLO) == pytest.approx(2 / 5), "the bounds themselves are within"
+    assert met_share(given, Slo(ttft_s=0.5)) == pytest.approx(3 / 5)
+    assert met_share(given, Slo(e2el_s=0.5)) == pytest.approx(2 / 5)
+
+
+def test_failed_requests_are_not_good_and_one_token_has_no_tpot() -> None:
+    assert met_share(requests([0.1] * 3, [0.01] * 3, failed=1), SLO) == pytest.approx(0.75)
+    assert met_share(requests([0.1], [float("nan")]), SLO) == 1
+
+
+def test_all_within_is_not_certain() -> None:
+    estimate = met_estimate(shared(1.0), SLO)
+    interval = estimate.interval(0.95)
+    assert estimate.value == 1 and interval is not None
+    assert 0.93 < interval.low < 0.99
+
+
+def test_share_and_goodput_of_a_level() -> None:
+    level = point(8, 2.0, [shared(0.9), shared(0.8)])
+    share, good = share_at(level, SLO), goodput_at(level, SLO)
+    assert share and good
+    assert (share.value, share.basis) == (pytest.approx(0.85), "repeats")
+    assert good.value == pytest.approx(1.7)
+    assert share_at(point(8, 2.0), SLO) is None
+
+
+def test_capacity_is_where_the_share_crosses_the_quantile() -> None:
+    falling = curve("a", point(1, 1, [shared(1.0)]), point(2, 2, [shared(0.95)]), point(4, 4, [shared(0.85)]))
+    found = capacity(falling, SLO, View())
+    assert not isinstance(found, str)
+    assert (found.how, found.capped) == ("requests", False)
+    assert found.throughput.value == pytest.approx(30)  # halfway between 2 and 4 requests/s, 10 tokens each
+    assert found.requests_per_gpu_s.value == pytest.approx(3 / 8)
+    never = curve("b", point(1, 1, [shared(0.5)]))
+    assert capacity(never, SLO, View()) == "missed"
+    always = capacity(curve("c", point(1, 1, [shared(1.0)])), SLO, View())
+    assert not isinstance(always, str) and always.capped
+
+
+def test_percentiles_stand_in_where_no_request_was_kept() -> None:
+    known = curve(
+        "a", point(1, 1, percentiles={"ttft": 100, "tpot": 10}), point(2, 2, percentiles={"ttft": 900, "tpot": 15})
+    )
+    found = capacity(known, SLO, View())
+    assert not isinstance(found, str)
+    assert found.how == "percentiles"
+    # The worst of both ratios goes from 0.5 (TPOT) to 1.8 (TTFT); it is 1 after 0.5 / 1.3 of the way.
+    assert found.throughput.value == pytest.approx(10 * (1 + 0.5 / 1.3))
+    assert capacity(known, Slo(ttft_s=1, quantile=0.95), View()) == "unknown"
+
+
+def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
+    def levels(factor: float) -> list[Point]:
+        return [point(1, factor, [shared(1.0)] * 3), point(4, 4 * factor, [shared(0.9), shared(0.91), shared(0.89)])]
+
+    clear = pick([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View())
+    assert clear.best == "fast"
+    assert clear.margin is not None and clear.margin.ratio == pytest.approx(3, rel=0.02)
+    same = [curve("one", *levels(1)), curve("two", *levels(1.02))]
+    close = pick(same, SLO, View())
+    assert close.best is None
+    text = sentences.slo_sentence(close, same, View())
+    assert "Within TTFT <= 500 ms and TPOT <= 20 ms for 90 % of requests no winner can be named" in text
+
+
+def test_what_misses_and_what_is_unknown_is_said() -> None:
+    curves = [
+        curve("good", point(1, 1, [shared(1.0)])),
+        curve("bad", point(1, 1, [shared(0.1)])),
+        curve("blind", point(1, 1)),
+    ]
+    found = pick(curves, SLO, View())
+    assert (found.missed, found.unknown) == (("bad",), ("blind",))
+    text = sentences.slo_sentence(found, curves, View())
+    assert "good gives about" in text
+    assert "not met by bad" in text and "not known for blind" in text and "good might give more" in text
+    table = findings.slo_text(found, curves, View())
+    assert ">= 10.0" in table and "requests counted" in table
+
+
+def test_published_tables_are_never_picked() -> None:
+    other = curve("else", point(1, 9, [shared(1.0)])).model_copy(update={"published": "a report"})
+    found = pick([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View())
+    assert [each.label for each in found.capacities] == ["ours"]
+
+
+def test_slo_is_read() -> None:
+    assert findings.parse_slo("ttft_ms=2000, tpot_ms=50", 0.95) == Slo(ttft_s=2, tpot_s=0.05, quantile=0.95)
+    assert findings.parse_slo("e2el_ms=1500.5", 0.5) == Slo(e2el_s=1.5005, quantile=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "quantile", "said"),
+    [
+        ("", 0.95, "is no bound"),
+        ("ttft=2000", 0.95, "'ttft=2000' is no bound"),
+        ("ttft_ms=0", 0.95, "is no bound"),
+        ("ttft_ms=1.2.3", 0.95, "is no bound"),
+        ("ttft_ms=1,ttft_ms=2", 0.95, "there twice"),
+        ("ttft_ms=1", 1.0, "quantile"),
+    ],
+)
+def test_bad_slo(text: str, quantile: float, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        findings.parse_slo(text, quantile)
