@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pdlab.catalog import ModelShape
     from pdlab.nodes import ClusterView
     from pdlab.perf import Hardware
-    from pdlab.planner import Candidate, Slo
+    from pdlab.planner import Scene, Slo
+    from pdlab.sim import Prompts
     from pdlab.workload import Workload
 
 EPILOG = """\
@@ -130,10 +131,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--model {args.model}: not in configs/models/; add its shape there, or use gpt-oss-120b")
     if args.compare:
         return _compare(args, hardware, shape)
-    slo, workload = _slo(args), _workload(args)
     if args.explain:
-        return _explain(args, hardware, shape, workload)
-    return _rank(args, hardware, shape, slo, workload)
+        return _explain(args, hardware, shape)
+    return _rank(args, hardware, shape)
 
 
 def _slo(args: argparse.Namespace) -> Slo:
@@ -161,8 +161,8 @@ def _workload(args: argparse.Namespace) -> Workload:
     return Workload(input_tokens=args.itl or 5000, output_tokens=args.otl or 250)
 
 
-def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
-    """As many nodes of the asked kind as the GPUs need."""
+def _view(args: argparse.Namespace) -> ClusterView:
+    """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple."""
     from pdlab.catalog import load_cluster
     from pdlab.nodes import ClusterView
 
@@ -171,91 +171,106 @@ def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
     except UsageError as error:
         raise UsageError(f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; use p5.48xlarge") from error
     count = -(-args.gpus // base.gpus)
-    if args.placement == "spread":
-        count = max(count, 2)
-    nodes = [
-        base.model_copy(update={"id": f"node-{n}", "head": n == 1, "host": None, "labels": {"pdlab/node": f"node-{n}"}})
-        for n in range(1, count + 1)
-    ]
-    return ClusterView(name=f"{args.node}-x{count}", nodes=tuple(nodes))
+    spread = args.placement == "spread"
+    nodes = []
+    for number in range(1, max(count, 2 if spread else 1) + 1):
+        name = f"node-{number}"
+        free = base.gpus if spread else min(base.gpus, args.gpus - (number - 1) * base.gpus)
+        changes = {"id": name, "head": number == 1, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
+        nodes.append(base.model_copy(update=changes))
+    return ClusterView(name=f"{len(nodes)} x {args.node}", nodes=tuple(nodes))
 
 
-def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo, workload: Workload) -> int:
-    from pdlab import plan_report
-    from pdlab.planner import plan_deployments
+def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
+    from pdlab.planner import Scene
+
+    return Scene(hardware, shape, _workload(args), slo, args.prefix_hit_rate, args.seed)
+
+
+def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab import handover, plan_report
+    from pdlab.planner import plan
 
     if args.rate and args.concurrency:
         raise UsageError("--rate and --concurrency exclude each other: plan for one load")
-    view = _view(args, hardware)
-    candidates, possible = plan_deployments(
+    if args.plot:
+        _check_suffix(args.plot)
+    scene, view = _scene(args, hardware, shape, _slo(args)), _view(args)
+    found = plan(
+        scene,
         args.model,
-        shape,
-        hardware,
         view,
         args.gpus,
-        workload,
-        slo,
         placement=None if args.placement == "any" else args.placement,
         concurrencies=args.concurrency,
         rate_rps=args.rate,
-        prefix_hit_rate=args.prefix_hit_rate,
-        seed=args.seed,
+        on_progress=_progress,
     )
-    print(plan_report.ranking(candidates, possible, shape, hardware, view, workload, slo, args.gpus))
-    best = [candidate for candidate in candidates if candidate.best][: args.top]
-    print(plan_report.hand_over(best, workload, view, args.out))
+    _progress("")
+    print(plan_report.ranking(found, scene, view, args.gpus))
+    best = [candidate for candidate in found.candidates if candidate.best][: args.top]
+    print()
+    print(handover.commands(best, scene.workload, args.node, args.out))
     if args.plot:
-        _plot(args.plot, candidates[: max(args.top, 6)], workload)
+        collocated = found.first(collocated=True)
+        drawn = list(found.candidates[: max(args.top, 5)])
+        drawn += [collocated] if collocated is not None and collocated not in drawn else []
+        handover.plot(args.plot, handover.experiments(drawn, scene.workload), [], hardware)
+        print(f"Plot (simulated): {args.plot}")
     return 0
 
 
-def _plot(path: Path, candidates: Sequence[Candidate], workload: Workload) -> None:
-    from pdlab import analysis, plan_report, plots
+def _progress(label: str) -> None:
+    """One line that is overwritten, on a terminal alone."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{label and 'simulating ' + label}", end="", file=sys.stderr, flush=True)
 
+
+def _check_suffix(path: Path) -> None:
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
-    experiments = plan_report.experiments(candidates, workload)
-    plots.draw(analysis.curves(experiments), analysis.View(), path)
-    print(f"Plot (simulated): {path}")
 
 
-def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, workload: Workload) -> int:
+def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab import plan_report
-    from pdlab.planner import Slo, evaluate
+    from pdlab.catalog import check_divisibility
+    from pdlab.planner import evaluate, sized_alone
     from pdlab.spec import Deployment, parse_label
 
     deployment = Deployment(model=args.model, topology=parse_label(args.explain))
-    candidate = evaluate(
-        deployment,
-        shape,
-        hardware,
-        workload,
-        Slo(),
-        deployment.gpus,
-        concurrencies=args.concurrency,
-        rate_rps=args.rate,
-        prefix_hit_rate=args.prefix_hit_rate,
-        seed=args.seed,
-    )
-    print(plan_report.explanation(candidate, shape, hardware, workload))
+    check_divisibility(deployment, shape)
+    scene = _scene(args, hardware, shape, _slo(args))
+    loads = {"concurrencies": args.concurrency, "rate_rps": args.rate}
+    candidate = evaluate(scene, sized_alone(scene, deployment), deployment.gpus, **loads)
+    print(plan_report.explanation(candidate, scene))
     return 0
 
 
 def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab import handover
     from pdlab.calibrate import compare, measured, median_errors, table
     from pdlab.imports import load_experiment
-    from pdlab.sim import Prompts
 
-    points = []
+    if args.plot:
+        _check_suffix(args.plot)
+    points, experiments, predicted = [], [], []
     for folder in args.compare:
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = args.prompts or ("repeated" if published else "fresh")
-        points += compare(hardware, shape, measured(experiment, prompts))
+        found = measured(experiment, prompts)
+        points += compare(hardware, shape, found)
+        if args.plot:
+            experiments.append(experiment)
+            whole = all(run.steady is None for run in experiment.runs)
+            predicted.append(handover.as_measured(found, hardware, shape, args.seed, whole))
     print("predicted / measured (error)\n")
     print(table(points))
-    found = median_errors(points, skip_first=False)
-    print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in found.items()))
+    errors = median_errors(points, skip_first=False)
+    print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
+    if args.plot:
+        handover.plot(args.plot, predicted, experiments, hardware)
+        print(f"Plot (measured and simulated): {args.plot}")
     return 0
 
 

@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 
 _LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
 _SAMPLE = re.compile(
-    rf"^(?:ray_)?vllm[:_](?P<name>[a-z_]+?)(?:_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
+    rf"^(?:ray_)?vllm[:_](?P<name>[a-z0-9_]+?)(?:_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
 )
 _FIELDS = {
     "request_success": "requests",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ MAX_CPU_SHARE = 0.9
 MAX_LOOP_LAG_S = 0.1
 # Linux slews a clock by at most 500 ppm (adjtimex(2)): twice that, and a little, is a step.
 CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
+ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
 CACHE_SLACK = 0.01
 LEAST_STEADY = 10
 MAX_CHANGE = 0.2
@@ -173,7 +175,7 @@ def clock(outcome: Outcome) -> Iterator[str]:
     """The client's clock was set during the level, or times are in an order that cannot be."""
     for record in outcome.records:
         times = [t for t in (record.arrival_s, record.first_token_s, record.finish_s) if t is not None]
-        if times != sorted(times):
+        if any(later < earlier - ORDER_SLACK_S for earlier, later in pairwise(times)):
             yield f"clock: a request's times run backwards ({', '.join(f'{t:g}' for t in times)} s)"
             break
     step_s = outcome.client.clock_step_s if outcome.client else None

@@ -57,11 +57,16 @@ def spawn_in(
     its exit code are as for any other. ``dies_with_parent``: SIGTERM when this thread ends. Raises OSError.
     """
     with contextlib.ExitStack() as opened:
+        folder = Path.cwd()
         files = {kind: opened.enter_context(_namespace_file(pid, kind)) for kind in FLAGS}
 
         def enter() -> None:
             for kind in ALL:
                 _setns(files[kind], kind)
+            with contextlib.suppress(
+                OSError
+            ):  # a folder that is not there; it is then at the root, where setns puts it
+                os.chdir(folder)
             if dies_with_parent:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 15)
 

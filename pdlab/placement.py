@@ -53,6 +53,11 @@ def place(deployment: Deployment, view: ClusterView) -> Placement:
     return Placement(device=view.device, replicas=tuple(replicas), ingress_nodes=(head.id,))
 
 
+def fits(deployment: Deployment, view: ClusterView) -> bool:
+    """Whether `place` would find a place; quicker than asking it, for a refusal is not explained."""
+    return _layouts(deployment, view) is not None
+
+
 def _layouts(deployment: Deployment, view: ClusterView) -> dict[Role, Layout] | None:
     topology = deployment.topology
     nodes = view.engine_nodes

@@ -1,177 +1,261 @@
-"""The planner's results in words, tables and files."""
+"""The planner's results in words and tables. Everything here is simulated, and says so."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
 
-from pdlab.catalog import ModelShape
-from pdlab.errors import UsageError
+from pdlab.matching import Matcher, engines_of
 from pdlab.nodes import ClusterView
-from pdlab.perf import Hardware
-from pdlab.planner import Candidate, Outcome, Slo, rates, regimes
-from pdlab.results import Experiment, Manifest
-from pdlab.simulated import to_run
-from pdlab.spec import Collocated, Deployment, Disaggregated, Pool, to_yaml
+from pdlab.perf import FitError, Hardware
+from pdlab.planner import TO_90, UNKNOWN_ERROR, Candidate, Gain, Outcome, Plan, Scene, Slo, gain
+from pdlab.regimes import Regime, regimes
+from pdlab.spec import Disaggregated
 from pdlab.tables import table
-from pdlab.workload import Closed, Workload
 
 ROWS = 12
+LONG_TTFT_S = 1.0
+MATCHED = 4  # pairs of TP degrees in the rate-matching check
 
 
-def ranking(
-    candidates: Sequence[Candidate],
-    possible: int,
-    shape: ModelShape,
-    hardware: Hardware,
-    view: ClusterView,
-    workload: Workload,
-    slo: Slo,
-    gpus: int,
-) -> str:
-    """The ranked table, the verdict on PD, the regime map and the rate-matching check. All simulated."""
-    margin = uncertainty(hardware)
-    collocated = next((c for c in candidates if isinstance(c.deployment.topology, Collocated)), None)
-    head = ["", "deployment", "copies", "load", "goodput/s per GPU", "req/s", "tok/s per node", "TTFT ms", "TPOT ms"]
-    head += ["in SLO", "limited by", "over collocated"]
-    rows = []
-    for number, candidate in enumerate(candidates[:ROWS], start=1):
-        rows.append(_row(number, candidate, collocated, hardware.gpus_per_node))
-    error = hardware.error
-    rests = (
-        f"errors on held-out runs: TPOT {error.tpot_percent:g} %, TTFT {error.ttft_percent:g} %, "
-        f"requests/s {error.requests_per_s_percent:g} % (medians)"
-        if error
-        else "never checked against held-out runs"
-    )
+def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
+    """The ranked table, the verdict on PD, the regime map and the rate-matching check."""
+    hardware, workload, slo = scene.hardware, scene.workload, scene.slo
+    base = plan.first(collocated=True)
+    head = ["", "deployment", "copies", "GPUs", "load", "goodput/s per GPU", "req/s", "tok/s per node"]
+    head += ["TTFT ms", "TPOT ms", "in SLO", "limited by", "over collocated"]
+    rows = [_row(n, c, base, scene) for n, c in enumerate(plan.candidates[:ROWS], start=1)]
+    if base is not None and base not in plan.candidates[:ROWS]:
+        rows.append(_row(plan.candidates.index(base) + 1, base, base, scene))
+    hit = f", {scene.prefix_hit_rate:.0%} of each prompt cached" if scene.prefix_hit_rate else ""
     lines = [
-        f"simulated: {shape.name}, {gpus} x {hardware.gpu} ({view.name}), "
-        f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens, SLO {_slo(slo)}",
-        f"step times: {hardware.name} ({hardware.stack}); {rests}",
-        f"{possible} deployments fit; {len(candidates)} were simulated, the others are far from rate-matched",
+        f"Simulated, not measured: {scene.shape.name} on {gpus} x {hardware.gpu} ({view.name}), "
+        f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{hit}",
+        f"SLO: {told(slo)}",
+        f"Step times: {hardware.name} ({hardware.stack}); {_rests_on(hardware.error)}",
+        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues",
         "",
-        table(head, rows, left=(1, 10)),
+        table(head, rows, left=(1, 11, 12)),
+        "",
+        *_remarks(plan, slo),
+        "",
+        verdict(plan, scene),
     ]
-    if len(candidates) > ROWS:
-        lines.append(f"... and {len(candidates) - ROWS} more")
-    lines += [
-        "",
-        verdict(candidates, margin, slo),
-        "",
-        *_regimes(candidates, hardware),
-        "",
-        *_matching(candidates, shape, hardware, workload, slo),
-    ]
+    if plan.rate_rps is None and len(plan.candidates[0].outcomes) > 1:
+        lines += ["", *_regime_map(plan, hardware, slo)]
+    lines += ["", *_matching(plan, scene)]
     return "\n".join(lines)
 
 
-def uncertainty(hardware: Hardware) -> float:
-    """Relative difference between two predictions that may be nothing: sqrt(2) x the median error of requests/s,
-    scaled from the median to a standard deviation of a normal error (1.4826) and to 90 % of cases (1.645)."""
-    percent = hardware.error.requests_per_s_percent if hardware.error else 10.0
-    return math.sqrt(2) * 1.4826 * 1.645 * percent / 100
+def _rests_on(error: FitError | None) -> str:
+    if error is None:
+        return "never checked against measured runs, errors of 10 % (TTFT 30 %) are assumed"
+    return (
+        f"median errors on runs left out of the fit: TPOT {error.tpot_percent:g} %, TTFT {error.ttft_percent:g} %, "
+        f"requests/s {error.requests_per_s_percent:g} %"
+    )
 
 
-def verdict(candidates: Sequence[Candidate], margin: float, slo: Slo) -> str:
-    """Whether PD pays here, and how sure that is."""
-    collocated = next((c for c in candidates if isinstance(c.deployment.topology, Collocated)), None)
-    split = next((c for c in candidates if isinstance(c.deployment.topology, Disaggregated)), None)
-    if not any(candidate.best for candidate in candidates):
-        return f"No deployment meets the SLO ({_slo(slo)}) at any simulated load: relax it, or give more GPUs."
-    if split is None or not split.best:
-        return "PD does not pay here: no PD deployment meets the SLO."
-    if collocated is None or not collocated.best:
-        return f"PD pays here: only PD meets the SLO, best {split.deployment.label}."
-    gain = split.goodput_per_gpu / collocated.goodput_per_gpu - 1
-    both = f"{split.deployment.label} against {collocated.deployment.label}: {gain:+.0%} goodput per GPU"
-    if gain > margin:
-        return f"PD pays here. {both} (differences below {margin:.0%} may be nothing)."
-    if gain < -margin:
-        return f"PD does not pay here. {both} (differences below {margin:.0%} may be nothing)."
-    return f"PD does not clearly pay here. {both}, within the uncertainty of {margin:.0%}: measure both."
-
-
-def hand_over(best: Sequence[Candidate], workload: Workload, view: ClusterView, folder: Path | None) -> str:
-    """Commands for the best candidates; with ``folder`` also their configuration files. Raises UsageError."""
-    if not best:
-        return "Nothing to hand over."
-    lines = ["To measure the best of these:"]
-    for candidate in best:
-        deployment = candidate.deployment
-        where = f" --cluster {view.name}" if view.name in ("p5.48xlarge-x2", "p5.48xlarge-x12") else ""
-        command = f"python launch_gptoss.py {launch_flags(deployment)}"
-        if folder is not None:
-            path = folder / f"{deployment.label}.yaml"
-            _write(path, to_yaml(deployment.model_copy(update={"name": deployment.label})))
-            command = f"python launch_gptoss.py --config {path}"
-        loads = ",".join(str(int(o.load.value)) for o in candidate.outcomes if isinstance(o.load, Closed))
-        kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:g}"
-        lengths = f"--itl {workload.input_tokens} --otl {workload.output_tokens}"
-        lines += [f"  {command}{where}", f"  ./run_bm.sh -e {deployment.label} {kind} {lengths}"]
-    lines.append("  python viz.py --exps " + " ".join(f"bm_results/{c.deployment.label}" for c in best))
-    lines.append("  python plan.py --compare " + " ".join(f"bm_results/{c.deployment.label}" for c in best))
-    return "\n".join(lines)
-
-
-def launch_flags(deployment: Deployment) -> str:
-    """The flags of launch_gptoss.py that mean this deployment."""
-    topology = deployment.topology
-    model = "" if deployment.model == "gpt-oss-120b" else f" --model {deployment.model}"
-    if isinstance(topology, Collocated):
-        return f"--collocated{_pool_flags('', topology.pool)}{model}"
-    pools = _pool_flags("p-", topology.prefill) + _pool_flags("d-", topology.decode)
-    return f"--pd-{topology.placement}{pools}{model}"
-
-
-def _pool_flags(prefix: str, pool: Pool) -> str:
-    text = f" --{prefix}num {pool.replicas} --{prefix}tp {pool.tp}"
-    text += f" --{prefix}dp {pool.dp}" if pool.dp > 1 else ""
-    text += f" --{prefix}pp {pool.pp}" if pool.pp > 1 else ""
-    return text + (f" --{prefix}ep" if pool.expert_parallel else "")
-
-
-def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
-    """Candidates as experiments of simulated runs, for the plots and tables of viz."""
+def _row(number: int, candidate: Candidate, base: Candidate | None, scene: Scene) -> list[str]:
+    shown = candidate.shown
+    scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
+    over = "-"
+    if base is not None and not candidate.collocated and (found := gain(candidate, base, scene)):
+        over = percent(found)
     return [
-        Experiment(
-            name=candidate.deployment.label,
-            manifest=Manifest(
-                origin="simulated",
-                label=candidate.deployment.label,
-                deployment=candidate.deployment,
-                gpus=candidate.deployment.gpus,
-                workload=workload,
-            ),
-            runs=tuple(to_run(o.level, candidate.deployment.label, workload) for o in candidate.outcomes),
-        )
-        for candidate in candidates
+        str(number),
+        candidate.deployment.label + ("*" if experimental(candidate) else ""),
+        str(candidate.copies),
+        str(candidate.copies * candidate.deployment.gpus),
+        f"{shown.load.value:.3g}" + ("/s" if shown.load.kind == "rate" else ""),
+        f"{candidate.goodput_per_gpu:.2f}" if candidate.best else "-",
+        f"{shown.requests_per_s:.2f}",
+        f"{shown.output_tokens_per_s * scale:.0f}",
+        f"{1e3 * shown.ttft_s:.0f}",
+        f"{1e3 * shown.tpot_s:.2f}",
+        f"{shown.good_share:.0%}",
+        shown.bottleneck,
+        over,
     ]
 
 
-def explanation(candidate: Candidate, shape: ModelShape, hardware: Hardware, workload: Workload) -> str:
+def experimental(candidate: Candidate) -> bool:
+    """Prefill TP above decode TP: vLLM allows it, and asks for care."""
+    topology = candidate.deployment.topology
+    return isinstance(topology, Disaggregated) and topology.prefill.tp > topology.decode.tp
+
+
+def percent(found: Gain) -> str:
+    """``+57 % (+41 to +75)``: the gain and its 90 % interval."""
+    high = f"{100 * found.high:+.0f}" if found.high < 10 else "more"
+    return f"{100 * found.value:+.0f} % ({100 * found.low:+.0f} to {high})"
+
+
+def _remarks(plan: Plan, slo: Slo) -> list[str]:
+    """What a reader of the table must know, and only that."""
+    shown = plan.candidates[:ROWS]
+    lines = ["load, req/s, TTFT and TPOT (means) are of one copy, at its best load within the SLO."]
+    if any(c.copies > 1 for c in shown):
+        lines.append("copies: so many of it, each an application of its own, behind one load balancer.")
+    if any(c.best is None for c in shown):
+        lines.append("goodput -: no simulated load meets the SLO; the row shows the one that misses it by least.")
+    if any(experimental(c) for c in shown):
+        lines.append("*: prefill TP above decode TP is experimental in vLLM; the launcher's canary must pass.")
+    if slo.bounded and slo.ttft_s is None and slo.e2el_s is None and plan.rate_rps is None:
+        worst_s = max((c.best.ttft_s for c in shown if c.best), default=0.0)
+        if worst_s > LONG_TTFT_S:
+            lines.append(
+                f"TTFT is not bounded, so requests queue before prefill (up to {worst_s:.1f} s): add --slo-ttft-ms."
+            )
+    return lines
+
+
+def verdict(plan: Plan, scene: Scene) -> str:
+    """Whether PD pays, by how much, and how sure that is."""
+    base, split, slo = plan.first(collocated=True), plan.first(collocated=False), plan.slo
+    if not any(candidate.best for candidate in plan.candidates):
+        nearest = min(plan.candidates, key=lambda c: c.shown.stress)
+        return (
+            f"No deployment meets the SLO ({told(slo)}) at any simulated load. Nearest is {nearest.deployment.label}, "
+            f"{nearest.shown.stress - 1:.0%} over a bound at load {nearest.shown.load.value:.3g}: "
+            "relax the SLO, shorten the requests, or lower the load."
+        )
+    if split is None:
+        return "PD does not pay here: no PD deployment fits these GPUs and this placement."
+    if split.best is None:
+        return f"PD does not pay here: no PD deployment meets the SLO; {plan.candidates[0].deployment.label} does."
+    if base is None or base.best is None:
+        return f"PD pays here: only PD meets the SLO, best {split.deployment.label}."
+    if plan.rate_rps is not None:
+        return _verdict_at_rate(split, base, scene, plan.rate_rps)
+    found = gain(split, base, scene)
+    assert found is not None
+    both = (
+        f"{split.deployment.label} against {base.deployment.label}: {percent(found)} goodput per GPU, "
+        "90 % interval from the errors of the model"
+    )
+    if found.low > 0:
+        return f"PD pays here. {both}."
+    if found.high < 0:
+        return f"PD does not pay here. {both}."
+    return f"PD does not clearly pay here: within the uncertainty. {both}. Measure both."
+
+
+def _verdict_at_rate(split: Candidate, base: Candidate, scene: Scene, rate_rps: float) -> str:
+    def words(candidate: Candidate) -> str:
+        assert candidate.best is not None
+        error = scene.hardware.error or UNKNOWN_ERROR
+        tpot, ttft = (math.exp(TO_90 * value / 100) for value in (error.tpot_percent, error.ttft_percent))
+        holds = scene.slo.stress_of(candidate.best.latencies, tpot, ttft) <= 1
+        sure = "" if holds or not scene.slo.bounded else ", which the errors of the model put in doubt"
+        tpot_ms = 1e3 * candidate.best.tpot_s
+        return f"{candidate.deployment.label} on {candidate.total_gpus} GPUs (TPOT {tpot_ms:.1f} ms{sure})"
+
+    both = f"{rate_rps:g} requests/s take {words(split)}, or collocated {words(base)}"
+    if split.total_gpus < base.total_gpus:
+        return f"PD pays here: {both}."
+    if split.total_gpus > base.total_gpus:
+        return f"PD does not pay here: {both}."
+    return f"PD saves no GPU here: {both}."
+
+
+def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
+    error = hardware.error or UNKNOWN_ERROR
+    within = "" if slo.ttft_s is None else " within the TTFT bound"
+    lines = [
+        f"Which wins at which throughput{within}: the lowest TPOT, or within {math.sqrt(2) * error.tpot_percent:.0f} % "
+        "of it, which the model cannot tell apart"
+    ]
+    rows = [_regime(regime) for regime in regimes(plan.candidates, hardware, slo)]
+    return [*lines, "", table(["output tok/s per node", "deployment", "TPOT ms", "as good"], rows, left=(0, 1, 2, 3))]
+
+
+def _regime(regime: Regime) -> list[str]:
+    first, last = (1e3 * value for value in regime.tpot_s)
+    others = ", ".join(regime.rivals[:2]) + (f" and {len(regime.rivals) - 2} more" if len(regime.rivals) > 2 else "")
+    return [
+        f"{regime.from_tokens_per_s:.0f} to {regime.to_tokens_per_s:.0f}",
+        regime.label,
+        f"{first:.1f} to {last:.1f}",
+        others,
+    ]
+
+
+def _matching(plan: Plan, scene: Scene) -> list[str]:
+    """Prefill against decode service rates of the best PD candidates: the check beside the simulation."""
+    matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate)
+    rows, seen = [], set()
+    for candidate in plan.candidates:
+        topology = candidate.deployment.topology
+        if not isinstance(topology, Disaggregated):
+            continue
+        prefill, decode = engines_of(topology.prefill), engines_of(topology.decode)
+        if (prefill, decode) in seen:
+            continue
+        seen.add((prefill, decode))
+        alone = matcher.rates(prefill, decode, scene.slo.tpot_s or math.inf)
+        rows.append(
+            [
+                topology.prefill.label.split("x", 1)[1].upper(),
+                f"{alone.prefill_rps:.1f}",
+                topology.decode.label.split("x", 1)[1].upper(),
+                f"{alone.decode_rps:.1f}",
+                alone.matched,
+                f"{topology.prefill.replicas}:{topology.decode.replicas}",
+            ]
+        )
+        if len(rows) == MATCHED:
+            break
+    if not rows:
+        return []
+    bound = "KV memory" if scene.slo.tpot_s is None else "the TPOT bound"
+    return [
+        f"Rate matching, without queues: requests/s of one replica, decode at {bound}; P:D at which neither waits",
+        "",
+        table(["prefill", "req/s", "decode", "req/s", "matched P:D", "simulated best"], rows, left=(0, 2)),
+    ]
+
+
+def explanation(candidate: Candidate, scene: Scene) -> str:
     """Mean time of a request by phase at every load, and what limits."""
     head = ["load", "ingress", "queue", "prefill", "KV transfer", "first step", "decode", "end to end", "limited by"]
     rows = []
     for outcome in candidate.outcomes:
         phases = phases_s(outcome)
         rows.append(
-            [f"{outcome.load.kind} {outcome.load.value:g}"]
+            [f"{outcome.load.kind} {outcome.load.value:.3g}"]
             + [f"{1e3 * value:.0f}" for value in phases.values()]
             + [f"{1e3 * sum(phases.values()):.0f}", outcome.bottleneck]
         )
-    alone = rates(candidate.deployment, shape, hardware, workload, Slo())
-    return "\n".join(
-        [
-            f"{candidate.deployment.label}, {workload.sent_input_tokens}:{workload.sent_output_tokens} tokens, "
-            f"{hardware.name}; mean ms per request, simulated",
-            "",
-            table(head, rows, left=(0, 8)),
-            "",
-            f"one prefill replica alone: {alone.prefill_rps:.1f} requests/s",
-        ]
-    )
+    last = candidate.outcomes[-1]
+    shares = phases_s(last)
+    whole_s = sum(shares.values())
+    largest = sorted(shares, key=lambda name: -shares[name])[:2]
+    workload = scene.workload
+    lines = [
+        f"{candidate.deployment.label}, {workload.sent_input_tokens}:{workload.sent_output_tokens} tokens, "
+        f"{scene.hardware.name}; mean ms per request, simulated",
+        "",
+        table(head, rows, left=(0, 8)),
+        "",
+        "ingress: HTTP, tokenizing, routing. queue: waiting for a prefill. first step: from KV to the first token.",
+        f"At {last.load.kind} {last.load.value:.3g}: "
+        + ", ".join(f"{shares[name] / whole_s:.0%} {name}" for name in largest)
+        + "; busy: "
+        + ", ".join(f"{role} engines {share:.0%}" for role, share in last.level.busy.items())
+        + f", busiest link {last.level.link_busy:.0%}"
+        + f", prompts waited for KV memory {last.level.kv_full:.0%} of the time.",
+    ]
+    topology = candidate.deployment.topology
+    if isinstance(topology, Disaggregated):
+        matcher = Matcher(scene.hardware, scene.shape, workload, scene.prefix_hit_rate)
+        alone = matcher.rates(engines_of(topology.prefill), engines_of(topology.decode), math.inf)
+        prefills, decodes = topology.prefill.replicas, topology.decode.replicas
+        lines.append(
+            f"Without queues its prefill serves {prefills * alone.prefill_rps:.1f} requests/s, its decode "
+            f"{decodes * alone.decode_rps:.1f} with KV memory full."
+        )
+    return "\n".join(lines)
 
 
 def phases_s(outcome: Outcome) -> dict[str, float]:
@@ -192,73 +276,8 @@ def phases_s(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _row(number: int, candidate: Candidate, collocated: Candidate | None, node_gpus: int) -> list[str]:
-    shown = candidate.best or candidate.outcomes[0]
-    scale = candidate.copies * node_gpus / candidate.total_gpus
-    over = "-"
-    if collocated is not None and collocated.best and candidate.best and candidate is not collocated:
-        over = f"{candidate.goodput_per_gpu / collocated.goodput_per_gpu - 1:+.0%}"
-    return [
-        str(number),
-        candidate.deployment.label,
-        str(candidate.copies),
-        f"{shown.load.value:g}" + ("/s" if shown.load.kind == "rate" else ""),
-        f"{candidate.goodput_per_gpu:.3f}" if candidate.best else "-",
-        f"{shown.requests_per_s:.2f}",
-        f"{shown.output_tokens_per_s * scale:.0f}",
-        f"{1e3 * shown.ttft_s:.0f}",
-        f"{1e3 * shown.tpot_s:.2f}",
-        f"{shown.good_share:.0%}",
-        shown.bottleneck,
-        over,
-    ]
-
-
-def _regimes(candidates: Sequence[Candidate], hardware: Hardware) -> list[str]:
-    lines = ["Lowest TPOT at a throughput (output tokens/s per node):"]
-    for regime in regimes(candidates, hardware.gpus_per_node):
-        low, high = (1e3 * value for value in regime.tpot_s)
-        lines.append(
-            f"  {regime.from_tokens_per_s:6.0f} to {regime.to_tokens_per_s:6.0f}  {regime.label}"
-            f"  (TPOT {low:.1f} to {high:.1f} ms)"
-        )
-    return lines
-
-
-def _matching(
-    candidates: Sequence[Candidate], shape: ModelShape, hardware: Hardware, workload: Workload, slo: Slo
-) -> list[str]:
-    """Prefill against decode service rates of the best PD candidates: the check beside the simulation."""
-    lines = ["Rate matching, without queues (requests/s of one replica; P:D at which neither waits):"]
-    seen = set()
-    for candidate in candidates:
-        topology = candidate.deployment.topology
-        if not isinstance(topology, Disaggregated) or (topology.prefill.tp, topology.decode.tp) in seen:
-            continue
-        seen.add((topology.prefill.tp, topology.decode.tp))
-        alone = rates(candidate.deployment, shape, hardware, workload, slo)
-        ratio = alone.decode_rps / alone.prefill_rps
-        matched = (
-            f"{ratio:.1f}:1" if ratio >= 1 else f"1:{1 / ratio:.1f}" if ratio > 0 else "none, decode misses the SLO"
-        )
-        lines.append(
-            f"  P TP{topology.prefill.tp} {alone.prefill_rps:.1f}, D TP{topology.decode.tp} {alone.decode_rps:.1f}: "
-            f"{matched}  (simulated best: {topology.prefill.replicas}:{topology.decode.replicas})"
-        )
-        if len(seen) == 4:
-            break
-    return lines
-
-
-def _slo(slo: Slo) -> str:
+def told(slo: Slo) -> str:
+    """The SLO in words."""
     bounds = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
-    told = [f"{name} <= {1e3 * value:g} ms" for name, value in bounds.items() if value is not None]
-    return f"{', '.join(told)} for {slo.quantile:.0%} of requests" if told else "none"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--out {path.parent}: cannot be written ({error.strerror})") from error
+    words = [f"{name} <= {1e3 * value:g} ms" for name, value in bounds.items() if value is not None]
+    return f"{', '.join(words)} for {slo.quantile:.0%} of requests" if words else "none, so goodput is throughput"

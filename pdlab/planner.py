@@ -1,38 +1,42 @@
 """Model + GPUs + workload + SLO -> feasible deployments, simulated and ranked. Pure, no Ray.
 
-1. **Enumerate**: collocated n x TP, and prefill:decode ratios without common factors for every
-   pair of TP degrees that vLLM accepts, as long as they fit the GPUs, the KV memory and a node
-   where the placement asks for it. A deployment smaller than the GPUs is run in copies.
-2. **Rate-match**: what one prefill replica prefills per second against what one decode replica
-   decodes at the SLO's TPOT gives the ratio at which neither waits; ratios far from it are not simulated.
-3. **Simulate** each over a ladder of concurrencies per GPU (or at the load asked for), with requests of its own.
-4. **Rank** by goodput per GPU: requests/s that meet every bound of the SLO, of the highest load at
-   which the share of such requests is at least the quantile, over all the GPUs.
+1. **Enumerate and rate-match** (`pdlab.candidates`, `pdlab.matching`): what fits, and what of it is worth a simulation.
+2. **Simulate** each over a ladder of loads around the one that rate matching gives, until the SLO is clearly missed;
+   or at the loads asked for. With a request rate asked for: the fewest copies that serve it.
+3. **Rank** by goodput per GPU: requests/s that meet every bound of the SLO, of the load at which most do while
+   their share is at least the quantile. The best ones are simulated again near the load where they cross it.
+4. **Compare** with collocated: the gain in goodput, and the interval that the errors of the model allow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pydantic import Field
 
-from pdlab.catalog import ModelShape, check_divisibility
-from pdlab.errors import PlacementError, UsageError
+from pdlab.candidates import Sized, copies_of, engine_shapes, shortlist
+from pdlab.catalog import ModelShape
+from pdlab.matching import Matcher, unit_of
 from pdlab.nodes import ClusterView
-from pdlab.perf import Hardware, kv_capacity_tokens, step_costs
-from pdlab.placement import place
+from pdlab.perf import FitError, Hardware
 from pdlab.sim import SimulatedLevel, simulate
-from pdlab.spec import Collocated, Deployment, Disaggregated, Frozen, PlacementKind, Pool
+from pdlab.spec import Collocated, Deployment, Frozen, PlacementKind
 from pdlab.workload import Closed, Level, Open, Workload
 
-TP_DEGREES = (1, 2, 4, 8)
-LADDER = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # requests in flight per GPU
-RATIOS_EACH = 3  # prefill:decode ratios simulated per pair of TP degrees
-WAVES = 6  # requests simulated per unit of concurrency
-LEAST_REQUESTS = 48
+LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rate matching gives
+EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
+CLEARLY_MISSED = 1.3  # times the bound
+MORE = 1.02  # throughput that counts as more
+REFINED = 6  # candidates simulated again where they cross the SLO
+WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
+OPEN_SECONDS, LEAST_OPEN, MOST_OPEN = 60, 200, 2000
+UNKNOWN_ERROR = FitError(
+    tpot_percent=10, ttft_percent=30, requests_per_s_percent=10, points=0, how="never checked: assumed"
+)
+TO_90 = 1.4826 * 1.6449  # median absolute error -> standard deviation of a normal one -> 90 % of cases
 
 
 class Slo(Frozen):
@@ -47,18 +51,26 @@ class Slo(Frozen):
     def bounded(self) -> bool:
         return (self.ttft_s, self.tpot_s, self.e2el_s) != (None, None, None)
 
+    def stress(self, ttft_s: float, tpot_s: float, e2el_s: float) -> float:
+        """The latency that is worst in relation to its bound, over that bound: at most 1 meets the SLO."""
+        return max(
+            ttft_s / self.ttft_s if self.ttft_s else 0.0,
+            tpot_s / self.tpot_s if self.tpot_s else 0.0,
+            e2el_s / self.e2el_s if self.e2el_s else 0.0,
+        )
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Service rates of one replica, requests/s: prefill alone, and decode alone at the SLO's TPOT."""
+    def stress_of(self, latencies: Sequence[Latencies], tpot: float = 1.0, ttft: float = 1.0) -> float:
+        """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
+        ordered = sorted(self.stress(t * ttft, p * tpot, e * tpot) for t, p, e in latencies)
+        return ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)]
 
-    prefill_rps: float
-    decode_rps: float
+
+Latencies = tuple[float, float, float]  # TTFT, TPOT, E2EL of one request, seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One load on one deployment: means over its requests, without the first wave."""
+    """One load on one copy, without its first wave. ``stress`` is the SLO's quantile of worst latency over bound."""
 
     load: Closed | Open
     requests_per_s: float
@@ -66,7 +78,9 @@ class Outcome:
     ttft_s: float
     tpot_s: float
     good_share: float
+    stress: float
     bottleneck: str
+    latencies: tuple[Latencies, ...]
     level: SimulatedLevel
 
     @property
@@ -76,7 +90,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One deployment with what it does at every load. ``copies`` of it fill the GPUs."""
+    """One deployment with what one copy does at every load. ``copies`` of it run on ``total_gpus``."""
 
     deployment: Deployment
     copies: int
@@ -89,202 +103,97 @@ class Candidate:
         """Requests/s within the SLO per GPU of the whole, idle ones included; 0 when no load meets it."""
         return self.best.goodput_rps * self.copies / self.total_gpus if self.best else 0.0
 
+    @property
+    def shown(self) -> Outcome:
+        """The best load, or the one that misses the SLO by least."""
+        return self.best or min(self.outcomes, key=lambda o: o.stress)
 
-def feasible(
-    model: str,
-    shape: ModelShape,
-    hardware: Hardware,
-    view: ClusterView,
-    gpus: int,
-    workload: Workload,
-    placement: PlacementKind | None = None,
-) -> list[Deployment]:
-    """Every deployment worth asking about, collocated first. Raises UsageError when the model fits no TP degree."""
-    request = workload.sent_input_tokens + workload.sent_output_tokens
-    degrees = [
-        tp
-        for tp in TP_DEGREES
-        if tp <= gpus and kv_capacity_tokens(hardware, shape, Pool(tp=tp)) >= request and shape.heads % tp == 0
-    ]
-    if not degrees:
-        raise UsageError(
-            f"{shape.name} with a request of {request} tokens fits no TP degree of {TP_DEGREES} within {gpus} GPUs of "
-            f"{hardware.gpu}; give more GPUs or shorter requests"
-        )
-    found = [
-        Deployment(model=model, topology=Collocated(pool=Pool(replicas=1 if tp == gpus else count, tp=tp)))
-        for tp in degrees
-        for count in {max(min(gpus, hardware.gpus_per_node) // tp, 1)}
-    ]
-    for prefill_tp in degrees:
-        for decode_tp in degrees:
-            for prefills in range(1, gpus // prefill_tp + 1):
-                for decodes in range(1, (gpus - prefills * prefill_tp) // decode_tp + 1):
-                    if math.gcd(prefills, decodes) > 1:
-                        continue
-                    found += _placed(
-                        model,
-                        shape,
-                        view,
-                        Pool(replicas=prefills, tp=prefill_tp),
-                        Pool(replicas=decodes, tp=decode_tp),
-                        placement,
-                        hardware.gpus_per_node,
-                    )
-    return found
+    @property
+    def collocated(self) -> bool:
+        return isinstance(self.deployment.topology, Collocated)
 
 
-def _placed(
-    model: str,
-    shape: ModelShape,
-    view: ClusterView,
-    prefill: Pool,
-    decode: Pool,
-    placement: PlacementKind | None,
-    node_gpus: int,
-) -> list[Deployment]:
-    """The deployment packed where one node takes it, else spread; or only as asked; nothing if it does not fit."""
-    kinds: tuple[PlacementKind, ...] = (placement,) if placement else ("pack", "spread")
-    for kind in kinds:
-        if kind == "pack" and prefill.gpus + decode.gpus > node_gpus:
-            continue
-        made = Deployment(model=model, topology=Disaggregated(prefill=prefill, decode=decode, placement=kind))
-        try:
-            check_divisibility(made, shape)
-            place(made, view)
-        except (PlacementError, UsageError):
-            continue
-        return [made]
-    return []
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `plan` found: candidates best first, and how many units there were to choose from."""
+
+    candidates: tuple[Candidate, ...]
+    possible: int
+    slo: Slo
+    rate_rps: float | None
+
+    def first(self, *, collocated: bool) -> Candidate | None:
+        """The best collocated or the best PD candidate."""
+        return next((c for c in self.candidates if c.collocated is collocated), None)
 
 
-def rates(deployment: Deployment, shape: ModelShape, hardware: Hardware, workload: Workload, slo: Slo) -> Rates:
-    """What one replica of each role can do alone, from step times; the sanity check beside the simulation.
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What every simulation of a plan has in common."""
 
-    Prefill: one prompt per step. Decode: the largest batch whose step is within the SLO's TPOT (or
-    that KV memory holds), over the time that a request stays.
-    """
-    pools = deployment.pools
-    prefill = pools.get("prefill") or pools["collocated"]
-    decode = pools.get("decode") or pools["collocated"]
-    costs = step_costs(hardware, shape, prefill)
-    tokens, outputs = workload.sent_input_tokens, workload.sent_output_tokens
-    prefill_rps = prefill.dp * prefill.pp / costs.step_s(0, tokens, tokens / 2)
-    costs = step_costs(hardware, shape, decode)
-    context = tokens + outputs / 2
-    room = int(kv_capacity_tokens(hardware, shape, decode) // (tokens + outputs))
-    bound_s = slo.tpot_s or math.inf
-    low, high = 0, max(room, 1)
-    while low < high:  # step time grows with the batch
-        middle = (low + high + 1) // 2
-        if costs.step_s(middle, 0, context) <= bound_s:
-            low = middle
+    hardware: Hardware
+    shape: ModelShape
+    workload: Workload
+    slo: Slo
+    prefix_hit_rate: float = 0.0
+    seed: int = 0
+
+    def outcome(self, deployment: Deployment, load: Closed | Open) -> Outcome:
+        """Simulate one copy under one load. Raises UsageError when a request does not fit."""
+        if isinstance(load, Closed):
+            n = load.concurrency
+            count, skipped = max(min(WAVES * n, LATER_WAVES * n + FIRST_REQUESTS), LEAST_REQUESTS), n
         else:
-            high = middle - 1
-    stays_s = max(outputs - 1, 1) * costs.step_s(max(low, 1), 0, context)
-    return Rates(prefill_rps=prefill_rps, decode_rps=decode.dp * decode.pp * low / stays_s)
+            count = min(max(int(OPEN_SECONDS * load.rate_rps), LEAST_OPEN), MOST_OPEN)
+            skipped = count // 10
+        level = Level(load=load, num_requests=count, seed=self.seed)
+        done = simulate(
+            deployment,
+            [level],
+            self.workload,
+            self.hardware,
+            self.shape,
+            seed=self.seed,
+            prefix_hit_rate=self.prefix_hit_rate,
+        )[0]
+        latencies = tuple(
+            (
+                done.first_token_s[i] - done.arrival_s[i],
+                (done.finish_s[i] - done.first_token_s[i]) / max(done.output_tokens[i] - 1, 1),
+                done.finish_s[i] - done.arrival_s[i],
+            )
+            for i in range(min(skipped, count - 1), count)
+        )
+        good = sum(self.slo.stress(*each) <= 1 for each in latencies)
+        per_s = _throughput(done, skipped)
+        return Outcome(
+            load=load,
+            requests_per_s=per_s,
+            output_tokens_per_s=per_s * self.workload.sent_output_tokens,
+            ttft_s=sum(each[0] for each in latencies) / len(latencies),
+            tpot_s=sum(each[1] for each in latencies) / len(latencies),
+            good_share=good / len(latencies),
+            stress=self.slo.stress_of(latencies),
+            bottleneck=bottleneck(done),
+            latencies=latencies,
+            level=done,
+        )
 
 
-def shortlist(
-    deployments: Sequence[Deployment], shape: ModelShape, hardware: Hardware, workload: Workload, slo: Slo
-) -> list[Deployment]:
-    """All collocated ones; of each pair of TP degrees and placement the ratios nearest to the matched one."""
-    kept = [deployment for deployment in deployments if isinstance(deployment.topology, Collocated)]
-    groups: dict[tuple[int, int], list[tuple[float, Deployment]]] = {}
-    for deployment in deployments:
-        topology = deployment.topology
-        if not isinstance(topology, Disaggregated):
-            continue
-        alone = rates(deployment, shape, hardware, workload, slo)
-        supply = topology.prefill.replicas * alone.prefill_rps
-        demand = topology.decode.replicas * alone.decode_rps
-        mismatch = abs(math.log(supply / demand)) if demand > 0 else math.inf
-        groups.setdefault((topology.prefill.tp, topology.decode.tp), []).append((mismatch, deployment))
-    for group in groups.values():
-        group.sort(key=lambda item: (item[0], item[1].gpus, item[1].label))
-        kept += [deployment for _, deployment in group[:RATIOS_EACH]]
-    return kept
+def _throughput(done: SimulatedLevel, skipped: int) -> float:
+    """Requests/s between the end of the first wave and the last arrival: neither ramp nor drain.
 
-
-def evaluate(
-    deployment: Deployment,
-    shape: ModelShape,
-    hardware: Hardware,
-    workload: Workload,
-    slo: Slo,
-    gpus: int,
-    *,
-    concurrencies: Sequence[int] | None = None,
-    rate_rps: float | None = None,
-    prefix_hit_rate: float = 0.0,
-    seed: int = 0,
-) -> Candidate:
-    """Simulate one deployment over the ladder, or at the loads asked for (of the whole, shared by the copies)."""
-    copies = max(gpus // deployment.gpus, 1)
-    loads: list[Closed | Open]
-    if rate_rps is not None:
-        loads = [Open(rate_rps=rate_rps / copies)]
-    elif concurrencies:
-        loads = [Closed(concurrency=max(round(number / copies), 1)) for number in concurrencies]
-    else:
-        loads = [Closed(concurrency=max(round(step * deployment.gpus), 1)) for step in LADDER]
-    outcomes: list[Outcome] = []
-    for load in dict.fromkeys(loads):
-        outcome = _outcome(deployment, load, shape, hardware, workload, slo, prefix_hit_rate, seed)
-        outcomes.append(outcome)
-        if slo.bounded and outcome.good_share < slo.quantile / 4 and isinstance(load, Closed):
-            break  # more load makes it no better
-    meeting = [outcome for outcome in outcomes if outcome.good_share >= slo.quantile]
-    most = max((outcome.goodput_rps for outcome in meeting), default=0.0)
-    # More load that only lengthens queues is no better: the lowest load within 2 % of the most.
-    best = next((outcome for outcome in meeting if outcome.goodput_rps >= 0.98 * most), None)
-    return Candidate(deployment, copies, tuple(outcomes), best, gpus)
-
-
-def _outcome(
-    deployment: Deployment,
-    load: Closed | Open,
-    shape: ModelShape,
-    hardware: Hardware,
-    workload: Workload,
-    slo: Slo,
-    prefix_hit_rate: float,
-    seed: int,
-) -> Outcome:
-    if isinstance(load, Closed):
-        count, skipped = max(WAVES * load.concurrency, LEAST_REQUESTS), load.concurrency
-    else:
-        count = max(int(30 * load.rate_rps), 2 * LEAST_REQUESTS)
-        skipped = count // 10
-    level = Level(load=load, num_requests=count, seed=seed)
-    done = simulate(deployment, [level], workload, hardware, shape, seed=seed, prefix_hit_rate=prefix_hit_rate)[0]
-    judged = range(skipped, count)
-    ttft = [done.first_token_s[i] - done.arrival_s[i] for i in judged]
-    e2el = [done.finish_s[i] - done.arrival_s[i] for i in judged]
-    tpot = [(done.finish_s[i] - done.first_token_s[i]) / max(done.output_tokens[i] - 1, 1) for i in judged]
-    good = sum(
-        (slo.ttft_s is None or t <= slo.ttft_s)
-        and (slo.tpot_s is None or p <= slo.tpot_s)
-        and (slo.e2el_s is None or e <= slo.e2el_s)
-        for t, p, e in zip(ttft, tpot, e2el, strict=True)
-    )
-    # Rates between the end of the first wave and the last arrival: neither ramp nor drain.
-    opens_s, closes_s = sorted(done.finish_s)[skipped - 1] if skipped else 0.0, max(done.arrival_s)
+    In an open loop the rate of arrivals times the share of them that left again, for the rate drawn
+    in one short window differs from the one asked for by chance.
+    """
+    closed = isinstance(done.level.load, Closed)
+    opens_s = sorted(done.finish_s)[skipped - 1] if closed else done.arrival_s[skipped]
+    closes_s = max(done.arrival_s)
     inside = sum(opens_s < moment <= closes_s for moment in done.finish_s)
-    if isinstance(load, Open) or closes_s <= opens_s or inside < skipped:
-        per_s = count / done.duration_s
-    else:
-        per_s = inside / (closes_s - opens_s)
-    return Outcome(
-        load=load,
-        requests_per_s=per_s,
-        output_tokens_per_s=per_s * workload.sent_output_tokens,
-        ttft_s=sum(ttft) / len(ttft),
-        tpot_s=sum(tpot) / len(tpot),
-        good_share=good / len(judged),
-        bottleneck=bottleneck(done),
-        level=done,
-    )
+    if closes_s <= opens_s or inside < LEAST_REQUESTS // 4:
+        return len(done.finish_s) / done.duration_s
+    load = done.level.load
+    return inside / (closes_s - opens_s) if closed else load.value * min(inside / (len(done.finish_s) - skipped), 1.0)
 
 
 def bottleneck(level: SimulatedLevel) -> str:
@@ -300,88 +209,180 @@ def bottleneck(level: SimulatedLevel) -> str:
     return "prefill" if level.busy["prefill"] > 0.85 else "decode"
 
 
-def plan_deployments(
+def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
+    """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput."""
+    found: list[Outcome] = []
+    start = sized.in_flight or float(sum(pool.tp_groups for pool in sized.deployment.pools.values()))
+    factors = [*LADDER, *(LADDER[-1] * EXTENSION**n for n in range(1, EXTENSIONS + 1))]
+    for number in dict.fromkeys(max(round(factor * start), 1) for factor in factors):
+        if found and number > LADDER[-1] * start and found[-1].requests_per_s < MORE * found[-2].requests_per_s:
+            break
+        found.append(scene.outcome(sized.deployment, Closed(concurrency=number)))
+        if found[-1].stress > CLEARLY_MISSED:
+            break
+    return tuple(found)
+
+
+def _best(outcomes: Sequence[Outcome], slo: Slo) -> Outcome | None:
+    """More load that only lengthens queues is no better: the lowest load within 2 % of the most goodput."""
+    meeting = [outcome for outcome in outcomes if outcome.good_share >= slo.quantile]
+    most = max((outcome.goodput_rps for outcome in meeting), default=0.0)
+    return next((outcome for outcome in meeting if outcome.goodput_rps * MORE >= most), None)
+
+
+def refine(scene: Scene, candidate: Candidate) -> Candidate:
+    """The candidate with one more load, where it crosses the SLO by interpolation between its neighbours."""
+    for low, high in pairwise(candidate.outcomes):
+        if low.stress > 1 or high.stress <= 1 or not isinstance(low.load, Closed):
+            continue
+        share = -math.log(max(low.stress, 1e-9)) / math.log(high.stress / max(low.stress, 1e-9))
+        # A little below, for the new load is to meet the SLO.
+        number = int(low.load.value + 0.95 * min(share, 1.0) * (high.load.value - low.load.value))
+        if not low.load.value < number < high.load.value:
+            continue
+        extra = scene.outcome(candidate.deployment, Closed(concurrency=number))
+        outcomes = tuple(sorted([*candidate.outcomes, extra], key=lambda o: o.load.value))
+        return replace(candidate, outcomes=outcomes, best=_best(outcomes, scene.slo))
+    return candidate
+
+
+def evaluate(
+    scene: Scene,
+    sized: Sized,
+    gpus: int,
+    *,
+    concurrencies: Sequence[int] | None = None,
+    rate_rps: float | None = None,
+) -> Candidate:
+    """Simulate one deployment over its ladder, or at the loads asked for (of the whole, shared by the copies)."""
+    deployment, copies = sized.deployment, sized.copies
+    if rate_rps is not None:
+        return _for_rate(scene, sized, rate_rps)
+    if concurrencies:
+        numbers = sorted({max(round(number / copies), 1) for number in concurrencies})
+        outcomes = tuple(scene.outcome(deployment, Closed(concurrency=number)) for number in numbers)
+    else:
+        outcomes = ladder(scene, sized)
+    return Candidate(deployment, copies, outcomes, _best(outcomes, scene.slo), gpus)
+
+
+def _for_rate(scene: Scene, sized: Sized, rate_rps: float) -> Candidate:
+    """The fewest copies that serve the rate within the SLO; all of them where that does not help."""
+    copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
+
+    def tried(count: int) -> Candidate:
+        outcomes = (scene.outcome(sized.deployment, Open(rate_rps=rate_rps / count)),)
+        return Candidate(sized.deployment, count, outcomes, _best(outcomes, scene.slo), count * sized.deployment.gpus)
+
+    found = tried(copies)
+    while found.best is None and copies < sized.copies:
+        copies += max(copies // 8, 1)
+        copies = min(copies, sized.copies)
+        found = tried(copies)
+    return found
+
+
+def plan(
+    scene: Scene,
     model: str,
-    shape: ModelShape,
-    hardware: Hardware,
     view: ClusterView,
     gpus: int,
-    workload: Workload,
-    slo: Slo,
     *,
     placement: PlacementKind | None = None,
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
-    prefix_hit_rate: float = 0.0,
-    seed: int = 0,
-) -> tuple[list[Candidate], int]:
-    """Ranked candidates, best first, and how many deployments were feasible. Raises UsageError."""
-    possible = feasible(model, shape, hardware, view, gpus, workload, placement)
-    chosen = shortlist(possible, shape, hardware, workload, slo)
-    candidates = [
-        evaluate(
-            deployment,
-            shape,
-            hardware,
-            workload,
-            slo,
-            gpus,
-            concurrencies=concurrencies,
-            rate_rps=rate_rps,
-            prefix_hit_rate=prefix_hit_rate,
-            seed=seed,
-        )
-        for deployment in chosen
-    ]
-    candidates.sort(key=lambda candidate: (-candidate.goodput_per_gpu, candidate.deployment.gpus, _label(candidate)))
-    return candidates, len(possible)
+    on_progress: Callable[[str], None] = lambda label: None,
+) -> Plan:
+    """Enumerate, simulate, rank. Raises UsageError when the model does not fit the GPUs."""
+    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.workload)
+    matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
+    chosen, possible = shortlist(matcher, model, view, gpus, shapes, scene.slo.tpot_s, placement)
+    candidates = []
+    for sized in chosen:
+        on_progress(sized.deployment.label)
+        candidates.append(evaluate(scene, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
+    candidates.sort(key=_order)
+    if rate_rps is None and not concurrencies and scene.slo.bounded:
+        near = {id(candidate) for candidate in candidates[:REFINED]}
+        near |= {id(c) for c in candidates if c.collocated and c is next(x for x in candidates if x.collocated)}
+        candidates = [refine(scene, refine(scene, c)) if id(c) in near else c for c in candidates]
+        candidates.sort(key=_order)
+    return Plan(tuple(candidates), possible, scene.slo, rate_rps)
 
 
-def _label(candidate: Candidate) -> str:
-    return candidate.deployment.label
+def _order(candidate: Candidate) -> tuple[float, float, int, str]:
+    label = candidate.deployment.label
+    if candidate.best is None:
+        return 0.0, candidate.shown.stress, candidate.deployment.gpus, label
+    return -round(candidate.goodput_per_gpu, 6), candidate.best.stress, candidate.deployment.gpus, label
+
+
+def sized_alone(
+    scene: Scene, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
+) -> Sized:
+    """A deployment as `shortlist` would give it; without a view one copy that needs no place."""
+    matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
+    rps, in_flight = matcher.serves(unit_of(deployment), scene.slo.tpot_s or math.inf)
+    copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
+    return Sized(deployment, copies, rps, in_flight)
+
+
+# --- how sure -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Regime:
-    """From ``from_tokens_per_s`` output tokens/s per node on, ``label`` gives it at the lowest TPOT."""
+class Gain:
+    """Goodput per GPU over that of another candidate, minus 1; ``low`` to ``high`` holds it in 90 % of cases."""
 
-    label: str
-    from_tokens_per_s: float
-    to_tokens_per_s: float
-    tpot_s: tuple[float, float]
+    value: float
+    low: float
+    high: float
 
 
-def regimes(candidates: Sequence[Candidate], node_gpus: int, steps: int = 60) -> list[Regime]:
-    """Which configuration wins at which throughput per node: the lowest TPOT among those that reach it.
+def gain(candidate: Candidate, other: Candidate, scene: Scene) -> Gain | None:
+    """None where one of them does not meet the SLO.
 
-    Between simulated loads a curve is taken as straight; nothing is extended beyond them.
+    How far goodput moves when latencies are longer or shorter by the errors of the model (held-out medians,
+    scaled to 90 % of cases), and the error of requests/s itself; those of the two deployments taken as
+    independent and added in squares of logarithms. Errors that they share cancel, so this is rather wide.
     """
-    curves = {}
-    for candidate in candidates:
-        scale = candidate.copies * node_gpus / candidate.total_gpus
-        points = sorted((o.output_tokens_per_s * scale, o.tpot_s) for o in candidate.outcomes)
-        curves[candidate.deployment.label] = points
-    top = max((points[-1][0] for points in curves.values() if points), default=0.0)
-    low = min((points[0][0] for points in curves.values() if points), default=0.0)
-    found: list[Regime] = []
-    for number in range(steps + 1):
-        wanted = low + (top - low) * number / steps
-        options = [(tpot_s, label) for label, points in curves.items() if (tpot_s := _at(points, wanted)) is not None]
-        if not options:
-            continue
-        tpot_s, label = min(options)
-        if found and found[-1].label == label:
-            found[-1] = Regime(label, found[-1].from_tokens_per_s, wanted, (found[-1].tpot_s[0], tpot_s))
-        else:
-            found.append(Regime(label, wanted, wanted, (tpot_s, tpot_s)))
+    if not (candidate.best and other.best):
+        return None
+    error = scene.hardware.error or UNKNOWN_ERROR
+    value = math.log(candidate.goodput_per_gpu / other.goodput_per_gpu)
+    down, up = _swing(candidate, scene, error)
+    other_down, other_up = _swing(other, scene, error)
+    rate = math.log1p(TO_90 * error.requests_per_s_percent / 100)
+    low = value - math.sqrt(down**2 + other_up**2 + 2 * rate**2)
+    high = value + math.sqrt(up**2 + other_down**2 + 2 * rate**2)
+    return Gain(math.expm1(value), math.expm1(low), math.expm1(high))
+
+
+def _swing(candidate: Candidate, scene: Scene, error: FitError) -> tuple[float, float]:
+    """(fall, rise) of log goodput when latencies are longer, or shorter, than predicted."""
+    tpot, ttft = (math.exp(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent))
+    base = capacity(candidate.outcomes, scene.slo)
+    falls, rises = [], []
+    for factors in ((tpot, 1.0), (1.0, ttft)):
+        longer = capacity(candidate.outcomes, scene.slo, *factors)
+        shorter = capacity(candidate.outcomes, scene.slo, *(1 / factor for factor in factors))
+        falls.append(math.log(base / longer) if longer > 0 else math.inf)
+        rises.append(math.log(shorter / base))
+    return math.hypot(*falls), math.hypot(*rises)
+
+
+def capacity(outcomes: Sequence[Outcome], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
+    """Requests/s where load crosses the SLO, straight between simulated loads; latencies longer by factors.
+
+    The most that any simulated load serves where all meet it; 0 where the lowest misses it.
+    """
+    found, before = 0.0, None
+    for outcome in outcomes:
+        stress = slo.stress_of(outcome.latencies, tpot, ttft) if (tpot, ttft) != (1.0, 1.0) else outcome.stress
+        if stress <= 1:
+            found = max(found, outcome.requests_per_s)
+        elif before is not None and before[0] <= 1:
+            share = -math.log(max(before[0], 1e-9)) / math.log(stress / max(before[0], 1e-9))
+            found = max(found, before[1] + share * (outcome.requests_per_s - before[1]))
+        before = (stress, outcome.requests_per_s)
     return found
-
-
-def _at(points: Sequence[tuple[float, float]], wanted: float) -> float | None:
-    """Lowest TPOT at a throughput of at least ``wanted``, straight between neighbours."""
-    best = min((tpot_s for reached, tpot_s in points if reached >= wanted), default=None)
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if x0 <= wanted <= x1 and x1 > x0:
-            between = y0 + (y1 - y0) * (wanted - x0) / (x1 - x0)
-            best = between if best is None else min(best, between)
-    return best

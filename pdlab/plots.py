@@ -6,7 +6,7 @@ The only module that knows matplotlib, and it is imported when something is draw
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,26 +38,53 @@ LOAD_NAMES: dict[LoadKind, str] = {
 INK, SOFT, FRONTIER = "#222222", "#666666", "#fbeeb0"
 
 
+class Band(NamedTuple):
+    """How far a predicted curve may be off: relative half-widths of its latencies."""
+
+    tpot: float
+    ttft: float
+
+    def sides(self, found: Sequence[tuple[float, float, Point]], metric: Metric) -> list[tuple[float, float, float]]:
+        """(other axis, low, high) around (other axis, latency, point); higher is a factor, lower its inverse."""
+        error = 1 + (self.tpot if metric == "tpot" else self.ttft)
+        return [(other, value / error, value * error) for other, value, point in found if point.valid]
+
+
 class _Drawn(NamedTuple):
-    """What every panel needs: curves, how each looks, the view, the scales."""
+    """What every panel needs: curves, how each looks, the view, the scales, bands by curve name."""
 
     curves: Sequence[Curve]
     styles: Sequence[Style]
     view: View
     log_latency: bool
     log_load: bool
+    bands: Mapping[str, Band]
 
 
-def draw(curves: Sequence[Curve], view: View, path: Path, *, log_latency: bool = False, log_load: bool = False) -> None:
-    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot."""
+def draw(
+    curves: Sequence[Curve],
+    view: View,
+    path: Path,
+    *,
+    log_latency: bool = False,
+    log_load: bool = False,
+    bands: Mapping[str, Band] | None = None,
+    notes: Sequence[str] | None = None,
+) -> None:
+    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
+
+    ``bands``: of predicted curves by name, in place of those from repeats; ``notes``: footnotes in place of the
+    usual ones.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    drawn = _Drawn(curves, styles(curves), view, log_latency, log_load)
+    drawn = _Drawn(curves, styles(curves), view, log_latency, log_load, bands or {})
     kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in own(curves))]
-    legend, footnotes = _legend_columns(drawn), _footnotes(drawn)
+    legend = _legend_columns(drawn)
+    footnotes = _footnotes(tables.notes(curves, view.confidence) if notes is None else notes)
     legend_in = LEGEND_ROW * (max(len(column) for column in legend) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
     columns = [(kind, view.statistic) for kind in kinds]
@@ -118,13 +145,12 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         if curve.published is not None:  # Loads of other systems would stretch the axis.
             continue
         found = [(p.value, ms, p) for p in curve.lines().get(kind, []) if (ms := p.latency(view)) is not None]
-        sides = [(load, found.interval(view.confidence)) for load, found in _estimates(curve, kind, view)]
-        _band(
-            axes,
-            style.color,
-            [(load, side.high) for load, side in sides if side],
-            [(load, side.low) for load, side in sides if side],
-        )
+        if curve.name in drawn.bands:
+            around_it = drawn.bands[curve.name].sides(found, metric)
+        else:
+            known = [(load, e.interval(view.confidence)) for load, e in _estimates(curve, kind, view)]
+            around_it = [(load, side.low, side.high) for load, side in known if side]
+        _band(axes, style.color, [(x, high) for x, _, high in around_it], [(x, low) for x, low, _ in around_it])
         _plot(axes, found, style, size=4.5)
         values += [ms for _, ms, _ in found]
         loads |= {load for load, _, _ in found}
@@ -179,8 +205,14 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
         for kind, line in lines.items():
             here = {id(point) for point in line}
             thin = kind == "rate" and len(lines) > 1
-            _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
-            _plot(axes, [(s.x, s.y, s.point) for s in every if id(s.point) in here], style, size=4 if thin else 6)
+            found = [(s.x, s.y, s.point) for s in every if id(s.point) in here]
+            if curve.name in drawn.bands and view.latency_mode != "chunk":
+                metric: Metric = "ttft" if view.latency_mode == "first_token" else "tpot"
+                sides = drawn.bands[curve.name].sides([(y, x, point) for x, y, point in found], metric)
+                _band(axes, style.color, [(x, y) for y, x, _ in sides], [(x, y) for y, _, x in sides])
+            else:
+                _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
+            _plot(axes, found, style, size=4 if thin else 6)
     best = frontier(drawn.curves, view)
     axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
     axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
@@ -320,8 +352,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
         x += column_width * shrink
 
 
-def _footnotes(drawn: _Drawn) -> list[str]:
-    notes = tables.notes(drawn.curves, drawn.view.confidence)
+def _footnotes(notes: Sequence[str]) -> list[str]:
     if len(notes) > MAX_FOOTNOTES:
         hidden = len(notes) - MAX_FOOTNOTES + 1
         notes = [*notes[: MAX_FOOTNOTES - 1], f"... and {hidden} more: see the tables"]

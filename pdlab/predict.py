@@ -79,10 +79,15 @@ COLUMNS = (
     "predicted_requests_per_s",
     "predicted_output_tokens_per_s",
     "predicted_output_tokens_per_s_per_node",
-    "predicted_tpot_error_percent",
-    "predicted_ttft_error_percent",
-    "predicted_requests_per_s_error_percent",
+    "predicted_mean_tpot_ms_low",
+    "predicted_mean_tpot_ms_high",
+    "predicted_mean_ttft_ms_low",
+    "predicted_mean_ttft_ms_high",
+    "predicted_requests_per_s_low",
+    "predicted_requests_per_s_high",
 )
+# Median absolute error -> standard deviation of a normal one -> 90 % of cases.
+TO_90 = 1.4826 * 1.6449
 
 
 class Asked(NamedTuple):
@@ -312,21 +317,31 @@ def _columns(levels: Sequence[SimulatedLevel], deployment: Deployment, hardware:
     ]
     rps = statistics.fmean(rps for _, _, rps in means)
     out = rps * levels[0].output_tokens[0]
+    tpot_ms = 1e3 * statistics.fmean(tpots) if tpots else None
+    ttft_ms = 1e3 * statistics.fmean(ttft for _, ttft, _ in means)
     error = hardware.error
     values: tuple[float | None, ...] = (
-        1e3 * statistics.fmean(tpots) if tpots else None,
+        tpot_ms,
         statistics.fmean(medians) if medians else None,
-        1e3 * statistics.fmean(ttft for _, ttft, _ in means),
+        ttft_ms,
         statistics.fmean(values[len(values) // 2] for values in ttfts),
         statistics.fmean(values[min(int(0.99 * len(values)), len(values) - 1)] for values in ttfts),
         rps,
         out,
         out * hardware.gpus_per_node / deployment.gpus,
-        error.tpot_percent if error else None,
-        error.ttft_percent if error else None,
-        error.requests_per_s_percent if error else None,
+        *_interval(tpot_ms, error.tpot_percent if error else None),
+        *_interval(ttft_ms, error.ttft_percent if error else None),
+        *_interval(rps, error.requests_per_s_percent if error else None),
     )
     return {name: "" if value is None else f"{value:.5g}" for name, value in zip(COLUMNS, values, strict=True)}
+
+
+def _interval(value: float | None, percent: float | None) -> tuple[float | None, float | None]:
+    """Where 90 % of measured values are expected, from the held-out median error; unknown stays unknown."""
+    if value is None or percent is None:
+        return None, None
+    factor = math.exp(TO_90 * percent / 100)
+    return value / factor, value * factor
 
 
 def _ttft_ms(level: SimulatedLevel) -> list[float]:

@@ -149,6 +149,10 @@ class EngineCounters(Frozen):
     through a connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are sums of
     the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
     level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
+
+    Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) a sum is no sum but an
+    estimate: every observation counts as the middle of its histogram bucket, so that a queue of 1 ms, in a
+    bucket from 0 to 0.3 s, counts as 0.15 s. Counts are exact.
     """
 
     requests: float | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from pydantic import Field
 
@@ -91,6 +92,7 @@ def sample(run: Run, judged: Sequence[RequestRecord], slo: Slo) -> Sample:
     )
 
 
+@lru_cache(maxsize=4096)
 def share_bounds(met: int, judged: int, confidence: float) -> tuple[float, float]:
     """Clopper-Pearson bounds of a share: each holds by itself with ``confidence``; (0, 1) without requests.
 
@@ -238,21 +240,21 @@ def _sentence(
 
 
 def _at_most(k: int, n: int, p: float) -> float:
-    """P(X <= k) of a binomial(n, p)."""
+    """P(X <= k) of a binomial(n, p), summed over the shorter tail."""
     if p <= 0:
         return 1.0
     if p >= 1:
         return 1.0 if k >= n else 0.0
-    logs = [
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * math.log(p) + (n - i) * math.log1p(-p)
-        for i in range(k + 1)
-    ]
-    return min(1.0, math.fsum(math.exp(value) for value in logs))
+    upper = 2 * k > n
+    tail = range(k + 1, n + 1) if upper else range(k + 1)
+    all_ways, odds = math.lgamma(n + 1) + n * math.log1p(-p), math.log(p) - math.log1p(-p)
+    found = math.fsum(math.exp(all_ways - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * odds) for i in tail)
+    return max(0.0, 1 - found) if upper else min(1.0, found)
 
 
 def _solve(probability: Callable[[float], float], target: float, *, rising: bool) -> float:
     low, high = 0.0, 1.0
-    for _ in range(60):
+    for _ in range(48):
         middle = (low + high) / 2
         if (probability(middle) < target) == rising:
             low = middle

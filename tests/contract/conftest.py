@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ SERVE = "ray.llm._internal.serve"
 
 
 def quietly(module: str) -> ModuleType:
+    # setuptools, which torch imports, refuses to take the place of a distutils that another test has loaded.
+    os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(module)

@@ -183,6 +183,12 @@ with two_hosts.made(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay_s=0.001
         assert spawn_in(host.pid, ["true"]).wait(30) == 0, "this process's own namespaces are as before"
         assert Path("/proc/self/ns/pid_for_children").readlink() == Path("/proc/self/ns/pid").readlink()
 
+    def test_a_child_there_starts_in_the_same_folder(
+        self, pair: TwoHosts, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(folder)
+        assert on(pair.hosts[0], "pwd") == str(folder)
+
     def test_a_host_that_does_not_start_says_why(self, folder: Path) -> None:
         (folder / "pdlab-a").write_text("in the way")
         with pytest.raises((PdlabError, FileExistsError)), made(folder, UNSHAPED, os.environ, OWNER):

@@ -85,6 +85,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "engine_metrics",
         "experiment_file",
         "load_client",
+        "matching",
         "placement",
         "sim_engine",
         "target",
@@ -92,6 +93,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "analysis",
+        "candidates",
         "driver",
         "loading",
         "serve_args",
@@ -114,6 +116,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "experiment_plan",
         "hosts_cli",
         "predict",
+        "regimes",
     ),
     (
         "cluster",
@@ -134,6 +137,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "bench",
         "findings",
+        "handover",
         "launch",
         "report",
         "transfer_plot",

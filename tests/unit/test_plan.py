@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,10 +14,15 @@ import pytest
 
 import launch_gptoss
 import plan
+from pdlab import planner
+from pdlab.candidates import Sized, copies_of, engine_shapes, shortlist, units
 from pdlab.catalog import ModelShape, load_cluster, load_model
-from pdlab.perf import Hardware, load_hardware
-from pdlab.plan_report import launch_flags
-from pdlab.planner import Slo, evaluate, feasible, plan_deployments, rates, regimes
+from pdlab.handover import launch_flags
+from pdlab.matching import Engines, Matcher
+from pdlab.nodes import ClusterView
+from pdlab.perf import FitError, Hardware, load_hardware
+from pdlab.planner import Scene, Slo, capacity, evaluate, gain, sized_alone
+from pdlab.regimes import regimes, stretches
 from pdlab.spec import Collocated, Deployment, parse_label
 from pdlab.workload import Workload
 
@@ -28,14 +35,28 @@ collocated,4,2,,,,,16,80,d
 """
 
 
-def shape() -> ModelShape:
-    found = load_model("gpt-oss-120b")
+def shape(name: str = "gpt-oss-120b") -> ModelShape:
+    found = load_model(name)
     assert found is not None
     return found
 
 
 def hardware() -> Hardware:
     return load_hardware("h100-vllm-0.11")
+
+
+def nodes(count: int) -> ClusterView:
+    base = load_cluster("p5.48xlarge-x2").engine_nodes[0]
+    return ClusterView(nodes=tuple(base.model_copy(update={"id": f"node-{n}", "head": n == 0}) for n in range(count)))
+
+
+def scene(seed: int = 0, **bounds: float) -> Scene:
+    return Scene(hardware(), shape(), Workload(), Slo(**bounds), seed=seed)
+
+
+def sized(label: str) -> Sized:
+    deployment = Deployment(topology=parse_label(label))
+    return sized_alone(scene(tpot_s=0.012), deployment, nodes(1), 8)
 
 
 def predicted(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
@@ -54,6 +75,9 @@ class TestPredict:
         for row in rows:
             for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s", "output_tokens_per_s_per_node"):
                 assert float(row[f"predicted_{name}"]) > 0
+                if name != "output_tokens_per_s_per_node":
+                    low, value, high = (float(row[f"predicted_{name}{end}"]) for end in ("_low", "", "_high"))
+                    assert 0 < low < value < high
         assert float(rows[3]["predicted_mean_tpot_ms"]) > float(rows[0]["predicted_mean_tpot_ms"])
 
     def test_labels_name_a_configuration_too(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +154,11 @@ class TestPredict:
         ("--explain collocated-1xtp2 --predict x.csv", "not allowed with"),
         ("--predict nowhere.csv", "cannot be read"),
         ("--compare nowhere", "does not exist"),
-        ("--gpus 1 --itl 200000", "fits no TP degree"),
+        ("--gpus 1 --itl 200000", "takes 131072 tokens of context"),
+        ("--gpus 1 --itl 125000", "fits no TP degree"),
+        ("--model deepseek-v3 --gpus 8", "fits no TP degree"),
+        ("--top 0", "at least 1"),
+        ("--seed x", "invalid int"),
         ("--gpus 8 --plot out.gif", "--plot"),
         ("--frobnicate", "unrecognized"),
     ],
@@ -141,58 +169,185 @@ def test_bad_input_is_one_line(words: str, said: str, capsys: pytest.CaptureFixt
     assert said in error and error.count("\n") == 1 and "Traceback" not in error
 
 
-class TestRanking:
-    def test_every_deployment_asked_about_can_be_placed(self) -> None:
-        found = feasible(
-            "gpt-oss-120b", shape(), hardware(), load_cluster("p5.48xlarge-x2"), 16, Workload(), placement="spread"
+class TestEnumeration:
+    def test_a_pack_is_copied_node_by_node(self) -> None:
+        """6 GPUs of 8 per node: three nodes hold three copies, though 24 GPUs would be four."""
+        deployment = Deployment(topology=parse_label("pd-pack-p1xtp2-d1xtp4"))
+        assert copies_of(deployment, nodes(3), 24) == 3
+
+    @pytest.mark.parametrize(
+        ("label", "count", "copies"),
+        [
+            ("collocated-2xtp4", 2, 2),
+            ("pd-spread-p1xtp4-d1xtp4", 2, 2),  # P and D of the second copy beside those of the first
+            ("pd-spread-p4xtp1-d1xtp8", 3, 2),  # both prefill pools on one node
+            ("pd-spread-p8xtp1-d1xtp8", 3, 1),
+            ("pd-spread-p1xtp8-d3xtp8", 3, 0),
+            ("pd-pack-p1xtp1-d1xtp1", 40, 160),
+        ],
+    )
+    def test_copies(self, label: str, count: int, copies: int) -> None:
+        assert copies_of(Deployment(topology=parse_label(label)), nodes(count), 8 * count) == copies
+
+    def test_gpus_that_fill_no_node_are_used(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert plan.main(["--gpus", "12", "--slo-tpot-ms", "12"]) == 0
+        assert "collocated-3xtp4" in capsys.readouterr().out
+
+    def test_a_model_that_no_node_holds_gets_whole_nodes(self) -> None:
+        kinds = engine_shapes(hardware(), shape("deepseek-v3"), 96, Workload(input_tokens=2000))
+        assert all(kind.gpus >= 16 and kind.gpus % 8 == 0 for kind in kinds)
+        assert any(kind.expert_parallel for kind in kinds)
+        pairs = [unit for unit in units(kinds, 96, 8, shape("deepseek-v3")) if unit.decode]
+        assert pairs and all(unit.prefill.pp == 1 for unit in pairs)
+
+    def test_a_unit_has_no_common_factor_and_fits(self) -> None:
+        kinds = engine_shapes(hardware(), shape(), 16, Workload())
+        found = list(units(kinds, 16, 8, shape()))
+        assert len(set(found)) == len(found)
+        for unit in found:
+            assert unit.gpus <= 16
+            assert unit.decode is None or math.gcd(unit.prefills, unit.decodes) == 1
+
+    def test_a_thousand_gpus_are_planned_too(self) -> None:
+        matcher = Matcher(hardware(), shape(), Workload())
+        kinds = engine_shapes(hardware(), shape(), 1000, Workload())
+        chosen, possible = shortlist(matcher, "gpt-oss-120b", nodes(125), 1000, kinds, 0.012, None)
+        assert possible > 1000 and 10 < len(chosen) < 50
+        assert all(800 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
+
+
+class TestMatching:
+    def test_published_prefill_rate(self) -> None:
+        """One TP2 replica of prefill serves about 7 requests/s of 5000 new tokens (docs/model.md)."""
+        alone = Matcher(hardware(), shape(), Workload()).rates(Engines(tp=2), Engines(tp=2), 0.012)
+        assert 5 < alone.prefill_rps < 9
+
+    def test_twice_the_answer_is_half_the_rate(self) -> None:
+        one, two = (
+            Matcher(hardware(), shape(), Workload(output_tokens=n)).rates(Engines(tp=2), Engines(tp=2), 0.012)
+            for n in (250, 499)
         )
-        assert {d.mode for d in found} == {"collocated", "pd-spread"}
-        assert all(d.gpus <= 16 for d in found)
-        assert len({d.label for d in found}) == len(found)
+        assert two.decode_rps == pytest.approx(one.decode_rps / 2, rel=0.1)
 
-    def test_a_looser_slo_never_lowers_goodput(self) -> None:
-        deployment = Deployment(topology=parse_label("pd-pack-p1xtp2-d1xtp2"))
-        values = [
-            evaluate(deployment, shape(), hardware(), Workload(), Slo(tpot_s=bound), 8).goodput_per_gpu
-            for bound in (0.007, 0.009, 0.012, 0.02)
-        ]
-        assert values == sorted(values) and values[0] < values[-1]
+    def test_short_prompts_share_a_step(self) -> None:
+        matcher = Matcher(hardware(), shape(), Workload(input_tokens=100))
+        assert matcher.prefill(Engines(tp=2)) > 5 / matcher.prefill_s(Engines(tp=2))
 
+    def test_cached_prefixes_are_not_computed(self) -> None:
+        cold, warm = (Matcher(hardware(), shape(), Workload(), hit).prefill(Engines(tp=2)) for hit in (0.0, 0.5))
+        assert warm > 1.6 * cold
+
+    def test_a_tight_ttft_leaves_prefill_idle(self) -> None:
+        shares = [Matcher(hardware(), shape(), Workload(), 0, t).share(Engines(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
+        assert shares[0] == 0 and shares == sorted(shares) and 0.9 < shares[-1] < 1
+
+    def test_little_s_law_in_the_collocated_formula(self) -> None:
+        """Batch = rate x TPOT x tokens, with the TPOT at the bound."""
+        matcher = Matcher(hardware(), shape(), Workload())
+        rps, batch = matcher.collocated(Engines(tp=4), 0.012)
+        assert batch / (rps * 249) == pytest.approx(0.012, rel=0.05)
+
+
+class TestRanking:
     def test_the_best_is_first_and_the_same_every_time(self) -> None:
-        view = load_cluster("p5.48xlarge-x2")
         trials = [
-            plan_deployments(
-                "gpt-oss-120b", shape(), hardware(), view, 8, Workload(), Slo(tpot_s=0.012), concurrencies=[16, 48]
-            )[0]
-            for _ in range(2)
+            planner.plan(scene(tpot_s=0.012), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48]) for _ in range(2)
         ]
-        labels = [[candidate.deployment.label for candidate in trial] for trial in trials]
-        assert labels[0] == labels[1]
-        goodput = [candidate.goodput_per_gpu for candidate in trials[0]]
+        assert trials[0] == trials[1]
+        goodput = [candidate.goodput_per_gpu for candidate in trials[0].candidates]
         assert goodput == sorted(goodput, reverse=True)
+
+    def test_the_best_load_meets_the_slo_and_none_that_does_serves_more(self) -> None:
+        found = planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(1), 8)
+        for candidate in found.candidates[:4]:
+            assert candidate.best is not None
+            assert candidate.best.stress <= 1
+            assert all(o.goodput_rps < 1.03 * candidate.best.goodput_rps for o in candidate.outcomes if o.stress <= 1)
+
+    def test_another_seed_is_within_the_error(self) -> None:
+        one, two = (
+            evaluate(scene(tpot_s=0.012, ttft_s=2.0, seed=seed), sized("pd-pack-p1xtp2-d1xtp2"), 8).goodput_per_gpu
+            for seed in (0, 1)
+        )
+        assert one == pytest.approx(two, rel=0.15)
+
+    def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:
+        low, high = (
+            planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(2), 16, rate_rps=rate).candidates[0]
+            for rate in (2.0, 12.0)
+        )
+        assert low.best and high.best
+        assert low.total_gpus < high.total_gpus <= 16
 
     def test_an_slo_that_nothing_meets_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0
-        assert "No deployment meets the SLO" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "No deployment meets the SLO" in out and "Nothing to hand over" in out
 
-    def test_rate_matching_takes_no_queue(self) -> None:
-        """Prefill: one prompt per step. Decode: a batch within the bound, over the time that a request stays."""
-        deployment = Deployment(topology=parse_label("pd-pack-p1xtp2-d1xtp2"))
-        alone = rates(deployment, shape(), hardware(), Workload(), Slo(tpot_s=0.012))
-        assert 5 < alone.prefill_rps < 9  # the published runs: about 7.7
-        doubled = rates(deployment, shape(), hardware(), Workload(output_tokens=499), Slo(tpot_s=0.012))
-        assert doubled.decode_rps == pytest.approx(alone.decode_rps / 2, rel=0.15)
+    def test_pd_that_does_not_pay_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Short prompts and long answers: nothing to keep out of decode's way."""
+        words = "--gpus 8 --itl 200 --otl 500 --slo-tpot-ms 15 --slo-ttft-ms 500"
+        assert plan.main(shlex.split(words)) == 0
+        assert "PD does not pay here." in capsys.readouterr().out
 
-    def test_regimes_follow_one_another(self) -> None:
-        chosen = [
-            evaluate(Deployment(topology=parse_label(label)), shape(), hardware(), Workload(), Slo(), 8)
-            for label in ("collocated-4xtp2", "pd-pack-p1xtp2-d3xtp2")
-        ]
-        found = regimes(chosen, 8)
+    def test_a_bound_on_tpot_alone_works_and_warns(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert plan.main(shlex.split("--gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12")) == 0
+        out = capsys.readouterr().out
+        assert "Which wins at which throughput" in out and "TTFT is not bounded" in out
+
+
+class TestGain:
+    def test_the_interval_holds_the_gain_and_grows_with_the_error(self) -> None:
+        plain = scene(tpot_s=0.012, ttft_s=2.0)
+        split, base = (evaluate(plain, sized(label), 8) for label in ("pd-pack-p1xtp4-d1xtp4", "collocated-2xtp4"))
+        widths = []
+        for percent in (1.0, 5.0):
+            error = FitError(
+                tpot_percent=percent, ttft_percent=percent, requests_per_s_percent=percent, points=1, how=""
+            )
+            found = gain(split, base, replace(plain, hardware=hardware().model_copy(update={"error": error})))
+            assert found is not None and found.low < found.value < found.high
+            widths.append(found.high - found.low)
+        assert widths[0] < widths[1]
+
+    def test_nothing_is_gained_over_oneself(self) -> None:
+        plain = scene(tpot_s=0.012)
+        one = evaluate(plain, sized("pd-pack-p1xtp4-d1xtp4"), 8)
+        found = gain(one, one, plain)
+        assert found is not None and found.value == 0 and found.low < 0 < found.high
+
+    def test_capacity_is_read_off_between_loads(self) -> None:
+        found = evaluate(scene(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
+        meeting = [o.requests_per_s for o in found.outcomes if o.stress <= 1]
+        assert (
+            max(meeting) <= capacity(found.outcomes, Slo(tpot_s=0.012)) <= max(o.requests_per_s for o in found.outcomes)
+        )
+
+
+class TestRegimes:
+    def test_two_lines_that_cross(self) -> None:
+        """Wins below 15, loses above; nothing beyond the ends."""
+        curves = {"flat": [(10.0, 2.0), (20.0, 2.0)], "steep": [(10.0, 1.0), (20.0, 3.0)]}
+        first, second = stretches(curves, tolerance=0.0)
+        assert (first.label, second.label) == ("steep", "flat")
+        assert first.to_tokens_per_s == pytest.approx(15, abs=0.2) and second.to_tokens_per_s == 20
+
+    def test_a_difference_within_the_error_is_no_change(self) -> None:
+        curves = {"a": [(10.0, 1.00), (20.0, 1.02)], "b": [(10.0, 1.01), (20.0, 1.00)]}
+        (only,) = stretches(curves, tolerance=0.03)
+        assert {only.label, *only.rivals} == {"a", "b"}
+
+    def test_nothing_simulated_no_map(self) -> None:
+        assert stretches({"a": []}, tolerance=0.1) == []
+
+    def test_neighbours_differ(self) -> None:
+        plain = scene()
+        chosen = [evaluate(plain, sized(label), 8) for label in ("collocated-4xtp2", "pd-pack-p1xtp2-d3xtp2")]
+        found = regimes(chosen, hardware(), Slo())
         assert found
-        for one, next_one in pairwise(found):
-            assert one.to_tokens_per_s < next_one.from_tokens_per_s
-            assert one.label != next_one.label
+        for lower, upper in pairwise(found):
+            assert lower.to_tokens_per_s < upper.from_tokens_per_s
+            assert lower.label != upper.label
 
 
 class TestHandOver:
@@ -203,9 +358,13 @@ class TestHandOver:
         assert plan.main(words) == 0
         lines = capsys.readouterr().out.splitlines()
         commands = [shlex.split(line) for line in lines if "launch_gptoss.py" in line]
-        assert commands
-        for command in commands:
-            assert launch_gptoss.main([*command[2:], "--dry-run"]) == 0
+        # Without --cluster a launch would ask the running Ray, so only the dry runs are tried.
+        checked = [command[2:] for command in commands if "--dry-run" in command]
+        assert len(checked) == 3 and all("--cluster" in command for command in checked)
+        for command in checked:
+            assert launch_gptoss.main(command) == 0
+        started = [command[2:] for command in commands if "--detach" in command]
+        assert [command[:-1] for command in started] == [command[:-3] for command in checked]
 
     @pytest.mark.parametrize(
         "label", ["collocated-2xtp4", "pd-pack-p2xtp1-d3xtp2", "pd-spread-p1xtp4ep-d2xtp2", "collocated-1xdp8ep"]

@@ -1,0 +1,161 @@
+"""From a plan to a measurement: commands, configuration files, pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdlab.analysis import View, curves
+from pdlab.calibrate import Measured
+from pdlab.catalog import CONFIGS, ModelShape, load_cluster
+from pdlab.errors import UsageError
+from pdlab.perf import Hardware
+from pdlab.placement import fits
+from pdlab.planner import TO_90, UNKNOWN_ERROR, Candidate
+from pdlab.plots import Band, draw
+from pdlab.results import Experiment, Manifest
+from pdlab.sim import simulate
+from pdlab.simulated import to_run
+from pdlab.spec import Collocated, Deployment, Pool, to_yaml
+from pdlab.workload import Closed, Workload
+
+PREDICTED = "predicted"
+APART = 1.2  # levels of a sweep differ by at least this factor
+
+
+def commands(best: Sequence[Candidate], workload: Workload, node: str, folder: Path | None) -> str:
+    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises UsageError."""
+    if not best:
+        return "Nothing to hand over: no deployment meets the SLO."
+    lines = ["To measure them (one copy each):" if any(c.copies > 1 for c in best) else "To measure them:"]
+    for candidate in best:
+        deployment = candidate.deployment
+        launch = f"python launch_gptoss.py {launch_flags(deployment)}"
+        if folder is not None:
+            path = folder / f"{deployment.label}.yaml"
+            _write(path, to_yaml(deployment.model_copy(update={"name": deployment.label})))
+            launch = f"python launch_gptoss.py --config {path}"
+        loads = ",".join(map(str, sweep_levels(candidate)))
+        kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
+        cluster = cluster_for(deployment, node)
+        if cluster:
+            lines.append(f"  {launch} --cluster {cluster} --dry-run")
+        lines += [
+            f"  {launch} --detach",
+            f"  ./run_bm.sh -e {deployment.label} {kind} --itl {workload.input_tokens} --otl {workload.output_tokens}",
+        ]
+    folders = " ".join(f"bm_results/{candidate.deployment.label}" for candidate in best)
+    return "\n".join([*lines, f"  python viz.py --exps {folders}", f"  python plan.py --compare {folders}"])
+
+
+def sweep_levels(candidate: Candidate) -> list[int]:
+    """Concurrencies worth measuring: the best one, and of the simulated ones those that stand apart from it."""
+    loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
+    kept = [candidate.shown.load.concurrency] if isinstance(candidate.shown.load, Closed) else []
+    for load in loads:
+        if all(max(load, other) >= APART * min(load, other) for other in kept):
+            kept.append(load)
+    return sorted(kept)
+
+
+def cluster_for(deployment: Deployment, node: str) -> str | None:
+    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None when none does."""
+    found = []
+    for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
+        view = load_cluster(path.stem)
+        if fits(deployment, view):
+            found.append((len(view.nodes), path.stem))
+    return min(found)[1] if found else None
+
+
+def launch_flags(deployment: Deployment) -> str:
+    """The flags of launch_gptoss.py that mean this deployment."""
+    topology = deployment.topology
+    model = "" if deployment.model == "gpt-oss-120b" else f" --model {deployment.model}"
+    if isinstance(topology, Collocated):
+        return f"--collocated{_pool_flags('', topology.pool)}{model}"
+    pools = _pool_flags("p-", topology.prefill) + _pool_flags("d-", topology.decode)
+    return f"--pd-{topology.placement}{pools}{model}"
+
+
+def _pool_flags(prefix: str, pool: Pool) -> str:
+    text = f" --{prefix}num {pool.replicas} --{prefix}tp {pool.tp}"
+    text += f" --{prefix}dp {pool.dp}" if pool.dp > 1 else ""
+    text += f" --{prefix}pp {pool.pp}" if pool.pp > 1 else ""
+    return text + (f" --{prefix}ep" if pool.expert_parallel else "")
+
+
+def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
+    """Candidates as experiments of simulated runs, for the plots and tables of viz."""
+    return [
+        Experiment(
+            name=f"{candidate.deployment.label} {PREDICTED}",
+            manifest=Manifest(
+                origin="simulated",
+                label=candidate.deployment.label,
+                deployment=candidate.deployment,
+                gpus=candidate.deployment.gpus,
+                workload=workload,
+            ),
+            runs=tuple(to_run(o.level, candidate.deployment.label, workload) for o in candidate.outcomes),
+        )
+        for candidate in candidates
+    ]
+
+
+def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int, whole: bool) -> Experiment:
+    """The levels of a measured experiment, simulated as they were measured; with ``whole`` no steady window."""
+    levels = simulate(
+        experiment.deployment,
+        experiment.levels,
+        experiment.workload,
+        hardware,
+        shape,
+        seed=seed,
+        prompts=experiment.prompts,
+    )
+    label = experiment.deployment.label
+    return Experiment(
+        name=f"{experiment.name} {PREDICTED}",
+        manifest=Manifest(
+            origin="simulated",
+            label=label,
+            deployment=experiment.deployment,
+            gpus=experiment.deployment.gpus,
+            workload=experiment.workload,
+        ),
+        runs=tuple(
+            run.model_copy(update={"steady": None}) if whole else run
+            for run in (to_run(level, label, experiment.workload) for level in levels)
+        ),
+    )
+
+
+def plot(path: Path, predicted: Sequence[Experiment], measured: Sequence[Experiment], hardware: Hardware) -> None:
+    """Measured and predicted curves in one picture, predicted ones with bands. Raises UsageError, StoreError."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
+    error = hardware.error or UNKNOWN_ERROR
+    band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
+    # Labels of each kind by themselves: told apart by the word, not by folder names.
+    drawn = [
+        curve.model_copy(update={"label": f"{curve.label}, {word}"})
+        for word, group in (("measured", measured), (PREDICTED, predicted))
+        for curve in curves(group)
+    ]
+    names = {experiment.name for experiment in predicted}
+    notes = [
+        f"Predicted curves are simulated, with step times of {hardware.name} ({hardware.stack}).",
+        f"Bands: 90 % of cases by the median errors on runs left out of the fit, TPOT {error.tpot_percent:g} %, "
+        f"TTFT {error.ttft_percent:g} %.",
+    ]
+    draw(drawn, View(), path, bands={name: band for name in names}, notes=notes)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {path.parent}: cannot be written ({error.strerror})") from error
