@@ -204,6 +204,24 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
                 "measure again",
                 100 * abs(peak / load.value - 1),
             )
+        limit, rate = level.raw.get("max_concurrency"), run.whole.requests_per_s
+        if (
+            isinstance(load, Open)
+            and isinstance(limit, int | float)
+            and isinstance(peak, int | float)
+            and peak >= limit
+            and rate < (1 - RATE_SLACK) * load.value
+        ):
+            yield Finding(
+                "contradiction",
+                (level.name,),
+                f"{load.value:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
+                f"{rate:.2f} requests/s were served",
+                "from there on it was a closed loop: the point stands at a rate that was not offered, and its TTFT "
+                "lacks the wait at the client",
+                "draw it by what was served, or measure without a limit in flight",
+                100 * (load.value / rate - 1) if rate else None,
+            )
         if folder.ours and level.path.stem != run.key.stem:
             yield Finding(
                 "contradiction",

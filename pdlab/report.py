@@ -86,7 +86,8 @@ def render(contents: Contents) -> str:
     kept = {label: each for label, each in _labelled(contents.loaded) if label in {curve.label for curve in curves}}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
-    found = audit([each.folder for each in contents.loaded])
+    # Levels that failed their checks have a section of their own.
+    found = [finding for finding in audit([each.folder for each in contents.loaded]) if finding.kind != "invalid"]
     records = _records(contents.loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",
@@ -347,12 +348,13 @@ def _audit_summary(found: Sequence[Finding], folders: int) -> str:
 
 def _experiment(label: str, each: Loaded) -> dict[str, Any]:
     manifest = each.experiment.manifest
-    unit = "engine ranks" if manifest.local else "GPUs"
+    unit = "engine rank" if manifest.local else "GPU"
+    size = _count(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
     runs = each.experiment.runs
     return {
         "label": label,
         "name": each.experiment.name,
-        "short": f"{manifest.gpus or '?'} {unit}, {_count(len(runs), 'run')}, {manifest.origin}",
+        "short": f"{size}, {_count(len(runs), 'run')}, {manifest.origin}",
         "facts": [
             {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
         ],

@@ -174,6 +174,11 @@ PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("contradiction", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "output tokens"),
     ("contradiction", {"conc4.json": {"max_concurrent_requests": 1}}, "in flight"),
     (
+        "contradiction",
+        {"conc4_rr99.json": {"request_rate": 99.0, "max_concurrency": 4, "max_concurrent_requests": 5}},
+        "the client stopped at 4 in flight",
+    ),
+    (
         "collision",
         {f"conc64_rr{r}.json": {"request_rate": r, "max_concurrency": 64, "num_prompts": 640} for r in (1, 2)},
         "max_concurrency",

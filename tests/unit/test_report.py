@@ -86,6 +86,7 @@ def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys
         assert "0123abc" in page and "3 of 3 prompts give the same tokens" in page
     assert "5 of 320 requests failed" in page and "prefix cache hits above 2 %" in page
     assert "1 of 3 repeats" in page
+    assert "Nothing wrong was found in 3 folders" in page, "a level that was excluded is no finding"
     assert f"--report {tmp_path}/out/report.html" in page, "the command that made it"
 
 
