@@ -35,6 +35,7 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
+from pdlab.arrivals import due_s, scheduled
 from pdlab.errors import UsageError
 from pdlab.levels import ClientAnswer, ClientLevel
 from pdlab.results import RequestRecord
@@ -107,7 +108,6 @@ async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers
     freeze_gc_heap()
     base_url = level.base_url or level.decode_url or ""
     probe = asyncio.create_task(meter.probe())
-    ramp, alone = level.ramp, level.parts == 1
     started_at = _now()
     clocks = time.time(), time.perf_counter()
     result = await benchmark(
@@ -134,10 +134,7 @@ async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers
         extra_headers=None,
         extra_body={"temperature": 0.0},
         ready_check_timeout_sec=0,
-        ramp_up_strategy=ramp.shape if ramp and alone else None,
-        ramp_up_start_rps=ramp.start_rps if ramp and alone else None,
-        ramp_up_end_rps=ramp.end_rps if ramp and alone else None,
-        self_timed=not alone and level.concurrency is None,
+        self_timed=scheduled(level),
     )
     clock_step_s = (time.time() - clocks[0]) - (time.perf_counter() - clocks[1])
     finished_at = _now()
@@ -324,30 +321,11 @@ def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
         input_len=level.input_tokens,
         output_len=level.output_tokens,
     )
-    if level.parts > 1 and level.concurrency is None:
-        due_s = _schedule(level)
+    if scheduled(level):
+        due = due_s(level)
         for sample, number in zip(samples, own, strict=True):
-            sample.timestamp = due_s[number]
+            sample.timestamp = due[number]
     return samples
-
-
-def _schedule(level: ClientLevel) -> list[float]:
-    """When each request of the whole level is due, in seconds since its begin: gamma-distributed gaps as
-    vLLM draws them for one process, so that shares of several processes add up to the same arrivals."""
-    import numpy as np
-
-    rng = np.random.default_rng(level.seed)
-    total = level.num_requests
-    if level.rate_rps is not None:
-        rates = np.full(total, level.rate_rps)
-    else:
-        assert level.ramp is not None
-        start, end, x = level.ramp.start_rps, level.ramp.end_rps, np.arange(total) / max(1, total - 1)
-        rates = start + (end - start) * x if level.ramp.shape == "linear" else start * (end / start) ** x
-    due_s = np.cumsum(rng.gamma(level.burstiness, 1 / (rates * level.burstiness)))
-    if level.rate_rps is not None:
-        due_s *= total / level.rate_rps / due_s[-1]
-    return [float(value) for value in due_s]
 
 
 def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0) -> Any:

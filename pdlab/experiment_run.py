@@ -31,6 +31,7 @@ from pdlab.spec import Frozen
 from pdlab.sweep import SweepOptions, SweepResult, run_sweep
 from pdlab.workload import Workload
 
+LAUNCHER = ROOT / "launch_gptoss.py"
 STOP_TIMEOUT_S = 90.0
 POLL_S = 0.2
 
@@ -323,7 +324,7 @@ class _Launcher:
     def command(self, visit: Planned) -> list[str]:
         timeout_s = self._plan.file.launch_timeout_s
         how = ["--detach", "--port", str(self._options.port), "--timeout-s", f"{timeout_s:g}"]
-        return [sys.executable, str(ROOT / "launch_gptoss.py"), *visit.configuration.argv, *how]
+        return [sys.executable, str(LAUNCHER), *visit.configuration.argv, *how]
 
     def shown(self, visit: Planned) -> str:
         """The command as a person would type it."""
@@ -348,7 +349,7 @@ class _Launcher:
         if not self._up:
             return
         self._up, self._hosts = False, None
-        command = [sys.executable, str(ROOT / "launch_gptoss.py"), "--shutdown", "--port", str(self._options.port)]
+        command = [sys.executable, str(LAUNCHER), "--shutdown", "--port", str(self._options.port)]
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if _in_main_thread() else None
         try:
             done = subprocess.run(

@@ -22,7 +22,7 @@ MAX_LOOP_LAG_S = 0.1
 CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
 ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
 CACHE_SLACK = 0.01
-LEAST_STEADY = 10
+LEAST_STEADY = 9  # from there on the 95 % interval of a median stays off the sample's extremes
 MAX_CHANGE = 0.2
 MAX_GROWTH = 0.1
 # Student's t, two-sided 0.1 %, by degrees of freedom (slices - 2).

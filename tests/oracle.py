@@ -40,7 +40,9 @@ DEFAULTS = {
     "drift": 0.0,  # every request takes that share longer per token than the one before
     "stall_every": 0,  # every k-th request stands still for stall_s in the middle
     "stall_s": 0.5,
-    "queue_s": 0.0,  # one server of that service time before everything else, first come first served
+    "queue_s": 0.0,  # an imagined single server of that service time, first come first served: who would
+    "patience_s": 0.0,  # wait there longer than this
+    "late_s": 1.0,  # gets the first token so much later
     "prefill_s": 0.05,
 }
 
@@ -138,10 +140,11 @@ class Oracle:
             return reply(writer, 500, json.dumps({"error": "planted"}))
         if every("hang_every"):
             await asyncio.sleep(3600)
+        late_s = 0.0
         if settings["queue_s"]:
             begins = max(arrived, self.free_at.get(key, 0.0))
             self.free_at[key] = begins + settings["queue_s"]
-            await asyncio.sleep(begins + settings["queue_s"] - time.perf_counter())
+            late_s = settings["late_s"] if begins - arrived > settings["patience_s"] else 0.0
         slot = self.slots.setdefault(key, asyncio.Semaphore(settings["capacity"]))
         async with slot:
             if not ask.get("stream"):
@@ -149,9 +152,9 @@ class Oracle:
                 params = {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "oracle"}
                 return reply(writer, 200, json.dumps({"choices": [{"text": " x"}], "kv_transfer_params": params}))
             tpot_s = settings["tpot_s"] * (1 + settings["drift"] * number)
-            return await self.stream(writer, ask, settings, entry, every, tpot_s)
+            return await self.stream(writer, ask, settings, entry, every, tpot_s, late_s)
 
-    async def stream(self, writer, ask, settings, entry, every, tpot_s) -> bool:
+    async def stream(self, writer, ask, settings, entry, every, tpot_s, late_s) -> bool:
         tokens = ask["max_tokens"] - every("short_every")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         prompt = len(ask_prompt(entry))
@@ -159,7 +162,7 @@ class Oracle:
         self.count_up(kv_expired=settings["kv_expired"], preempted=settings["preemptions"])
         self.count_up(prompt=prompt, asked=prompt, hits=prompt * settings["cached_share"])
         self.count_up(external=prompt, filled=(prompt - 1) * settings["filled_share"])
-        due = time.perf_counter() + settings["ttft_s"]
+        due = time.perf_counter() + settings["ttft_s"] + late_s
         left = tokens
         while left:
             await asyncio.sleep(due - time.perf_counter())

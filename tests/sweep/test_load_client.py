@@ -17,6 +17,7 @@ from pdlab.errors import BenchError, UsageError
 from pdlab.levels import ClientLevel
 from pdlab.load_client import LoadClient
 from pdlab.metrics import whole
+from pdlab.workload import Ramp
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +128,73 @@ def test_closing_ends_the_process_in_the_middle_of_a_level() -> None:
     client.close()
     client.close()
     assert time.monotonic() - began < 5 and not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LoadClient]:
+    with LoadClient() as started:
+        started.grow(2)
+        yield started
+
+
+def test_two_processes_share_a_closed_loop(pair: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
+    seen: list[int] = []
+    answer = pair.run(
+        level.model_copy(update={"name": "two", "concurrency": 5}), lambda done, failed: seen.append(done)
+    )
+    entries = shared_oracle.log_of("two-")
+    assert answer.processes == 2 and len(answer.records) == len(entries) == 60
+    assert len({entry["prompt"] for entry in entries}) == 60, "no prompt twice, of whichever process"
+    moments = sorted((t, step) for e in entries for t, step in ((e["arrived"], 1), (e["sent"][-1], -1)))
+    most = max(np.cumsum([step for _, step in moments]))
+    assert most == 5
+    arrived = np.sort([entry["arrived"] for entry in entries])
+    measured = np.array([record.arrival_s for record in answer.records])
+    assert measured[0] == 0 and (np.diff(measured) >= 0).all()
+    assert np.abs(measured - (arrived - arrived[0])).max() < 0.05, "one clock for both"
+    assert seen and seen[-1] <= 60
+
+
+def test_two_processes_add_up_to_one_open_loop(pair: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
+    asked = level.model_copy(update={"name": "shared", "concurrency": None, "rate_rps": 30.0})
+    answer = pair.run(asked)
+    arrived = np.sort([entry["arrived"] for entry in shared_oracle.log_of("shared-")])
+    gaps = np.diff(arrived)
+    assert len(answer.records) == 60 and answer.clock_step_s is not None and abs(answer.clock_step_s) < 0.05
+    assert 60 / 30.0 - 0.2 < np.ptp(arrived) < 60 / 30.0 + 0.2
+    assert 0.6 < gaps.std() / gaps.mean() < 1.5, "not a Poisson process"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_ramp_ends_faster_than_it_began(
+    client: LoadClient, pair: LoadClient, level: ClientLevel, shared_oracle: Oracle, shared: bool
+) -> None:
+    ramp = Ramp(start_rps=10, end_rps=60)
+    asked = level.model_copy(update={"name": f"ramp{shared}", "concurrency": None, "ramp": ramp})
+    (pair if shared else client).run(asked)
+    arrived = np.sort([entry["arrived"] for entry in shared_oracle.log_of(f"ramp{shared}-")])
+    assert len(arrived) == 60
+    # 30 requests at a mean rate of 20.8 requests/s, then 30 at 46.7 (Ramp.mean_rps of either half).
+    assert np.ptp(arrived[:30]) > 1.4 * np.ptp(arrived[30:])
+    assert np.ptp(arrived) == pytest.approx(60 / ramp.mean_rps, rel=0.35)
+
+
+def test_a_shared_prefix_is_shared_and_the_rest_is_not(
+    client: LoadClient, level: ClientLevel, shared_oracle: Oracle
+) -> None:
+    for name, seed in (("prefix-a", 1), ("prefix-b", 2)):
+        more = {"name": name, "seed": seed, "prefix_tokens": 16, "prefix_seed": 5, "num_requests": 20}
+        client.run(level.model_copy(update=more))
+    prompts = [entry["prompt"].split() for entry in shared_oracle.log_of("prefix-")]
+    assert len(prompts) == 40 and {len(prompt) for prompt in prompts} == {24}
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[16:]) for prompt in prompts}) == 40
+
+
+def test_a_refusal_of_shared_load_says_why_and_leaves_nothing(
+    pair: LoadClient, level: ClientLevel, tmp_path: Path
+) -> None:
+    """The last one: it ends the pair, for the other process may be in the middle of the level."""
+    with pytest.raises(UsageError, match=r"tokenizer .* cannot be loaded"):
+        pair.run(level.model_copy(update={"tokenizer": str(tmp_path / "none")}))
+    assert pair.pid is None

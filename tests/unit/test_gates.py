@@ -108,7 +108,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "few_requests",
         {"records": waves(4), "num_requests": 8},
-        "too few requests for a steady window: 10 must finish in",
+        "too few requests for a steady window: 9 must finish in",
     ),
     ("few_requests", {"load": Closed(concurrency=14)}, "too few requests for a steady window: 28 must finish in it"),
 ]

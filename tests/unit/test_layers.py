@@ -80,6 +80,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "ttft_split",
     ),
     (
+        "arrivals",
         "audit",
         "columns",
         "engine_metrics",

@@ -12,12 +12,16 @@ import pytest
 from pdlab import bench, target
 from pdlab.driver import settled
 from pdlab.errors import StoreError, UsageError
+from pdlab.experiment_run import ExperimentProgress
+from pdlab.options import build_parser, deployment_from
 from pdlab.progress import Progress
 from pdlab.results import Manifest, NixlCounters, Run, Summary, Validity
+from pdlab.running import Running
+from pdlab.serve_args import engine_kwargs
 from pdlab.spec import Collocated, Deployment, Pool
 from pdlab.sweep import same_experiment
 from pdlab.target import normal_url
-from pdlab.workload import Closed, Open, RunKey, Workload
+from pdlab.workload import Closed, Open, Ramp, RunKey, Slo, Workload
 
 
 def counts(*transfers: float | None) -> Iterator[NixlCounters]:
@@ -164,3 +168,114 @@ def test_gpus_come_from_a_label_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve(name="free", smoke=True).name == "free-smoke"
     with pytest.raises(UsageError, match="--gpus 4: collocated-4xtp2 uses 8"):
         resolve(name="collocated-4xtp2", gpus=4)
+
+
+def test_new_loads_of_the_command_line() -> None:
+    assert bench.options(["--concurrency-per-gpu", "1,2.5"]).per_gpu == (1, 2.5)
+    assert bench.options(["--concurrency-per-gpu", "1"]).loads == ()
+    assert bench.options(["--ramp", "1:16,2:8", "--ramp-shape", "exponential"]).loads == (
+        Ramp(start_rps=1, end_rps=16, shape="exponential"),
+        Ramp(start_rps=2, end_rps=8, shape="exponential"),
+    )
+    asked = bench.options(["--slo", "ttft_ms=2000,tpot_ms=50", "--slo-quantile", "0.9", "--slo-start", "3"])
+    assert asked.loads == ()
+    (search,) = asked.searches
+    assert search.slo == Slo(ttft_s=2, tpot_s=0.05, quantile=0.9) and search.start_rps == 3
+    both = bench.options(["--slo", "e2el_ms=900", "-c", "4"])
+    assert both.loads == (Closed(concurrency=4),) and both.searches[0].slo.e2el_s == 0.9
+    assert bench.options(["--shared-prefix", "100"]).workload.shared_prefix_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--slo", "ttft=5"], "--slo: expected ttft_ms=2000"),
+        (["--slo", "ttft_ms=0"], "--slo: expected ttft_ms=2000"),
+        (["--slo", "ttft_ms=5,ttft_ms=6"], "--slo: ttft_ms is given twice"),
+        (["--slo", "ttft_ms=5", "--slo-quantile", "1"], "quantile: Input should be less than 1"),
+        (["--slo", "ttft_ms=5", "--slo-resolution", "0"], "resolution: Input should be greater than 0"),
+        (["--slo", "ttft_ms=5", "--smoke"], "--smoke is one short level"),
+        (["--ramp", "16"], "--ramp: expected START:END"),
+        (["--ramp", "0:4"], "--ramp: expected START:END"),
+        (["--ramp", "1:4,2:4"], "--ramp: 4 is given twice"),
+        (["-t", "ramp"], "--type ramp needs --ramp START:END"),
+        (["--ramp", "1:4", "-c", "4"], "--ramp belongs to --type ramp, but --type is concurrency"),
+        (["--concurrency-per-gpu", "x"], "--concurrency-per-gpu: expected numbers such as 1,2,4"),
+        (["--client-processes", "0"], "--client-processes: at least 1"),
+        (["--shared-prefix", "5000"], "needs some of its own"),
+    ],
+)
+def test_wrong_loads_of_the_command_line(argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        bench.options(argv)
+    assert words in str(refused.value)
+
+
+def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool()))
+    monkeypatch.setattr(target, "_served_models", lambda url: {"m": {}})
+
+    def resolve(mode: Any, deployment: Deployment | None) -> target.Target:
+        known = deployment and Running(
+            base_url="http://h:1", model_id="m", tokenizer="t",
+            manifest=Manifest(origin="measured", label=deployment.label, deployment=deployment),
+        )  # fmt: skip
+        monkeypatch.setattr(target, "load_running", lambda url: known)
+        return target.resolve_target("http://h:1", workload=Workload(mode=mode), name="x", gpus=1)
+
+    filling = served.model_copy(update={"decode_bench": True})
+    found = resolve("decode-only", filling)
+    assert "filled with random values" in found.figure_notes[0]
+    assert "fills the first KV-cache group alone" in found.figure_notes[1], "gpt-oss has sliding windows"
+    for deployment in (served, None):
+        with pytest.raises(UsageError, match=r"--decode-bench, or take --mode decode-approx"):
+            resolve("decode-only", deployment)
+    for mode in ("mixed", "prefill-only", "decode-approx"):
+        with pytest.raises(UsageError, match="fills KV cache instead of computing prompts"):
+            resolve(mode, filling)
+    assert "upper bound of decode speed" in resolve("decode-approx", served).figure_notes[0]
+    assert resolve("mixed", served).figure_notes == ()
+
+
+def test_results_of_schema_1_are_read_under_the_name_of_what_they_measured() -> None:
+    old = run().model_dump(mode="json") | {"schema_version": 1}
+    old["workload"] |= {"mode": "decode-only"}
+    assert Run.model_validate(old).workload.mode == "decode-approx"
+    new = old | {"schema_version": 2}
+    assert Run.model_validate(new).workload.mode == "decode-only"
+    plain = run().model_dump(mode="json") | {"schema_version": 1}
+    assert Run.model_validate(plain).workload.mode == "mixed"
+
+
+def test_the_decode_bench_flag() -> None:
+    args = build_parser().parse_args(["--collocated", "--local", "--decode-bench"])
+    assert deployment_from(args).decode_bench
+    with pytest.raises(UsageError, match="--decode-bench measures decode in collocated engines, not in pd-pack"):
+        deployment_from(build_parser().parse_args(["--pd-pack", "--local", "--decode-bench"]))
+    deployment = Deployment(model="m", topology=Collocated(pool=Pool()))
+    filling = deployment.model_copy(update={"decode_bench": True})
+    kwargs = engine_kwargs(filling, "collocated", None, cpu=True)
+    assert kwargs["kv_transfer_config"]["kv_connector"] == "DecodeBenchConnector"
+    assert kwargs["enable_prefix_caching"] is False
+    assert "kv_transfer_config" not in engine_kwargs(deployment, "collocated", None, cpu=True)
+    assert filling.fingerprint != deployment.fingerprint
+
+
+def test_the_experiments_one_line() -> None:
+    stream = io.StringIO()
+    progress = ExperimentProgress([100.0, 100.0], stream)
+    progress.visit(0, "pack, repeat 0")
+    progress.begin(100, 1)
+    progress.level("concurrency 4", 100)
+    progress.update(50, 1)
+    assert progress.left_s == pytest.approx(150, abs=1)
+    progress.level_done("fine")
+    progress.visit_done("done", measured=True)
+    assert progress.left_s < 1, "the other visit takes no longer than this one did"
+    progress.visit(1, "spread, repeat 0")
+    progress.visit_done("DID NOT START", measured=False)
+    assert progress.left_s == 0
+    text = stream.getvalue()
+    assert "[1/2] pack, repeat 0: launching (elapsed 0:00, about 3:20 to go)\n" in text
+    assert "[1/2] pack, repeat 0: concurrency 4: fine\n" in text
+    assert "[2/2] spread, repeat 0: DID NOT START\n" in text

@@ -1,0 +1,93 @@
+"""An experiment from a file, for real: a deployment that fails to start, one of decode alone; interrupted, resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdlab.results import ExperimentRecord, Store, read_record
+from tests.live.conftest import ROOT, TIMEOUT_S, Stack
+
+FILE = {
+    "name": "live",
+    "where": {"local": 2},
+    "deployments": [
+        {"name": "decode", "label": "collocated-1xtp1", "decode_bench": True, "workloads": ["decode"]},
+        {
+            "name": "broken", "label": "collocated-1xtp2", "workloads": ["mixed"],
+            "engine_args": {"kv_cache_memory_bytes": 1000},
+        },
+    ],
+    "workloads": [
+        {"name": "decode", "input_tokens": 512, "output_tokens": 48, "mode": "decode-only"},
+        {"name": "mixed", "input_tokens": 64, "output_tokens": 16},
+    ],
+    "loads": [{"concurrency": [2, 4]}],
+    "repeats": 1,
+    "launch_timeout_s": 240,
+    "request_timeout_s": 60,
+}  # fmt: skip
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Stack]:
+    """A cache folder and a port of its own: the runner starts and stops the nodes itself."""
+    from pdlab.local_nodes import free_port
+
+    made = Stack(tmp_path, free_port())
+    try:
+        yield made
+    finally:
+        made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
+
+
+def record(own: Stack) -> ExperimentRecord:
+    found = read_record(own.folder / "bm" / "live")
+    assert found
+    return found
+
+
+def test_one_fails_one_is_interrupted_and_resumed(own: Stack) -> None:
+    path = own.folder / "live.yaml"
+    path.write_text(yaml.safe_dump(FILE))
+    flags = ("-m", "pdlab.bench", "run", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))
+    folder = own.folder / "bm" / "live" / "decode-decode"
+    process = subprocess.Popen(own.command(*flags), cwd=ROOT, env=own.env, start_new_session=True)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not list(folder.glob("concurrency*.json")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(TIMEOUT_S) == 130
+    assert own.nodes() is None, "an interruption takes everything down"
+    assert not (folder / "concurrency2.json").exists() or not (folder / "concurrency4.json").exists()
+    kept = {file: file.read_bytes() for file in folder.glob("concurrency*")}
+
+    done = own.run(*flags, "--resume")
+    assert done.code == 3, "a deployment that does not start is no success"
+    assert {file: file.read_bytes() for file in kept} == kept
+    assert own.nodes() is None
+    states = {visit.deployment: visit for visit in record(own).visits}
+    assert states["decode"].status == "done"
+    assert states["broken"].status == "failed"
+    assert "No available memory for the cache blocks" in (states["broken"].error or "")
+    assert "FAILED broken, repeat 0" in done.text and "Traceback" not in done.text
+
+    experiment = Store(folder).load()
+    assert experiment.manifest.deployment and experiment.manifest.deployment.decode_bench
+    assert [run.key.stem for run in experiment.runs] == ["concurrency2", "concurrency4"]
+    for run in experiment.runs:
+        # The whole context was there and none of it computed: vLLM's own counters say so.
+        assert run.validity.valid and not run.validity.unchecked, run.validity
+        filled = run.engines_after["collocated"].external_cache_hits or 0.0
+        before = run.engines_before["collocated"].external_cache_hits or 0.0
+        assert filled - before == run.completed * 511
+        assert any("the connector fills the first KV-cache group alone" in note for note in run.validity.notes)
+        assert run.whole.tpot is not None
