@@ -40,9 +40,12 @@ check: setup  ## ruff, formatting, mypy --strict, layering
 golden: setup  ## rewrite the stored renderings and tables; read `git diff tests/golden` before keeping them
 	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q tests/golden $(wildcard tests/unit/test_viz.py)
 
-bench: setup  ## what the launcher and the serving path cost, against bare vLLM on this machine
+bench: setup  ## start-up and serving path against bare vLLM, transfers against bare NIXL, simulator, loading
 	@$(PYTHON_VENV) benchmarks/startup.py
 	@$(PYTHON_VENV) benchmarks/serving_path.py
+	@$(PYTHON_VENV) benchmarks/nixl_reference.py
+	@$(PYTHON_VENV) benchmarks/simulator.py
+	@$(PYTHON_VENV) benchmarks/load_results.py
 
 # What is pinned already stays, unless its .in file rules it out; delete a .txt file to take everything anew.
 # --universal writes one file for all Python versions, with markers where they differ.

@@ -2,10 +2,12 @@
 
 Every level of every experiment is simulated as it was measured (same counts, same order, same
 repeated or fresh prompts), and the logarithms of simulated over measured mean TPOT, mean TTFT and
-requests/s are made small: sum of sqrt(1 + (r / 0.05)^2) - 1 (quadratic up to 5 %, linear beyond, so
-that one odd level does not bend the rest), plus a weak pull of each constant towards its start value
-(a factor of two counts like one residual of 5 %). Coordinate search with common random numbers: the
-simulator is cheap, and its small jumps (a request more or less in a step) defeat derivatives.
+requests/s, and of the median and the 99th percentile of ITL where they are known (they tell a
+decode step from one with a prefill in it), are made small: sum of sqrt(1 + (r / 0.04)^2) - 1
+(quadratic up to 4 %, linear beyond, so that one odd level does not bend the rest), plus a weak pull
+of each constant towards its start value (a factor of two counts like one residual of 4 %).
+Coordinate search with common random numbers: the simulator is cheap, and its small jumps (a request
+more or less in a step) defeat derivatives.
 
 Cross-validation leaves whole experiments out, one at a time, and predicts them by a fit to the others.
 """
@@ -25,25 +27,30 @@ from pdlab.errors import PdlabError, StoreError, UsageError
 from pdlab.imports import load_experiment
 from pdlab.perf import FitError, Hardware, load_hardware
 from pdlab.results import Experiment, Run
-from pdlab.sim import Prompts, simulate
-from pdlab.simulated import figures
+from pdlab.sim import Prompts, SimulatedLevel, simulate
+from pdlab.simulated import figures, gaps
 from pdlab.spec import Deployment, Frozen, to_yaml
-from pdlab.workload import Level, Workload
+from pdlab.workload import Level, Open, Workload
 
-WEIGHTS = (1.0, 0.5, 1.0)  # TPOT, TTFT, requests/s: repeats of TTFT differ twice as much
+# TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
+WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
 FIRST_LEVEL = 0.2  # without a warm-up the first level holds handshakes and compilation
-SCALE = 0.05
+SCALE = 0.04
+SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
 NAMES = ("TPOT", "mean TTFT", "requests/s")
+
+Values = tuple[float | None, float, float, float | None, float | None]
 
 
 class Measured(Frozen):
-    """One experiment to fit to: levels in the order in which they ran, and (TPOT s, TTFT s, requests/s) of each."""
+    """One experiment to fit to: levels in the order in which they ran, and of each
+    (TPOT s, TTFT s, requests/s, median ITL s, p99 ITL s)."""
 
     name: str
     deployment: Deployment
     workload: Workload
     levels: tuple[Level, ...]
-    values: tuple[tuple[float | None, float, float], ...]
+    values: tuple[Values, ...]
     prompts: Prompts
 
 
@@ -62,11 +69,15 @@ class Point(Frozen):
 
 
 def measured(experiment: Experiment, prompts: Prompts) -> Measured:
-    """What to fit to. Raises StoreError when the experiment does not say its deployment."""
+    """What to fit to. Request-rate levels far below their rate are left out, and such levels have prompts of
+    their own in any case: a sweep of them that repeats prompts was never seen.
+
+    Raises StoreError when the experiment does not say its deployment.
+    """
     manifest = experiment.manifest
     if manifest.deployment is None:
         raise StoreError(f"{experiment.name}: its deployment is not known, so it cannot be simulated")
-    runs = [run for run in experiment.runs if run.whole.ttft is not None and run.validity.valid]
+    runs = [run for run in experiment.runs if run.whole.ttft is not None and run.validity.valid and not _saturated(run)]
     if not runs:
         raise StoreError(f"{experiment.name}: no valid level with a TTFT")
     levels = tuple(
@@ -78,22 +89,39 @@ def measured(experiment: Experiment, prompts: Prompts) -> Measured:
         workload=runs[0].workload,
         levels=levels,
         values=tuple(_values(run) for run in runs),
-        prompts=prompts,
+        prompts="fresh" if isinstance(runs[0].load, Open) else prompts,
     )
 
 
-def _values(run: Run) -> tuple[float | None, float, float]:
-    assert run.whole.ttft is not None
-    return (run.whole.tpot.mean_s if run.whole.tpot else None, run.whole.ttft.mean_s, run.whole.requests_per_s)
+def _saturated(run: Run) -> bool:
+    return isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.load.rate_rps
 
 
-def predict(
-    hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int]
-) -> list[tuple[float | None, float, float]]:
-    """(TPOT s, TTFT s, requests/s) of every level, means over the seeds."""
+def _values(run: Run) -> Values:
+    whole = run.whole
+    assert whole.ttft is not None
+    itl = whole.itl.percentiles_s if whole.itl else {}
+    if whole.tpot and itl.get("p50", 0.0) < whole.tpot.mean_s / 2:
+        itl = {}  # chunks of several tokens: their gaps are not the engine's steps
+    return (
+        whole.tpot.mean_s if whole.tpot else None,
+        whole.ttft.mean_s,
+        whole.requests_per_s,
+        itl.get("p50"),
+        itl.get("p99"),
+    )
+
+
+def _simulated(level: SimulatedLevel) -> Values:
+    itl = gaps(level)
+    return (*figures(level), *((itl.percentiles_s["p50"], itl.percentiles_s["p99"]) if itl else (None, None)))
+
+
+def predict(hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int]) -> list[Values]:
+    """What `Measured.values` has of every level, means over the seeds."""
     trials = [
         [
-            figures(level)
+            _simulated(level)
             for level in simulate(
                 experiment.deployment,
                 experiment.levels,
@@ -106,17 +134,17 @@ def predict(
         ]
         for seed in seeds
     ]
-    means = []
-    for level in zip(*trials, strict=True):
-        tpots = [trial[0] for trial in level if trial[0] is not None]
-        means.append(
-            (
-                statistics.fmean(tpots) if tpots else None,
-                statistics.fmean(trial[1] for trial in level),
-                statistics.fmean(trial[2] for trial in level),
-            )
-        )
-    return means
+    return [_means(level) for level in zip(*trials, strict=True)]
+
+
+def _means(trials: Sequence[Values]) -> Values:
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else None
+
+    tpot, ttft, rate, middle, tail = (mean(values) for values in zip(*trials, strict=True))
+    assert ttft is not None and rate is not None
+    return tpot, ttft, rate, middle, tail
 
 
 def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured], seeds: Sequence[int]) -> float:
@@ -181,7 +209,7 @@ def compare(
     found = predict(hardware, shape, experiment, seeds)
     for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
         load = f"{level.load.kind} {level.load.value:g}"
-        for metric, value, truth in zip(NAMES, ours, theirs, strict=True):
+        for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
             if value is not None and truth is not None:
                 points.append(
                     Point(experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth)

@@ -4,23 +4,37 @@
 once, on one TP group:
 
     step = launch + dense / TP + sync log2(TP) + sequence B + kv B n / TP
-           + experts(B + P) / TP + P (shared + (sharded + attention n) / TP)
+           + max(experts(T) / TP, T sharded / TP, T exchange)        with T = B + P
+           + P attention n' / TP + P unsharded + eager (1 - exp(-P / 2000)) + admit blocks
 
 - ``launch``: scheduler, sampler, CUDA-graph replay; one constant (fitted).
-- dense weights are read once: attention and output head bytes / (HBM rate TP) (roofline).
-- expert weights are read for every expert touched: a batch of t tokens that each choose k of E
-  experts touches E (1 - (1 - k / E)^t) of them (independent uniform choice), bytes / (HBM rate TP eff).
-- prefill computes 2 FLOP per active parameter and token, plus 2 heads head_dim n per full-attention
-  layer for each of query-key and attention-value (n: mean context of the chunk, half a prompt),
-  at a fitted share of the tensor rate, divided by TP; and a fitted time per token that does not
-  shrink with TP (all-reduce, norms, routing, memory traffic of activations).
+- dense weights are read once: attention and output head bytes / (HBM rate TP share) (roofline,
+  fitted share).
+- expert weights are read for every expert touched: t tokens that each choose k of E' experts touch
+  E' (1 - (1 - k / E')^t) of them, bytes / (HBM rate TP share). E' is the number of experts in
+  effective use, a fitted share of all: routing is skewed, and decode times level off long before
+  independent uniform choice would have touched every expert.
+- every token computes 2 FLOP per active parameter at a fitted share of the tensor rate (twice the
+  rate for fp8 weights; 4-bit weights are computed in bfloat16). Reading experts, computing on them
+  and, between DP ranks, the all-to-all overlap (two batches in turn): the largest counts (roofline).
+- a step with prefill beyond the sizes of the captured CUDA graphs runs without them: a fitted time
+  that grows with P and levels off within a few thousand tokens, the same at every TP. It is why a
+  prompt of 5,000 costs more per token than a step of 8,192.
+- attention of prefill: 2 heads head_dim n' FLOP per full-attention layer for each of query-key and
+  attention-value, n' the mean context of the chunk.
+- norms, routing, token permutation and all-reduce do not shrink with TP: a fitted time per prefill
+  token, proportional to layers x hidden.
 - a decoding sequence costs a fitted constant (sampling, detokenizing, streaming) and the reading of
-  its KV cache: context x bytes per token of full-attention layers / (HBM rate TP eff); windowed
+  its KV cache: context x bytes per token of full-attention layers / (HBM rate TP share); windowed
   layers read their window only.
+- a request that joins costs the engine a fitted time per block of its prompt, cached or not
+  (hashing, block tables).
 
-**Expert parallel** puts whole experts on the ranks of TP x DP: the busiest rank holds more than
-the mean of the touched experts, by the expected largest of r normal deviates (r ranks, binomial
-spread); tokens cross an all-to-all over the link between ranks.
+**Expert parallel** puts whole experts on the ranks of TP x DP and waits for the busiest. With loads
+of E' equal experts placed at random on r ranks, the busiest has 1 + z sqrt((r - 1) / E'') of the
+mean, z the expected largest of r normal deviates and E'' the experts touched. The all-to-all
+between DP ranks carries, per token and layer of experts, hidden x (1 byte out, 2 bytes back) to each
+of the other nodes that hold a chosen expert, N (1 - (1 - 1 / N)^k) of N nodes, at the NIC's rate.
 
 **KV capacity**: memory x utilization - weights / (TP PP) - a fitted overhead, over KV bytes per token.
 With a connector vLLM 0.11 kept the whole context for windowed layers too (``hybrid_kv`` false).
@@ -44,7 +58,7 @@ from pdlab.catalog import CONFIGS, ModelShape
 from pdlab.errors import UsageError
 from pdlab.spec import Deployment, Disaggregated, Frozen, Pool, load_yaml
 
-Basis = Literal["roofline", "fitted", "measured", "published"]
+Basis = Literal["roofline", "fitted", "measured", "published", "assumed"]
 LinkKind = Literal["nvlink", "srd", "tcp"]
 
 BYTES = {"mxfp4": 4.25 / 8, "fp4": 4.25 / 8, "fp8": 1.0, "int8": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
@@ -170,7 +184,7 @@ def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
 
 
 class StepTime(Frozen):
-    """One engine step taken apart, seconds."""
+    """One engine step taken apart, seconds; ``network_s`` (all-to-all) overlaps with the rest."""
 
     launch_s: float
     compute_s: float
@@ -181,10 +195,16 @@ class StepTime(Frozen):
 
 
 class KernelTimes(Protocol):
-    """Where step times come from: fitted roofline (`StepCosts`) or the tables of another package."""
+    """Where step times come from: fitted roofline (`StepCosts`), or the tables of another package
+    (`pdlab.kernel_tables`). ``admit_s`` is seconds per block of a request that joins."""
 
-    def step_s(self, batch: float, prefill_tokens: float, context: float) -> float:
-        """Seconds of a step of ``batch`` decoding sequences of mean ``context`` and ``prefill_tokens``."""
+    admit_s: float
+
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        """Seconds of a step of ``batch`` decoding sequences of mean ``context`` and ``prefill_tokens``, each on
+        top of ``prefill_context`` tokens (None: ``context``)."""
         ...
 
 
@@ -197,29 +217,42 @@ class StepCosts:
     log_untouched: float  # log(1 - k / E)
     sequence_s: float  # per decoding sequence
     context_s: float  # per decoding sequence and token of context
-    prefill_s: float  # per prefill token, short context
+    prefill_s: float  # per prefill token, that share of it which TP divides
+    unsharded_s: float  # and the share that it does not divide
+    eager_s: float  # a large prefill step without CUDA graphs
     attention_s: float  # per prefill token and token of context before it
-    ranks: int  # ranks among which whole experts are spread; 1: every expert is split over TP
-    experts: int
+    exchange_s: float  # per token: all-to-all between DP ranks
+    admit_s: float  # per block of a joining request
+    dp: int  # DP ranks whose tokens meet at the experts
+    ranks: int  # ranks among which whole experts are spread; 1: every expert is split over all
+    experts: float  # in effective use
+    routed: float  # share of the prefill compute that is in routed experts
 
-    def step_s(self, batch: float, prefill_tokens: float, context: float) -> float:
-        """Seconds of one step."""
-        tokens = batch + prefill_tokens
-        touched = 1.0 - math.exp(self.log_untouched * tokens * self.ranks) if tokens < 2000 else 1.0
-        read_s = self.experts_s * touched
-        if self.ranks > 1:
-            read_s *= self._imbalance(touched)
-        compute_s = prefill_tokens * (self.prefill_s + self.attention_s * context)
-        return self.fixed_s + batch * (self.sequence_s + self.context_s * context) + read_s + compute_s
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        """Seconds of one step of ``batch`` sequences of mean ``context`` and ``prefill_tokens``, each on top
+        of ``prefill_context`` tokens (None: ``context``)."""
+        tokens = (batch + prefill_tokens) * self.dp
+        touched = 1.0 - math.exp(self.log_untouched * tokens) if tokens < MANY_TOKENS else 1.0
+        experts_s = self.experts_s * touched
+        waits = self._busiest(touched) if self.ranks > 1 else 1.0
+        own = batch + prefill_tokens
+        compute_s = own * self.prefill_s * (1 + self.routed * (waits - 1))
+        eager_s = self.eager_s * (1.0 - math.exp(-prefill_tokens / EAGER_TOKENS)) if prefill_tokens else 0.0
+        before = context if prefill_context is None else prefill_context
+        return (
+            self.fixed_s
+            + batch * (self.sequence_s + self.context_s * context)
+            + max(experts_s * waits, compute_s, own * self.exchange_s)
+            + prefill_tokens * (self.attention_s * before + self.unsharded_s)
+            + eager_s
+        )
 
-    def _imbalance(self, touched: float) -> float:
-        """Busiest rank over mean rank, experts touched independently: 1 + largest of r deviates x spread."""
-        each = self.experts / self.ranks
-        mean = each * touched
-        if mean <= 0:
-            return 1.0
-        spread = math.sqrt(max(each * touched * (1 - touched), 0.0))
-        return min(1 + _largest(self.ranks) * spread / mean, self.ranks)
+    def _busiest(self, touched: float) -> float:
+        """Load of the busiest rank over the mean rank's."""
+        used = max(self.experts * touched, 1.0)
+        return min(1 + _largest(self.ranks) * math.sqrt((self.ranks - 1) / used), self.ranks)
 
 
 def _largest(count: int) -> float:
@@ -227,33 +260,46 @@ def _largest(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
+MANY_TOKENS = 4000  # every expert in use is touched
+EAGER_TOKENS = 2000.0  # prefill tokens after which most of the cost of a step without CUDA graphs is there
+
+
 def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
     """The costs of one engine (one DP rank) of ``pool``. Raises UsageError."""
     value = hardware.value
     tp = pool.tp
     rate = value("memory_gb_per_s") * 1e9
-    ranks = tp * pool.dp if pool.expert_parallel else pool.dp
-    spread_over = tp * pool.dp if pool.expert_parallel else tp
-    shared_s = value("prefill_unsharded_ns") * 1e-9 * shape.layers * shape.hidden / REFERENCE_WIDTH
-    sharded_s = 2 * active_parameters(shape) / (value("tensor_tflops") * 1e12 * value("tensor_share") * tp)
-    attention_flops = 4 * shape.heads * shape.head_dim * full_layers(shape)
+    together = tp * pool.dp  # vLLM splits the experts over TP x DP, whole ones with expert parallel
+    inner = shape.expert_intermediate or shape.hidden
+    routed = (shape.layers - shape.dense_layers) * shape.experts_per_token * 3 * shape.hidden * inner
+    flops_per_s = value("tensor_tflops") * 1e12 * value("tensor_share") * tp
+    if shape.weight_dtype == "fp8":
+        flops_per_s *= 2
     exchange_s = 0.0
-    if ranks > 1 and pool.dp > 1:
-        # Dispatch and combine: hidden activations in bfloat16 to and from each chosen expert's rank.
-        sent = 2 * 2 * shape.hidden * shape.experts_per_token * (shape.layers - shape.dense_layers)
-        exchange_s = sent / (value("srd_gb_per_s") * 1e9)
+    nodes = -(-together // hardware.gpus_per_node)
+    if pool.dp > 1:
+        reached = nodes * (1 - (1 - 1 / nodes) ** shape.experts_per_token) * (nodes - 1) / nodes
+        sent = 3 * shape.hidden * reached * (shape.layers - shape.dense_layers)
+        exchange_s = sent / (value("alltoall_gb_per_s") * 1e9 * tp)
+    used = max(shape.experts * value("experts_in_use"), shape.experts_per_token + 1.0)
     return StepCosts(
-        fixed_s=value("launch_ms") * 1e-3
-        + dense_bytes(shape, with_embedding=False) / (rate * tp)
+        fixed_s=value("launch_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS
+        + dense_bytes(shape, with_embedding=False) / (rate * tp * value("weight_read_share"))
         + value("sync_ms") * 1e-3 * math.log2(tp) * shape.layers / REFERENCE_LAYERS,
-        experts_s=expert_bytes(shape) / (rate * spread_over * value("expert_read_share")),
-        log_untouched=math.log1p(-min(shape.experts_per_token / shape.experts, 0.999)),
-        sequence_s=value("sequence_ms") * 1e-3 + exchange_s,
+        experts_s=expert_bytes(shape) * used / shape.experts / (rate * together * value("weight_read_share")),
+        log_untouched=math.log1p(-shape.experts_per_token / used),
+        sequence_s=value("sequence_ms") * 1e-3,
         context_s=kv_bytes_per_token_layer(shape) * full_layers(shape) / (rate * tp * value("kv_read_share")),
-        prefill_s=shared_s + sharded_s + exchange_s,
-        attention_s=attention_flops / (value("tensor_tflops") * 1e12 * value("tensor_share") * tp),
-        ranks=ranks,
-        experts=shape.experts,
+        prefill_s=2 * active_parameters(shape) / flops_per_s,
+        unsharded_s=value("unsharded_ns") * 1e-9 * shape.layers * shape.hidden / REFERENCE_WIDTH,
+        eager_s=value("eager_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS,
+        attention_s=4 * shape.heads * shape.head_dim * full_layers(shape) / flops_per_s,
+        exchange_s=exchange_s,
+        admit_s=value("admit_us") * 1e-6,
+        dp=pool.dp,
+        ranks=together if pool.expert_parallel else 1,
+        experts=used,
+        routed=routed / active_parameters(shape),
     )
 
 
@@ -264,12 +310,18 @@ REFERENCE_WIDTH = 36 * 2880
 def explain_step(costs: StepCosts, batch: float, prefill_tokens: float, context: float) -> StepTime:
     """The same step taken apart."""
     total_s = costs.step_s(batch, prefill_tokens, context)
-    compute_s = prefill_tokens * (costs.prefill_s + costs.attention_s * context)
+    network_s = (batch + prefill_tokens) * costs.exchange_s
     launch_s = costs.fixed_s + batch * costs.sequence_s
-    memory_s = batch * costs.context_s * context + costs.experts_s * (
-        1 - math.exp(costs.log_untouched * (batch + prefill_tokens) * costs.ranks)
+    cached_s = batch * costs.context_s * context
+    rest_s = total_s - launch_s - cached_s
+    compute_s = rest_s if prefill_tokens else 0.0
+    return StepTime(
+        launch_s=launch_s,
+        compute_s=compute_s,
+        memory_s=cached_s + rest_s - compute_s,
+        network_s=network_s,
+        total_s=total_s,
     )
-    return StepTime(launch_s=launch_s, compute_s=compute_s, memory_s=memory_s, network_s=0.0, total_s=total_s)
 
 
 def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
@@ -303,7 +355,8 @@ class TransferCosts:
     decode_bytes_per_s: float  # into one decode engine
     shared: bool  # one transfer at a time over the whole link, whatever the number of engines
     bytes_per_token: float
-    stall_s_per_token: float  # the decode engine stands still so long when blocks do not merge
+    post_s_per_token: float  # the decode engine stands still so long to post descriptors
+    stall_s_per_token: float  # and so long when blocks do not merge
     always_fragmented: bool
 
 
@@ -325,13 +378,16 @@ def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregate
     rate = value(f"{link}_gb_per_s") * 1e9
     # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
     # engine's thread. Heads split between different TP degrees never merge.
-    stall_s = value("fragment_us") * 1e-6 * 2 * shape.layers / hardware.block_tokens if link == "nvlink" else 0.0
+    descriptors = 2 * shape.layers / hardware.block_tokens
+    post_s = value("post_us") * 1e-6 * descriptors
+    stall_s = value("fragment_us") * 1e-6 * descriptors if link == "nvlink" else post_s
     return TransferCosts(
         setup_s=value("transfer_setup_ms") * 1e-3,
         prefill_bytes_per_s=rate if per_node else rate * topology.prefill.tp,
         decode_bytes_per_s=rate if per_node else rate * topology.decode.tp,
         shared=per_node,
         bytes_per_token=kv_bytes(shape, 1e6, hybrid=hardware.hybrid_kv) / 1e6,
+        post_s_per_token=post_s,
         stall_s_per_token=stall_s,
         always_fragmented=topology.prefill.tp != topology.decode.tp,
     )

@@ -3,11 +3,12 @@
 What is simulated, and as what:
 
 - **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
-- **Ingress**: a latency, and one request at a time through a replica's front end; both grow with the share of
-  its time that the front end spends on streaming tokens (as 1 / (1 - share)).
+- **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
+  all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
 - **Routing**: ``two-choices`` as Ray Serve does: of two replicas drawn at random the one with fewer requests
-  *as the router knows it*, and it learns a replica's queue when it sends there; ``round-robin``; ``prefix``:
-  a replica that holds the prompt, unless it is busier than the idlest by more than two.
+  *as the router knows it*: it counts what it sends at once, and learns that a request has ended some time later;
+  ``round-robin``; ``prefix``: a replica that holds the prompt, unless it is busier than the idlest by more
+  than two. Decode is chosen when prefill has answered.
 - **Engines**: vLLM's scheduler (`pdlab.sim_engine`) with the step times of `pdlab.perf`.
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge.
@@ -21,56 +22,34 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from statistics import NormalDist
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pdlab.catalog import ModelShape
 from pdlab.errors import UsageError
-from pdlab.perf import Hardware, LinkKind, StepCosts, kv_capacity_tokens, link_of, step_costs, transfer_costs
+from pdlab.perf import (
+    Hardware,
+    KernelTimes,
+    LinkKind,
+    kv_capacity_tokens,
+    link_of,
+    step_costs,
+    transfer_costs,
+)
 from pdlab.sim_engine import Engine, Host, PrefixCache, Waiting
+from pdlab.sim_level import SimulatedLevel, Trace, empty_level, open_arrivals
 from pdlab.spec import Deployment, Disaggregated, Pool
-from pdlab.workload import Closed, Level, Open, Ramp, Workload
+from pdlab.workload import Closed, Level, Workload
+
+__all__ = ["Prompts", "Routing", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
+Kernels = Callable[[Hardware, ModelShape, Pool], KernelTimes]
 Routing = Literal["two-choices", "round-robin", "prefix"]
 
 ARRIVES, ENTERS, STEP_ENDS, KV_ARRIVED = range(4)
 MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, at most
 PREFIX_SLACK = 2  # requests by which a replica with the prompt may be busier than the idlest
-
-
-@dataclass(slots=True)
-class SimulatedLevel:
-    """One level, request by request (lists in order of the prompts; seconds since the level began)."""
-
-    level: Level
-    input_tokens: list[int]
-    output_tokens: list[int]
-    arrival_s: list[float]
-    queued_s: list[float]
-    prefill_start_s: list[float]
-    prefill_end_s: list[float]
-    kv_arrived_s: list[float]
-    first_token_s: list[float]
-    finish_s: list[float]
-    computed_tokens: list[float]
-    transferred_bytes: float
-    duration_s: float
-    busy: dict[str, float]  # role -> share of the duration its engines were busy, mean over them
-    link_busy: float  # share of the duration that the busiest link was in use
-    kv_full: float  # share of engine time in which a prompt waited for KV memory
-    preemptions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Requests as they came: arrival in seconds, prompt and output tokens."""
-
-    arrival_s: tuple[float, ...]
-    input_tokens: tuple[int, ...]
-    output_tokens: tuple[int, ...]
 
 
 def simulate(
@@ -86,17 +65,20 @@ def simulate(
     routing: Routing = "two-choices",
     link: LinkKind | None = None,
     trace: Trace | None = None,
+    kernels: Kernels = step_costs,
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
     ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
     prompts with a common prefix). ``link`` None: what the deployment's placement means. A ``trace``
-    replaces lengths and arrivals of each level. Raises UsageError when the model or one request
-    does not fit an engine.
+    replaces lengths and arrivals of each level. ``kernels`` gives an engine's step times. Raises
+    UsageError when the model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
-    system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, routing, link or link_of(deployment))
+    system = _System(
+        deployment, hardware, shape, seed, prompts, prefix_hit_rate, routing, link or link_of(deployment), kernels
+    )
     return [system.run(level, workload, trace) for level in levels]
 
 
@@ -113,6 +95,7 @@ class _System(Host):
         prefix_hit_rate: float,
         routing: Routing,
         link: LinkKind,
+        kernels: Kernels,
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
@@ -120,6 +103,7 @@ class _System(Host):
         self.repeated, self.hit_rate, self.routing = prompts == "repeated", prefix_hit_rate, routing
         topology = deployment.topology
         pools = deployment.pools
+        self.kernels = kernels
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
         self.transfer = None
@@ -130,28 +114,30 @@ class _System(Host):
         value = hardware.value
         self.overhead_s = value("pd_overhead_ms" if self.transfer else "overhead_ms") * 1e-3
         self.frontend_s = value("frontend_ms") * 1e-3
+        self.contention = value("contention")
+        self.token_s = value("ingress_us") * 1e-6
         self.stream_s = value("stream_us") * 1e-6
+        self.news_s = value("router_news_ms") * 1e-3
         self.gap_s = value("client_gap_ms") * 1e-3
-        self.jitter_s = value("client_jitter_ms") * 1e-3
         self.link_free_s = 0.0
         self.turns: dict[int, int] = {}
         self.outputs_kept = 0
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
-        costs = step_costs(self.hardware, self.shape, pool)
+        costs = self.kernels(self.hardware, self.shape, pool)
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
         count = pool.replicas * pool.dp * pool.pp
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool) / pool.pp
-        spread = self.hardware.value("replica_spread")
-        made = []
-        for index in range(count):
-            slower = 1 + spread * NormalDist().inv_cdf((index + 0.5) / count)
-            own = _scaled(costs, slower)
-            made.append(
-                Engine(own, capacity, self.hardware.step_tokens, PrefixCache(capacity), prefills_only=role == "prefill")
+        return [
+            Engine(
+                costs,
+                capacity,
+                self.hardware.step_tokens,
+                PrefixCache(capacity),
+                prefills_only=role == "prefill",
             )
-        self.random.shuffle(made)
-        return made
+            for _ in range(count)
+        ]
 
     # --- one level ----------------------------------------------------------------------------
 
@@ -175,27 +161,8 @@ class _System(Host):
         return self._finish()
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
-        count = len(trace.arrival_s) if trace else level.num_requests
-        zeros = [0.0] * count
-        self.log = SimulatedLevel(
-            level=level,
-            input_tokens=list(trace.input_tokens) if trace else [workload.sent_input_tokens] * count,
-            output_tokens=list(trace.output_tokens) if trace else [workload.sent_output_tokens] * count,
-            arrival_s=zeros[:],
-            queued_s=zeros[:],
-            prefill_start_s=zeros[:],
-            prefill_end_s=zeros[:],
-            kv_arrived_s=zeros[:],
-            first_token_s=zeros[:],
-            finish_s=zeros[:],
-            computed_tokens=zeros[:],
-            transferred_bytes=0.0,
-            duration_s=0.0,
-            busy={},
-            link_busy=0.0,
-            kv_full=0.0,
-            preemptions=0,
-        )
+        self.log = empty_level(level, workload, trace)
+        count = len(self.log.input_tokens)
         self._check_fit()
         self.count = count
         self.prompt = self._prompt_numbers(count)
@@ -206,6 +173,7 @@ class _System(Host):
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
             engine.preemptions = engine.known_load = 0
+            engine.news.clear()
         self.closed = isinstance(level.load, Closed) and not trace
         self.next = count
         if trace:
@@ -213,9 +181,8 @@ class _System(Host):
         elif isinstance(level.load, Closed):
             self.next = min(level.load.concurrency, count)
             arrivals = [index * self.gap_s for index in range(self.next)]
-            self.client_free_s = self.next * self.gap_s
         else:
-            arrivals = self._open_arrivals(level.load, count)
+            arrivals = open_arrivals(level.load, count, self.random)
         for index, moment_s in enumerate(arrivals):
             self._push(moment_s, ARRIVES, self.front[0], index)
 
@@ -238,14 +205,6 @@ class _System(Host):
         random.Random(f"{self.seed} {count}").shuffle(numbers)
         return numbers
 
-    def _open_arrivals(self, load: Open | Ramp, count: int) -> list[float]:
-        now_s, moments = 0.0, []
-        for number in range(count):
-            moments.append(now_s)
-            rate_rps = load.rate_rps if isinstance(load, Open) else _ramped(load, number / count)
-            now_s += self.random.gammavariate(load.burstiness, 1 / (rate_rps * load.burstiness))
-        return moments
-
     def _finish(self) -> SimulatedLevel:
         log = self.log
         log.duration_s = max(log.finish_s, default=0.0)
@@ -266,14 +225,16 @@ class _System(Host):
 
     def _arrives(self, request: int, now_s: float) -> None:
         self.log.arrival_s[request] = now_s
-        decoder = self._route(self.decode, request)
-        engine = self._route(self.front, request) if self.transfer else decoder
-        self.target[request] = (engine, decoder)
-        # The process that takes requests in also streams every token out: what it does takes longer then.
+        engine = self._route(self.front, request, now_s)
+        self.target[request] = (engine, engine)
+        # The processes that take requests in also stream every token out: what they do takes longer then.
+        # Which decode replica it will be is not known yet: any one tells how busy they are.
+        decoder = self.decode[self.sequence % len(self.decode)] if self.transfer else engine
         streaming = len(decoder.running) / decoder.step_s * self.stream_s if decoder.busy else 0.0
         slower = 1 / (1 - min(streaming, MOST_STREAMING))
-        decoder.frontend_free_s = max(decoder.frontend_free_s, now_s) + self.frontend_s * slower
-        self._push(decoder.frontend_free_s + self.overhead_s * slower, ENTERS, engine, request)
+        engine.frontend_free_s = max(engine.frontend_free_s, now_s) + self.frontend_s * slower
+        ingress_s = (self.overhead_s + self.token_s * self.log.input_tokens[request]) * slower
+        self._push(engine.frontend_free_s + ingress_s, ENTERS, engine, request)
 
     def _wake(self, engine: Engine, now_s: float) -> None:
         ends_s = engine.interrupt(now_s) if engine.busy else engine.plan(now_s, self)
@@ -288,6 +249,8 @@ class _System(Host):
             engine.full_s += took_s
         engine.step += engine.steps
         grown = engine.steps * len(running)
+        if grown:
+            log.gaps.append((engine.step_s, grown))
         engine.held += grown
         engine.context += grown
         while running and running[0][0] <= engine.step:
@@ -334,7 +297,7 @@ class _System(Host):
         context = log.input_tokens[request] + log.output_tokens[request]
         engine.held -= context
         engine.context -= context
-        engine.load -= 1
+        self._leaves(engine, now_s)
         engine.allocated += log.output_tokens[request]
         if engine.inbound:
             self._fetch(engine, now_s)
@@ -342,16 +305,14 @@ class _System(Host):
             self.outputs_kept += 1
             engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # nobody asks for these again
         if self.closed and self.next < self.count:
-            # The client sends one request at a time, each a little after the one before.
-            later_s = max(now_s + 2 * self.jitter_s * self.random.random(), self.client_free_s)
-            self.client_free_s = later_s + self.gap_s
-            self._push(later_s, ARRIVES, engine, self.next)
+            self._push(now_s, ARRIVES, engine, self.next)
             self.next += 1
 
     def _move(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
-        engine.load -= 1
-        decoder = self.target[request][1]
+        self._leaves(engine, now_s)
+        decoder = self._route(self.decode, request, now_s)
+        self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
         self._fetch(decoder, now_s)
 
@@ -385,8 +346,10 @@ class _System(Host):
             decoder.link_busy_s += receives_s
             self.log.transferred_bytes += size
             arrives_s = begins_s + costs.setup_s + takes_s
-            if moved and (costs.always_fragmented or decoder.allocated > decoder.capacity):
-                stall_s = costs.stall_s_per_token * moved
+            if moved:
+                wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
+                fragmented = costs.always_fragmented or wrapped
+                stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * moved
                 arrives_s += stall_s
                 if stall_s and decoder.running:
                     decoder.stall_s += stall_s
@@ -403,7 +366,7 @@ class _System(Host):
         decoder.joining.append(request)
         self._wake(decoder, now_s)
 
-    def _route(self, engines: list[Engine], request: int) -> Engine:
+    def _route(self, engines: list[Engine], request: int, now_s: float) -> Engine:
         if len(engines) == 1:
             chosen = engines[0]
         elif self.routing == "round-robin":
@@ -411,19 +374,29 @@ class _System(Host):
             self.turns[id(engines)] = turn + 1
             chosen = engines[turn % len(engines)]
         else:
-            chosen = self._two_choices(engines)
+            chosen = self._two_choices(engines, now_s)
             if self.routing == "prefix":
                 chosen = self._with_prefix(engines, request) or chosen
         chosen.load += 1
-        chosen.known_load = chosen.load
+        chosen.known_load += 1
         return chosen
 
-    def _two_choices(self, engines: list[Engine]) -> Engine:
+    def _leaves(self, engine: Engine, now_s: float) -> None:
+        engine.load -= 1
+        engine.news.append(now_s + self.news_s)
+
+    def _two_choices(self, engines: list[Engine], now_s: float) -> Engine:
         first = int(self.random.random() * len(engines))
         second = int(self.random.random() * (len(engines) - 1))
         second += second >= first
         one, other = engines[first], engines[second]
-        return one if one.known_load <= other.known_load else other
+        for engine in (one, other):
+            while engine.news and engine.news[0] <= now_s:
+                engine.news.popleft()
+                engine.known_load -= 1
+        if one.known_load == other.known_load:
+            return one if self.random.random() < 0.5 else other
+        return one if one.known_load < other.known_load else other
 
     def _with_prefix(self, engines: list[Engine], request: int) -> Engine | None:
         tokens = self.log.input_tokens[request]
@@ -448,6 +421,12 @@ class _System(Host):
         engine.allocated += left
         return float(left)
 
+    def busy_beside(self, engine: Engine) -> int:
+        return sum(other.busy for other in self.all_engines if other is not engine)
+
+    def joining_tokens(self, requests: list[int]) -> float:
+        return float(sum(self.log.input_tokens[request] for request in requests))
+
     def prefill_begins(self, request: int, now_s: float) -> None:
         if not self.log.prefill_start_s[request]:
             self.log.prefill_start_s[request] = now_s
@@ -455,16 +434,3 @@ class _System(Host):
     def preempt(self, request: int, steps_left: int) -> float:
         log = self.log
         return float(log.input_tokens[request] + log.output_tokens[request] - steps_left)
-
-
-def _ramped(load: Ramp, share: float) -> float:
-    """The rate when that share of the requests was sent."""
-    if load.shape == "linear":
-        return load.start_rps + (load.end_rps - load.start_rps) * share
-    return float(load.start_rps * (load.end_rps / load.start_rps) ** share)
-
-
-def _scaled(costs: StepCosts, factor: float) -> StepCosts:
-    """Engines of one pool differ by a few per cent in speed."""
-    times = {f.name: getattr(costs, f.name) * factor for f in fields(costs) if f.name.endswith("_s")}
-    return replace(costs, **times)

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from pdlab.perf import StepCosts
+from pdlab.perf import KernelTimes
 
 MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre GPU
 
@@ -69,7 +69,7 @@ class Engine:
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
     """
 
-    costs: StepCosts
+    costs: KernelTimes
     capacity: float
     step_tokens: int
     cache: PrefixCache
@@ -86,7 +86,8 @@ class Engine:
     stall_s: float = 0.0
     allocated: float = 0.0
     load: int = 0
-    known_load: int = 0
+    known_load: int = 0  # as the router knows it
+    news: deque[float] = field(default_factory=deque)  # when it will learn of requests that have left
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0
@@ -108,7 +109,7 @@ class Engine:
         self._make_room(system)
         batch = len(self.running)
         self.starved = bool(self.inbound)
-        prefill = self._prefill(self.step_tokens - batch, system, now_s)
+        prefill, pairs, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
         joined = len(self.joining)
         self.joined, self.joining = self.joining, []
         if not (prefill or joined or batch or self.stall_s):
@@ -120,15 +121,21 @@ class Engine:
         mean = self.context / batch if batch else 0.0
         if steps > 1:
             mean += steps / 2  # contexts grow by one token per step
-        self.step_s = self.costs.step_s(batch + joined, prefill, mean if batch else prefill / 2) + self.stall_s
+        self.step_s = self.costs.step_s(batch + joined, prefill, mean, pairs / prefill if prefill else 0.0)
+        self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined)) / 16
+        if system.contention:
+            self.step_s *= 1 + system.contention * system.busy_beside(self)
         self.stall_s = 0.0
         self.began_s, self.steps, self.busy = now_s, steps, True
         self.version += 1
         return now_s + steps * self.step_s
 
-    def _prefill(self, budget: int, system: Host, now_s: float) -> float:
-        """Fill the step with waiting prompts, in order; returns the prefill tokens."""
-        total = 0.0
+    def _prefill(self, budget: int, system: Host, now_s: float) -> tuple[float, float, float]:
+        """Fill the step with waiting prompts, in order.
+
+        Returns the prefill tokens, the sum of their contexts, and the tokens of the prompts that came in.
+        """
+        total = pairs = came = 0.0
         room = MAX_SEQUENCES - len(self.running)
         waiting = self.waiting
         growth = len(self.running) + len(self.joining) + 1  # every sequence's next token
@@ -140,8 +147,10 @@ class Engine:
                     break
                 self.held += first.tokens
                 first.left = system.to_compute(self, first)
+                came += first.tokens
                 system.prefill_begins(first.request, now_s)
             take = first.left if first.left < budget else float(budget)
+            pairs += take * (first.tokens - first.left + take / 2)
             first.left -= take
             total += take
             budget -= int(take)
@@ -149,7 +158,7 @@ class Engine:
                 break
             room -= 1
             self.done.append(waiting.popleft())
-        return total
+        return total, pairs, came
 
     def _make_room(self, system: Host) -> None:
         """Preempt the newest sequences until every other one has room for its next token."""
@@ -183,10 +192,24 @@ class Engine:
 
 
 class Host:
-    """What an engine asks of the system around it."""
+    """What an engine asks of the system around it.
+
+    ``contention`` is the share by which a step gets longer for every other engine that is busy at its start:
+    0 where each has its own device, more where they share the cores of one machine.
+    """
+
+    contention = 0.0
+
+    def busy_beside(self, engine: Engine) -> int:
+        """Other engines that are in a step."""
+        raise NotImplementedError
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
         """Prompt tokens that the engine's cache does not answer (at least one block)."""
+        raise NotImplementedError
+
+    def joining_tokens(self, requests: list[int]) -> float:
+        """Prompt tokens of requests whose KV has arrived."""
         raise NotImplementedError
 
     def prefill_begins(self, request: int, now_s: float) -> None:

@@ -23,6 +23,21 @@ def figures(level: SimulatedLevel) -> tuple[float | None, float, float]:
     return (sum(gaps) / len(gaps) if gaps else None), ttft_s, count / level.duration_s
 
 
+def gaps(level: SimulatedLevel) -> Distribution | None:
+    """Time between tokens: steps weighted by the tokens that they gave; None where no request got a second one."""
+    ordered = sorted(level.gaps)
+    total = sum(tokens for _, tokens in ordered)
+    if not total:
+        return None
+    found, seen, wanted = {}, 0, list(PERCENTILES)
+    for gap_s, tokens in ordered:
+        seen += tokens
+        while wanted and seen >= wanted[0] / 100 * total:
+            found[f"p{wanted.pop(0)}"] = gap_s
+    mean_s = sum(gap_s * tokens for gap_s, tokens in ordered) / total
+    return Distribution(mean_s=mean_s, percentiles_s=found)
+
+
 def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
     """Every request, as the benchmark records it (gaps between chunks are not simulated)."""
     return tuple(
@@ -39,7 +54,7 @@ def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
 
 
 def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
-    """The level as a `Run`; no ITL distribution, because single gaps are not simulated."""
+    """The level as a `Run`. Gaps between tokens are those of the engines' steps, over the whole level."""
     level = simulated.level
     everything = range(len(simulated.arrival_s))
     return Run(
@@ -52,7 +67,9 @@ def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
         seed=level.seed,
         completed=len(everything),
         failed=0,
-        whole=_summary(simulated, everything, everything, 0.0, simulated.duration_s),
+        whole=_summary(simulated, everything, everything, 0.0, simulated.duration_s).model_copy(
+            update={"itl": gaps(simulated)}
+        ),
         steady=_steady(simulated),
     )
 

@@ -59,6 +59,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "observed",
         "request",
         "results",
+        "sim_level",
         "transfer_report",
         "two_hosts",
     ),
@@ -85,6 +86,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "columns",
         "engine_metrics",
         "experiment_file",
+        "kernel_tables",
         "load_client",
         "matching",
         "placement",
@@ -156,9 +158,10 @@ ALLOWED = {
     "transformers": {"tiny_model"},
     "tokenizers": {"tiny_model"},
     "matplotlib": {"plots", "transfer_plot"},
+    "aiconfigurator": {"kernel_tables"},
 }
 # Packages that take long to import: never at the top of a module of pdlab.
-HEAVY = {"ray", "vllm", "nixl", "torch", "transformers", "tokenizers", "matplotlib", "pandas"}
+HEAVY = {"ray", "vllm", "nixl", "torch", "transformers", "tokenizers", "matplotlib", "pandas", "aiconfigurator"}
 
 
 def floor(name: str) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from itertools import pairwise
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_kv_capacity_grows_faster_than_tp() -> None:
     """The weights are shared out among the GPUs, so that each doubling of TP more than doubles the room."""
     room = [kv_capacity_tokens(HARDWARE, GPT_OSS, Pool(tp=tp)) for tp in (1, 2, 4, 8)]
     assert room[0] > 5250
-    assert all(more > 2 * less for less, more in pairwise(room))
+    assert all(more > 2 * less for less, more in itertools.pairwise(room))
 
 
 def test_a_model_that_does_not_fit_has_no_room() -> None:
@@ -75,9 +75,10 @@ def test_a_model_that_does_not_fit_has_no_room() -> None:
 def test_experts_touched_follow_the_independent_choice() -> None:
     costs = step_costs(HARDWARE, GPT_OSS, Pool(tp=4))
     fixed = costs.step_s(0, 0, 0)
-    one, many = (costs.step_s(batch, 0, 0) - fixed - batch * costs.sequence_s for batch in (1, 4096))
+    one, many = (costs.step_s(batch, 0, 0) - fixed - batch * costs.sequence_s for batch in (1, 100))
+    assert one == pytest.approx(costs.experts_s * 4 / costs.experts), "4 of the experts in use"
     assert one == pytest.approx(costs.experts_s * -math.expm1(costs.log_untouched))
-    assert many == pytest.approx(costs.experts_s, rel=1e-6)
+    assert many == pytest.approx(costs.experts_s, rel=1e-3), "reading them all counts, computing overlaps"
 
 
 def test_more_work_never_takes_less_time() -> None:
@@ -105,6 +106,26 @@ def test_experts_on_ranks_wait_for_the_busiest() -> None:
     assert whole > split
 
 
+def test_ranks_of_one_tp_group_see_the_same_tokens() -> None:
+    """Expert parallel within TP touches the experts that the batch touches, not a multiple of them."""
+    split, whole = (
+        step_costs(HARDWARE, GPT_OSS, Pool(tp=8, expert_parallel=expert_parallel)) for expert_parallel in (False, True)
+    )
+    assert split.experts_s == whole.experts_s
+    assert whole.step_s(1, 0, 5000) < split.step_s(1, 0, 5000) + 8 * split.experts_s * 4 / split.experts
+    assert whole.dp == 1
+
+
+def test_a_short_prompt_costs_more_per_token_than_a_full_step() -> None:
+    costs = step_costs(HARDWARE, GPT_OSS, Pool(tp=4))
+
+    def per_token(tokens: int) -> float:
+        return (costs.step_s(0, tokens, 0) - costs.fixed_s) / tokens
+
+    assert per_token(5000) > per_token(8192) > per_token(50_000)
+    assert per_token(500_000) == pytest.approx(costs.prefill_s + costs.unsharded_s, rel=0.01)
+
+
 def test_the_link_follows_placement_and_transport() -> None:
     four = Pool(tp=4)
     assert link_of(disaggregated(four, four)) == "nvlink"
@@ -120,14 +141,15 @@ def test_transfer_costs_by_link() -> None:
     nvlink, srd, tcp = (transfer_costs(HARDWARE, GPT_OSS, topology, link) for link in ("nvlink", "srd", "tcp"))
     assert nvlink.bytes_per_token == srd.bytes_per_token == 36 * 2 * 8 * 64 * 2
     assert nvlink.always_fragmented, "heads that are split differently never merge"
-    assert nvlink.stall_s_per_token > 0 == srd.stall_s_per_token
+    assert nvlink.stall_s_per_token > nvlink.post_s_per_token, "every block is a copy of its own"
+    assert srd.stall_s_per_token == srd.post_s_per_token, "the NIC gathers blocks wherever they are"
     assert tcp.shared and not srd.shared
     assert srd.decode_bytes_per_s == 2 * srd.prefill_bytes_per_s
     assert tcp.decode_bytes_per_s < srd.prefill_bytes_per_s / 10
 
 
 def test_unknown_hardware_names_what_there_is() -> None:
-    with pytest.raises(UsageError, match=r"h100-vllm-0\.11"):
+    with pytest.raises(UsageError, match="h100-vllm"):
         load_hardware("h999")
     with pytest.raises(UsageError, match="constant 'warp_drive' is missing"):
         HARDWARE.value("warp_drive")

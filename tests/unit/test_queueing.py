@@ -15,7 +15,7 @@ from pdlab.workload import Level, Open, Workload
 
 POOL = Pool(tp=4)
 DEPLOYMENT = Deployment(topology=Collocated(pool=POOL))
-NO_OVERHEAD = ("launch_ms", "sync_ms", "frontend_ms", "overhead_ms", "stream_us")
+NO_OVERHEAD = ("launch_ms", "sync_ms", "frontend_ms", "overhead_ms", "ingress_us", "admit_us", "eager_ms")
 
 
 def bare(step_tokens: int) -> Hardware:

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""How fast the simulator is: one sweep, the story's list with start-up, tokens per second, growth, a large system.
+
+Prints one line per figure; CPU time of one core, and for the list wall time too.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pdlab.catalog import load_deployment, load_model  # noqa: E402
+from pdlab.perf import load_hardware  # noqa: E402
+from pdlab.sim import SimulatedLevel, simulate  # noqa: E402
+from pdlab.spec import Deployment, Pool, parse_label  # noqa: E402
+from pdlab.workload import Closed, Level, Open, Workload  # noqa: E402
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+SHAPE = load_model("gpt-oss-120b")
+SWEEP = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in (4, 8, 16, 32, 48, 64)]
+STORY = """
+import sys, time
+sys.path.insert(0, {root!r})
+from pdlab.catalog import CONFIGS, load_deployment, load_model
+from pdlab.perf import load_hardware
+from pdlab.sim import simulate
+from pdlab.simulated import to_run
+from pdlab.workload import Closed, Level, Workload
+hardware, shape, workload = load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b"), Workload()
+levels = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in (4, 8, 16, 32, 48, 64)]
+names = [p.stem for p in sorted((CONFIGS / "deployments").glob("*.yaml")) if "dp" not in p.stem][:25]
+best = {{}}
+for name in names:
+    deployment = load_deployment(name)
+    done = simulate(deployment, levels, workload, hardware, shape, prompts="repeated")
+    runs = [to_run(level, name, workload) for level in done]
+    best[name] = max(run.whole.requests_per_s / deployment.gpus for run in runs)
+print(len(names), sorted(best, key=best.get)[-1])
+"""
+
+
+def timed(work: Callable[[], list[SimulatedLevel]], repeats: int = 5) -> tuple[float, list[SimulatedLevel]]:
+    """(least CPU seconds of a few, result)."""
+    best_s, found = float("inf"), []
+    for _ in range(repeats):
+        began_s = time.process_time()
+        found = work()
+        best_s = min(best_s, time.process_time() - began_s)
+    return best_s, found
+
+
+def sweep(deployment: Deployment) -> Callable[[], list[SimulatedLevel]]:
+    return lambda: simulate(deployment, SWEEP, Workload(), HARDWARE, SHAPE, prompts="repeated")
+
+
+def open_loop(deployment: Deployment, rate_rps: float, count: int) -> Callable[[], list[SimulatedLevel]]:
+    level = Level(load=Open(rate_rps=rate_rps), num_requests=count, seed=0)
+    return lambda: simulate(deployment, [level], Workload(), HARDWARE, SHAPE)
+
+
+def main() -> None:
+    for label in ("pd-spread-p1xtp4-d1xtp4", "collocated-8xtp1", "pd-pack-p2xtp1-d3xtp2"):
+        took_s, done = timed(sweep(load_deployment(label)))
+        tokens = sum(sum(level.output_tokens) for level in done)
+        rate = tokens / took_s / 1e6
+        print(f"six levels of {label}: {1e3 * took_s:.0f} ms, {rate:.1f} million output tokens/s")
+    began_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    program = STORY.format(root=str(ROOT))
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    wall_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{told[0]} deployments x 6 levels and the best, start-up included: {wall_s:.2f} s, CPU {cpu_s:.2f} s")
+    for count in (2_000, 4_000, 8_000):
+        took_s, _ = timed(open_loop(load_deployment("collocated-4xtp2"), 10, count), 2)
+        print(f"{count} requests on 4 replicas: {1e6 * took_s / count:.0f} us per request")
+    for replicas in (8, 32, 128):
+        deployment = Deployment(topology=parse_label(f"collocated-{replicas}xtp2"))
+        took_s, _ = timed(open_loop(deployment, 2.0 * replicas, 4_000), 2)
+        print(f"4000 requests on {replicas} replicas: {1e6 * took_s / 4000:.0f} us per request")
+    if "--large" in sys.argv:
+        pool = Pool(replicas=256, tp=4)
+        deployment = Deployment(topology=parse_label("collocated-1xtp4").model_copy(update={"pool": pool}))
+        took_s, done = timed(open_loop(deployment, 1500, 1_000_000), 1)
+        print(f"{pool.gpus} GPUs, 1,000,000 requests: {took_s:.0f} s for {done[0].duration_s:.0f} simulated seconds")
+
+
+if __name__ == "__main__":
+    main()

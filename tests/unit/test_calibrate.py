@@ -1,0 +1,121 @@
+"""Calibration: it finds constants that are known, and its errors are those of predictions not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdlab import calibrate
+from pdlab.calibrate import Measured, compare, cross_validate, fit, measured, median_errors, predict, table
+from pdlab.catalog import ModelShape, load_model
+from pdlab.errors import UsageError
+from pdlab.imports import load_experiment
+from pdlab.perf import Hardware, load_hardware
+from pdlab.spec import Deployment, parse_label, to_yaml
+from pdlab.workload import Closed, Level, Workload
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "reference" / "measured-h100"
+LEVELS = tuple(Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in (4, 16, 32))
+
+
+def gpt_oss() -> ModelShape:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    return shape
+
+
+SHAPE = gpt_oss()
+
+
+def synthetic(truth: Hardware, labels: Iterable[str]) -> list[Measured]:
+    """Experiments "measured" on hardware whose constants are known."""
+    found = []
+    for label in labels:
+        experiment = Measured(
+            name=label,
+            deployment=Deployment(topology=parse_label(label)),
+            workload=Workload(),
+            levels=LEVELS,
+            values=(),
+            prompts="repeated",
+        )
+        values = tuple(predict(truth, SHAPE, experiment, (0,)))
+        found.append(experiment.model_copy(update={"values": values}))
+    return found
+
+
+def with_free(hardware: Hardware, *names: str) -> Hardware:
+    """Only these constants are fitted."""
+    constants = {
+        name: constant.model_copy(update={"basis": "fitted" if name in names else "assumed"})
+        for name, constant in hardware.constants.items()
+    }
+    return hardware.model_copy(update={"constants": constants})
+
+
+def test_known_constants_are_found() -> None:
+    names = ("launch_ms", "tensor_share", "weight_read_share", "overhead_ms")
+    truth = with_free(HARDWARE, *names)
+    wrong = (1.25, 0.8, 1.2, 0.85)
+    start = truth.with_values({name: truth.value(name) * by for name, by in zip(names, wrong, strict=True)})
+    experiments = synthetic(truth, ["collocated-1xtp8", "collocated-1xtp2"])
+    before = median_errors([p for e in experiments for p in compare(start, SHAPE, e, (0,))])
+    found = fit(start, SHAPE, experiments, seeds=(0,), rounds=15)
+    after = median_errors([p for e in experiments for p in compare(found, SHAPE, e, (0,))])
+    assert before["TPOT"] > 5 and after["TPOT"] < 1
+    assert after["mean TTFT"] < 3
+    for name in names:
+        assert found.value(name) == pytest.approx(truth.value(name), rel=0.1), name
+    untouched = set(truth.constants) - set(names)
+    assert all(found.value(name) == truth.value(name) for name in untouched)
+
+
+def test_cross_validation_predicts_what_it_did_not_see() -> None:
+    """One experiment comes from other hardware: left out it is missed, and the others are missed because of it."""
+    truth = with_free(HARDWARE, "launch_ms")
+    slow = truth.with_values({"launch_ms": 3 * truth.value("launch_ms")})
+    alike = synthetic(truth, ["collocated-1xtp8", "collocated-1xtp4", "collocated-1xtp2"])
+    odd = synthetic(slow, ["collocated-2xtp4"])
+    points = cross_validate(truth, SHAPE, [*alike, *odd], rounds=4, workers=1)
+    tpot = {
+        name: [abs(p.error_percent) for p in points if p.experiment == name and p.metric == "TPOT"]
+        for name in ("collocated-1xtp8", "collocated-2xtp4")
+    }
+    assert min(tpot["collocated-2xtp4"]) > 20 > max(tpot["collocated-1xtp8"])
+    assert len(table(points).splitlines()) == 2 + 4 * len(LEVELS)
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert calibrate.main(["--runs", str(tmp_path / "none")]) == 2
+    assert calibrate.main(["--runs", str(tmp_path), "--model", "no-such-model"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
+    assert "does not exist" in lines[0] and "configs/models" in lines[1]
+
+
+def test_hardware_files_say_what_they_rest_on() -> None:
+    for name, constant in HARDWARE.constants.items():
+        assert constant.source and constant.unit, name
+    assert Hardware.model_validate(yaml.safe_load(to_yaml(HARDWARE))) == HARDWARE
+    with pytest.raises(UsageError):
+        load_hardware("nothing-of-that-name")
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"published runs are not there ({SHARED})")
+def test_published_runs_left_out_are_predicted() -> None:
+    """Fitted to three collocated experiments and one PD, the fourth collocated and the 10k:500 one are predicted."""
+    folders = {path.name.removeprefix("gptoss_"): path for path in SHARED.iterdir() if path.is_dir()}
+    seen = ("1xtp8", "8xtp1", "4xtp2", "1xtp2-1xtp2")
+    experiments = {name: measured(load_experiment(path), "repeated") for name, path in folders.items()}
+    inside = [e for name, e in experiments.items() if name.endswith(seen)]
+    assert len(inside) == 4
+    found = fit(HARDWARE, SHAPE, inside, seeds=(0,), rounds=2)
+    outside = [p for name, e in experiments.items() if not name.endswith(seen) for p in compare(found, SHAPE, e)]
+    errors = median_errors(outside)
+    assert errors["TPOT"] < 6
+    assert errors["mean TTFT"] < 20
+    assert errors["requests/s"] < 6
