@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pdlab import canary, doctor, doctor_settings, inside, local_nodes, node_probe
+from pdlab import canary, inside, local_nodes, preflight
 from pdlab.application import Application, AppState, deployment_names
 from pdlab.catalog import ModelShape, resolve_model
 from pdlab.cluster import Cluster, prepare
 from pdlab.environment import hardware, versions
-from pdlab.errors import CanaryError, DeployError, UsageError
+from pdlab.errors import CanaryError, UsageError
 from pdlab.local_nodes import MARKER, LocalNodes
 from pdlab.namespaces import INSIDE
 from pdlab.nodes import ClusterView, LinkShape, Placement
@@ -174,26 +174,6 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     return up
 
 
-def _examine(cluster: Cluster, deployment: Deployment, say: Progress) -> None:
-    """The quick part of debug/doctor.py, before a PD deployment. Raises DeployError on what would break it."""
-    if not isinstance(deployment.topology, Disaggregated):
-        return
-    ports = doctor_settings.side_channel_ports({role: pool.gpus for role, pool in deployment.pools.items()})
-    facts = {"this machine": node_probe.quick(ports)} if cluster.local else cluster.ask_nodes(node_probe.quick, ports)
-    findings = doctor.diagnose(facts)
-    for finding in findings:
-        if finding.severity == "warning":
-            say(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
-    # Nothing of this application serves any more: an engine on one of its ports was left behind.
-    in_the_way = [f for f in findings if f.severity == "error" or f.topic == doctor_settings.SIDE_CHANNEL_PORT]
-    broken = next(iter(in_the_way), None)
-    if broken is not None:
-        raise DeployError(
-            f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix} "
-            "(everything: python debug/doctor.py)"
-        )
-
-
 def _serve(
     app: Application,
     request: LaunchRequest,
@@ -210,7 +190,7 @@ def _serve(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
-    _examine(app.cluster, deployment, say)
+    preflight.examine(app.cluster, deployment, say)
     started = now()
     loading.result()
     app.submit(render(deployment, placement, view, shape, source))

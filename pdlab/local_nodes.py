@@ -283,14 +283,19 @@ def _wait_for(nodes: LocalNodes, head: subprocess.Popen[bytes]) -> None:
 
 def _belongs(pid: int, nodes: LocalNodes) -> bool:
     """By the marker, or by output that goes to the nodes' folder: a process that changes its title
-    (Ray's workers, vLLM's engines) overwrites the environment that others can read of it."""
+    (Ray's workers and agents, vLLM's engines) overwrites the environment that others can read of it."""
     proc = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):
         if f"{MARKER}={nodes.id}".encode() in (proc / "environ").read_bytes().split(b"\0"):
             return True
-    for stream in ("fd/1", "fd/2"):
+    streams = [proc / "fd/1", proc / "fd/2"]
+    with contextlib.suppress(OSError):
+        # An agent of Ray writes to pipes at first; the raylet's log, which it inherits, gives it away.
+        if (proc / "cmdline").read_bytes().startswith(b"ray::"):
+            streams = list((proc / "fd").iterdir())
+    for stream in streams:
         with contextlib.suppress(OSError):
-            if str((proc / stream).readlink()).startswith(nodes.temp_dir + "/"):
+            if str(stream.readlink()).startswith(nodes.temp_dir + "/"):
                 return True
     return False
 

@@ -19,8 +19,8 @@ SERVE = "ray.llm._internal.serve"
 
 def quietly(module: str) -> ModuleType:
     # setuptools, which torch imports, refuses to take the place of a distutils that another test has loaded.
-    os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "SETUPTOOLS_USE_DISTUTILS", "stdlib")
         warnings.simplefilter("ignore")
         return importlib.import_module(module)
 

@@ -54,12 +54,12 @@ def run(cache: Path, *words: str) -> Done:
     return Done(process.returncode, out, err)
 
 
-def soon_nothing(folder: Path) -> bool:
+def nothing_is_left(folder: Path) -> None:
     """Ray's agents end a moment after their node: on a loaded machine, seconds after."""
     deadline = time.monotonic() + 20
     while left_of(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return left_of(folder) == []
+    assert left_of(folder) == []
 
 
 def left_of(folder: Path) -> list[str]:
@@ -86,7 +86,7 @@ def test_pack_and_everything_it_writes(folder: Path) -> None:
     assert {first["hosts"]["prefill"]["name"], first["hosts"]["decode"]["name"]} == {os.uname().nodename}
     assert second["error"]["kind"] == "plugin" and data["exit_code"] == 5
     assert data["environment"]["versions"]["nixl"] and plot.stat().st_size > 5000
-    assert soon_nothing(folder)
+    nothing_is_left(folder)
 
 
 def test_spread_is_on_two_nodes_and_a_planted_fault_ends_with_4(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_spread_is_on_two_nodes_and_a_planted_fault_ends_with_4(folder: Path) ->
     assert done.out.splitlines()[-1].startswith("CORRUPT: swapped blocks")
     assert "First: decode rank 0, layer 0" in done.out
     assert "spread is on two Ray nodes of one host" in done.out
-    assert soon_nothing(folder)
+    nothing_is_left(folder)
 
 
 def ranks_of(folder: Path) -> list[int]:
@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
     assert process.returncode == 5
     said = [line for line in out.splitlines() if line.startswith("CANNOT RUN: UCX: timeout:")]  # Ray may speak before
     assert said and "does not answer: it hangs" in said[0]
-    assert soon_nothing(folder)
+    nothing_is_left(folder)
 
 
 def test_ended_by_a_signal_it_leaves_nothing(folder: Path) -> None:
@@ -132,4 +132,4 @@ def test_ended_by_a_signal_it_leaves_nothing(folder: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    assert soon_nothing(folder)
+    nothing_is_left(folder)

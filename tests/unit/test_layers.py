@@ -134,6 +134,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "nixl_check",
         "plan_report",
         "plots",
+        "preflight",
         "report_figures",
         "sentences",
     ),

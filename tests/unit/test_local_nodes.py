@@ -100,6 +100,16 @@ class TestProcesses:
         deeper = spawn(out=folder / "session/logs" / "engine.out")
         assert eventually(lambda: processes(nodes) == sorted([marked, writing, deeper]))
 
+    def test_an_agent_of_ray_that_is_just_starting(self, nodes: LocalNodes, spawn: Spawn) -> None:
+        """Its title has overwritten the marker, its output goes to pipes; the raylet's log, inherited, is open."""
+        log = Path(nodes.temp_dir) / "raylet.out"
+        program = f"import setproctitle, time; log = open({str(log)!r}, 'a'); setproctitle.setproctitle('{{}}'); "
+        agent = spawn(code=program.format("ray::DashboardAgent") + "time.sleep(60)")
+        driver = spawn(code=program.format("a driver with its log there") + "time.sleep(60)")
+        for pid, title in ((agent, b"ray::"), (driver, b"a driver")):
+            assert eventually(lambda pid=pid, title=title: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title))  # type: ignore[misc]
+        assert processes(nodes) == [agent]
+
     def test_nobody_elses(self, nodes: LocalNodes, spawn: Spawn, tmp_path: Path) -> None:
         spawn()
         spawn(marker="another")
