@@ -205,7 +205,7 @@ class Driver:
             return all(_finished(now, pool) >= _finished(before, pool) + answered for pool in counted)
 
         try:
-            self._snapshot = settled(scrape, complete) if answered else scrape()
+            self._snapshot = settled(scrape, complete, poll_s=SETTLE_POLL_S) if answered else scrape()
             self._error = None
         except ClusterError as error:
             self._error = str(error)

@@ -7,6 +7,7 @@ some deployment failed or some level is invalid; 130 interrupted (finished level
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import signal
 import sys
@@ -18,7 +19,9 @@ from pdlab.driver import title
 from pdlab.errors import PdlabError, UsageError
 from pdlab.experiment_plan import Plan, launch_s, left, make_plan, part_s, visit_s
 from pdlab.experiment_run import RunOptions, RunResult, run
+from pdlab.phase_rates import report
 from pdlab.progress import minutes
+from pdlab.results import Experiment, Store
 
 FAILED, INVALID, INTERRUPTED = 1, 3, 130
 
@@ -141,7 +144,29 @@ def summary(plan: Plan, result: RunResult) -> str:
     for note in dict.fromkeys(note for level in kept for note in level.validity.notes):
         lines.append(f"note: {note}")
     measured = [str(result.folder / folder) for folder, runs in result.runs.items() if runs]
+    lines += ratios(result)
     lines.append(f"results: {result.folder}")
     if measured:
         lines.append(f"next: {shlex.join(['python', 'viz.py', '--exps', *measured, '--use-normalized'])}")
     return "\n".join(lines)
+
+
+def ratios(result: RunResult) -> list[str]:
+    """For every prefill-only and decode-only deployment measured here, the P:D ratio that they imply, beside
+    the measured PD deployments of the same TP degrees."""
+    found = [Store(result.folder / folder).load() for folder, runs in result.runs.items() if runs]
+    phases = {mode: [e for e in found if e.runs[0].workload.mode == mode] for mode in ("prefill-only", "decode-only")}
+    texts = []
+    for prefill in phases["prefill-only"]:
+        for decode in phases["decode-only"]:
+            alike = [
+                e for e in found if _tp(e) == (_tp(prefill)[0], _tp(decode)[-1]) and e.runs[0].workload.mode == "mixed"
+            ]
+            with contextlib.suppress(UsageError):  # nothing valid in one of them: said above
+                texts.append(report(prefill, decode, alike))
+    return texts
+
+
+def _tp(experiment: Experiment) -> tuple[int, ...]:
+    deployment = experiment.manifest.deployment
+    return tuple(pool.tp for pool in deployment.pools.values()) if deployment else (0,)

@@ -92,6 +92,16 @@ def test_bare_pair(client: LoadClient, level: ClientLevel, shared_oracle: Oracle
     assert figures.e2el.p50_s == pytest.approx(0.220, abs=0.03)
 
 
+def test_a_stall_is_in_the_gaps_and_in_no_median(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
+    shared_oracle.configure({"stall-": {"stall_every": 6, "stall_s": 0.4}})
+    figures = whole(client.run(level.model_copy(update={"name": "stall"})).records)
+    assert figures.itl and figures.tpot
+    # 10 of 60 requests stand still once, in one of their 7 gaps: 2.4 % of all gaps.
+    assert figures.itl.percentiles_s["p99"] == pytest.approx(0.41, abs=0.05)
+    assert figures.itl.p50_s == pytest.approx(0.01, abs=0.004)
+    assert figures.tpot.percentiles_s["p95"] > 4 * figures.tpot.p50_s
+
+
 def test_a_prefill_that_fails_is_a_failed_request(
     client: LoadClient, level: ClientLevel, shared_oracle: Oracle
 ) -> None:
