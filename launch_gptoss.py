@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from pdlab.arguments import exit_code
 from pdlab.catalog import (
     ModelShape,
     check_divisibility,
@@ -24,7 +25,7 @@ from pdlab.catalog import (
     two_hosts_cluster,
 )
 from pdlab.describe import describe
-from pdlab.errors import PdlabError, UsageError
+from pdlab.errors import UsageError
 from pdlab.nodes import ClusterView, LinkShape
 from pdlab.options import LOCAL_MODEL, build_parser, deployment_from
 from pdlab.placement import cautions, place
@@ -47,14 +48,7 @@ class Asked:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _run(build_parser().parse_args(arguments), arguments)
-    except PdlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _run(build_parser().parse_args(arguments), arguments))
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.errors import PdlabError, UsageError
-from pdlab.options import OneLineParser
+from pdlab.arguments import OneLineParser, above_zero, exit_code, numbers, positive
+from pdlab.errors import UsageError
 
 if TYPE_CHECKING:
     from pdlab.catalog import ModelShape
@@ -56,15 +56,15 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--node", default="p5.48xlarge", metavar="NAME", help="node type, of configs/clusters/ (default %(default)s)"
     )
-    what.add_argument("--gpus", type=_positive, default=8, metavar="N", help="GPUs to plan for (default 8)")
+    what.add_argument("--gpus", type=positive, default=8, metavar="N", help="GPUs to plan for (default 8)")
     load = p.add_argument_group("workload")
-    load.add_argument("--itl", type=_positive, metavar="TOKENS", help="input tokens per request (default 5000)")
-    load.add_argument("--otl", type=_positive, metavar="TOKENS", help="output tokens per request (default 250)")
+    load.add_argument("--itl", type=positive, metavar="TOKENS", help="input tokens per request (default 5000)")
+    load.add_argument("--otl", type=positive, metavar="TOKENS", help="output tokens per request (default 250)")
     load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl and --otl")
-    load.add_argument("--rate", type=_above_zero, metavar="RPS", help="plan for this request rate over all GPUs")
+    load.add_argument("--rate", type=above_zero, metavar="RPS", help="plan for this request rate over all GPUs")
     load.add_argument(
         "--concurrency",
-        type=_numbers,
+        type=numbers,
         metavar="N[,N...]",
         help="plan for these numbers of requests in flight over all GPUs (default: a ladder per GPU)",
     )
@@ -76,9 +76,9 @@ def parser() -> argparse.ArgumentParser:
         help="share of each prompt that the prefix cache answers (default 0)",
     )
     slo = p.add_argument_group("SLO: what a request must meet to count as goodput (unbounded where not given)")
-    slo.add_argument("--slo-ttft-ms", type=_above_zero, metavar="MS", help="time to first token")
-    slo.add_argument("--slo-tpot-ms", type=_above_zero, metavar="MS", help="time per output token")
-    slo.add_argument("--slo-e2el-ms", type=_above_zero, metavar="MS", help="end-to-end latency")
+    slo.add_argument("--slo-ttft-ms", type=above_zero, metavar="MS", help="time to first token")
+    slo.add_argument("--slo-tpot-ms", type=above_zero, metavar="MS", help="time per output token")
+    slo.add_argument("--slo-e2el-ms", type=above_zero, metavar="MS", help="end-to-end latency")
     slo.add_argument(
         "--slo-quantile",
         type=float,
@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
         default="any",
         help="default any: pack where one node takes it",
     )
-    how.add_argument("--top", type=_positive, default=3, metavar="N", help="configurations to hand over (default 3)")
+    how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
     how.add_argument("--seed", type=int, default=0, help="of the simulation (default 0)")
     how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
     how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
@@ -111,10 +111,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        return _run(parser().parse_args(argv))
-    except PdlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return exit_code(lambda: _run(parser().parse_args(argv)))
     except BrokenPipeError:
         return 1
 
@@ -292,27 +289,6 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
         raise UsageError(f"--out {args.out}: cannot be written ({error.strerror})") from error
     print(f"wrote {args.out}: {len(rows)} rows", file=sys.stderr)
     return 0
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return value
-
-
-def _above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
-    return value
-
-
-def _numbers(text: str) -> list[int]:
-    return [_positive(part.strip()) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pdlab.errors import ClusterError, PdlabError, StoreError
-from pdlab.options import OneLineParser
+from pdlab.arguments import OneLineParser, exit_code
+from pdlab.errors import ClusterError, StoreError
 
 CANNOT_RUN, FOUND_ERRORS = 5, 3
 RANKS_PER_NODE = 8  # side-channel ports of each role that are looked at
@@ -50,17 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return _run(parser().parse_args(argv))
-    except ClusterError as error:
-        print(f"error: {error}; or ask this machine alone with --here", file=sys.stderr)
-        return CANNOT_RUN
-    except PdlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _run(parser().parse_args(argv)), {ClusterError: CANNOT_RUN})
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -119,7 +109,10 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             asked = cluster.ask_nodes(node_probe.thorough, ports, None, backends)
     silent = [name for node, name in names.items() if node not in asked]
     if silent:
-        raise ClusterError(f"no answer from {', '.join(silent)}: Ray runs no task there; look at `ray status`")
+        raise ClusterError(
+            f"no answer from {', '.join(silent)}: Ray runs no task there; look at `ray status`, "
+            "or ask this machine alone with --here"
+        )
     return {names[node]: facts for node, facts in asked.items()}
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pdlab.errors import ClusterError, PdlabError, UsageError
-from pdlab.options import OneLineParser
+from pdlab.arguments import OneLineParser, exit_code
+from pdlab.errors import ClusterError, UsageError
 
 DIFFERENT, CANNOT_RUN = 3, 5
 
@@ -49,17 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return _run(parser().parse_args(argv))
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return CANNOT_RUN
-    except PdlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _run(parser().parse_args(argv)), {ClusterError: CANNOT_RUN})
 
 
 def _run(args: argparse.Namespace) -> int:

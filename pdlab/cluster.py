@@ -17,12 +17,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pdlab import hosts_cli
+from pdlab.arguments import OneLineParser, exit_code
 from pdlab.environment import node_facts
-from pdlab.errors import ClusterError, PdlabError
+from pdlab.errors import ClusterError
 from pdlab.local_nodes import LocalNodes, environment
 from pdlab.namespaces import INSIDE
 from pdlab.nodes import ClusterNode, ClusterView, Nic
-from pdlab.options import OneLineParser
 from pdlab.serve_args import NODE_ID_LABEL, NODE_NAME_LABEL
 
 JOIN_TIMEOUT_S = 60.0
@@ -184,14 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line of ``python -m pdlab.cluster``; returns the exit code."""
     parser = OneLineParser(prog="python -m pdlab.cluster", description="Clusters of this machine.", allow_abbrev=False)
     hosts_cli.add_parser(parser.add_subparsers(dest="command", metavar="two-hosts", required=True))
-    try:
-        return hosts_cli.main(parser.parse_args(argv))
-    except PdlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return exit_code(lambda: hosts_cli.main(parser.parse_args(argv)))
 
 
 def hush() -> None:

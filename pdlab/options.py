@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 import yaml
 
+from pdlab.arguments import OneLineParser, above_zero, backends, positive, seconds
 from pdlab.catalog import known_models, load_deployment
 from pdlab.errors import UsageError
 from pdlab.request import DEFAULT_HOST, DEFAULT_PORT
@@ -42,13 +43,6 @@ _EXAMPLES = f"""examples:
 
 models of configs/models/: {", ".join(known_models())}
 """
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Complaints are UsageErrors: one line, no usage block."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (all flags: {self.prog} --help)")
 
 
 def build_parser(prog: str = "launch_gptoss.py") -> argparse.ArgumentParser:
@@ -105,12 +99,12 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
     default = f"default {CLUSTER_TP}, with --local {LOCAL_TP}"
     for title, prefix in (("collocated", ""), ("prefill pool", "p-"), ("decode pool", "d-")):
         group = parser.add_argument_group(title)
-        group.add_argument(f"--{prefix}num", type=_positive, metavar="N", help="replicas (default 1)")
-        group.add_argument(f"--{prefix}tp", type=_positive, metavar="N", help=f"tensor parallel size ({default})")
+        group.add_argument(f"--{prefix}num", type=positive, metavar="N", help="replicas (default 1)")
+        group.add_argument(f"--{prefix}tp", type=positive, metavar="N", help=f"tensor parallel size ({default})")
         group.add_argument(
-            f"--{prefix}dp", type=_positive, metavar="N", help="data parallel ranks per replica (default 1)"
+            f"--{prefix}dp", type=positive, metavar="N", help="data parallel ranks per replica (default 1)"
         )
-        group.add_argument(f"--{prefix}pp", type=_positive, metavar="N", help="pipeline stages per replica (default 1)")
+        group.add_argument(f"--{prefix}pp", type=positive, metavar="N", help="pipeline stages per replica (default 1)")
         group.add_argument(
             f"--{prefix}ep",
             action=argparse.BooleanOptionalAction,
@@ -129,7 +123,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--local",
         nargs="?",
-        type=_positive,
+        type=positive,
         const=2,
         metavar="N",
         help=f"N Ray nodes (default 2) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
@@ -152,7 +146,7 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("serving path (what each costs: docs/serving-path.md)")
     group.add_argument(
         "--ingress-replicas",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="HTTP ingress replicas (default 1; none with direct streaming)",
     )
@@ -170,14 +164,14 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         help="PD: decode takes the prompt's token ids from prefill (default with --local)",
     )
     group.add_argument(
-        "--stream-batching-ms", type=_seconds, metavar="MS", help="hold output chunks that long (Ray's default is 50)"
+        "--stream-batching-ms", type=above_zero, metavar="MS", help="hold output chunks that long (Ray's default is 50)"
     )
 
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("KV transfer (PD)")
     backend = group.add_mutually_exclusive_group()
-    backend.add_argument("--kv-backend", type=_backends, metavar="NAME[,NAME...]", help="NIXL backends (default UCX)")
+    backend.add_argument("--kv-backend", type=backends, metavar="NAME[,NAME...]", help="NIXL backends (default UCX)")
     backend.add_argument("--use-ucx", dest="kv_backend", action="store_const", const=("UCX",), help="--kv-backend UCX")
     backend.add_argument(
         "--use-libfabric", dest="kv_backend", action="store_const", const=("LIBFABRIC",), help="--kv-backend LIBFABRIC"
@@ -198,7 +192,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--p-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for prefill alone")
     group.add_argument("--d-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for decode alone")
     group.add_argument(
-        "--max-model-len", type=_positive, metavar="TOKENS", help="longest prompt + answer (default: the model's)"
+        "--max-model-len", type=positive, metavar="TOKENS", help="longest prompt + answer (default: the model's)"
     )
 
 
@@ -222,15 +216,9 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--detach", action="store_true", help="leave it running when the launcher ends")
     group.add_argument(
-        "--timeout-s", type=_seconds, default=1800.0, metavar="S", help="give up a start after S seconds (1800)"
+        "--timeout-s", type=seconds, default=1800.0, metavar="S", help="give up a start after S seconds (1800)"
     )
     group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
-
-
-def _positive(text: str) -> int:
-    if not re.fullmatch(r"\d+", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _port(text: str) -> int:
@@ -239,25 +227,10 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return float(text)
-
-
 def _delay_ms(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
     return float(text)
-
-
-def _backends(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    if not all(re.fullmatch(r"[A-Z0-9_]+", name) for name in names):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: NIXL backends are names in capitals, for example UCX or UCX,LIBFABRIC"
-        )
-    return names
 
 
 def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pdlab.arguments import OneLineParser, backends, numbers, positive, seconds
 from pdlab.catalog import ModelShape, known_models, load_model
 from pdlab.errors import UsageError
 from pdlab.kv_codes import CodeBook
@@ -12,7 +13,6 @@ from pdlab.kv_faults import FAULTS
 from pdlab.kv_faults import refusal as fault_refusal
 from pdlab.kv_layout import DTYPE_BYTES, KvShape, model_kv_shape, plain_kv_shape
 from pdlab.kv_layout import refusal as tp_refusal
-from pdlab.options import OneLineParser
 from pdlab.transfer import Plan, Size, cache_blocks
 
 BLOCK_TOKENS = 16
@@ -50,41 +50,39 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         help="all ranks on one node, or prefill and decode on two; strictly (default %(default)s)",
     )  # fmt: skip
     where.add_argument(
-        "--local", nargs="?", type=_positive, const=LOCAL_NODES, metavar="N",
+        "--local", nargs="?", type=positive, const=LOCAL_NODES, metavar="N",
         help=f"on N Ray nodes of this machine, started for it (default {LOCAL_NODES}); without it: the running Ray",
     )  # fmt: skip
-    where.add_argument("--prefill-tp", type=_positive, default=1, metavar="N", help="default %(default)s")
-    where.add_argument("--decode-tp", type=_positive, default=1, metavar="N", help="default %(default)s")
+    where.add_argument("--prefill-tp", type=positive, default=1, metavar="N", help="default %(default)s")
+    where.add_argument("--decode-tp", type=positive, default=1, metavar="N", help="default %(default)s")
     what = parser.add_argument_group("what moves")
     what.add_argument("--model", metavar="NAME", help=f"shape of its KV cache, by its name (default {MODEL})")
-    what.add_argument("--num-layers", type=_positive, metavar="N", help="in place of --model, with --block-len-bytes")
+    what.add_argument("--num-layers", type=positive, metavar="N", help="in place of --model, with --block-len-bytes")
     what.add_argument(
-        "--block-len-bytes", type=_positive, metavar="BYTES", help="one block of one layer, all ranks together"
+        "--block-len-bytes", type=positive, metavar="BYTES", help="one block of one layer, all ranks together"
     )
-    what.add_argument("--num-blocks", type=_positive, metavar="N", help="blocks of the cache (default: what is needed)")
+    what.add_argument("--num-blocks", type=positive, metavar="N", help="blocks of the cache (default: what is needed)")
     what.add_argument(
-        "--tokens", type=_numbers, metavar="N,N,...",
+        "--tokens", type=numbers, metavar="N,N,...",
         help=f"prompt sizes to sweep (default {','.join(map(str, TOKENS))})",
     )  # fmt: skip
-    what.add_argument(
-        "--blocks", type=_numbers, metavar="N,N,...", help="request sizes in blocks, in place of --tokens"
-    )
+    what.add_argument("--blocks", type=numbers, metavar="N,N,...", help="request sizes in blocks, in place of --tokens")
     what.add_argument(
         "--random-blocks", action="store_true", help="scattered blocks, as after hours of serving; else one run"
     )
     what.add_argument("--seed", type=int, default=0, help="of the block tables (default %(default)s)")
     how = parser.add_argument_group("how")
-    how.add_argument("--backends", type=_words, default=("UCX",), metavar="A,B", help="NIXL backends (default UCX)")
+    how.add_argument("--backends", type=backends, default=("UCX",), metavar="A,B", help="NIXL backends (default UCX)")
     how.add_argument(
         "--direction", choices=("read", "write"), default="read",
         help="decode pulls, as vLLM does, or prefill pushes (default %(default)s)",
     )  # fmt: skip
     how.add_argument(
-        "--concurrent-requests", type=_positive, default=1, metavar="N", help="in flight together (default %(default)s)"
+        "--concurrent-requests", type=positive, default=1, metavar="N", help="in flight together (default %(default)s)"
     )
-    how.add_argument("--repeats", type=_positive, default=5, help="warm transfers per size, at least 5 (default 5)")
+    how.add_argument("--repeats", type=positive, default=5, help="warm transfers per size, at least 5 (default 5)")
     how.add_argument("--ucx-tls", metavar="LIST", help="UCX_TLS of the ranks, to force a transport")
-    how.add_argument("--timeout-s", type=_seconds, default=60.0, help="of every step (default %(default)g)")
+    how.add_argument("--timeout-s", type=seconds, default=60.0, help="of every step (default %(default)g)")
     how.add_argument("--plant-fault", choices=sorted(FAULTS), metavar="FAULT", help=f"one of {', '.join(FAULTS)}")
     out = parser.add_argument_group("output")
     out.add_argument("--verbose", action="store_true", help="every repeat, UCX's own table, libraries in use")
@@ -165,30 +163,3 @@ def _shape(args: argparse.Namespace) -> KvShape:
     if model is None:
         raise UsageError(f"--model {name} is not in configs/models/; use one of {', '.join(known_models())}")
     return kv_shape(model)
-
-
-def _positive(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be seconds above 0")
-    return value
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_positive(word) for word in text.split(",")}))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    if not all(word.replace("_", "").isalnum() and word == word.upper() for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: NIXL backends in capitals, with commas between, as UCX,LIBFABRIC")
-    return words

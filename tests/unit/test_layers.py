@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "ucx_table",
     ),
     (
+        "arguments",
         "doctor_settings",
         "doctor_software",
         "inside",
@@ -78,6 +79,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "running",
         "slo_search",
         "tiny_model",
+        "transfer_options",
         "ttft_split",
     ),
     (
@@ -92,7 +94,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "placement",
         "sim_engine",
         "target",
-        "transfer_options",
     ),
     (
         "analysis",
