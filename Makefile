@@ -11,7 +11,7 @@ LIVE_DIRS := $(filter tests/live/,$(TEST_DIRS))
 FAST_DIRS := $(filter $(TEST_DIRS),$(KNOWN_DIRS)) $(filter-out $(KNOWN_DIRS) $(LIVE_DIRS),$(TEST_DIRS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-fast check golden bench lock clean
+.PHONY: help setup setup-gpu demo wire test test-fast check golden bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,9 @@ setup-gpu:  ## install the pinned GPU stack into .venv in its place, on a node o
 
 demo: setup  ## serve, sweep and plot pd-spread, pd-pack and collocated on this machine
 	@$(PYTHON_VENV) -m pdlab.demo
+
+wire: setup  ## prove the KV transfer here, as root: pack in memory, spread over 1 Gbit/s, a planted corruption
+	@$(PYTHON_VENV) -m pdlab.wire_demo
 
 test: setup  ## every test, the live ones (Ray, vLLM, NIXL) included
 	@$(PYTEST) $(FAST_DIRS) $(LIVE_DIRS)

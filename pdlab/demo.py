@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             launch = [python, "launch_gptoss.py", *flags, "--local", "--detach", "--port", args.port]
             sweep = [python, "-m", "pdlab.bench", "-e", name, *load, "-u", url, "--out", str(out)]
             for command in (launch, sweep):
-                code = _run(command)
+                code = run(command)
                 if code:
                     print(f"the demo ends here: that command ended with code {code}", file=sys.stderr)
                     return code
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     finally:
-        _run([python, "launch_gptoss.py", "--shutdown", "--port", args.port])
+        run([python, "launch_gptoss.py", "--shutdown", "--port", args.port])
     experiments = [str(out / name) for name in NAMES]
     plot = out / "demo.png"
-    code = _run(
+    code = run(
         [python, "viz.py", "--exps", *experiments, "--use-normalized", "--gpus-per-node", "2", "--plot-path", str(plot)]
     )
     print(MEANING)
@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(command: list[str]) -> int:
+def run(command: list[str]) -> int:
+    """Show a command, run it in the project's folder; returns its exit code."""
     shown = ["python" if word == sys.executable else word for word in command]
     print(f"\n$ {shlex.join(shown)}", flush=True)
     return subprocess.run(command, cwd=ROOT).returncode

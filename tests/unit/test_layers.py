@@ -94,6 +94,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "placement",
         "sim_engine",
         "target",
+        "wire_demo",
     ),
     (
         "analysis",
