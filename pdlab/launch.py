@@ -281,12 +281,12 @@ def _await_transfers(running: Running) -> NixlCounters:
 
 
 def describe_counters(counters: NixlCounters) -> str:
-    """One line for the person."""
+    """One line for the person. Bytes are an estimate (docs/metrics.md), so they get two digits and an "about"."""
     if counters.transfers is None or counters.bytes_transferred is None:
         return "KV transfers: vLLM exports no NIXL counters"
+    megabytes = float(f"{counters.bytes_transferred / 1e6:.2g}")
     return (
-        f"KV transfers: {counters.transfers:g} done, {counters.bytes_transferred / 1e6:.2f} MB, "
-        f"{counters.failed_transfers or 0:g} failed"
+        f"KV transfers: {counters.transfers:g} done, about {megabytes:g} MB, {counters.failed_transfers or 0:g} failed"
     )
 
 

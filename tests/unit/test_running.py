@@ -12,6 +12,7 @@ from web import web_server
 
 from pdlab.catalog import local_cluster
 from pdlab.errors import ClusterError, StoreError, UsageError
+from pdlab.launch import describe_counters
 from pdlab.local_nodes import free_port
 from pdlab.placement import place
 from pdlab.results import CanaryResult, Manifest, NixlCounters
@@ -237,3 +238,22 @@ class TestCacheDir:
         assert cache_dir() == Path("/xdg/pdlab")
         monkeypatch.setenv("XDG_CACHE_HOME", "")
         assert cache_dir() == Path("/home/someone/.cache/pdlab")
+
+
+@pytest.mark.parametrize(
+    ("counters", "said"),
+    [
+        (NixlCounters(), "KV transfers: vLLM exports no NIXL counters"),
+        (NixlCounters(transfers=6, bytes_transferred=0.0), "KV transfers: 6 done, about 0 MB, 0 failed"),
+        (
+            NixlCounters(transfers=6, bytes_transferred=2_234_567.0, failed_transfers=0),
+            "KV transfers: 6 done, about 2.2 MB, 0 failed",
+        ),
+        (
+            NixlCounters(transfers=40, bytes_transferred=7.4123e9, failed_transfers=2),
+            "KV transfers: 40 done, about 7400 MB, 2 failed",
+        ),
+    ],
+)
+def test_bytes_are_told_as_the_estimate_that_they_are(counters: NixlCounters, said: str) -> None:
+    assert describe_counters(counters) == said
