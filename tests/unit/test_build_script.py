@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$(basename "$0") $*" in
 "make -j 1") [ ! -e "$BROKEN" ] ;;
+"ucx_info -v") echo "# Library version: ${UCX_VERSION-1.20.0}" ;;
 esac
 """
 
@@ -65,7 +67,7 @@ def test_builds_once_and_then_has_nothing_to_do(rig: dict[str, str]) -> None:
     Path(rig["CALLS"]).unlink()
     again = build(rig, "--wheel")
     assert again.returncode == 0
-    assert not any(call.startswith(("make", "configure")) or "pip" in call for call in calls(rig))
+    assert not any(call.startswith(("make", "configure")) or "-m pip" in call for call in calls(rig))
     assert again.stderr.count("done before") == 6
 
 
@@ -92,6 +94,39 @@ def test_other_sources_build_anew(rig: dict[str, str]) -> None:
     (here / "ucx").mkdir()
     assert build(rig, "--ucx-source", str(here / "ucx2")).returncode == 0
     assert any(call.startswith("configure") for call in calls(rig))
+
+
+def test_an_edited_source_builds_anew(rig: dict[str, str]) -> None:
+    assert build(rig).returncode == 0
+    Path(rig["CALLS"]).unlink()
+    (Path(rig["CALLS"]).parent / "ucx" / "patch.c").write_text("int fixed;")
+    done = build(rig)
+    assert done.returncode == 0 and "done before" not in done.stderr
+    assert any(call.startswith("configure") for call in calls(rig))
+
+
+def test_sources_may_be_tarballs(rig: dict[str, str]) -> None:
+    here = Path(rig["CALLS"]).parent
+    for name in ("ucx", "nixl"):
+        with tarfile.open(here / f"{name}.tar.gz", "w:gz") as archive:
+            archive.add(here / name, f"{name}-1.20.0")
+    words = ("--ucx-source", str(here / "ucx.tar.gz"), "--nixl-source", str(here / "nixl.tar.gz"))
+    done = build(rig, *words)
+    assert done.returncode == 0, done.stderr
+    assert (here / "prefix" / "build" / "ucx" / "configure").exists(), "unpacked without its top folder"
+    assert build(rig, *words).stderr.count("done before") == 5
+    (here / "ucx.tar.gz").write_bytes(b"not a tarball")
+    done = build(rig, *words)
+    assert done.returncode == 1 and "ucx-source failed" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["1.19.1", ""])
+def test_an_old_ucx_is_not_called_built(version: str, rig: dict[str, str]) -> None:
+    done = build(rig | {"UCX_VERSION": version})
+    assert done.returncode == 1
+    assert "1.20 is the first with zero-copy over SRD" in done.stderr and "verify failed" in done.stderr
+    again = build(rig | {"UCX_VERSION": "1.20.0"})
+    assert again.returncode == 0 and again.stderr.count("done before") == 4
 
 
 def test_a_dry_run_prints_and_does_nothing(rig: dict[str, str]) -> None:
