@@ -248,7 +248,8 @@ def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
 
 def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab import handover
-    from pdlab.calibrate import compare, measured, median_errors, table
+    from pdlab.accuracy import median_errors, table
+    from pdlab.calibrate import compare, measured
     from pdlab.imports import load_experiment
 
     if args.plot:

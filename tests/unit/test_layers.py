@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node_probe",
         "progress",
         "provenance",
+        "ranking",
         "raw_ucx",
         "replica_logs",
         "side_channel",
@@ -103,6 +104,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sim",
     ),
     (
+        "accuracy",
         "cost",
         "describe",
         "local_nodes",
