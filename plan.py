@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pdlab.catalog import ModelShape
     from pdlab.nodes import ClusterView
     from pdlab.perf import Hardware
-    from pdlab.planner import Scene, Slo
+    from pdlab.planner import Scene
     from pdlab.sim import Prompts
-    from pdlab.workload import Workload
+    from pdlab.workload import Slo, Workload
 
 EPILOG = """\
 examples:
@@ -137,8 +137,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _slo(args: argparse.Namespace) -> Slo:
-    from pdlab.planner import Slo
     from pdlab.spec import validate
+    from pdlab.workload import Slo
 
     bounds = {name: getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
     return validate(
