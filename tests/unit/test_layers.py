@@ -31,6 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "raw_ucx",
         "replica_logs",
         "side_channel",
+        "sim_router",
         "ucx_table",
     ),
     (
@@ -92,6 +93,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "matching",
         "placement",
         "sim_engine",
+        "sim_links",
         "target",
         "transfer_options",
     ),
