@@ -11,13 +11,12 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-
-import itertools
 
 from pdlab.catalog import load_model  # noqa: E402
 from pdlab.perf import LinkKind, load_hardware  # noqa: E402
@@ -81,7 +80,7 @@ def by_tp(curves: Sequence[Curve], loads: Sequence[int] = (32, 48, 64)) -> Order
     tpots_ms = {n: [1e3 * each[n].tpot_s for each in curves] for n in loads}
     return Ordering(
         "TPOT of a node: TP8 < TP4 < TP2 < TP1, concurrency 32 to 64",
-        all(a < b for tpots in tpots_ms.values() for a, b in itertools.pairwise(tpots)),
+        all(a < b for tpots in tpots_ms.values() for a, b in pairwise(tpots)),
         "; ".join(f"{n}: " + ", ".join(f"{tpot:.1f}" for tpot in tpots) + " ms" for n, tpots in tpots_ms.items()),
     )
 
