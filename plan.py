@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pdlab.catalog import ModelShape
     from pdlab.nodes import ClusterView
     from pdlab.perf import Hardware
-    from pdlab.planner import Scene, Slo
+    from pdlab.planner import Scene
     from pdlab.sim import Prompts
-    from pdlab.workload import Workload
+    from pdlab.workload import Slo, Workload
 
 EPILOG = """\
 examples:
@@ -134,8 +134,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _slo(args: argparse.Namespace) -> Slo:
-    from pdlab.planner import Slo
     from pdlab.spec import validate
+    from pdlab.workload import Slo
 
     bounds = {name: getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
     return validate(
@@ -245,7 +245,8 @@ def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
 
 def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab import handover
-    from pdlab.calibrate import compare, measured, median_errors, table
+    from pdlab.accuracy import median_errors, table
+    from pdlab.calibrate import compare, measured
     from pdlab.imports import load_experiment
 
     if args.plot:

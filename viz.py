@@ -204,6 +204,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab import analysis, compare, findings, goodput, loading, published, sentences, tables
     from pdlab.errors import UsageError
     from pdlab.spec import validate
+    from pdlab.workload import parse_slo
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
@@ -231,7 +232,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
-    slos = [findings.parse_slo(text, args.slo_quantile) for text in args.slo]
+    slos = [parse_slo(text, args.slo_quantile) for text in args.slo]
     if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
         raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
     paths = _distinct(args.exps)

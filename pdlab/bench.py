@@ -25,7 +25,6 @@ from pdlab.levels import (
     parse_per_gpu,
     parse_ramps,
     parse_rates,
-    parse_slo,
 )
 from pdlab.results import Distribution, Run
 from pdlab.running import reach
@@ -33,7 +32,7 @@ from pdlab.slo_search import Search
 from pdlab.spec import validate
 from pdlab.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
 from pdlab.target import normal_url
-from pdlab.workload import Closed, Load, Open, Workload, WorkloadMode
+from pdlab.workload import Closed, Load, Open, Workload, WorkloadMode, parse_slo
 
 INVALID = 3
 INTERRUPTED = 130

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from pdlab.accuracy import NAMES, Measured, Point, Values, median_errors, name_of, ranked, rankings, table, told
 from pdlab.catalog import ModelShape, load_model
 from pdlab.errors import PdlabError, StoreError, UsageError
 from pdlab.imports import load_experiment
@@ -29,43 +30,14 @@ from pdlab.perf import FitError, Hardware, load_hardware
 from pdlab.results import Experiment, Run
 from pdlab.sim import Prompts, SimulatedLevel, simulate
 from pdlab.simulated import figures, gaps
-from pdlab.spec import Deployment, Frozen, to_yaml
-from pdlab.workload import Level, Open, Workload
+from pdlab.spec import to_yaml
+from pdlab.workload import Level, Open
 
 # TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
 WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
 FIRST_LEVEL = 0.2  # without a warm-up the first level holds handshakes and compilation
 SCALE = 0.04
 SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
-NAMES = ("TPOT", "mean TTFT", "requests/s")
-
-Values = tuple[float | None, float, float, float | None, float | None]
-
-
-class Measured(Frozen):
-    """One experiment to fit to: levels in the order in which they ran, and of each
-    (TPOT s, TTFT s, requests/s, median ITL s, p99 ITL s)."""
-
-    name: str
-    deployment: Deployment
-    workload: Workload
-    levels: tuple[Level, ...]
-    values: tuple[Values, ...]
-    prompts: Prompts
-
-
-class Point(Frozen):
-    """A predicted and a measured figure; ``metric`` is one of `NAMES`."""
-
-    experiment: str
-    load: str
-    metric: str
-    predicted: float
-    measured: float
-
-    @property
-    def error_percent(self) -> float:
-        return 100 * (self.predicted / self.measured - 1)
 
 
 def measured(experiment: Experiment, prompts: Prompts) -> Measured:
@@ -208,24 +180,13 @@ def compare(
     points = []
     found = predict(hardware, shape, experiment, seeds)
     for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
-        load = f"{level.load.kind} {level.load.value:g}"
+        load = name_of(level)
         for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
             if value is not None and truth is not None:
                 points.append(
                     Point(experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth)
                 )
     return points
-
-
-def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str, float]:
-    """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
-    first = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
-    kept = [point for point in points if first.get(point.experiment) != point.load]
-    return {
-        name: statistics.median(abs(point.error_percent) for point in kept if point.metric == name)
-        for name in NAMES
-        if any(point.metric == name for point in kept)
-    }
 
 
 def _held_out(
@@ -244,25 +205,6 @@ def cross_validate(
             pool.submit(_held_out, start, shape, experiments, number, rounds) for number in range(len(experiments))
         ]
         return [point for future in futures for point in future.result()]
-
-
-def table(points: Sequence[Point]) -> str:
-    """Markdown: one row per experiment and load, predicted / measured and the error of each metric."""
-    rows: dict[tuple[str, str], dict[str, Point]] = {}
-    for point in points:
-        rows.setdefault((point.experiment, point.load), {})[point.metric] = point
-    lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
-    for (name, load), row in rows.items():
-        cells = []
-        for metric, factor, digits in zip(NAMES, (1e3, 1e3, 1.0), (2, 0, 2), strict=True):
-            at = row.get(metric)
-            if at is None:
-                cells.append("-")
-                continue
-            both = " / ".join(f"{value * factor:.{digits}f}" for value in (at.predicted, at.measured))
-            cells.append(f"{both} ({at.error_percent:+.0f} %)")
-        lines.append(f"| {name} | {load} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -310,11 +252,13 @@ def _run(args: argparse.Namespace) -> int:
 
     fitted = fit(start, shape, experiments, rounds=args.rounds, say=say)
     inside = [point for experiment in experiments for point in compare(fitted, shape, experiment)]
-    print("fitted to all:", _told(median_errors(inside)))
+    print("fitted to all:", told(median_errors(inside)))
+    print(ranked(rankings(experiments, inside, start.gpus_per_node)))
     error = None
     if args.cross_validate:
         outside = cross_validate(start, shape, experiments, args.rounds)
-        print("each left out once:", _told(median_errors(outside)))
+        print("each left out once:", told(median_errors(outside)))
+        print(ranked(rankings(experiments, outside, start.gpus_per_node)))
         print(table(outside))
         found = median_errors(outside)
         error = FitError(
@@ -331,10 +275,6 @@ def _run(args: argparse.Namespace) -> int:
         Path(args.out).write_text(to_yaml(fitted.model_copy(update=changed)), encoding="utf-8")
         say(f"wrote {args.out}")
     return 0
-
-
-def _told(errors: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()) + " (median absolute)"
 
 
 if __name__ == "__main__":

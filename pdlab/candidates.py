@@ -74,9 +74,8 @@ def units(shapes: Sequence[Engines], gpus: int, node: int, shape: ModelShape) ->
     for of in shapes:
         fill = node if gpus % node == 0 and of.gpus <= node else gpus
         yield Unit(of, fill // of.gpus, None, 0)
-    unstaged = [of for of in shapes if of.pp == 1]  # NixlConnector of vLLM 0.29 fetches into no pipeline stages
-    for prefill in unstaged:
-        for decode in unstaged:
+    for prefill in shapes:
+        for decode in shapes:
             one = Disaggregated(prefill=prefill.pool(), decode=decode.pool(), placement="spread")
             try:
                 check_divisibility(Deployment(topology=one), shape)

@@ -134,13 +134,17 @@ def load_deployment(name_or_path: str) -> Deployment:
 
 
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
-    """Rules of vLLM 0.29 on TP degrees; returns warnings. Raises UsageError.
+    """Rules of vLLM 0.29 on TP and PP degrees; returns warnings. Raises UsageError.
 
-    Without a shape only the rule between prefill and decode TP can be checked.
+    Without a shape only the rules between prefill and decode can be checked.
 
     Heads must divide by TP. KV heads must divide by TP, or TP by KV heads (heads are then
     replicated). Between prefill and decode one TP must divide the other, and a prefill TP larger
     than decode's may not exceed the KV heads.
+
+    Neither prefill nor decode may have pipeline stages (nixl/base_worker.py): a consumer with PP > 1 is
+    refused, and so is either role where the model has several KV layouts; a consumer that pulls asks the
+    first stage of prefill alone, and fails because that has fewer layers than it has itself.
     """
     for role, pool in deployment.pools.items():
         if shape is not None:
@@ -148,6 +152,12 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     pools = deployment.pools
     if "prefill" not in pools:
         return []
+    for role, pool in pools.items():
+        if pool.pp > 1:
+            raise UsageError(
+                f"{role} PP {pool.pp}: vLLM's NixlConnector moves KV between engines of one pipeline stage only; "
+                f"use --{role[0]}-pp 1 with a larger --{role[0]}-tp, or DP with EP, or collocated engines"
+            )
     prefill_tp, decode_tp = pools["prefill"].tp, pools["decode"].tp
     if max(prefill_tp, decode_tp) % min(prefill_tp, decode_tp):
         raise UsageError(

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from pdlab import cost, tables
 from pdlab.analysis import Curve, ThroughputMetric, View
 from pdlab.crossover import Takeover, crossovers
-from pdlab.errors import UsageError
 from pdlab.goodput import Capacity, Pick, goodput_at, share_at
 from pdlab.sentences import incomparable, listed, plain, slo_name
-from pdlab.spec import validate
 from pdlab.statistics import Interval
 from pdlab.workload import Slo
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile"}
-
-
-def parse_slo(text: str, quantile: float) -> Slo:
-    """``ttft_ms=2000,tpot_ms=50`` and a share of requests. Raises UsageError."""
-    bounds: dict[str, float] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(ttft|tpot|e2el)_ms=([\d.]+)\s*", part)
-        number = float(match[2]) if match and match[2].count(".") <= 1 and match[2] != "." else 0.0
-        if not match or number <= 0:
-            raise UsageError(
-                f"--slo {text}: {part.strip()!r} is no bound; expected ttft_ms=2000,tpot_ms=50[,e2el_ms=N]"
-            )
-        if f"{match[1]}_s" in bounds:
-            raise UsageError(f"--slo {text}: {match[1]}_ms is there twice; keep one")
-        bounds[f"{match[1]}_s"] = number / 1000
-    return validate(Slo, {**bounds, "quantile": quantile}, where=f"--slo {text}")
 
 
 def slo_text(found: Pick, curves: Sequence[Curve], view: View) -> str:

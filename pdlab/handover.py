@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from pdlab.accuracy import Measured
 from pdlab.analysis import View, curves
-from pdlab.calibrate import Measured
 from pdlab.catalog import CONFIGS, ModelShape, load_cluster
 from pdlab.errors import UsageError
 from pdlab.perf import Hardware

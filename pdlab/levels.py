@@ -17,8 +17,8 @@ from pydantic import Field, model_validator
 
 from pdlab.errors import UsageError
 from pdlab.results import ClientLoad, RequestRecord
-from pdlab.spec import Collocated, Deployment, Frozen, Pool, validate
-from pdlab.workload import Closed, Level, Load, Open, Ramp, RunKey, Slo, Sweep, Workload
+from pdlab.spec import Collocated, Deployment, Frozen, Pool
+from pdlab.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
@@ -199,19 +199,6 @@ def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: 
         ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
     _distinct("--ramp", [ramp.end_rps for ramp in ramps])
     return tuple(ramps)
-
-
-def parse_slo(text: str, quantile: float) -> Slo:
-    """``ttft_ms=2000,tpot_ms=50``. Raises UsageError."""
-    bounds: dict[str, float] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(ttft|tpot|e2el)_ms\s*=\s*(\d+(?:\.\d+)?)\s*", part)
-        if not match or float(match[2]) <= 0:
-            raise UsageError(f"--slo: expected ttft_ms=2000,tpot_ms=50 or e2el_ms (numbers above 0), got {text!r}")
-        if f"{match[1]}_s" in bounds:
-            raise UsageError(f"--slo: {match[1]}_ms is given twice")
-        bounds[f"{match[1]}_s"] = float(match[2]) / 1000
-    return validate(Slo, {**bounds, "quantile": quantile}, where="--slo, --slo-quantile")
 
 
 def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:

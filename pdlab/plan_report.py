@@ -8,10 +8,11 @@ import statistics
 from pdlab.matching import Matcher, engines_of
 from pdlab.nodes import ClusterView
 from pdlab.perf import FitError, Hardware
-from pdlab.planner import TO_90, UNKNOWN_ERROR, Candidate, Gain, Outcome, Plan, Scene, Slo, gain
+from pdlab.planner import TO_90, UNKNOWN_ERROR, Candidate, Gain, Outcome, Plan, Scene, gain
 from pdlab.regimes import Regime, regimes
 from pdlab.spec import Disaggregated
 from pdlab.tables import table
+from pdlab.workload import Slo
 
 ROWS = 12
 LONG_TTFT_S = 1.0

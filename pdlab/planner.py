@@ -15,16 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pydantic import Field
-
 from pdlab.candidates import Sized, copies_of, engine_shapes, shortlist
 from pdlab.catalog import ModelShape
 from pdlab.matching import Matcher, unit_of
 from pdlab.nodes import ClusterView
 from pdlab.perf import FitError, Hardware
 from pdlab.sim import SimulatedLevel, simulate
-from pdlab.spec import Collocated, Deployment, Frozen, PlacementKind
-from pdlab.workload import Closed, Level, Open, Workload
+from pdlab.spec import Collocated, Deployment, PlacementKind
+from pdlab.workload import Closed, Latencies, Level, Open, Slo, Workload
 
 LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rate matching gives
 EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
@@ -37,35 +35,6 @@ UNKNOWN_ERROR = FitError(
     tpot_percent=10, ttft_percent=30, requests_per_s_percent=10, points=0, how="never checked: assumed"
 )
 TO_90 = 1.4826 * 1.6449  # median absolute error -> standard deviation of a normal one -> 90 % of cases
-
-
-class Slo(Frozen):
-    """Bounds in seconds that a request must meet (None: not bounded), and the share of requests that must."""
-
-    ttft_s: float | None = Field(default=None, gt=0)
-    tpot_s: float | None = Field(default=None, gt=0)
-    e2el_s: float | None = Field(default=None, gt=0)
-    quantile: float = Field(default=0.9, gt=0, le=1)
-
-    @property
-    def bounded(self) -> bool:
-        return (self.ttft_s, self.tpot_s, self.e2el_s) != (None, None, None)
-
-    def stress(self, ttft_s: float, tpot_s: float, e2el_s: float) -> float:
-        """The latency that is worst in relation to its bound, over that bound: at most 1 meets the SLO."""
-        return max(
-            ttft_s / self.ttft_s if self.ttft_s else 0.0,
-            tpot_s / self.tpot_s if self.tpot_s else 0.0,
-            e2el_s / self.e2el_s if self.e2el_s else 0.0,
-        )
-
-    def stress_of(self, latencies: Sequence[Latencies], tpot: float = 1.0, ttft: float = 1.0) -> float:
-        """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
-        ordered = sorted(self.stress(t * ttft, p * tpot, e * tpot) for t, p, e in latencies)
-        return ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)]
-
-
-Latencies = tuple[float, float, float]  # TTFT, TPOT, E2EL of one request, seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pdlab.perf import Hardware
-from pdlab.planner import UNKNOWN_ERROR, Candidate, Slo
+from pdlab.planner import UNKNOWN_ERROR, Candidate
+from pdlab.workload import Slo
 
 STEPS = 80
 Curve = Sequence[tuple[float, float]]  # (output tokens/s per node, TPOT s), by throughput

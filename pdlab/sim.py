@@ -38,6 +38,8 @@ from pdlab.perf import (
 )
 from pdlab.sim_engine import Engine, Host, PrefixCache, Waiting
 from pdlab.sim_level import SimulatedLevel, Trace, empty_level, open_arrivals
+from pdlab.sim_links import Links
+from pdlab.sim_router import Router, Routing
 from pdlab.spec import Deployment, Disaggregated, Pool
 from pdlab.workload import Closed, Level, Workload
 
@@ -45,11 +47,9 @@ __all__ = ["Prompts", "Routing", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
 Kernels = Callable[[Hardware, ModelShape, Pool], KernelTimes]
-Routing = Literal["two-choices", "round-robin", "prefix"]
 
 ARRIVES, ENTERS, STEP_ENDS, KV_ARRIVED = range(4)
 MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, at most
-PREFIX_SLACK = 2  # requests by which a replica with the prompt may be busier than the idlest
 
 
 def simulate(
@@ -100,27 +100,25 @@ class _System(Host):
         self.random = random.Random(seed)
         self.seed = seed
         self.hardware, self.shape = hardware, shape
-        self.repeated, self.hit_rate, self.routing = prompts == "repeated", prefix_hit_rate, routing
+        self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
         topology = deployment.topology
         pools = deployment.pools
         self.kernels = kernels
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
-        self.transfer = None
+        self.links = None
         if isinstance(topology, Disaggregated):
-            self.transfer = transfer_costs(hardware, shape, topology, link)
+            self.links = Links(transfer_costs(hardware, shape, topology, link))
         self.decode = self.engines.get("decode") or self.engines["collocated"]
         self.front = self.engines.get("prefill") or self.decode
         value = hardware.value
-        self.overhead_s = value("pd_overhead_ms" if self.transfer else "overhead_ms") * 1e-3
+        self.overhead_s = value("pd_overhead_ms" if self.links else "overhead_ms") * 1e-3
         self.frontend_s = value("frontend_ms") * 1e-3
         self.contention = value("contention")
         self.token_s = value("ingress_us") * 1e-6
         self.stream_s = value("stream_us") * 1e-6
-        self.news_s = value("router_news_ms") * 1e-3
+        self.router = Router(routing, self.random, value("router_news_ms") * 1e-3)
         self.gap_s = value("client_gap_ms") * 1e-3
-        self.link_free_s = 0.0
-        self.turns: dict[int, int] = {}
         self.outputs_kept = 0
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
@@ -169,7 +167,8 @@ class _System(Host):
         self.events: list[tuple[float, int, int, Engine, int]] = []
         self.sequence = 0
         self.target: dict[int, tuple[Engine, Engine]] = {}
-        self.link_free_s = 0.0
+        if self.links:
+            self.links.free_s = 0.0
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
             engine.preemptions = engine.known_load = 0
@@ -212,7 +211,7 @@ class _System(Host):
             for role, engines in self.engines.items():
                 log.busy[role] = sum(engine.busy_s for engine in engines) / len(engines) / log.duration_s
             ends = [engine.link_busy_s for engine in self.all_engines]
-            log.link_busy = (sum(ends) / 2 if self.transfer and self.transfer.shared else max(ends)) / log.duration_s
+            log.link_busy = self.links.busy_s(ends) / log.duration_s if self.links else 0.0
             log.kv_full = sum(engine.full_s for engine in self.all_engines) / len(self.all_engines) / log.duration_s
         log.preemptions = sum(engine.preemptions for engine in self.all_engines)
         return log
@@ -225,11 +224,11 @@ class _System(Host):
 
     def _arrives(self, request: int, now_s: float) -> None:
         self.log.arrival_s[request] = now_s
-        engine = self._route(self.front, request, now_s)
+        engine = self.router.choose(self.front, self.prompt[request], self.log.input_tokens[request], now_s)
         self.target[request] = (engine, engine)
         # The processes that take requests in also stream every token out: what they do takes longer then.
         # Which decode replica it will be is not known yet: any one tells how busy they are.
-        decoder = self.decode[self.sequence % len(self.decode)] if self.transfer else engine
+        decoder = self.decode[self.sequence % len(self.decode)] if self.links else engine
         streaming = len(decoder.running) / decoder.step_s * self.stream_s if decoder.busy else 0.0
         slower = 1 / (1 - min(streaming, MOST_STREAMING))
         engine.frontend_free_s = max(engine.frontend_free_s, now_s) + self.frontend_s * slower
@@ -297,7 +296,7 @@ class _System(Host):
         context = log.input_tokens[request] + log.output_tokens[request]
         engine.held -= context
         engine.context -= context
-        self._leaves(engine, now_s)
+        self.router.leaves(engine, now_s)
         engine.allocated += log.output_tokens[request]
         if engine.inbound:
             self._fetch(engine, now_s)
@@ -310,16 +309,16 @@ class _System(Host):
 
     def _move(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
-        self._leaves(engine, now_s)
-        decoder = self._route(self.decode, request, now_s)
+        self.router.leaves(engine, now_s)
+        decoder = self.router.choose(self.decode, self.prompt[request], self.log.input_tokens[request], now_s)
         self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
         self._fetch(decoder, now_s)
 
     def _fetch(self, decoder: Engine, now_s: float) -> None:
         """Start the transfers that the decode engine has room for, in order."""
-        assert self.transfer is not None
-        costs = self.transfer
+        assert self.links is not None
+        costs = self.links.costs
         while decoder.inbound:
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
@@ -335,17 +334,8 @@ class _System(Host):
             decoder.allocated += moved
             size = moved * costs.bytes_per_token
             sender = self.target[request][0]
-            sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s
-            takes_s = max(sends_s, receives_s)
-            begins_s = max(now_s, sender.link_free_s, decoder.link_free_s)
-            if costs.shared:
-                begins_s = max(begins_s, self.link_free_s)
-                self.link_free_s = begins_s + takes_s
-            sender.link_free_s, decoder.link_free_s = begins_s + sends_s, begins_s + receives_s
-            sender.link_busy_s += sends_s
-            decoder.link_busy_s += receives_s
             self.log.transferred_bytes += size
-            arrives_s = begins_s + costs.setup_s + takes_s
+            arrives_s = self.links.carry(sender, decoder, size, now_s)
             if moved:
                 wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
                 fragmented = costs.always_fragmented or wrapped
@@ -365,48 +355,6 @@ class _System(Host):
             self._wake(engine, now_s)
         decoder.joining.append(request)
         self._wake(decoder, now_s)
-
-    def _route(self, engines: list[Engine], request: int, now_s: float) -> Engine:
-        if len(engines) == 1:
-            chosen = engines[0]
-        elif self.routing == "round-robin":
-            turn = self.turns.get(id(engines), 0)
-            self.turns[id(engines)] = turn + 1
-            chosen = engines[turn % len(engines)]
-        else:
-            chosen = self._two_choices(engines, now_s)
-            if self.routing == "prefix":
-                chosen = self._with_prefix(engines, request) or chosen
-        chosen.load += 1
-        chosen.known_load += 1
-        return chosen
-
-    def _leaves(self, engine: Engine, now_s: float) -> None:
-        engine.load -= 1
-        engine.news.append(now_s + self.news_s)
-
-    def _two_choices(self, engines: list[Engine], now_s: float) -> Engine:
-        first = int(self.random.random() * len(engines))
-        second = int(self.random.random() * (len(engines) - 1))
-        second += second >= first
-        one, other = engines[first], engines[second]
-        for engine in (one, other):
-            while engine.news and engine.news[0] <= now_s:
-                engine.news.popleft()
-                engine.known_load -= 1
-        if one.known_load == other.known_load:
-            return one if self.random.random() < 0.5 else other
-        return one if one.known_load < other.known_load else other
-
-    def _with_prefix(self, engines: list[Engine], request: int) -> Engine | None:
-        tokens = self.log.input_tokens[request]
-        idlest = min(engine.load for engine in engines)
-        holding = [
-            engine
-            for engine in engines
-            if engine.cache.hit(self.prompt[request], tokens) and engine.load <= idlest + PREFIX_SLACK
-        ]
-        return min(holding, key=lambda engine: engine.load, default=None)
 
     # --- what engines ask ---------------------------------------------------------------------
 

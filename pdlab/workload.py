@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pdlab.spec import Frozen
+from pdlab.errors import UsageError
+from pdlab.spec import Frozen, validate
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
 LoadKind = Literal["concurrency", "rate", "ramp"]
@@ -117,8 +120,9 @@ Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
 class Slo(Frozen):
     """A request meets it when every bound holds, a load when at least ``quantile`` of requests do.
 
-    Bounds in seconds; None is no bound. This is the goodput of DistServe (Zhong et al., OSDI 2024):
-    the highest rate at which the share of requests within all bounds is at least the quantile.
+    Bounds in seconds; None is no bound, and without any every request meets it. This is the goodput of
+    DistServe (Zhong et al., OSDI 2024): the highest rate at which the share of requests within all bounds
+    is at least the quantile.
     """
 
     ttft_s: float | None = Field(default=None, gt=0)
@@ -126,17 +130,50 @@ class Slo(Frozen):
     e2el_s: float | None = Field(default=None, gt=0)
     quantile: float = Field(default=0.95, gt=0, lt=1)
 
-    @model_validator(mode="after")
-    def _some_bound(self) -> Slo:
-        if self.ttft_s is None and self.tpot_s is None and self.e2el_s is None:
-            raise ValueError("give at least one bound: ttft_s, tpot_s or e2el_s")
-        return self
+    @property
+    def bounded(self) -> bool:
+        return (self.ttft_s, self.tpot_s, self.e2el_s) != (None, None, None)
 
     @property
     def label(self) -> str:
         """``ttft2000ms-tpot50ms-q0.95``: names a search's file."""
         bounds = [(n, getattr(self, f"{n}_s")) for n in ("ttft", "tpot", "e2el")]
         return "-".join([*(f"{n}{1000 * s:g}ms" for n, s in bounds if s is not None), f"q{self.quantile:g}"])
+
+    def stress(self, ttft_s: float, tpot_s: float, e2el_s: float) -> float:
+        """The latency that is worst in relation to its bound, over that bound: at most 1 meets the SLO."""
+        return max(
+            ttft_s / self.ttft_s if self.ttft_s else 0.0,
+            tpot_s / self.tpot_s if self.tpot_s else 0.0,
+            e2el_s / self.e2el_s if self.e2el_s else 0.0,
+        )
+
+    def stress_of(self, latencies: Sequence[Latencies], tpot: float = 1.0, ttft: float = 1.0) -> float:
+        """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
+        ordered = sorted(self.stress(t * ttft, p * tpot, e * tpot) for t, p, e in latencies)
+        return ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)]
+
+
+Latencies = tuple[float, float, float]  # TTFT, TPOT, E2EL of one request, seconds
+
+
+def parse_slo(text: str, quantile: float) -> Slo:
+    """``ttft_ms=2000,tpot_ms=50`` and a share of requests, as ``--slo`` and ``--slo-quantile`` give them.
+
+    Raises UsageError.
+    """
+    bounds: dict[str, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(ttft|tpot|e2el)_ms\s*=\s*(\d*\.?\d+|\d+\.)\s*", part)
+        number = float(match[2]) if match else 0.0
+        if not match or number <= 0:
+            raise UsageError(
+                f"--slo {text}: {part.strip()!r} is no bound; expected ttft_ms=2000,tpot_ms=50[,e2el_ms=N], above 0"
+            )
+        if f"{match[1]}_s" in bounds:
+            raise UsageError(f"--slo {text}: {match[1]}_ms is there twice; keep one")
+        bounds[f"{match[1]}_s"] = number / 1000
+    return validate(Slo, {**bounds, "quantile": quantile}, where=f"--slo {text}, --slo-quantile {quantile:g}")
 
 
 class RunKey(Frozen):

@@ -152,7 +152,7 @@ THIRTEEN = [
     "collocated-26xtp4",
     "pd-spread-p1xdp32ep-d1xdp72ep",
     "pd-spread-p3xdp24ep-d1xdp32ep",
-    "pd-spread-p3xtp8-d5xtp8pp2",
+    "collocated-6xtp8pp2",
     "pd-spread-p2xtp16-d4xtp16",
     "pd-pack-p1xtp4-d2xtp2",
     "collocated-2xdp12",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pdlab.catalog import load_cluster, load_model
 from pdlab.perf import load_hardware
-from pdlab.planner import Plan, Scene, Slo, plan
-from pdlab.workload import Workload
+from pdlab.planner import Plan, Scene, plan
+from pdlab.workload import Slo, Workload
 
 STORED = Path(__file__).parent / "plan" / "16-h100-5000-250.csv"
 COLUMNS = ("deployment", "copies", "load", "goodput_per_gpu", "ttft_ms", "tpot_ms", "limited_by")
@@ -22,7 +22,7 @@ ROWS = 10
 def planned() -> Plan:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
-    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
+    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012, quantile=0.9))
     return plan(scene, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), 16)
 
 

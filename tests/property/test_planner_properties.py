@@ -11,10 +11,10 @@ from pdlab.matching import Matcher
 from pdlab.nodes import ClusterView
 from pdlab.perf import load_hardware
 from pdlab.placement import place
-from pdlab.planner import Scene, Slo, capacity, evaluate, sized_alone
+from pdlab.planner import Scene, capacity, evaluate, sized_alone
 from pdlab.regimes import stretches, tpot_at
 from pdlab.spec import Deployment, PlacementKind, parse_label
-from pdlab.workload import Workload
+from pdlab.workload import Slo, Workload
 
 HARDWARE = load_hardware("h100-vllm-0.11")
 _SHAPE = load_model("gpt-oss-120b")

@@ -35,6 +35,8 @@ LINES: list[tuple[str, list[str], list[str]]] = [
         ["--pd-spread", "--p-tp", "16", "--d-tp", "8", "--cluster", "p5.48xlarge-x12", "--dry-run"],
         ["16", "8"],
     ),
+    ("decode-stages", ["--pd-spread", "--d-pp", "2", *ON_X2], ["decode PP 2", "one pipeline stage", "--d-pp 1"]),
+    ("prefill-stages", ["--pd-spread", "--p-pp", "2", *ON_X2], ["prefill PP 2", "one pipeline stage", "--p-pp 1"]),
     ("tp-ratio", ["--pd-spread", "--model", "org/m", "--p-tp", "2", "--d-tp", "3", *ON_X2], ["2", "3", "divide"]),
     ("ep-experts", ["--collocated", "--tp", "1", "--dp", "3", "--ep", *ON_X2], ["3", "128 experts"]),
     ("pp-layers", ["--collocated", "--tp", "1", "--pp", "37", *ON_X2], ["37", "36 layers"]),

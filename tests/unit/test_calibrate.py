@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from pdlab import calibrate
-from pdlab.calibrate import Measured, compare, cross_validate, fit, measured, median_errors, predict, table
+from pdlab.accuracy import Measured, Point, median_errors, rankings, table
+from pdlab.calibrate import compare, cross_validate, fit, measured, predict
 from pdlab.catalog import ModelShape, load_model
 from pdlab.errors import UsageError
 from pdlab.imports import load_experiment
@@ -87,6 +88,30 @@ def test_cross_validation_predicts_what_it_did_not_see() -> None:
     }
     assert min(tpot["collocated-2xtp4"]) > 20 > max(tpot["collocated-1xtp8"])
     assert len(table(points).splitlines()) == 2 + 4 * len(LEVELS)
+
+
+def test_the_order_of_configurations_is_scored_per_workload_and_node() -> None:
+    """1xtp2 serves least of all and is a quarter of a node: per node it serves most. Levels may come in any order."""
+    truth = with_free(HARDWARE, "launch_ms")
+    experiments = synthetic(truth, ["collocated-1xtp8", "collocated-2xtp4", "collocated-1xtp2"])
+    points = [point for e in experiments for point in compare(truth, SHAPE, e, (0,))]
+    ((lengths, found),) = rankings(experiments, points, node_gpus=8).items()
+    assert lengths == "5000:250" and found and all(at.correlation == pytest.approx(1) for at in found)
+    shuffled = [e.model_copy(update={"levels": e.levels[::-1]}) for e in experiments]
+    assert rankings(shuffled, points, node_gpus=8) == {lengths: found}
+
+    def curve(name: str, factor: float) -> list[Point]:
+        return [
+            point.model_copy(update={"predicted": point.measured * (factor if point.metric == "requests/s" else 1)})
+            for point in points
+            if point.experiment == name
+        ]
+
+    turned = [*curve("collocated-1xtp8", 1), *curve("collocated-2xtp4", 1), *curve("collocated-1xtp2", 1 / 9)]
+    (worse,) = rankings(experiments, turned, node_gpus=8).values()
+    assert min(at.correlation for at in worse) < 1
+    other = experiments[2].model_copy(update={"workload": Workload(input_tokens=10000)})
+    assert rankings([*experiments[:2], other], points, node_gpus=8) == {}, "two of one workload, one of another"
 
 
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

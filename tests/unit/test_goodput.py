@@ -10,7 +10,7 @@ from pdlab.analysis import Curve, Gpus, Point, Sample, View
 from pdlab.columns import Requests
 from pdlab.errors import UsageError
 from pdlab.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
-from pdlab.workload import Slo
+from pdlab.workload import Slo, parse_slo
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.9)
 
@@ -155,8 +155,8 @@ def test_published_tables_are_never_picked() -> None:
 
 
 def test_slo_is_read() -> None:
-    assert findings.parse_slo("ttft_ms=2000, tpot_ms=50", 0.95) == Slo(ttft_s=2, tpot_s=0.05, quantile=0.95)
-    assert findings.parse_slo("e2el_ms=1500.5", 0.5) == Slo(e2el_s=1.5005, quantile=0.5)
+    assert parse_slo("ttft_ms=2000, tpot_ms=50", 0.95) == Slo(ttft_s=2, tpot_s=0.05, quantile=0.95)
+    assert parse_slo("e2el_ms=1500.5", 0.5) == Slo(e2el_s=1.5005, quantile=0.5)
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_slo_is_read() -> None:
 )
 def test_bad_slo(text: str, quantile: float, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        findings.parse_slo(text, quantile)
+        parse_slo(text, quantile)

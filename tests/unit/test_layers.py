@@ -27,9 +27,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node_probe",
         "progress",
         "provenance",
+        "ranking",
         "raw_ucx",
         "replica_logs",
         "side_channel",
+        "sim_router",
         "ucx_table",
     ),
     (
@@ -93,6 +95,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "matching",
         "placement",
         "sim_engine",
+        "sim_links",
         "target",
         "wire_demo",
     ),
@@ -105,6 +108,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sim",
     ),
     (
+        "accuracy",
         "cost",
         "describe",
         "local_nodes",

@@ -189,9 +189,9 @@ def test_new_loads_of_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--slo", "ttft=5"], "--slo: expected ttft_ms=2000"),
-        (["--slo", "ttft_ms=0"], "--slo: expected ttft_ms=2000"),
-        (["--slo", "ttft_ms=5,ttft_ms=6"], "--slo: ttft_ms is given twice"),
+        (["--slo", "ttft=5"], "--slo ttft=5: 'ttft=5' is no bound; expected ttft_ms=2000"),
+        (["--slo", "ttft_ms=0"], "--slo ttft_ms=0: 'ttft_ms=0' is no bound; expected ttft_ms=2000"),
+        (["--slo", "ttft_ms=5,ttft_ms=6"], "ttft_ms is there twice"),
         (["--slo", "ttft_ms=5", "--slo-quantile", "1"], "quantile: Input should be less than 1"),
         (["--slo", "ttft_ms=5", "--slo-resolution", "0"], "resolution: Input should be greater than 0"),
         (["--slo", "ttft_ms=5", "--smoke"], "--smoke is one short level"),

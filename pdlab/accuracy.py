@@ -1,0 +1,140 @@
+"""Predicted beside measured: errors of every level, their medians, the order of the configurations. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from statistics import fmean
+
+from pdlab.ranking import AtTarget, Curve, mean_correlation, rank_correlations
+from pdlab.sim import Prompts
+from pdlab.spec import Deployment, Frozen
+from pdlab.workload import Level, Open, Workload
+
+NAMES = ("TPOT", "mean TTFT", "requests/s")
+
+Values = tuple[float | None, float, float, float | None, float | None]
+
+
+class Measured(Frozen):
+    """One experiment to fit to: levels in the order in which they ran, and of each
+    (TPOT s, TTFT s, requests/s, median ITL s, p99 ITL s)."""
+
+    name: str
+    deployment: Deployment
+    workload: Workload
+    levels: tuple[Level, ...]
+    values: tuple[Values, ...]
+    prompts: Prompts
+
+
+class Point(Frozen):
+    """A predicted and a measured figure; ``metric`` is one of `NAMES`."""
+
+    experiment: str
+    load: str
+    metric: str
+    predicted: float
+    measured: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted / self.measured - 1)
+
+
+def name_of(level: Level) -> str:
+    """``concurrency 8``, and which repeat where there are several."""
+    return f"{level.load.kind} {level.load.value:g}" + (f", repeat {level.repeat}" if level.repeat else "")
+
+
+def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str, float]:
+    """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
+    first = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
+    kept = [point for point in points if first.get(point.experiment) != point.load]
+    return {
+        name: statistics.median(abs(point.error_percent) for point in kept if point.metric == name)
+        for name in NAMES
+        if any(point.metric == name for point in kept)
+    }
+
+
+def rankings(experiments: Sequence[Measured], points: Sequence[Point], node_gpus: int) -> dict[str, list[AtTarget]]:
+    """Input:output lengths -> rank correlation of the experiments of that workload by throughput per node at
+    equal TPOT, targets 7 to 12 ms (`pdlab.ranking` says what is left out).
+
+    Closed loops alone are ranked: at a request rate throughput is what was asked for. Repeats count as
+    their mean. A workload of fewer than three experiments has no entry.
+    """
+    rows = _rows(points)
+    groups: dict[str, dict[str, tuple[Curve, Curve]]] = {}
+    for experiment in experiments:
+        if not any(isinstance(level.load, Open) for level in experiment.levels):
+            workload = experiment.workload
+            lengths = f"{workload.sent_input_tokens}:{workload.sent_output_tokens}"
+            groups.setdefault(lengths, {})[experiment.name] = _curves(experiment, rows, node_gpus)
+    found = {}
+    for lengths, both in groups.items():
+        ours, theirs = ({name: curves[side] for name, curves in both.items()} for side in (0, 1))
+        if at := rank_correlations(ours, theirs):
+            found[lengths] = at
+    return found
+
+
+Rows = dict[tuple[str, str], dict[str, Point]]
+
+
+def _curves(experiment: Measured, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
+    """Predicted and measured (TPOT s, requests/s per node) by load, where a level has both."""
+    scale = node_gpus / experiment.deployment.gpus
+    by_load: dict[float, list[dict[str, Point]]] = {}
+    for level in experiment.levels:
+        row = rows.get((experiment.name, name_of(level)), {})
+        if {"TPOT", "requests/s"} <= row.keys():
+            by_load.setdefault(level.load.value, []).append(row)
+    ours, theirs = [], []
+    for _, each in sorted(by_load.items()):
+        tpots, rates = [row["TPOT"] for row in each], [row["requests/s"] for row in each]
+        ours.append((fmean(at.predicted for at in tpots), scale * fmean(at.predicted for at in rates)))
+        theirs.append((fmean(at.measured for at in tpots), scale * fmean(at.measured for at in rates)))
+    return ours, theirs
+
+
+def _rows(points: Sequence[Point]) -> Rows:
+    """(experiment, load) -> metric -> point, in order."""
+    rows: Rows = {}
+    for point in points:
+        rows.setdefault((point.experiment, point.load), {})[point.metric] = point
+    return rows
+
+
+def table(points: Sequence[Point]) -> str:
+    """Markdown: one row per experiment and load, predicted / measured and the error of each metric."""
+    lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
+    for (name, load), row in _rows(points).items():
+        cells = []
+        for metric, factor, digits in zip(NAMES, (1e3, 1e3, 1.0), (2, 0, 2), strict=True):
+            at = row.get(metric)
+            if at is None:
+                cells.append("-")
+                continue
+            both = " / ".join(f"{value * factor:.{digits}f}" for value in (at.predicted, at.measured))
+            cells.append(f"{both} ({at.error_percent:+.0f} %)")
+        lines.append(f"| {name} | {load} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def told(errors: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()) + " (median absolute)"
+
+
+def ranked(found: dict[str, list[AtTarget]]) -> str:
+    """One line per workload: the mean, and every target with the number of configurations that reach it."""
+    if not found:
+        return "rank by throughput per node at equal TPOT: no target of 7 to 12 ms is reached by three experiments"
+    lines = []
+    for lengths, targets in found.items():
+        each = ", ".join(f"{1e3 * at.tpot_s:g} ms {at.correlation:.2f} of {len(at.configurations)}" for at in targets)
+        lines.append(
+            f"rank by throughput per node at equal TPOT, {lengths}: Spearman {mean_correlation(targets):.2f} ({each})"
+        )
+    return "\n".join(lines)
