@@ -29,6 +29,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 BYTES, BLOCK = 256 << 20, 64 << 10
 REPEATS = 7
+PR_SET_THP_DISABLE = 41  # linux/prctl.h
 
 
 def pages() -> np.ndarray:
@@ -128,10 +129,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="alternating rounds (default %(default)s)")
     parser.add_argument("--only", action="store_true", help="the reference alone")
+    parser.add_argument("--small-pages", action="store_true", help="without huge pages, for both")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
         child(args.child)
+    if args.small_pages:
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # every process started from here inherits it
     ours, theirs, memcpy, startups, checks = [], [], [], [], []
     for number in range(1, args.rounds + 1):
         # Before and after the check, for other work on the machine comes and goes.
