@@ -2,15 +2,17 @@
 """The KV-transfer check against the shortest use of NIXL itself: two processes, one agent each, DRAM, same node.
 
 Both read 256 MiB in random 64 KiB blocks. The reference has nothing else in it: no Ray, no codes, no checks. It
-tries NIXL with vLLM's worker threads, with none and with two, and its best counts. Prints every round and the
-ratio of medians.
+tries NIXL with vLLM's worker threads, with none and with two, and its best counts. Both lie in huge pages where the
+kernel has some. Prints every round and the medians of the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
+import mmap
 import multiprocessing
 import os
 import statistics
@@ -20,18 +22,21 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 BYTES, BLOCK = 256 << 20, 64 << 10
 REPEATS = 7
+PR_SET_THP_DISABLE = 41  # linux/prctl.h
 
 
 def pages() -> np.ndarray:
-    import mmap
-
-    return np.frombuffer(mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint64)
+    block = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint64)
 
 
 def agent(name: str, threads: int):  # type: ignore[no-untyped-def]
@@ -106,8 +111,8 @@ def reference(threads: int) -> float:
     return statistics.median(json.loads(line.removeprefix("RATES ")))
 
 
-def tool() -> tuple[float, float]:
-    """(GB/s, memcpy GB/s) of debug/test_nixl_connector_ray.py with the same bytes in the same blocks."""
+def tool() -> dict[str, Any]:
+    """What was found by debug/test_nixl_connector_ray.py with the same bytes in the same blocks."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [
@@ -116,19 +121,22 @@ def tool() -> tuple[float, float]:
             "--repeats", str(REPEATS), "--json", str(out),
         ]  # fmt: skip
         subprocess.run(command, capture_output=True, timeout=300)
-        run = json.loads(out.read_text())["runs"][0]
-        return run["sizes"][0]["gb_per_s"], run["memcpy_gb_per_s"]
+        run: dict[str, Any] = json.loads(out.read_text())["runs"][0]
+        return run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="alternating rounds (default %(default)s)")
     parser.add_argument("--only", action="store_true", help="the reference alone")
+    parser.add_argument("--small-pages", action="store_true", help="without huge pages, for both")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
         child(args.child)
-    ours, theirs, memcpy = [], [], []
+    if args.small_pages:
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # every process started from here inherits it
+    ours, theirs, memcpy, startups, checks = [], [], [], [], []
     for number in range(1, args.rounds + 1):
         # Before and after the check, for other work on the machine comes and goes.
         before = {threads: reference(threads) for threads in (4, 2, 0)}
@@ -137,9 +145,11 @@ def main() -> None:
         theirs.append(max(*before.values(), after))
         text = ", ".join(f"{threads} threads {rate:.2f}" for threads, rate in before.items()) + f", again {after:.2f}"
         if found is not None:
-            ours.append(found[0])
-            memcpy.append(found[1])
-            text += f"; the check {found[0]:.2f} = {found[0] / theirs[-1]:.2f} of the best; memcpy {found[1]:.2f}"
+            ours.append(found["sizes"][0]["gb_per_s"])
+            memcpy.append(found["memcpy_gb_per_s"])
+            startups.append(found["startup_s"])
+            checks.append(found["check_s"] / found["checked_bytes"] * 2**30)
+            text += f"; the check {ours[-1]:.2f} = {ours[-1] / theirs[-1]:.2f} of the best; memcpy {memcpy[-1]:.2f}"
         print(f"round {number}: {text} GB/s", flush=True)
     if ours:
         ratios = [mine / best for mine, best in zip(ours, theirs, strict=True)]
@@ -147,6 +157,10 @@ def main() -> None:
         print(
             f"the check reaches {statistics.median(ratios):.2f} of the best reference of its round (median), and "
             f"{max(ours) / max(theirs):.2f} best against best; {statistics.median(shares):.2f} of memcpy (median)"
+        )
+        print(
+            f"its start-up without Ray's takes {statistics.median(startups):.1f} s, checking 1 GiB "
+            f"{statistics.median(checks):.2f} s (medians)"
         )
 
 

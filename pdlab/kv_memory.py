@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import mmap
 import time
@@ -98,9 +99,11 @@ class _Copy:
 
 
 def _pages(words: int) -> Words:
-    """Words at the start of a page of their own."""
+    """Words at the start of a page of their own; in huge pages where the kernel has some, for cma pins page by page."""
     try:
         block = mmap.mmap(-1, words * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no {words * 8} bytes of memory: {error}") from error
+    with contextlib.suppress(OSError):  # a kernel without them
+        block.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(block, dtype=np.uint64)

@@ -50,7 +50,6 @@ class Outcome:
     backend: str
     result: BackendResult | None
     error: TransferError | None = None
-    ray_s: float = 0.0
 
     @property
     def code(self) -> int:
@@ -141,10 +140,13 @@ def stopped_by_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: None) -> list[Outcome]:
+def check(
+    plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
+) -> list[Outcome]:
     """Run every backend of the plan in turn, on ``local`` Ray nodes of this machine or on the running Ray (None).
 
-    A backend that cannot run is an outcome. Raises TransferError (placement) and ClusterError.
+    ``command_s``: start-up of the command before this, which the first backend's ``startup_s`` includes. A backend
+    that cannot run is an outcome. Raises TransferError (placement) and ClusterError.
     """
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
@@ -170,10 +172,11 @@ def check(plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: 
                     with RayRanks(asked, view, places) as ranks:
                         told = transfer.run_backend(transfer.glance(plan), asked, ranks)
                     result = transfer.with_wire_of(result, told)
-                outcomes.append(Outcome(backend, result, None, ray_s))
+                result = replace(result, ray_s=ray_s, startup_s=result.startup_s + command_s)
+                outcomes.append(Outcome(backend, result))
             except TransferError as error:
-                outcomes.append(Outcome(backend, None, error, time.monotonic() - began))
-            began = time.monotonic()
+                outcomes.append(Outcome(backend, None, error))
+            began, command_s = time.monotonic(), 0.0
         return outcomes
 
 

@@ -48,6 +48,7 @@ class Rank:
         self._registered: Any = None
         self._raw: RawUcx | None = None
         self._cut = (0, 0)
+        self._born_s = self._imported_s = self._opened_s = time.monotonic()
         self._environment()
         # NIXL's Python imports torch, which takes seconds: it goes on while the driver sees to the other ranks.
         threading.Thread(target=self._import_early, daemon=True, name="import-nixl").start()
@@ -65,12 +66,17 @@ class Rank:
         """To see whether this process answers at all."""
         return os.getpid()
 
+    def early_s(self) -> float:
+        """Seconds that NIXL's import went on before `open` was called: start-up that the driver does not see."""
+        return min(self._imported_s, self._opened_s) - self._born_s
+
     def facts(self, ip: str) -> Host:
         """Where this rank runs; ``ip`` as others reach it."""
         return host_facts(ip)
 
     def open(self) -> Registered:
         """Set up memory and agent; returns what peers need. Raises RankError (plugin, backend, memory)."""
+        self._opened_s = time.monotonic()
         options = self.options
         shape = options.shape
         self.memory = KvMemory(shape, options.tp, options.num_blocks, options.vram)
@@ -352,6 +358,7 @@ class Rank:
     def _import_early(self) -> None:
         with contextlib.suppress(ImportError):  # `open` imports it again, and says so
             importlib.import_module("nixl._api")
+            self._imported_s = time.monotonic()
 
     def _api(self) -> Any:
         try:

@@ -56,6 +56,9 @@ def render(plan: Plan, result: BackendResult, model: KvShape, *, verbose: bool) 
         *_table(plan, result.sizes),
         "  ceilings: " + "; ".join(_ceilings(result)),
         f"  integrity: {_integrity(result)}",
+        f"  took: start-up {result.startup_s:.1f} s"
+        + (f" beside {result.ray_s:.1f} s of Ray's" if result.ray_s is not None else "")
+        + f"; checks {result.check_s:.1f} s, {result.check_s / result.checked_bytes * 2**30:.2f} s per GiB",
         f"  wire: {_wire(result)}",
         f"  for PD: {_for_pd(for_pd(result, model, plan.decode_tp))}",
     ]
@@ -64,7 +67,6 @@ def render(plan: Plan, result: BackendResult, model: KvShape, *, verbose: bool) 
         for size in result.sizes:
             seconds = " ".join(f"{second * 1e3:.2f}" for second in size.seconds)
             lines.append(f"  every repeat of {size.size.tokens or size.size.blocks}: {seconds} ms")
-        lines.append(f"  start-up {result.startup_s:.2f} s; checks {result.check_s:.2f} s")
         lines += [f"  library: {path}" for path in result.libraries]
         lines += [f"  module {name} did not load: {why}" for name, why in result.failed_modules.items()]
         lines += [f"  UCX | {line[line.index('|') :]}" for line in result.log.splitlines() if line.endswith("|")]

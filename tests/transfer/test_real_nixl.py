@@ -18,7 +18,7 @@ from pdlab.kv_faults import FAULTS
 from pdlab.kv_layout import KvShape, model_kv_shape
 from pdlab.rank_types import RankOptions
 from pdlab.transfer import BackendResult, Plan, Size, cache_blocks, glance, run_backend, wire_untold, with_wire_of
-from pdlab.verdict import CORRUPT, SLOW
+from pdlab.verdict import CARRIED, CORRUPT, SLOW
 
 SHAPE = model_kv_shape(
     "test", layers=4, kv_heads=4, head_dim=64, dtype_bytes=2, block_tokens=16, sliding_window=None,
@@ -62,7 +62,8 @@ def test_every_word_arrives_over_shared_memory(changes: dict[str, Any]) -> None:
         assert 0 < size.merged <= size.descriptors
     assert result.payload_bytes == sum(size.bytes for size in result.sizes) * (1 + made.repeats)
     assert result.wire is not None and result.wire.transports == ("cma",) and result.wire.zero_copy
-    assert result.traffic == {}, "shared memory crosses no interface"
+    # Other programs' traffic may have been counted meanwhile; over tcp it is all of the payload (below).
+    assert sum(result.traffic.values()) < CARRIED, "shared memory crosses no interface"
     assert result.verdict.protocol == "zero-copy" and not result.verdict.text.startswith("WRONG")
     descriptors = 24 * SHAPE.regions * made.concurrent * max(made.prefill_tp, made.decode_tp)
     assert result.sizes[-1].descriptors == descriptors

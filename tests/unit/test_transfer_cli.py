@@ -142,11 +142,13 @@ def test_what_it_means_for_pd() -> None:
 
 
 def test_the_report_says_everything() -> None:
-    text = render(parsed("--strategy", "spread"), result(), parsed().shape, verbose=True)
+    shown = replace(result(), ray_s=4.0, startup_s=2.04, checked_bytes=2**31, check_s=0.5)
+    text = render(parsed("--strategy", "spread"), shown, parsed().shape, verbose=True)
     for words in (
         "5000", "189.9", "5-20", "memcpy of the same pages, one thread, 20 GB/s",
         "raw UCX not measured (why not)", "1 rail (12.5 GB/s) 80% reached", "every word exact", "5000 operations",
         "rdmap79s0 100%", "19.0 ms more TTFT", "52.7 such requests/s", "a note", "/lib/libucp.so", "UCX | | row |",
+        "took: start-up 2.0 s beside 4.0 s of Ray's; checks 0.5 s, 0.25 s per GiB",
     ):  # fmt: skip
         assert words in text, (words, text)
     assert text.splitlines()[-1] == "OK: spread over srd"
@@ -160,6 +162,7 @@ def test_json_holds_every_repeat_and_says_what_is_predicted() -> None:
     assert len(run["sizes"][2]["seconds"]) == 5 and run["sizes"][2]["gb_per_s"] == pytest.approx(10.0)
     assert run["sizes"][0]["gb_per_s_slowest"] == pytest.approx(5.0) and run["for_pd"]["origin"] == "predicted"
     assert run["raw_gb_per_s"] is None and run["memcpy_gb_per_s"] == 20.0
+    assert (run["startup_s"], run["check_s"], run["checked_bytes"], run["ray_s"]) == (1.0, 0.1, 880, None)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
