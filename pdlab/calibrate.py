@@ -180,7 +180,7 @@ def compare(
     points = []
     found = predict(hardware, shape, experiment, seeds)
     for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
-        load = name_of(level)
+        load = name_of(level.load)
         for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
             if value is not None and truth is not None:
                 points.append(
@@ -215,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", nargs="+", required=True, metavar="DIR", help="experiment folders, ours or published")
     parser.add_argument("--start", default="h100-vllm-0.11", help="hardware to start from (default %(default)s)")
-    parser.add_argument("--model", default="gpt-oss-120b", help="model that was measured (default %(default)s)")
+    parser.add_argument("--model", help="model that was measured (default: the one that the runs say)")
     parser.add_argument(
         "--prompts",
         choices=("fresh", "repeated"),
@@ -238,12 +238,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _run(args: argparse.Namespace) -> int:
-    shape = load_model(args.model)
+def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
+    models = [model] if model else sorted({experiment.deployment.model for experiment in experiments})
+    if len(models) > 1:
+        raise UsageError(
+            f"the runs are of {' and '.join(models)}; constants are fitted to one model: leave the others out"
+        )
+    shape = load_model(models[0])
     if shape is None:
-        raise UsageError(f"--model {args.model}: its shape is not in configs/models/; add a file there")
+        raise UsageError(f"--model {models[0]}: its shape is not in configs/models/; add a file there")
+    return shape
+
+
+def _run(args: argparse.Namespace) -> int:
     start = load_hardware(args.start)
     experiments = [measured(load_experiment(Path(folder)), args.prompts) for folder in args.runs]
+    shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
 
