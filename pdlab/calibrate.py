@@ -173,6 +173,19 @@ def fit(
     return start.with_values({name: float(f"{value:.4g}") for name, value in values.items()})
 
 
+def coarse(hardware: Hardware) -> Hardware:
+    """Every fitted constant as the nearest (in ratio) of 1, 2 and 5 times a power of ten: off by up to 1.58."""
+
+    def rounded(value: float) -> float:
+        power = 10.0 ** math.floor(math.log10(value))
+        return float(
+            f"{min((power * step for step in (1, 2, 5, 10)), key=lambda near: abs(math.log(near / value))):.4g}"
+        )
+
+    fitted = {name: at.value for name, at in hardware.constants.items() if at.basis == "fitted" and at.value > 0}
+    return hardware.with_values({name: rounded(value) for name, value in fitted.items()})
+
+
 def compare(
     hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int] = (10, 11, 12, 13)
 ) -> list[Point]:
@@ -215,6 +228,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", nargs="+", required=True, metavar="DIR", help="experiment folders, ours or published")
     parser.add_argument("--start", default="h100-vllm-0.11", help="hardware to start from (default %(default)s)")
+    parser.add_argument(
+        "--coarse-start",
+        action="store_true",
+        help="round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
+    )
     parser.add_argument("--model", help="model that was measured (default: the one that the runs say)")
     parser.add_argument(
         "--prompts",
@@ -252,6 +270,8 @@ def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
 
 def _run(args: argparse.Namespace) -> int:
     start = load_hardware(args.start)
+    if args.coarse_start:
+        start = coarse(start)
     experiments = [measured(load_experiment(Path(folder)), args.prompts) for folder in args.runs]
     shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:

@@ -162,6 +162,22 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "gpt-oss-120b and tiny-gptoss" in lines[2]
 
 
+def test_where_fits_start() -> None:
+    """The round numbers leave free what was fitted and fix what was not; a coarse start is within its ratio."""
+    start = load_hardware("h100-start")
+    assert start.error is None and not start.fitted_on
+    for name, constant in HARDWARE.constants.items():
+        assert start.constants[name].basis == constant.basis, name
+        if constant.basis != "fitted":
+            assert start.value(name) == constant.value, name
+    rough = calibrate.coarse(HARDWARE)
+    fitted = [name for name, constant in HARDWARE.constants.items() if constant.basis == "fitted"]
+    for name in fitted:
+        assert 2.5**-0.5 - 1e-9 <= rough.value(name) / HARDWARE.value(name) <= 2.5**0.5 + 1e-9, name
+        assert float(f"{rough.value(name):.0e}"[0]) in (1, 2, 5), name
+    assert rough.with_values({name: HARDWARE.value(name) for name in fitted}) == HARDWARE
+
+
 def test_hardware_files_say_what_they_rest_on() -> None:
     for name, constant in HARDWARE.constants.items():
         assert constant.source and constant.unit, name
