@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from statistics import fmean
 
 from pdlab.ranking import AtTarget, Curve, mean_correlation, rank_correlations
 from pdlab.sim import Prompts
 from pdlab.spec import Deployment, Frozen
-from pdlab.workload import Level, Open, Workload
+from pdlab.workload import Level, Load, Open, Workload
 
 NAMES = ("TPOT", "mean TTFT", "requests/s")
 
@@ -42,9 +41,9 @@ class Point(Frozen):
         return 100 * (self.predicted / self.measured - 1)
 
 
-def name_of(level: Level) -> str:
-    """``concurrency 8``, and which repeat where there are several."""
-    return f"{level.load.kind} {level.load.value:g}" + (f", repeat {level.repeat}" if level.repeat else "")
+def name_of(load: Load) -> str:
+    """``concurrency 8``: repeats of a level have the same."""
+    return f"{load.kind} {load.value:g}"
 
 
 def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str, float]:
@@ -86,29 +85,30 @@ Rows = dict[tuple[str, str], dict[str, Point]]
 def _curves(experiment: Measured, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
     """Predicted and measured (TPOT s, requests/s per node) by load, where a level has both."""
     scale = node_gpus / experiment.deployment.gpus
-    by_load: dict[float, list[dict[str, Point]]] = {}
-    for level in experiment.levels:
-        row = rows.get((experiment.name, name_of(level)), {})
-        if {"TPOT", "requests/s"} <= row.keys():
-            by_load.setdefault(level.load.value, []).append(row)
-    ours, theirs = [], []
-    for _, each in sorted(by_load.items()):
-        tpots, rates = [row["TPOT"] for row in each], [row["requests/s"] for row in each]
-        ours.append((fmean(at.predicted for at in tpots), scale * fmean(at.predicted for at in rates)))
-        theirs.append((fmean(at.measured for at in tpots), scale * fmean(at.measured for at in rates)))
-    return ours, theirs
+    loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
+    found = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
+    pairs = [(row["TPOT"], row["requests/s"]) for row in found if {"TPOT", "requests/s"} <= row.keys()]
+    return (
+        [(tpot.predicted, scale * rate.predicted) for tpot, rate in pairs],
+        [(tpot.measured, scale * rate.measured) for tpot, rate in pairs],
+    )
 
 
 def _rows(points: Sequence[Point]) -> Rows:
-    """(experiment, load) -> metric -> point, in order."""
-    rows: Rows = {}
+    """(experiment, load) -> metric -> point, in order; repeats become their mean."""
+    repeats: dict[tuple[str, str], dict[str, list[Point]]] = {}
     for point in points:
-        rows.setdefault((point.experiment, point.load), {})[point.metric] = point
-    return rows
+        repeats.setdefault((point.experiment, point.load), {}).setdefault(point.metric, []).append(point)
+    return {key: {metric: _mean(of) for metric, of in row.items()} for key, row in repeats.items()}
+
+
+def _mean(points: Sequence[Point]) -> Point:
+    means = {side: statistics.fmean(getattr(point, side) for point in points) for side in ("predicted", "measured")}
+    return points[0].model_copy(update=means)
 
 
 def table(points: Sequence[Point]) -> str:
-    """Markdown: one row per experiment and load, predicted / measured and the error of each metric."""
+    """Markdown: per experiment and load, predicted / measured (means over repeats) and the error of each metric."""
     lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
     for (name, load), row in _rows(points).items():
         cells = []

@@ -173,6 +173,19 @@ def fit(
     return start.with_values({name: float(f"{value:.4g}") for name, value in values.items()})
 
 
+def coarse(hardware: Hardware) -> Hardware:
+    """Every fitted constant as the nearest (in ratio) of 1, 2 and 5 times a power of ten: off by up to 1.58."""
+
+    def rounded(value: float) -> float:
+        power = 10.0 ** math.floor(math.log10(value))
+        return float(
+            f"{min((power * step for step in (1, 2, 5, 10)), key=lambda near: abs(math.log(near / value))):.4g}"
+        )
+
+    fitted = {name: at.value for name, at in hardware.constants.items() if at.basis == "fitted" and at.value > 0}
+    return hardware.with_values({name: rounded(value) for name, value in fitted.items()})
+
+
 def compare(
     hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int] = (10, 11, 12, 13)
 ) -> list[Point]:
@@ -180,7 +193,7 @@ def compare(
     points = []
     found = predict(hardware, shape, experiment, seeds)
     for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
-        load = name_of(level)
+        load = name_of(level.load)
         for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
             if value is not None and truth is not None:
                 points.append(
@@ -215,7 +228,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", nargs="+", required=True, metavar="DIR", help="experiment folders, ours or published")
     parser.add_argument("--start", default="h100-vllm-0.11", help="hardware to start from (default %(default)s)")
-    parser.add_argument("--model", default="gpt-oss-120b", help="model that was measured (default %(default)s)")
+    parser.add_argument(
+        "--coarse-start",
+        action="store_true",
+        help="round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
+    )
+    parser.add_argument("--model", help="model that was measured (default: the one that the runs say)")
     parser.add_argument(
         "--prompts",
         choices=("fresh", "repeated"),
@@ -238,12 +256,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _run(args: argparse.Namespace) -> int:
-    shape = load_model(args.model)
+def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
+    models = [model] if model else sorted({experiment.deployment.model for experiment in experiments})
+    if len(models) > 1:
+        raise UsageError(
+            f"the runs are of {' and '.join(models)}; constants are fitted to one model: leave the others out"
+        )
+    shape = load_model(models[0])
     if shape is None:
-        raise UsageError(f"--model {args.model}: its shape is not in configs/models/; add a file there")
+        raise UsageError(f"--model {models[0]}: its shape is not in configs/models/; add a file there")
+    return shape
+
+
+def _run(args: argparse.Namespace) -> int:
     start = load_hardware(args.start)
+    if args.coarse_start:
+        start = coarse(start)
     experiments = [measured(load_experiment(Path(folder)), args.prompts) for folder in args.runs]
+    shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
 

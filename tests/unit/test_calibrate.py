@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import folders
 import pytest
 import yaml
 
@@ -114,12 +115,67 @@ def test_the_order_of_configurations_is_scored_per_workload_and_node() -> None:
     assert rankings([*experiments[:2], other], points, node_gpus=8) == {}, "two of one workload, one of another"
 
 
+def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Folders as `python -m pdlab.bench run configs/sweeps/local-pack-vs-spread.yaml` leaves them: repeats,
+    and one model, found without being named."""
+    labels = {"pack": "pd-pack-p1xtp1-d1xtp1", "spread": "pd-spread-p1xtp1-d1xtp1", "collocated": "collocated-2xtp1"}
+    runs = []
+    for name, label in labels.items():
+        deployment = Deployment(model="tiny-gptoss", topology=parse_label(label))
+        runs.append(str(folders.write(tmp_path / name, deployment, loads=(1, 2, 4), repeats=2)))
+    out = tmp_path / "mine.yaml"
+    words = ["--start", "cpu-vllm-0.29", "--rounds", "1", "--cross-validate", "--name", "mine", "--out", str(out)]
+    assert calibrate.main(["--runs", *runs, *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    rows = [line for line in said if line.startswith("| ") and " concurrency " in line]
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == [name for name in labels for _ in range(3)]
+    assert all("%" in row and " - " not in row for row in rows)
+    assert any(line.startswith("each left out once: TPOT ") for line in said)
+    assert any("Spearman" in line or "no target" in line for line in said)
+    fitted = load_hardware(str(out))
+    assert fitted.name == "mine" and fitted.fitted_on == tuple(labels)
+    assert fitted.error is not None and fitted.error.points == 9
+
+
+def test_repeats_are_one_row_of_their_means() -> None:
+    def point(predicted: float, true: float, load: str = "concurrency 4") -> Point:
+        return Point(experiment="a", load=load, metric="requests/s", predicted=predicted, measured=true)
+
+    (row,) = table([point(10, 9), point(12, 11), point(14, 13)]).splitlines()[2:]
+    assert row == "| a | concurrency 4 | - | - | 12.00 / 11.00 (+9 %) |"
+    # Every repeat is an error of its own in the median, and the lowest load is left out with all of them.
+    points = [point(10, 5), point(10, 5), point(10, 10, "concurrency 8"), point(12, 10, "concurrency 8")]
+    assert median_errors(points) == {"requests/s": pytest.approx(10)}
+
+
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert calibrate.main(["--runs", str(tmp_path / "none")]) == 2
-    assert calibrate.main(["--runs", str(tmp_path), "--model", "no-such-model"]) == 2
+    folder = str(folders.write(tmp_path / "pack", Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1"))))
+    other = str(folders.write(tmp_path / "tiny", folders.deployments(1)[0]))
+    assert calibrate.main(["--runs", folder, "--model", "no-such-model"]) == 2
+    assert calibrate.main(["--runs", folder, other]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
+    assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
     assert "does not exist" in lines[0] and "configs/models" in lines[1]
+    assert "gpt-oss-120b and tiny-gptoss" in lines[2]
+
+
+def test_where_fits_start() -> None:
+    """The round numbers leave free what was fitted and fix what was not; a coarse start is within its ratio."""
+    start = load_hardware("h100-start")
+    assert start.error is None and not start.fitted_on
+    for name, constant in HARDWARE.constants.items():
+        assert start.constants[name].basis == constant.basis, name
+        if constant.basis != "fitted":
+            assert start.value(name) == constant.value, name
+    rough = calibrate.coarse(HARDWARE)
+    fitted = [name for name, constant in HARDWARE.constants.items() if constant.basis == "fitted"]
+    for name in fitted:
+        assert 2.5**-0.5 - 1e-9 <= rough.value(name) / HARDWARE.value(name) <= 2.5**0.5 + 1e-9, name
+        assert float(f"{rough.value(name):.0e}"[0]) in (1, 2, 5), name
+    assert rough.with_values({name: HARDWARE.value(name) for name in fitted}) == HARDWARE
 
 
 def test_hardware_files_say_what_they_rest_on() -> None:
