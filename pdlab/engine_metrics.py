@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
-import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 
-from pdlab.errors import ClusterError
+from pdlab.prometheus import read_pages, samples
 from pdlab.results import EngineCounters, NixlCounters
 from pdlab.running import parse_counters
 from pdlab.spec import Frozen
 
-TIMEOUT_S = 10.0
-
-_LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
-_SAMPLE = re.compile(
-    rf"^(?:ray_)?vllm[:_](?P<name>[a-z0-9_]+?)(?:_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
-)
 _FIELDS = {
     "request_success": "requests",
     "prompt_tokens": "prompt_tokens",
@@ -70,23 +60,23 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
 
     With ``replicas`` only samples of those count; ``pools`` says which pool each is of. A sample
     without a known pool counts as collocated. Ray exports a counter when it first grows, so beside
-    another of the same engine its absence is a true zero: see `_IMPLIED`.
+    another of the same engine its absence is a true zero: see `_IMPLIED`. Sums that Ray estimates are
+    left out: they are unknown.
     """
     pages = list(pages)
     totals: dict[str, dict[str, float]] = {}
     seen: dict[str, None] = {}
-    for page in pages:
-        for match in _SAMPLE.finditer(page):
-            field = _FIELDS.get(match["name"])
-            if field is None:
-                continue
-            replica = _label("ReplicaId", match["labels"])
-            if replica:
-                seen[replica] = None
-            if replicas and replica not in replicas:
-                continue
-            pool = totals.setdefault(pools.get(replica or "", "collocated"), {})
-            pool[field] = pool.get(field, 0.0) + float(match["value"])
+    for sample in (sample for page in pages for sample in samples(page)):
+        field = _FIELDS.get(sample.name)
+        if field is None:
+            continue
+        replica = sample.label("ReplicaId")
+        if replica:
+            seen[replica] = None
+        if sample.estimated or (replicas and replica not in replicas):
+            continue
+        pool = totals.setdefault(pools.get(replica or "", "collocated"), {})
+        pool[field] = pool.get(field, 0.0) + sample.value
     for fields in totals.values():
         for field, beside in _IMPLIED.items():
             if beside in fields:
@@ -99,18 +89,4 @@ def read_snapshot(
     metrics_urls: Iterable[str], replicas: tuple[str, ...] = (), pools: Mapping[str, str] | None = None
 ) -> Snapshot:
     """Read the pages of a running deployment. Raises ClusterError when one does not answer."""
-    pages = []
-    for url in metrics_urls:
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-                pages.append(answer.read().decode())
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-            raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
-    return parse_snapshot(pages, replicas, pools or {})
-
-
-def _label(name: str, labels: str | None) -> str | None:
-    match = re.search(rf'[{{,]{name}="([^"]*)"', labels or "")
-    return match[1] if match else None
+    return parse_snapshot(read_pages(metrics_urls), replicas, pools or {})

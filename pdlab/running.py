@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
-import re
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,9 +11,10 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import Field
 
-from pdlab.errors import ClusterError, StoreError, UsageError
+from pdlab.errors import StoreError, UsageError
 from pdlab.namespaces import INSIDE, network_of
 from pdlab.nodes import LinkShape
+from pdlab.prometheus import read_pages, samples
 from pdlab.results import Manifest, NixlCounters
 from pdlab.spec import Frozen, load_yaml
 
@@ -147,16 +144,12 @@ def _path(base_url: str) -> Path:
     return cache_dir() / "running" / f"{host}_{port}.yaml"
 
 
-_LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
-_SAMPLE = re.compile(
-    rf"^(?:ray_)?vllm[:_]nixl_(?P<name>\w+?)(?:_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
-)
 _FIELDS = {
-    "bytes_transferred_sum": "bytes_transferred",
-    "xfer_time_seconds_count": "transfers",
-    "num_failed_transfers": "failed_transfers",
-    "num_failed_notifications": "failed_notifications",
-    "num_kv_expired_reqs": "kv_expired_requests",
+    "nixl_bytes_transferred_sum": "bytes_transferred",
+    "nixl_xfer_time_seconds_count": "transfers",
+    "nixl_num_failed_transfers": "failed_transfers",
+    "nixl_num_failed_notifications": "failed_notifications",
+    "nixl_num_kv_expired_reqs": "kv_expired_requests",
 }
 
 
@@ -169,33 +162,16 @@ def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> Nixl
     counters at the first failure, so beside counted transfers their absence is a true zero.
     """
     total: dict[str, float] = {}
-    for page in pages:
-        for match in _SAMPLE.finditer(page):
-            field = _FIELDS.get(match["name"])
-            if field and (not replicas or _replica(match["labels"]) in replicas):
-                total[field] = total.get(field, 0.0) + float(match["value"])
+    for sample in (sample for page in pages for sample in samples(page)):
+        field = _FIELDS.get(sample.name)
+        if field and (not replicas or sample.label("ReplicaId") in replicas):
+            total[field] = total.get(field, 0.0) + sample.value
     if "transfers" in total:
         for field in ("failed_transfers", "failed_notifications", "kv_expired_requests"):
             total.setdefault(field, 0.0)
     return NixlCounters(**total)
 
 
-def _replica(labels: str | None) -> str | None:
-    match = re.search(r'[{,]ReplicaId="([^"]*)"', labels or "")
-    return match[1] if match else None
-
-
-def scrape_counters(
-    metrics_urls: Iterable[str], replicas: Collection[str] = (), timeout_s: float = 10.0
-) -> NixlCounters:
+def scrape_counters(metrics_urls: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
     """Read the NIXL counters of a running deployment. Raises ClusterError when a page does not answer."""
-    pages = []
-    for url in metrics_urls:
-        try:
-            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-                pages.append(answer.read().decode())
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-            raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
-    return parse_counters(pages, replicas)
+    return parse_counters(read_pages(metrics_urls), replicas)

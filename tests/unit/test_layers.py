@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "inside",
         "kv_codes",
         "kv_memory",
+        "prometheus",
         "rank_types",
         "spec",
         "verdict",
