@@ -21,6 +21,7 @@ from pdlab import (
     kv_layout,
     kv_memory,
     net_facts,
+    nixl_import,
     nixl_rank,
     rank_types,
     raw_ucx,
@@ -40,7 +41,9 @@ PLACE_TIMEOUT_S = 60.0
 JOIN_WAIT_S = 10.0
 REAP_TIMEOUT_S = 10.0
 STOPS = (signal.SIGTERM, signal.SIGHUP)
-SHIPPED = (kv_layout, kv_codes, kv_faults, kv_memory, net_facts, rank_types, side_channel, raw_ucx, nixl_rank)
+SHIPPED = (
+    kv_layout, kv_codes, kv_faults, kv_memory, net_facts, rank_types, side_channel, raw_ucx, nixl_import, nixl_rank,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import threading
 import time
@@ -27,6 +26,7 @@ from pdlab.kv_faults import misplace, rewrite
 from pdlab.kv_layout import Pair, Table, descriptor_ids, descriptors, pairs
 from pdlab.kv_memory import KvMemory
 from pdlab.net_facts import Host, counters, host_facts, moved
+from pdlab.nixl_import import nixl_api
 from pdlab.rank_types import Moved, RankError, RankOptions
 from pdlab.raw_ucx import Exposed, RawUcx, RawUcxError
 from pdlab.side_channel import Registered, SideChannel, ask
@@ -50,8 +50,9 @@ class Rank:
         self._cut = (0, 0)
         self._born_s = self._imported_s = self._opened_s = time.monotonic()
         self._environment()
-        # NIXL's Python imports torch, which takes seconds: it goes on while the driver sees to the other ranks.
-        threading.Thread(target=self._import_early, daemon=True, name="import-nixl").start()
+        # It goes on while the driver sees to the other ranks.
+        self._importing = threading.Thread(target=self._import_early, daemon=True, name="import-nixl")
+        self._importing.start()
 
     def call(self, method: str, *args: Any) -> tuple[str, Any]:
         """("ok", value), or the kind of an expected failure and its text."""
@@ -357,12 +358,13 @@ class Rank:
 
     def _import_early(self) -> None:
         with contextlib.suppress(ImportError):  # `open` imports it again, and says so
-            importlib.import_module("nixl._api")
+            nixl_api(self.options.vram)
             self._imported_s = time.monotonic()
 
     def _api(self) -> Any:
+        self._importing.join()
         try:
-            return importlib.import_module("nixl._api")
+            return nixl_api(self.options.vram)
         except ImportError as error:
             raise RankError("plugin", f"{self.options.name}: NIXL cannot be loaded: {error}") from error
 

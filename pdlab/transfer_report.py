@@ -58,7 +58,7 @@ def render(plan: Plan, result: BackendResult, model: KvShape, *, verbose: bool) 
         f"  integrity: {_integrity(result)}",
         f"  took: start-up {result.startup_s:.1f} s"
         + (f" beside {result.ray_s:.1f} s of Ray's" if result.ray_s is not None else "")
-        + f"; checks {result.check_s:.1f} s, {result.check_s / result.checked_bytes * 2**30:.2f} s per GiB",
+        + f"; checks {result.check_s:.1f} s",
         f"  wire: {_wire(result)}",
         f"  for PD: {_for_pd(for_pd(result, model, plan.decode_tp))}",
     ]

@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "label_layout",
         "namespaces",
         "net_facts",
+        "nixl_import",
         "node_install",
         "node_probe",
         "progress",
@@ -161,7 +162,7 @@ INSIDE_OTHERS = {"bench_client", "host_init", "link_relay", "replica", "worker"}
 ALLOWED = {
     "ray": {"application", "cluster", "nixl_check", "replica"},
     "vllm": {"bench_client", "worker"},
-    "nixl": {"nixl_check", "nixl_rank", "worker"},
+    "nixl": {"nixl_check", "nixl_import", "worker"},
     "torch": {"kv_memory", "tiny_model", "worker"},
     "transformers": {"tiny_model"},
     "tokenizers": {"tiny_model"},

@@ -1,0 +1,37 @@
+"""NIXL without torch is the NIXL that vLLM's processes load with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nixl")
+
+ROOT = Path(__file__).resolve().parents[2]
+TELL = """
+import sys
+{first}
+from pdlab.nixl_import import nixl_api
+api = nixl_api({tensors})
+descriptors = api.nixl_agent("a", api.nixl_agent_config(backends=[])).get_xfer_descs([(4096, 8, 0)], "DRAM")
+print(api.__file__, descriptors.descCount(), "torch" in sys.modules)
+import torch
+print(torch.zeros(2).sum().item())
+"""
+
+
+def told(first: str, tensors: bool) -> list[str]:
+    program = TELL.format(first=first, tensors=tensors)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-4:]
+
+
+def test_the_same_file_with_torch_and_without() -> None:
+    without, wanted, after = told("", False), told("", True), told("import torch", False)
+    assert without[:2] == wanted[:2] == after[:2]
+    assert [without[2], wanted[2], after[2]] == ["False", "True", "True"]
+    assert {without[3], wanted[3], after[3]} == {"0.0"}, "torch can be imported afterwards"
