@@ -31,6 +31,12 @@ _FIELDS = {
     "nixl_xfer_time_seconds_sum": "kv_transfer_s",
     "nixl_xfer_time_seconds_count": "kv_transfers",
 }
+_HISTOGRAMS = {
+    "time_to_first_token_seconds_bucket": "ttft",
+    "request_queue_time_seconds_bucket": "queue",
+    "request_prefill_time_seconds_bucket": "prefill",
+    "nixl_xfer_time_seconds_bucket": "kv_transfer",
+}
 # Counter -> one that is exported before it can grow.
 _IMPLIED = {
     "preemptions": "generation_tokens",
@@ -60,28 +66,35 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
 
     With ``replicas`` only samples of those count; ``pools`` says which pool each is of. A sample
     without a known pool counts as collocated. Ray exports a counter when it first grows, so beside
-    another of the same engine its absence is a true zero: see `_IMPLIED`. Sums that Ray estimates are
-    left out: they are unknown.
+    another of the same engine its absence is a true zero: see `_IMPLIED`. Sums that Ray makes
+    of buckets are left out, and the buckets kept.
     """
     pages = list(pages)
     totals: dict[str, dict[str, float]] = {}
+    buckets: dict[str, dict[str, dict[str, float]]] = {}
     seen: dict[str, None] = {}
     for sample in (sample for page in pages for sample in samples(page)):
-        field = _FIELDS.get(sample.name)
-        if field is None:
+        field, histogram = _FIELDS.get(sample.name), _HISTOGRAMS.get(sample.name)
+        if field is None and histogram is None:
             continue
         replica = sample.label("ReplicaId")
         if replica:
             seen[replica] = None
-        if sample.estimated or (replicas and replica not in replicas):
+        if replicas and replica not in replicas:
             continue
-        pool = totals.setdefault(pools.get(replica or "", "collocated"), {})
-        pool[field] = pool.get(field, 0.0) + sample.value
+        name = pools.get(replica or "", "collocated")
+        if histogram and sample.through_ray:
+            counts = buckets.setdefault(name, {}).setdefault(histogram, {})
+            end = sample.label("le") or "?"
+            counts[end] = counts.get(end, 0.0) + sample.value
+        elif field and not (sample.through_ray and sample.name.endswith("_sum")):
+            pool = totals.setdefault(name, {})
+            pool[field] = pool.get(field, 0.0) + sample.value
     for fields in totals.values():
         for field, beside in _IMPLIED.items():
             if beside in fields:
                 fields.setdefault(field, 0.0)
-    engines = {pool: EngineCounters(**fields) for pool, fields in sorted(totals.items())}
+    engines = {pool: EngineCounters(**fields, buckets=buckets.get(pool, {})) for pool, fields in sorted(totals.items())}
     return Snapshot(nixl=parse_counters(pages, replicas), engines=engines, replicas=tuple(seen))
 
 

@@ -10,6 +10,7 @@ from pdlab.crossover import Takeover, crossovers
 from pdlab.goodput import Capacity, Pick, goodput_at, share_at
 from pdlab.sentences import incomparable, listed, plain, slo_name
 from pdlab.statistics import Interval
+from pdlab.ttft_split import PARTS
 from pdlab.workload import Slo
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile"}
@@ -126,17 +127,30 @@ def _taking_over(change: Takeover | None, view: View) -> str:
 
 def split_text(curves: Sequence[Curve]) -> str | None:
     """Where the mean TTFT goes, in ms; None where no engine told."""
-    names = ["queue", "prefill", "KV transfer", "decode queue", "first decode step", "rest"]
     rows = []
     for curve in curves:
         for (_, value), found in sorted(curve.splits.items()):
-            parts = found.parts
-            cells = [tables.number(1000 * parts[name]) if name in parts else "-" for name in names]
-            rows.append([curve.label, f"{value:g}", tables.number(1000 * found.ttft_s), *cells])
+            cells = [_part(part.low_s, part.high_s) if (part := getattr(found, name)) else "-" for name in PARTS]
+            rest = _part(found.rest_low_s, found.rest_high_s)
+            rows.append([curve.label, f"{value:g}", tables.number(1000 * found.ttft_s), *cells, rest])
     if not rows:
         return None
-    title = "Where the mean TTFT goes, whole run, in ms (engines' own metrics; rest: front end, network, streaming)"
-    return f"{title}\n{tables.table(['curve', 'load', 'TTFT mean', *names], rows, left=(0,))}"
+    head = ["prefill engine", "its queue", "its prefill", "decode engine", "KV transfer", "its queue", "its first step"]
+    title = (
+        "Where the mean TTFT goes, whole run, in ms (engines' own metrics, ranges where Ray keeps only the buckets of "
+        "a histogram; rest: front end, network, streaming)"
+    )
+    return f"{title}\n{tables.table(['curve', 'load', 'TTFT mean', *head, 'rest'], rows, left=(0,))}"
+
+
+def _part(low_s: float | None, high_s: float | None) -> str:
+    """In ms: a figure, or the ends between which it is."""
+    low, high = (None if end is None else tables.number(1000 * end) for end in (low_s, high_s))
+    if low == high:
+        return low or "-"
+    if high is None:
+        return f"> {low}"
+    return f"< {high}" if low is None or low_s == 0 else f"{low} to {high}"
 
 
 def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) -> str:

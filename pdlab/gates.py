@@ -79,7 +79,7 @@ class Outcome(Frozen):
                 continue
             for name in type(after).model_fields:
                 old, new = getattr(before, name), getattr(after, name)
-                if old is not None and new is not None and new < old:
+                if isinstance(old, float) and isinstance(new, float) and new < old:
                     return True
         return False
 

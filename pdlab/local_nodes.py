@@ -89,7 +89,6 @@ def environment(cluster_id: str, temp_dir: str) -> dict[str, str]:
         "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of a small machine starve the engines
         "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
         "RAY_metrics_report_interval_ms": "1000",
-        "RAY_enable_open_telemetry": "0",  # that exporter estimates the sums of histograms: pdlab/prometheus.py
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per replica, gRPC between them, buffered logs
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here
         "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why

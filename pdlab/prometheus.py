@@ -16,7 +16,7 @@ _LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold
 _SAMPLE = re.compile(
     rf"^(?:ray_)?vllm[:_](?P<name>\w+?)(?P<total>_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
 )
-_ESTIMATED = 'otel_scope_name="ray._private.telemetry.'
+_RAY = 'otel_scope_name="ray._private.telemetry.'
 
 
 class Sample(NamedTuple):
@@ -32,15 +32,16 @@ class Sample(NamedTuple):
         return match[1] if match else None
 
     @property
-    def estimated(self) -> bool:
-        """A histogram's sum that Ray made of its buckets' middles (ray/_private/telemetry of Ray 2.60), not of what
-        was observed. With ``RAY_enable_open_telemetry=0`` on the nodes, Ray's older exporter gives the exact sum."""
-        return self.name.endswith("_sum") and _ESTIMATED in self.labels
+    def through_ray(self) -> bool:
+        """Written by Ray's exporter (ray/_private/telemetry of Ray 2.60), which makes the sum of a histogram of its
+        buckets' middles, not of what was observed: a queue of 1 ms, in a bucket from 0 to 0.3 s, counts as 0.15 s.
+        (Its older exporter, with ``RAY_enable_open_telemetry=0``, has exact sums, and fails on Ray Serve's metrics.)"""
+        return _RAY in self.labels
 
 
 def samples(page: str) -> Iterator[Sample]:
-    """The page's samples of vLLM's metrics. Ray's older exporter gives each counter twice, with and without
-    ``_total``; it is counted once."""
+    """The page's samples of vLLM's metrics. Some exporters give each counter twice, with and without ``_total``; it is
+    counted once."""
     found = list(_SAMPLE.finditer(page))
     counters = {match["name"] for match in found if match["total"]}
     for match in found:

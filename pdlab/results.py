@@ -150,9 +150,9 @@ class EngineCounters(Frozen):
     the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
     level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
 
-    Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) a sum is no sum but an
-    estimate: every observation counts as the middle of its histogram bucket, so that a queue of 1 ms, in a
-    bucket from 0 to 0.3 s, counts as 0.15 s. Counts are exact.
+    Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) sums are unknown, and ``buckets``
+    has what is known: of ttft, queue, prefill and kv_transfer, the number of observations up to each upper
+    end in seconds, as the exporter writes it.
     """
 
     requests: float | None = None
@@ -175,6 +175,7 @@ class EngineCounters(Frozen):
     e2e_count: float | None = None
     kv_transfer_s: float | None = None
     kv_transfers: float | None = None
+    buckets: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 
 class Trend(Frozen):

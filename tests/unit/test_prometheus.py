@@ -20,7 +20,9 @@ ray_vllm_request_success{{{COMMON},ReplicaId="a"}} 6.0
 ray_vllm_nixl_num_failed_transfers_total{{{COMMON},ReplicaId="a"}} 2.0
 ray_vllm_nixl_num_failed_transfers{{{COMMON},ReplicaId="a"}} 2.0
 """
-NEWER = f"""ray_vllm_request_queue_time_seconds_count{{{COMMON},ReplicaId="a",{OTEL}}} 6.0
+NEWER = f"""ray_vllm_request_queue_time_seconds_bucket{{{COMMON},ReplicaId="a",le="0.3",{OTEL}}} 4.0
+ray_vllm_request_queue_time_seconds_bucket{{{COMMON},ReplicaId="a",le="+Inf",{OTEL}}} 6.0
+ray_vllm_request_queue_time_seconds_count{{{COMMON},ReplicaId="a",{OTEL}}} 6.0
 ray_vllm_request_queue_time_seconds_sum{{{COMMON},ReplicaId="a",{OTEL}}} 1.4
 ray_vllm_request_success_total{{{COMMON},ReplicaId="a",{OTEL}}} 6.0
 """
@@ -31,11 +33,12 @@ def test_a_counter_that_stands_there_twice_counts_once() -> None:
     assert parse_counters([OLDER]).failed_transfers == 2.0
 
 
-def test_exact_sums_are_read_and_estimated_ones_are_unknown() -> None:
+def test_exact_sums_are_read_and_of_estimated_ones_the_buckets() -> None:
     exact = parse_snapshot([OLDER], ("a",), {"a": "prefill"}).engines["prefill"]
     assert (exact.requests, exact.queue_s, exact.queue_count) == (6.0, 0.86, 6.0)
     rough = parse_snapshot([NEWER], ("a",), {"a": "prefill"}).engines["prefill"]
     assert (rough.requests, rough.queue_s, rough.queue_count) == (6.0, None, 6.0)
+    assert exact.buckets == {} and rough.buckets == {"queue": {"0.3": 4.0, "+Inf": 6.0}}
 
 
 def test_labels() -> None:
