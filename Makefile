@@ -43,12 +43,15 @@ check: setup  ## ruff, formatting, mypy --strict, layering
 golden: setup  ## rewrite the stored renderings and tables; read `git diff tests/golden` before keeping them
 	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q tests/golden $(wildcard tests/unit/test_viz.py)
 
-bench: setup  ## start-up and serving path against bare vLLM, transfers against bare NIXL, simulator, loading
+bench: setup  ## start-up and serving path against bare vLLM, transfers against bare NIXL, simulator, loading, report
 	@$(PYTHON_VENV) benchmarks/startup.py
 	@$(PYTHON_VENV) benchmarks/serving_path.py
 	@$(PYTHON_VENV) benchmarks/nixl_reference.py
 	@$(PYTHON_VENV) benchmarks/simulator.py
+	@$(PYTHON_VENV) benchmarks/orderings.py
 	@$(PYTHON_VENV) benchmarks/load_results.py
+	@$(PYTHON_VENV) benchmarks/load_client.py
+	@$(PYTHON_VENV) benchmarks/report.py
 
 # What is pinned already stays, unless its .in file rules it out; delete a .txt file to take everything anew.
 # --universal writes one file for all Python versions, with markers where they differ.
