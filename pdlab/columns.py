@@ -94,7 +94,7 @@ class Requests:
 def load_requests(folder: Path, run: Run) -> Requests | None:
     """The requests behind the figures of ``run``: of its steady window where it has one, else all.
 
-    None where no records were kept. Raises StoreError when they cannot be read.
+    None where no records were kept. Raises StoreError when they cannot be read, or are fewer than were completed.
     """
     path = Store(folder).records_path(run.key)
     try:
@@ -108,6 +108,14 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
         table = _parse(text)
     except (EOFError, KeyError, TypeError, ValueError, OSError, zlib.error) as error:
         raise StoreError(f"{path}: records cannot be read ({error})") from error
+    kept = table.shape[1]
+    if kept < run.completed:
+        raise StoreError(
+            f"{path}: holds {kept} requests, its level completed {run.completed}; it is not whole: restore it, or delete "
+            "it and do without goodput and intervals of that level"
+        )
+    if kept == 0:
+        return None
     return window(table, run.load, steady=run.steady is not None)
 
 

@@ -150,3 +150,13 @@ def test_damaged_records_are_named(damage: object, tmp_path: Path) -> None:
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(StoreError, match=r"concurrency1\.records\.json\.gz: records cannot be read"):
         columns.load_requests(store.folder, run)
+
+
+@pytest.mark.parametrize("count", [0, 39])
+def test_records_that_are_not_whole_are_named(count: int, tmp_path: Path) -> None:
+    store, run = kept(tmp_path, simple(40))
+    path = store.records_path(run.key)
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join(lines[:count])))
+    with pytest.raises(StoreError, match=f"holds {count} requests, its level completed 40"):
+        columns.load_requests(store.folder, run)
