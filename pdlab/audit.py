@@ -16,17 +16,13 @@ computed), and how to mend it. The rules are those that the published measuremen
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdlab.errors import PdlabError
-from pdlab.imports import load_experiment, published_load
-from pdlab.results import MANIFEST, SLO_PREFIX, Experiment, Run
+from pdlab.audit_folders import Finding, Folder, Level, read_folder
+from pdlab.store import MANIFEST
 from pdlab.workload import Closed, Open
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
@@ -36,49 +32,9 @@ RATE_SLACK = 0.02
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing wrong. ``percent``: how far a figure in the plot may be off, where that can be said."""
-
-    kind: str
-    files: tuple[str, ...]
-    evidence: str
-    consequence: str
-    fix: str
-    percent: float | None = None
-
-
-@dataclass(frozen=True)
-class Level:
-    """One result file: its run, its bytes' hash, and what it says beyond the run."""
-
-    path: Path
-    run: Run
-    sha256: str
-    raw: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"{self.path.parent.name}/{self.path.name}"
-
-
-@dataclass(frozen=True)
-class Folder:
-    """One experiment folder; ``experiment`` is None when it cannot be read (``error`` says why)."""
-
-    path: Path
-    experiment: Experiment | None
-    levels: tuple[Level, ...]
-    error: str | None = None
-
-    @property
-    def ours(self) -> bool:
-        return (self.path / MANIFEST).is_file()
-
-
 def audit(paths: Sequence[Path]) -> list[Finding]:
     """All findings, folder by folder in the order given, those across folders first."""
-    folders = [_read(path) for path in paths]
+    folders = [read_folder(path) for path in paths]
     found = list(_identical(folders))
     for folder in folders:
         if folder.error:
@@ -107,41 +63,6 @@ def render(findings: Sequence[Finding], folders: int) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _read(path: Path) -> Folder:
-    try:
-        experiment = load_experiment(path)
-    except PdlabError as error:
-        return Folder(path, None, (), str(error))
-    files = sorted(
-        file for file in path.glob("*.json") if file.name != MANIFEST and not file.name.startswith(SLO_PREFIX)
-    )
-    by_key: dict[tuple[str, float, int], Run] = {(r.key.kind, r.key.value, r.key.repeat): r for r in experiment.runs}
-    levels, repeats = [], defaultdict[tuple[str, float], int](int)
-    for file in files:
-        content = file.read_bytes()
-        raw = json.loads(content)
-        run = _run_of(file, raw, by_key, repeats)
-        if run is not None:
-            levels.append(Level(file, run, hashlib.sha256(content).hexdigest(), raw))
-    return Folder(path, experiment, tuple(levels))
-
-
-def _run_of(
-    file: Path,
-    raw: dict[str, Any],
-    by_key: dict[tuple[str, float, int], Run],
-    repeats: dict[tuple[str, float], int],
-) -> Run | None:
-    """The run that came from that file: ours carry their key, others their load, the n-th file the n-th repeat."""
-    if "schema_version" in raw:
-        key = raw["key"]
-        return by_key.get((key["kind"], key["value"], key.get("repeat", 0)))
-    load = published_load(file, raw)
-    number = repeats[load.kind, load.value]
-    repeats[load.kind, load.value] += 1
-    return by_key.get((load.kind, load.value, number))
 
 
 def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:

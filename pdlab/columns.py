@@ -20,8 +20,9 @@ from pydantic_core import from_json
 
 from pdlab.errors import StoreError
 from pdlab.metrics import OPEN_CUT
-from pdlab.results import PERCENTILES, RequestRecord, Run, Store
+from pdlab.results import PERCENTILES, RequestRecord, Run
 from pdlab.statistics import Array, Estimate, blocks, of_blocks, of_requests
+from pdlab.store import Store
 from pdlab.workload import Closed, Load
 
 Latency = Literal["ttft", "tpot", "e2el"]
@@ -111,8 +112,8 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     kept = table.shape[1]
     if kept < run.completed:
         raise StoreError(
-            f"{path}: holds {kept} requests, its level completed {run.completed}; it is not whole: restore it, or delete "
-            "it and do without goodput and intervals of that level"
+            f"{path}: holds {kept} requests, its level completed {run.completed}; it is not whole: restore it, or "
+            "delete it and do without goodput and intervals of that level"
         )
     if kept == 0:
         return None

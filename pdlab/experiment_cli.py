@@ -21,7 +21,8 @@ from pdlab.experiment_plan import Plan, launch_s, left, make_plan, part_s, visit
 from pdlab.experiment_run import RunOptions, RunResult, run
 from pdlab.phase_rates import report
 from pdlab.progress import minutes
-from pdlab.results import Experiment, Store
+from pdlab.results import Experiment
+from pdlab.store import Store
 
 FAILED, INVALID, INTERRUPTED = 1, 3, 130
 

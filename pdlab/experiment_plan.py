@@ -23,9 +23,9 @@ from pdlab.experiment_file import (
     order,
 )
 from pdlab.placement import place
-from pdlab.results import Store
 from pdlab.slo_search import Search
 from pdlab.spec import Frozen
+from pdlab.store import Store
 from pdlab.sweep import unfinished
 from pdlab.workload import Closed, Load, Ramp, RunKey
 

@@ -25,9 +25,10 @@ from pdlab.errors import PdlabError, StoreError
 from pdlab.experiment_plan import Part, Plan, Planned, left, visit_s
 from pdlab.progress import Progress, minutes
 from pdlab.provenance import now
-from pdlab.results import RECORD, ExperimentRecord, Run, Store, Visit, read_record, write_record
+from pdlab.results import ExperimentRecord, Run, Visit
 from pdlab.running import reach
 from pdlab.spec import Frozen
+from pdlab.store import RECORD, Store, read_record, write_record
 from pdlab.sweep import SweepOptions, SweepResult, run_sweep
 from pdlab.workload import Workload
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.errors import StoreError, UsageError
-from pdlab.results import MANIFEST, Distribution, Experiment, Manifest, Run, Store, Summary, Validity
+from pdlab.results import Distribution, Experiment, Manifest, Run, Summary, Validity
 from pdlab.spec import Collocated, Deployment, Disaggregated, PlacementKind, Pool, parse_pool
+from pdlab.store import MANIFEST, Store
 from pdlab.workload import Closed, Load, Open, RunKey, Workload, WorkloadMode
 
 # Above this, a request rate is how a client writes "all at once", not a load.

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from pdlab.columns import Requests, load_requests
 from pdlab.imports import load_experiment
-from pdlab.results import MANIFEST, Experiment, Run
+from pdlab.results import Experiment, Run
+from pdlab.store import MANIFEST
 from pdlab.workload import RunKey
 
 THREADS = 4

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from pdlab.errors import PdlabError, UsageError
-from pdlab.results import Experiment, Run, Store, Summary
+from pdlab.results import Experiment, Run, Summary
 from pdlab.spec import Disaggregated, Frozen, Pool
+from pdlab.store import Store
 
 MOST_REPLICAS = 8
 

@@ -24,8 +24,9 @@ from pdlab.errors import StoreError
 from pdlab.loading import Loaded
 from pdlab.names import short_labels
 from pdlab.report_figures import RATES, figures
-from pdlab.results import ExperimentRecord, Manifest, Run, read_record
+from pdlab.results import ExperimentRecord, Manifest, Run
 from pdlab.statistics import Estimate
+from pdlab.store import read_record
 
 HERE = Path(__file__).parent
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (

@@ -19,9 +19,10 @@ from pdlab.errors import StoreError, UsageError
 from pdlab.load_client import LoadClient
 from pdlab.progress import Progress
 from pdlab.provenance import client_versions, git_state, now
-from pdlab.results import MANIFEST, Manifest, Run, SloPoint, SloSearch, Store
+from pdlab.results import Manifest, Run, SloPoint, SloSearch
 from pdlab.slo_search import Search
 from pdlab.spec import Frozen
+from pdlab.store import MANIFEST, Store
 from pdlab.target import Target, resolve_target
 from pdlab.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 

@@ -6,8 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, Store, Summary, Validity
+from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, Summary, Validity
 from pdlab.spec import Collocated, Deployment, Disaggregated, Pool
+from pdlab.store import Store
 from pdlab.workload import Closed, RunKey, Workload
 
 INPUT, OUTPUT = 512, 64

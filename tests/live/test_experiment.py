@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdlab.results import ExperimentRecord, Store, read_record
+from pdlab.results import ExperimentRecord
+from pdlab.store import Store, read_record
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
 FILE = {

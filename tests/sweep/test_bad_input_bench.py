@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from harness import ROOT, Oracle, environment, pd_deployment, publish, run_bm
 
-from pdlab.results import Manifest, Store
+from pdlab.results import Manifest
+from pdlab.store import Store
 
 URL = "@URL"
 LINES: list[tuple[str, list[str], str]] = [

@@ -16,7 +16,8 @@ import yaml
 from harness import ROOT, Oracle
 
 from pdlab.experiment_plan import make_plan
-from pdlab.results import ExperimentRecord, Store, read_record
+from pdlab.results import ExperimentRecord
+from pdlab.store import Store, read_record
 
 FILE: dict[str, Any] = {
     "name": "trial",

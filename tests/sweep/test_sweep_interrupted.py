@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness import ROOT, Oracle, environment, pd_deployment, publish
 
-from pdlab.results import Store
+from pdlab.store import Store
 
 LEVELS = ("concurrency2", "concurrency3", "concurrency4")
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from harness import Oracle, pd_deployment, publish, run_bm
 
-from pdlab.results import Experiment, Run, Store
+from pdlab.results import Experiment, Run
+from pdlab.store import Store
 from pdlab.workload import RunKey
 
 INPUT, OUTPUT, PROMPTS = 48, 20, 48

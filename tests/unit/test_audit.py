@@ -11,8 +11,9 @@ import pytest
 import viz
 from pdlab.audit import Finding, audit
 from pdlab.nodes import Placement, ReplicaPlacement, TpGroup
-from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Store, Summary, Validity
+from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary, Validity
 from pdlab.spec import Collocated, Deployment, Pool
+from pdlab.store import Store
 from pdlab.workload import Closed, RunKey, Slo, Workload
 
 TTFT_S, TPOT_S, ITL, OTL = 0.2, 0.010, 512, 64

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pdlab import columns, metrics
 from pdlab.errors import StoreError
-from pdlab.results import Distribution, RequestRecord, Run, Store
+from pdlab.results import Distribution, RequestRecord, Run
+from pdlab.store import Store
 from pdlab.workload import Closed, Load, Open, RunKey, Workload
 
 
@@ -156,7 +157,7 @@ def test_damaged_records_are_named(damage: object, tmp_path: Path) -> None:
 def test_records_that_are_not_whole_are_named(count: int, tmp_path: Path) -> None:
     store, run = kept(tmp_path, simple(40))
     path = store.records_path(run.key)
-    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
-    path.write_bytes(gzip.compress(b"".join(lines[:count])))
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    path.write_bytes(gzip.compress(b"\n".join(lines[:count])))
     with pytest.raises(StoreError, match=f"holds {count} requests, its level completed 40"):
         columns.load_requests(store.folder, run)

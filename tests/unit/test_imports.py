@@ -11,8 +11,9 @@ import pytest
 
 from pdlab.errors import StoreError, UsageError
 from pdlab.imports import load_experiment, parse_name
-from pdlab.results import Manifest, Store
+from pdlab.results import Manifest
 from pdlab.spec import Collocated, Disaggregated, Pool
+from pdlab.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "tests" / "data" / "published"

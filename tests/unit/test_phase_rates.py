@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from pdlab import bench, phase_rates
 from pdlab.errors import UsageError
-from pdlab.results import Distribution, Experiment, Manifest, Run, Store, Summary, Validity
+from pdlab.results import Distribution, Experiment, Manifest, Run, Summary, Validity
 from pdlab.spec import Deployment, parse_label
+from pdlab.store import Store
 from pdlab.workload import Closed, RunKey, Workload, WorkloadMode
 
 

@@ -1,0 +1,91 @@
+"""Result folders as the audit reads them: every file with its hash, and what it says beyond its run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdlab.errors import PdlabError
+from pdlab.imports import load_experiment, published_load
+from pdlab.results import SLO_PREFIX, Experiment, Run
+from pdlab.store import MANIFEST
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing wrong. ``percent``: how far a figure in the plot may be off, where that can be said."""
+
+    kind: str
+    files: tuple[str, ...]
+    evidence: str
+    consequence: str
+    fix: str
+    percent: float | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """One result file: its run, its bytes' hash, and what it says beyond the run."""
+
+    path: Path
+    run: Run
+    sha256: str
+    raw: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.path.parent.name}/{self.path.name}"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One experiment folder; ``experiment`` is None when it cannot be read (``error`` says why)."""
+
+    path: Path
+    experiment: Experiment | None
+    levels: tuple[Level, ...]
+    error: str | None = None
+
+    @property
+    def ours(self) -> bool:
+        return (self.path / MANIFEST).is_file()
+
+
+def read_folder(path: Path) -> Folder:
+    """All of a folder; never raises: what cannot be read is the folder's ``error``."""
+    try:
+        experiment = load_experiment(path)
+    except PdlabError as error:
+        return Folder(path, None, (), str(error))
+    files = sorted(
+        file for file in path.glob("*.json") if file.name != MANIFEST and not file.name.startswith(SLO_PREFIX)
+    )
+    by_key: dict[tuple[str, float, int], Run] = {(r.key.kind, r.key.value, r.key.repeat): r for r in experiment.runs}
+    levels, repeats = [], defaultdict[tuple[str, float], int](int)
+    for file in files:
+        content = file.read_bytes()
+        raw = json.loads(content)
+        run = _run_of(file, raw, by_key, repeats)
+        if run is not None:
+            levels.append(Level(file, run, hashlib.sha256(content).hexdigest(), raw))
+    return Folder(path, experiment, tuple(levels))
+
+
+def _run_of(
+    file: Path,
+    raw: dict[str, Any],
+    by_key: dict[tuple[str, float, int], Run],
+    repeats: dict[tuple[str, float], int],
+) -> Run | None:
+    """The run that came from that file: ours carry their key, others their load, the n-th file the n-th repeat."""
+    if "schema_version" in raw:
+        key = raw["key"]
+        return by_key.get((key["kind"], key["value"], key.get("repeat", 0)))
+    load = published_load(file, raw)
+    number = repeats[load.kind, load.value]
+    repeats[load.kind, load.value] += 1
+    return by_key.get((load.kind, load.value, number))
