@@ -316,7 +316,9 @@
   }
   function withHalf(value) {
     if (!value) return "-";
-    return value.length > 1 && value[0] ? `${number(value[0])} ±${(((value[2] - value[0]) / value[0]) * 100).toFixed(0)}%` : number(value[0]);
+    if (value.length < 2 || !value[0]) return number(value[0]);
+    const share = (value[2] - value[0]) / value[0];
+    return `${number(value[0])} ±${share > 1 ? ">100" : (share * 100).toFixed(0)}%`;
   }
   function row(table, cell, texts) {
     const line = html("tr", table);

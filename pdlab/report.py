@@ -18,7 +18,8 @@ from typing import Any, Literal, NamedTuple
 import pdlab
 from pdlab import sentences, tables
 from pdlab.analysis import Curve, Point, View
-from pdlab.audit import Finding, audit
+from pdlab.audit import audit
+from pdlab.audit_folders import Finding
 from pdlab.compare import Ranked, Reading, reading
 from pdlab.errors import StoreError
 from pdlab.loading import Loaded

@@ -126,7 +126,9 @@ def figure(estimate: Estimate | None, confidence: float) -> str:
 
 
 def tolerance(share: float) -> str:
-    """A relative half-width in per cent: ``4%``, ``0.4%``."""
+    """A relative half-width in per cent: ``4%``, ``0.4%``; ``>100%`` for a figure that may as well be nothing."""
+    if share > 1:
+        return ">100%"
     return f"{100 * share:.{1 if share < 0.01 else 0}f}%"
 
 
