@@ -226,7 +226,7 @@ class _Run:
         for size in plan.sizes:
             results.append(self._size(size))
             cold_s = results[0].first_s if cold_s is None else cold_s
-            self.say(f"{plan.strategy}: {_size_text(size)}: {results[-1].gb_per_s:.2f} GB/s")
+            self.say(f"{plan.strategy}: {_size_text(size)}: {results[-1].gb_per_s:.3g} GB/s")
             if self._corrupt():
                 break
         memcpy = median(self.copies) if self.copies else None
