@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -11,9 +12,9 @@ import numpy as np
 from pdlab.analysis import Curve, Point, View
 from pdlab.errors import UsageError
 from pdlab.moderation import moderate_all
-from pdlab.resampling import Line, line
+from pdlab.resampling import SINGLE_REPEAT_SD, Line, line
 from pdlab.spec import Frozen
-from pdlab.statistics import Comparison, Estimate, Interval, compare
+from pdlab.statistics import Comparison, Estimate, Interval, compare, student_t
 
 
 class Spot(NamedTuple):
@@ -180,13 +181,15 @@ class Reading(Frozen):
     """The comparison at one latency bound, best first.
 
     ``single_repeat``: a scatter between repeats is assumed, not measured. ``missed`` meet the bound
-    nowhere, ``capped`` stop below it, so their throughput may be higher than their sweep shows.
+    nowhere; ``unsure`` neither, but it is within the noise of their best latency. ``capped`` stop below it, so
+    their throughput may be higher than their sweep shows.
     """
 
     bound: float
     ranking: tuple[Ranked, ...]
     single_repeat: bool
     missed: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
     capped: tuple[str, ...] = ()
 
     @property
@@ -246,13 +249,40 @@ def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
         return None
     slowest = max if view.lower_is_better else min
     sign = 1.0 if view.lower_is_better else -1.0
+    beyond = [curve for (curve, _), value in zip(measured, estimates, strict=True) if value is None]
+    unsure = tuple(curve.label for curve in beyond if _may_reach(curve, view, bound, ranking[0].estimate))
     return Reading(
         bound=bound,
         ranking=ranking,
         single_repeat=any(ranked.estimate.basis == "assumed" for ranked in ranking),
-        missed=tuple(label for label, value in values if value is None),
+        missed=tuple(curve.label for curve in beyond if curve.label not in unsure),
+        unsure=unsure,
         capped=tuple(curve.label for curve, xs in measured if sign * slowest(xs) < sign * bound),
     )
+
+
+def _may_reach(curve: Curve, view: View, bound: float, most: Estimate) -> bool:
+    """Whether the bound is within the interval of the curve's best latency, at a throughput that is not clearly
+    below ``most``."""
+    best = min if view.lower_is_better else max
+    spot = best((s for s in spots([curve], view) if s.point.valid), key=lambda each: each.x)
+    latency = spot.point.latency_estimate(view)
+    if latency is None:
+        return False
+    sure = _with_starts(latency)
+    half = student_t((1 + view.confidence) / 2, sure.dof or math.inf) * (sure.standard_error or 0.0)
+    if (spot.x - half > bound) if view.lower_is_better else (spot.x + half < bound):
+        return False
+    rate = _with_starts(spot.point.rate_estimate(view.throughput_metric).scaled(curve.scale(view)))
+    return _compared(most, rate, view.confidence, 1).verdict != "better"
+
+
+def _with_starts(estimate: Estimate) -> Estimate:
+    """With the scatter from start to start: the repeats' own, or one that is assumed."""
+    if estimate.basis == "repeats":
+        return estimate
+    error = math.hypot(estimate.relative_error or 0.0, SINGLE_REPEAT_SD) * abs(estimate.value)
+    return estimate._replace(standard_error=error, dof=math.inf, basis="assumed")
 
 
 def _two_digits(value: float, low: float, high: float) -> float:

@@ -78,13 +78,19 @@ def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
         rate = f"{view.throughput_metric} tokens/s, whole deployment"
     best, *others = found.ranking
     most = f"about {plain(best.estimate.value)} {rate}"
-    if not others:
+    if found.unsure and not any(ranked.tied for ranked in others):
+        names = listed([f"{best.label} ({most})", *found.unsure])
+        edge = f"the bound is within the noise of the lowest {view.latency_name} of {listed(found.unsure)}"
+        text = f"{where} no winner can be named: {names} are not distinguishable ({edge})"
+    elif not others:
         text = f"{where}, {best.label} gives {most}"
         text += "; it is the only one that is that fast" if found.missed else ""
     else:
         text = f"{where} {verdict(found.ranking, most)}"
-    if found.missed and others:
+    if found.missed and (others or found.unsure):
         text += f"; not reached by {listed(found.missed)}"
+    if found.unsure and any(ranked.tied for ranked in others):
+        text += f"; {listed(found.unsure)} may reach it as well"
     capped = [label for label in found.capped if label != best.label]
     if capped:
         text += f"; {listed(capped)} might give more: nothing was measured at higher load"

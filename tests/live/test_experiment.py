@@ -92,3 +92,29 @@ def test_one_fails_one_is_interrupted_and_resumed(own: Stack) -> None:
         assert filled - before == run.completed * 511
         assert any("the connector fills the first KV-cache group alone" in note for note in run.validity.notes)
         assert run.whole.tpot is not None
+
+
+def test_pack_against_spread_as_shipped_but_shorter(own: Stack) -> None:
+    """One level, one repeat: both ways move KV cache, and the report claims no more than one repeat can."""
+    data = yaml.safe_load((ROOT / "configs/sweeps/local-pack-vs-spread.yaml").read_text())
+    kept = [entry for entry in data["deployments"] if entry["name"] in ("pack", "spread")]
+    data |= {"name": "live", "deployments": kept, "loads": [{"concurrency": [2]}], "repeats": 1}
+    path = own.folder / "short.yaml"
+    path.write_text(yaml.safe_dump(data))
+    out, report = own.folder / "bm", own.folder / "report.html"
+    done = own.run("-m", "pdlab.bench", "run", str(path), "--out", str(out), "--port", str(own.port))
+    assert done.code == 0
+    folders = [out / "live" / name for name in ("pack", "spread")]
+    for folder in folders:
+        (level,) = Store(folder).load().runs
+        before, after = level.engines_before["decode"], level.engines_after["decode"]
+        assert level.validity.valid and not level.validity.unchecked, level.validity
+        assert (after.kv_transfers or 0.0) - (before.kv_transfers or 0.0) >= level.completed
+        assert after.buckets["ttft"]["+Inf"] - before.buckets["ttft"]["+Inf"] == level.completed
+    shown = own.run(
+        "viz.py", "--exps", *map(str, folders), "--use-normalized", "--gpus-per-node", "2", "--no-plot",
+        "--report", str(report),
+    )  # fmt: skip
+    assert shown.code == 0
+    page = report.read_text()
+    assert all(said in page for said in ("One repeat", "P1xTP1 D1xTP1 pack", "P1xTP1 D1xTP1 spread"))

@@ -255,6 +255,18 @@ def test_what_does_not_reach_the_bound_is_said() -> None:
     assert "; not reached by 4xTP2 collocated" in sentences.sentence(curves([quick, slow, wide]), View())
 
 
+def test_a_bound_within_the_noise_of_what_just_misses_it_names_no_winner() -> None:
+    quick = experiment("collocated-8xtp1", closed(4, 1, 10))
+    close = experiment("collocated-4xtp2", closed(4, 1, 10.4))
+    slow = experiment("collocated-2xtp4", closed(4, 1, 30))
+    found = compare.reading(curves([quick, close, slow]), View())
+    assert found is not None and (found.unsure, found.missed) == (("4xTP2 collocated",), ("2xTP4 collocated",))
+    text = sentences.sentence(curves([quick, close, slow]), View())
+    assert "no winner can be named: 8xTP1 collocated (about" in text and "and 4xTP2 collocated are not" in text
+    assert "the bound is within the noise of the lowest TPOT of 4xTP2 collocated" in text
+    assert "; not reached by 2xTP4 collocated" in text
+
+
 def test_different_things_have_no_winner() -> None:
     other = closed(4, 9, 10).model_copy(update={"workload": Workload(input_tokens=7, output_tokens=3)})
     assert "No winner can be named: the experiments have different workloads" in verdict([closed(4, 1, 10)], [other])
