@@ -269,19 +269,20 @@ def _may_reach(curve: Curve, view: View, bound: float, most: Estimate) -> bool:
     latency = spot.point.latency_estimate(view)
     if latency is None:
         return False
-    sure = _with_starts(latency)
+    start_sd = SINGLE_REPEAT_SD[curve.gpus.device]
+    sure = _with_starts(latency, start_sd)
     half = student_t((1 + view.confidence) / 2, sure.dof or math.inf) * (sure.standard_error or 0.0)
     if (spot.x - half > bound) if view.lower_is_better else (spot.x + half < bound):
         return False
-    rate = _with_starts(spot.point.rate_estimate(view.throughput_metric).scaled(curve.scale(view)))
+    rate = _with_starts(spot.point.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
     return _compared(most, rate, view.confidence, 1).verdict != "better"
 
 
-def _with_starts(estimate: Estimate) -> Estimate:
+def _with_starts(estimate: Estimate, start_sd: float) -> Estimate:
     """With the scatter from start to start: the repeats' own, or one that is assumed."""
     if estimate.basis == "repeats":
         return estimate
-    error = math.hypot(estimate.relative_error or 0.0, SINGLE_REPEAT_SD) * abs(estimate.value)
+    error = math.hypot(estimate.relative_error or 0.0, start_sd) * abs(estimate.value)
     return estimate._replace(standard_error=error, dof=math.inf, basis="assumed")
 
 

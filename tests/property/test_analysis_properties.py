@@ -92,7 +92,7 @@ def test_throughput_at_a_bound_is_what_the_straight_lines_reach(
     levels: list[tuple[float, float]], bound: float
 ) -> None:
     found = throughput_at(curve(levels), View(gpus_per_node=8), bound)
-    fine = [levels[0]] + [
+    fine = levels + [
         (x0 + (x1 - x0) * t, y0 + (y1 - y0) * t)
         for (x0, y0), (x1, y1) in pairwise(levels)
         for t in np.linspace(0, 1, 201)
