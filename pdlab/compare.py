@@ -219,10 +219,11 @@ def rank(estimates: Sequence[tuple[str, Estimate]], confidence: float) -> tuple[
 
 
 def _compared(first: Estimate, second: Estimate, confidence: float, comparisons: int) -> Comparison:
-    found = compare(first, second, confidence, comparisons)
+    # Where the best is at its edge, another start might not give it at all; a second that is at its own is only worse.
+    found = None if first.edge else compare(first, second, confidence, comparisons)
     if found:
         return found
-    # Nothing is known of the scatter, or a figure is 0: nothing can be told apart.
+    # Nothing is known of the scatter, a figure is 0, or the best is at its edge: nothing can be told apart.
     ratio = first.value / second.value if second.value else float("inf")
     return Comparison(
         ratio=ratio, low=0.0, high=float("inf"), level=confidence, verdict="not distinguishable", basis="assumed"

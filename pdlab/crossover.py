@@ -149,6 +149,8 @@ def _ahead(offers: Sequence[_Offer], who: int, other: int, g: int, view: View) -
     mine, its = offers[who].latency[g], offers[other].latency[g]
     if mine is None or its is None:
         return its is None
+    if mine.edge:
+        return False
     # Interactivity is carried with its sign turned: the magnitudes compare the other way round.
     first, second = (its, mine) if view.lower_is_better else (_positive(mine), _positive(its))
     found = compare(first, second, view.confidence)

@@ -70,7 +70,7 @@ def moderate_all(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
     was measured, stay as they are.
     """
     usable = [e for e in estimates if e and e.basis == "repeats" and e.dof and e.relative_error is not None]
-    usable = [e for e in usable if not math.isinf(e.relative_error or 0.0)]
+    usable = [e for e in usable if not e.edge and not math.isinf(e.relative_error or 0.0)]
     witnesses = [(_variance(e), round(e.dof or 1)) for e in usable if _variance(e) > 0]
     prior = estimate_prior(witnesses)
     if prior is None:

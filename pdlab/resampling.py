@@ -37,20 +37,16 @@ Values = Callable[[Point], Sequence[float]]
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of a curve. ``x`` and ``y`` are (1 + draws, points); row 0 is the estimate, lower x is better.
-
-    ``start_sd`` is the relative scatter from start to start, for a basis that is ``assumed``.
-    """
+    """One line of a curve. ``x`` and ``y`` are (1 + draws, points); row 0 is the estimate, lower x is better."""
 
     x: Array
     y: Array
     dof: float
     basis: Basis | None
-    start_sd: float
 
     def mirrored(self) -> Line:
         """x and y exchanged, so that "highest y at most x" answers "lowest x at least y" with its sign turned."""
-        return Line(-self.y, -self.x, self.dof, self.basis, self.start_sd)
+        return Line(-self.y, -self.x, self.dof, self.basis)
 
     def reach(self, bounds: Array) -> Array:
         """Highest y where x <= bound: (1 + draws, bounds); NaN where the line is nowhere that low."""
@@ -77,13 +73,10 @@ class Line:
             known = draws[~np.isnan(draws)]
             if self.basis is None:
                 found.append(Estimate(value=value))
-            elif len(known) < (1 - MAX_UNREACHED) * len(draws):
-                found.append(Estimate(value=value, standard_error=math.inf, dof=self.dof, basis=self.basis))
             else:
-                error = math.sqrt(float(np.mean((known - value) ** 2)))
-                if self.basis == "assumed":
-                    error = math.hypot(error, self.start_sd * value)
-                found.append(Estimate(value=value, standard_error=error, dof=self.dof, basis=self.basis))
+                edge = len(known) < (1 - MAX_UNREACHED) * len(draws)
+                error = math.sqrt(float(np.mean((known - value) ** 2))) if len(known) else math.inf
+                found.append(Estimate(value, error, self.dof, self.basis, edge))
         return found
 
 
@@ -98,7 +91,7 @@ def line(
     """The line through ``points``, both figures known at each; None without points.
 
     A figure is its estimate at a level, and its values in the level's repeats. With a single repeat
-    anywhere, the scatter between repeats is assumed.
+    anywhere, a scatter between repeats is assumed, of latencies and of rates, common to all levels of the curve.
     """
     if not points:
         return None
@@ -110,6 +103,9 @@ def line(
     single = min(point.repeats for point in points) < 2
     dof = math.inf if single else float(min(point.repeats for point in points) - 1)
     drawn = np.stack(columns, axis=1)
+    if single:  # What another start would have given: all latencies higher or lower, and all rates.
+        starts = 1 + SINGLE_REPEAT_SD[curve.gpus.device] * alone.standard_normal((len(weights), 2))
+        drawn[1:] *= np.repeat(np.maximum(starts, 0.0), len(points), axis=1)
     if not np.ptp(drawn, axis=0).any():
         drawn = drawn[:2]  # Nothing is known of any scatter: one draw is as good as all.
     return Line(
@@ -117,7 +113,6 @@ def line(
         y=drawn[:, len(points) :] * y_factor,
         dof=dof,
         basis="assumed" if single else "repeats",
-        start_sd=SINGLE_REPEAT_SD[curve.gpus.device],
     )
 
 

@@ -60,13 +60,15 @@ class Interval(Frozen):
 class Estimate(NamedTuple):
     """A figure with its standard error, in the figure's unit, and the degrees of freedom of that error.
 
-    All three are None where nothing is known of the scatter. ``dof`` may be infinite.
+    All three are None where nothing is known of the scatter. ``dof`` may be infinite. ``edge``: read off a curve where
+    it ends; in more draws than chance allows there is no such figure, so it may be no better, and not there at all.
     """
 
     value: float
     standard_error: float | None = None
     dof: float | None = None
     basis: Basis | None = None
+    edge: bool = False
 
     def interval(self, level: float) -> Interval | None:
         """value +- t * standard error; None where the scatter is not known. Nothing here is below 0."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pdlab.analysis import Curve, Gpus, Point, Sample, View, in_one_study
-from pdlab.compare import estimate_at, frontier_points, reading
+from pdlab.compare import estimate_at, frontier_points, rank, reading
 from pdlab.moderation import moderate_all
 from pdlab.statistics import Array, Estimate
 
@@ -163,7 +163,23 @@ def test_a_bound_at_the_edge_of_the_measurement_is_no_basis_for_a_verdict() -> N
     assert estimate is None or estimate.standard_error is not None
     low = measured(rng, 3)
     edge = estimate_at(low, View(), low.points[0].ms("tpot", "p50") or 0.0)
-    assert edge is not None and edge.standard_error == float("inf")
+    assert edge is not None and edge.edge
+    sure = Estimate(value=edge.value / 2, standard_error=0.01 * edge.value, dof=2.0, basis="repeats")
+    first, second = [("edge", edge), ("b", sure)], [("b", sure.scaled(10)), ("edge", edge)]
+    assert rank(first, 0.95)[1].tied, "another start of the first might not reach the bound"
+    assert not rank(second, 0.95)[1].tied, "what may not reach the bound at all is no better for it"
+
+
+def test_one_repeat_carries_the_scatter_of_latencies_into_what_is_read_at_a_latency() -> None:
+    """Where a curve is steep, a start with other latencies gives another throughput at the same bound."""
+    levels = np.linspace(0.0, 1.0, len(LOADS))[None]
+    steep, flat = (curve(10 + levels * wide, 100 + 300 * levels) for wide in (2.0, 50.0))
+    errors = []
+    for each, bound in ((steep, 11.0), (flat, 35.0)):
+        found = estimate_at(each, View(), bound)
+        assert found is not None and found.relative_error is not None
+        errors.append(found.relative_error)
+    assert errors[0] > 2 * errors[1] > 0.08
 
 
 def test_the_frontier_says_how_often_a_point_is_on_it() -> None:
