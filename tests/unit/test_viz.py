@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import folders
 import pytest
 
 import viz
@@ -210,3 +212,27 @@ def test_labels_never_cover_what_is_there() -> None:
     assert not any(box.hits(other) for other in taken)
     assert fit((50, 50), (30, 10), [inside], inside, (6, 12)) is None
     assert fit((50, 50), (300, 10), [], inside, (6,)) is None
+
+
+@pytest.mark.parametrize("words", [["--no-plot", "--slo", "ttft_ms=900"], ["--report", "report.html"]])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty (0 bytes)"), (gzip.compress(b""), "holds 0 requests, its level completed 80")],
+    ids=["no-bytes", "no-lines"],
+)
+def test_an_empty_file_of_requests_is_one_line(
+    content: bytes,
+    said: str,
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
+    (folder / "concurrency4.records.json.gz").write_bytes(content)
+    assert viz.main(["--exps", str(folder), *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert said in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
+    assert not (tmp_path / "report.html").exists()
