@@ -8,8 +8,12 @@ from pdlab import tables
 from pdlab.analysis import Curve, View
 from pdlab.compare import Ranked, Reading, own, reading
 from pdlab.goodput import Pick
-from pdlab.statistics import Comparison
+from pdlab.statistics import ROUNDING, Comparison
 from pdlab.workload import Slo
+
+EDGE = "the bound is at the edge of what was measured"
+# Ends of an interval further apart than this factor say that nothing is known, not how much.
+WIDE = 10.0
 
 
 def sentence(curves: Sequence[Curve], view: View) -> str:
@@ -100,23 +104,69 @@ def verdict(ranking: Sequence[Ranked], most: str) -> str:
         close = next(ranked for ranked in ranking[1:] if ranked.tied)
         return f"{text} ({doubt(close.best_over_it, close.label)})"
     ahead = second.best_over_it
-    above = f"{(ahead.ratio - 1) * 100:.0f} % above" if ahead and second.estimate.value else "ahead of"
+    above = f"{percent(ahead.ratio - 1)} % above" if ahead and second.estimate.value else "ahead of"
     return f"the best is {best.label} with {most}, {above} {second.label} ({doubt(ahead, second.label)})"
 
 
 def doubt(ahead: Comparison | None, label: str) -> str:
     """How sure a lead over ``label`` is, and what that rests on."""
     if ahead is None or ahead.high == float("inf"):
-        return "the bound is at the edge of what was measured"
-    lead = f"{_percent(ahead.low - 1)} to {_percent(ahead.high - 1)} %"
+        return EDGE
+    tied = ahead.verdict == "not distinguishable"
     if ahead.basis == "assumed":
-        least = _percent(ahead.high / ahead.ratio - 1)
+        if wide(ahead) and tied:
+            return "one repeat, whose requests scatter too much there to compare"
+        least = percent(ahead.high / ahead.ratio - 1, other=ahead.ratio - 1)
         return f"one repeat: differences below {least} % are not meaningful"
-    return f"{100 * ahead.level:g} % interval of the lead over {label}: {lead}"
+    if still(ahead):
+        return "the repeats do not scatter at all"
+    of = f"{100 * ahead.level:g} % interval of the lead over {label}"
+    if wide(ahead) and tied:
+        factor = plain(ahead.high / ahead.low) if ahead.high < 1000 * ahead.low else "more than 1,000"
+        return f"the repeats differ too much there: the {of} spans a factor of {factor}"
+    return f"{of}: {lead(ahead)}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}".replace("-0", "0")
+def still(ahead: Comparison) -> bool:
+    """Whether no scatter was seen at all, as where every repeat is the same."""
+    return ahead.high - ahead.low <= ROUNDING * ahead.ratio
+
+
+def wide(ahead: Comparison) -> bool:
+    """Whether the interval is so wide that its ends mean nothing."""
+    return not ahead.low or ahead.high / ahead.low > WIDE
+
+
+def lead(ahead: Comparison) -> str:
+    """The interval of a lead, as exact as the verdict needs: ``3 to 12 %``, ``-0.4 to 9 %``, ``above 60 %``."""
+    low, high = ahead.low - 1, ahead.high - 1
+    if wide(ahead):
+        return f"above {percent(low)} %" if ahead.verdict == "better" else "too wide to say"
+    if still(ahead):
+        return "no scatter between repeats"
+    return f"{percent(low)} to {percent(high)} %"
+
+
+def times(ahead: Comparison) -> str:
+    """The same as a factor: ``1.12 x (1.03 to 1.21)``."""
+
+    def factor(value: float) -> str:
+        share = abs(value - 1)
+        return f"{value:.{2 if share > 0.005 or share <= ROUNDING else next(d for d in range(10) if round(share, d))}f}"
+
+    if wide(ahead):
+        ends = f"above {factor(ahead.low)}" if ahead.verdict == "better" else "too wide to say"
+    else:
+        ends = f"{factor(ahead.low)} to {factor(ahead.high)}"
+    return f"{factor(ahead.ratio)} x ({ends})"
+
+
+def percent(share: float, other: float = 0.0) -> str:
+    """Whole per cent, or as many decimals as tell it from ``other`` (0: what is not nothing never reads as 0)."""
+    if abs(share - other) <= ROUNDING:
+        return f"{100 * share:.0f}".replace("-0", "0")
+    decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * other, d))
+    return f"{100 * share:.{decimals}f}"
 
 
 def plain(value: float) -> str:

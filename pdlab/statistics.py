@@ -38,6 +38,8 @@ MAX_BLOCKS = 20
 MIN_BLOCKS = 5
 # A quantile with fewer requests than this beyond it is set by single requests.
 MIN_BEYOND = 5
+# Sums of the same numbers in another order differ by less than this.
+ROUNDING = 1e-9
 
 
 class Interval(Frozen):
@@ -137,7 +139,7 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
     tail = (1 - level) / 2 / max(1, comparisons)
     half = student_t(1 - tail, dof) * error
     low, high = _exp(middle - half), _exp(middle + half)
-    verdict: Verdict = "better" if low > 1 else "worse" if high < 1 else "not distinguishable"
+    verdict: Verdict = "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
     basis: Basis = "assumed" if "assumed" in (first.basis, second.basis) else first.basis or "assumed"
     return Comparison(ratio=_exp(middle), low=low, high=high, level=level, verdict=verdict, basis=basis)
 

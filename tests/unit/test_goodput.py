@@ -133,6 +133,23 @@ def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
     assert "Within TTFT <= 500 ms and TPOT <= 20 ms for 90 % of requests no winner can be named" in text
 
 
+def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
+    """The bound is met in one repeat and missed in the next: the lead's interval would be -95 to 3,568 %."""
+    levels = [
+        point(1, 1, [shared(1.0)] * 3),
+        point(4, 4, [shared(1.0), shared(0.7), shared(0.98)]),
+        point(16, 16, [shared(0.0), shared(0.95), shared(0.3)]),
+    ]
+    same = [curve("one", *levels), curve("two", *levels)]
+    found = pick(same, SLO, View())
+    assert found.best is None
+    text = sentences.slo_sentence(found, same, View())
+    assert "one" in text and "two are not distinguishable" in text
+    assert "the repeats differ too much there" in text and "to" not in text.split("factor of")[1]
+    table = findings.slo_text(found, same, View())
+    assert "1.00 x (too wide to say), not distinguishable" in table
+
+
 def test_what_misses_and_what_is_unknown_is_said() -> None:
     curves = [
         curve("good", point(1, 1, [shared(1.0)])),
