@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -13,7 +13,10 @@ from pdlab.errors import UsageError
 from pdlab.moderation import moderate_all
 from pdlab.resampling import Line, line
 from pdlab.spec import Frozen
-from pdlab.statistics import Comparison, Estimate, Interval, compare
+from pdlab.statistics import Comparison, Estimate, Interval, apart, compare
+
+# The interval of a figure at a level; None where nothing is known of its scatter.
+IntervalAt = Callable[[float], Interval | None]
 
 
 class Spot(NamedTuple):
@@ -200,30 +203,49 @@ class Reading(Frozen):
         return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
 
 
-def rank(estimates: Sequence[tuple[str, Estimate]], confidence: float) -> tuple[Ranked, ...]:
-    """Highest first, each compared with the first; the comparisons share the error (Bonferroni)."""
+def rank(
+    estimates: Sequence[tuple[str, Estimate]], confidence: float, searched: Mapping[str, IntervalAt] | None = None
+) -> tuple[Ranked, ...]:
+    """Highest first, each compared with the first; the comparisons share the error (Bonferroni).
+
+    ``searched`` are figures known by the bracket of a search, by label: they are compared by their ends.
+    """
     ordered = sorted(estimates, key=lambda item: -item[1].value)
     if not ordered:
         return ()
     (best, most), *others = ordered
+    known = searched or {}
+
+    def ahead_of(label: str, value: Estimate) -> Comparison:
+        if best not in known and label not in known:
+            return _compared(compare(most, value, confidence, len(others)), most, value, confidence)
+        level = 1 - (1 - confidence) / len(others)
+        first, second = known.get(best, most.interval)(level), known.get(label, value.interval)(level)
+        found = apart(_ratio(most, value), first, second, confidence) if first and second else None
+        return _compared(found, most, value, confidence)
+
     return (
         Ranked(label=best, estimate=most),
-        *(
-            Ranked(label=label, estimate=value, best_over_it=_compared(most, value, confidence, len(others)))
-            for label, value in others
-        ),
+        *(Ranked(label=label, estimate=value, best_over_it=ahead_of(label, value)) for label, value in others),
     )
 
 
-def _compared(first: Estimate, second: Estimate, confidence: float, comparisons: int) -> Comparison:
-    found = compare(first, second, confidence, comparisons)
+def _compared(found: Comparison | None, first: Estimate, second: Estimate, confidence: float) -> Comparison:
     if found:
         return found
     # Nothing is known of the scatter, or a figure is 0: nothing can be told apart.
-    ratio = first.value / second.value if second.value else float("inf")
     return Comparison(
-        ratio=ratio, low=0.0, high=float("inf"), level=confidence, verdict="not distinguishable", basis="assumed"
+        ratio=_ratio(first, second),
+        low=0.0,
+        high=float("inf"),
+        level=confidence,
+        verdict="not distinguishable",
+        basis="assumed",
     )
+
+
+def _ratio(first: Estimate, second: Estimate) -> float:
+    return first.value / second.value if second.value else float("inf")
 
 
 def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdlab import tables
 from pdlab.analysis import Curve, View
 from pdlab.compare import Ranked, Reading, own, reading
-from pdlab.goodput import Pick
+from pdlab.goodput import Capacity, Pick
 from pdlab.statistics import ROUNDING, Comparison
 from pdlab.workload import Slo
 
@@ -67,10 +67,26 @@ def slo_sentence(found: Pick, curves: Sequence[Curve], view: View) -> str:
         text += f"; not met by {listed(found.missed)} at any level measured"
     if found.unknown:
         text += f"; not known for {listed(found.unknown)} (neither requests nor that percentile were kept)"
+    searched = [f"{each.label} {bracket(each)}" for each in found.capacities if each.searches]
+    if searched:
+        text += f"; by searches for the highest rate of the whole deployment: {listed(searched)}"
     capped = [each.label for each in found.capacities if each.capped]
     if capped:
         text += f"; {listed(capped)} might give more: the highest load measured still meets it"
     return text + "."
+
+
+def bracket(each: Capacity) -> str:
+    """``between 7.1 and 7.5 requests/s (95 % confidence)``: what the searches behind a capacity found."""
+    low, high = each.bracket_rps
+    if low is not None and high is not None:
+        text = f"between {low:g} and {high:g} requests/s"
+    elif low is not None:
+        text = f"at least {low:g} requests/s"
+    else:
+        text = "not known" if high is None else f"below {high:g} requests/s"
+    many = f", each of {len(each.searches)} repeats" if len(each.searches) > 1 else ""
+    return f"{text} ({100 * each.bracket_confidence:g} % confidence{many})"
 
 
 def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
@@ -110,9 +126,16 @@ def verdict(ranking: Sequence[Ranked], most: str) -> str:
 
 def doubt(ahead: Comparison | None, label: str) -> str:
     """How sure a lead over ``label`` is, and what that rests on."""
-    if ahead is None or ahead.high == float("inf"):
+    if ahead is None:
         return EDGE
     tied = ahead.verdict == "not distinguishable"
+    of = f"{100 * ahead.level:g} % interval of the lead over {label}"
+    if ahead.basis == "search":
+        if wide(ahead) and tied:
+            return "what the search for the highest rate left open is too wide to compare"
+        return f"{of}: {lead(ahead)}, by the ends of the search for the highest rate"
+    if ahead.high == float("inf"):
+        return EDGE
     if ahead.basis == "assumed":
         if wide(ahead) and tied:
             return "one repeat, whose requests scatter too much there to compare"
@@ -120,7 +143,6 @@ def doubt(ahead: Comparison | None, label: str) -> str:
         return f"one repeat: differences below {least} % are not meaningful"
     if still(ahead):
         return "the repeats do not scatter at all"
-    of = f"{100 * ahead.level:g} % interval of the lead over {label}"
     if wide(ahead) and tied:
         factor = plain(ahead.high / ahead.low) if ahead.high < 1000 * ahead.low else "more than 1,000"
         return f"the repeats differ too much there: the {of} spans a factor of {factor}"
@@ -142,7 +164,7 @@ def lead(ahead: Comparison) -> str:
     low, high = ahead.low - 1, ahead.high - 1
     if wide(ahead):
         return f"above {percent(low)} %" if ahead.verdict == "better" else "too wide to say"
-    if still(ahead):
+    if still(ahead) and ahead.basis != "search":
         return "no scatter between repeats"
     return f"{percent(low)} to {percent(high)} %"
 

@@ -15,7 +15,11 @@ import folders
 import pytest
 
 import viz
+from pdlab import slo_search
 from pdlab.label_layout import Box, along, around, fit
+from pdlab.slo_search import Sample, Search
+from pdlab.store import Store
+from pdlab.workload import Slo
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "tests" / "data" / "published"
@@ -236,3 +240,20 @@ def test_an_empty_file_of_requests_is_one_line(
     assert out == "" and len(err.splitlines()) == 1
     assert said in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
     assert not (tmp_path / "report.html").exists()
+
+
+def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, _, _, two = folders.deployments(4)
+    made = [folders.write(tmp_path / name, each) for name, each in (("one", one), ("two", two))]
+    store, slo = Store(made[1]), Slo(ttft_s=0.5, quantile=0.9)
+    search = Search(slo=slo, requests=400)
+    samples = [Sample(rate_rps=r, repeat=0, judged=400, met=met) for r, met in ((70.0, 396), (77.0, 240))]
+    store.write_search(slo_search.result(slo_search.points(samples, search), search, label="two", repeat=0))
+    assert viz.main(["--exps", *map(str, made), "--no-plot"]) == 0
+    out = capsys.readouterr().out
+    assert "Within TTFT <= 500 ms for 90 % of requests the best is" in out
+    assert "search: between 70 and 77 requests/s (95 % confidence)" in out
+    assert "requests counted" in out, "the other was not searched: its requests are read and counted"
+    assert viz.main(["--exps", *map(str, made), "--no-plot", "--slo", "ttft_ms=400"]) == 0
+    out = capsys.readouterr().out
+    assert "search" not in out and "TTFT <= 400 ms for 95 %" in out, "only what is asked for"
