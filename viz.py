@@ -127,7 +127,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="BOUNDS",
-        help="which configuration serves most within ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable",
+        help="which configuration serves most within ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable "
+        "(default: the SLOs that the experiments searched for)",
     )
     asked.add_argument(
         "--slo-quantile",
@@ -237,6 +238,10 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
     paths = _distinct(args.exps)
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
+    searched = [search.slo for each in loaded for search in each.experiment.searches]
+    if searched and not slos:
+        slos = list(dict.fromkeys(searched))
+        loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=True)
     curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
     curves += [curve for path in args.published for curve in published.load(path)]
     curves = _with_role(curves, view)

@@ -16,7 +16,7 @@ from pdlab.columns import Requests
 from pdlab.errors import StoreError
 from pdlab.moderation import Study
 from pdlab.names import short_labels, workload_name
-from pdlab.results import Distribution, Experiment, Run, Summary
+from pdlab.results import Distribution, Experiment, Run, SloSearch, Summary
 from pdlab.spec import Deployment, Disaggregated, Frozen
 from pdlab.statistics import Estimate, of_repeats
 from pdlab.ttft_split import Split, mean_split, split
@@ -236,6 +236,7 @@ class Curve(Frozen):
     ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
     ``published`` names the source of a table taken from elsewhere: shown, never ranked. ``splits`` has
     where the TTFT goes, by (kind of load, load), mean over valid repeats, where the engines told.
+    ``searches`` are those for the highest rate within an SLO, of any repeat.
     """
 
     name: str
@@ -246,6 +247,7 @@ class Curve(Frozen):
     points: tuple[Point, ...]
     published: str | None = None
     splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
+    searches: tuple[SloSearch, ...] = ()
 
     def scale(self, view: View) -> float:
         """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
@@ -296,6 +298,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             workload=workload_name(experiment),
             points=tuple(_points(experiment.runs, columns)),
             splits=_splits(experiment.runs),
+            searches=experiment.searches,
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
     )

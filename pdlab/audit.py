@@ -10,19 +10,23 @@ computed), and how to mend it. The rules are those that the published measuremen
 - **few prompts**, **ramp**: runs that are mostly ramp-up and drain.
 - **impossible**: more requests in flight than the load allows, by Little's law; rates that do not add up.
 - **GPUs**: a normalisation by another number of GPUs than the deployment uses.
+- **records**: requests that cannot be read, or are not those that the level's figures were computed from.
 - **metadata**: what is needed to repeat the measurement and is not there.
 - **invalid**: levels that failed the benchmark's own checks.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pdlab.audit_folders import Finding, Folder, Level, read_folder
-from pdlab.store import MANIFEST
+from pdlab.store import MANIFEST, Store
 from pdlab.workload import Closed, Open
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
@@ -302,6 +306,28 @@ def _gpus(folder: Folder) -> Iterator[Finding]:
             )
 
 
+def _records(folder: Folder) -> Iterator[Finding]:
+    """The requests beside our levels, by the hash that each level keeps of them; none kept is no fault."""
+    for level in folder.levels:
+        path = Store(folder.path).records_path(level.run.key)
+        if not folder.ours or level.run.raw_sha256 is None or not path.exists():
+            continue
+        try:
+            packed = path.read_bytes()
+            same = bool(packed) and hashlib.sha256(gzip.decompress(packed)).hexdigest() == level.run.raw_sha256
+            seen = "not the bytes that the level keeps the hash of" if packed else "the file is empty (0 bytes)"
+        except (OSError, EOFError, zlib.error) as error:
+            same, seen = False, f"cannot be read ({error})"
+        if not same:
+            yield Finding(
+                "records",
+                (f"{folder.path.name}/{path.name}",),
+                seen,
+                "intervals and goodput of that level rest on nothing, or on other requests than its figures",
+                "restore the file, or measure the level again with --force",
+            )
+
+
 def _metadata(folder: Folder) -> Iterator[Finding]:
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
@@ -347,6 +373,7 @@ RULES: tuple[Rule, ...] = (
     _ramps,
     _impossible,
     _gpus,
+    _records,
     _metadata,
     _invalid,
 )

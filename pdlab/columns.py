@@ -104,6 +104,9 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
         return None
     except OSError as error:
         raise StoreError(f"{path}: records cannot be read ({error.strerror})") from error
+    remedy = "restore it, or delete it and do without goodput and intervals of that level"
+    if not packed:
+        raise StoreError(f"{path}: is empty (0 bytes); {remedy}")
     try:
         text = _unpack(packed)
         table = _parse(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -14,7 +14,10 @@ from pdlab.errors import UsageError
 from pdlab.moderation import moderate_all
 from pdlab.resampling import SINGLE_REPEAT_SD, Line, line
 from pdlab.spec import Frozen
-from pdlab.statistics import Comparison, Estimate, Interval, compare, student_t
+from pdlab.statistics import Comparison, Estimate, Interval, apart, compare, student_t
+
+# The interval of a figure at a level; None where nothing is known of its scatter.
+IntervalAt = Callable[[float], Interval | None]
 
 
 class Spot(NamedTuple):
@@ -203,31 +206,54 @@ class Reading(Frozen):
         return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
 
 
-def rank(estimates: Sequence[tuple[str, Estimate]], confidence: float) -> tuple[Ranked, ...]:
-    """Highest first, each compared with the first; the comparisons share the error (Bonferroni)."""
+def rank(
+    estimates: Sequence[tuple[str, Estimate]], confidence: float, searched: Mapping[str, IntervalAt] | None = None
+) -> tuple[Ranked, ...]:
+    """Highest first, each compared with the first; the comparisons share the error (Bonferroni).
+
+    ``searched`` are figures known by the bracket of a search, by label: they are compared by their ends.
+    """
     ordered = sorted(estimates, key=lambda item: -item[1].value)
     if not ordered:
         return ()
     (best, most), *others = ordered
+    known = searched or {}
+
+    def ahead_of(label: str, value: Estimate) -> Comparison:
+        if best not in known and label not in known:
+            return _compared(_ahead(most, value, confidence, len(others)), most, value, confidence)
+        level = 1 - (1 - confidence) / len(others)
+        first, second = known.get(best, most.interval)(level), known.get(label, value.interval)(level)
+        found = apart(_ratio(most, value), first, second, confidence) if first and second else None
+        return _compared(found, most, value, confidence)
+
     return (
         Ranked(label=best, estimate=most),
-        *(
-            Ranked(label=label, estimate=value, best_over_it=_compared(most, value, confidence, len(others)))
-            for label, value in others
-        ),
+        *(Ranked(label=label, estimate=value, best_over_it=ahead_of(label, value)) for label, value in others),
     )
 
 
-def _compared(first: Estimate, second: Estimate, confidence: float, comparisons: int) -> Comparison:
+def _ahead(first: Estimate, second: Estimate, confidence: float, comparisons: int = 1) -> Comparison | None:
     # Where the best is at its edge, another start might not give it at all; a second that is at its own is only worse.
-    found = None if first.edge else compare(first, second, confidence, comparisons)
+    return None if first.edge else compare(first, second, confidence, comparisons)
+
+
+def _compared(found: Comparison | None, first: Estimate, second: Estimate, confidence: float) -> Comparison:
     if found:
         return found
     # Nothing is known of the scatter, a figure is 0, or the best is at its edge: nothing can be told apart.
-    ratio = first.value / second.value if second.value else float("inf")
     return Comparison(
-        ratio=ratio, low=0.0, high=float("inf"), level=confidence, verdict="not distinguishable", basis="assumed"
+        ratio=_ratio(first, second),
+        low=0.0,
+        high=float("inf"),
+        level=confidence,
+        verdict="not distinguishable",
+        basis="assumed",
     )
+
+
+def _ratio(first: Estimate, second: Estimate) -> float:
+    return first.value / second.value if second.value else float("inf")
 
 
 def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
@@ -276,7 +302,8 @@ def _may_reach(curve: Curve, view: View, bound: float, most: Estimate) -> bool:
     if (spot.x - half > bound) if view.lower_is_better else (spot.x + half < bound):
         return False
     rate = _with_starts(spot.point.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
-    return _compared(most, rate, view.confidence, 1).verdict != "better"
+    found = _ahead(most, rate, view.confidence)
+    return found is None or found.verdict != "better"
 
 
 def _with_starts(estimate: Estimate, start_sd: float) -> Estimate:

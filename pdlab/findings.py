@@ -8,12 +8,12 @@ from pdlab import cost, tables
 from pdlab.analysis import Curve, ThroughputMetric, View
 from pdlab.crossover import Takeover, crossovers
 from pdlab.goodput import Capacity, Pick, goodput_at, share_at
-from pdlab.sentences import incomparable, listed, plain, slo_name
+from pdlab.sentences import bracket, incomparable, listed, plain, slo_name, times
 from pdlab.statistics import Interval
 from pdlab.ttft_split import PARTS
 from pdlab.workload import Slo
 
-HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile"}
+HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
 
 
 def slo_text(found: Pick, curves: Sequence[Curve], view: View) -> str:
@@ -38,14 +38,14 @@ def _capacities(found: Pick, curves: Sequence[Curve], view: View) -> str:
     rows = []
     for each, ranked in zip(found.capacities, found.ranking, strict=True):
         ahead = ranked.best_over_it
-        lead = "" if ahead is None else f"{ahead.ratio:.2f} x ({ahead.low:.2f} to {ahead.high:.2f})"
+        lead = "" if ahead is None else times(ahead)
         rows.append(
             [
                 each.label,
                 _capacity(each, view),
                 tables.figure(each.requests_per_gpu_s, view.confidence),
                 lead + ("" if ahead is None or ahead.verdict == "better" else ", not distinguishable"),
-                HOW[each.how],
+                f"search: {bracket(each)}" if each.searches else HOW[each.how],
             ]
         )
     return tables.table(head, rows, left=(0, 3, 4))

@@ -4,6 +4,7 @@ Goodput as DistServe has it (Zhong et al., OSDI 2024): the highest rate at which
 within every bound is at least the SLO's quantile. The share is counted request by request where the
 requests were kept. Where only percentiles are known, each bound alone is held against its own
 percentile: that is a necessary condition, not the same one (a request may miss one bound or the other).
+Where that very SLO was searched for (`pdlab.slo_search`), the search's bracket is the answer, at its confidence.
 
 Between two neighbouring valid levels share and throughput are taken as straight; nothing is extended
 beyond the levels measured.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -24,18 +26,22 @@ from pdlab.columns import Requests
 from pdlab.compare import Ranked, own, rank
 from pdlab.moderation import moderate_all
 from pdlab.resampling import Line, line
+from pdlab.results import SloSearch
+from pdlab.slo_search import bracket_at
 from pdlab.spec import Frozen
-from pdlab.statistics import Comparison, Estimate, blocks, of_blocks, of_repeats
+from pdlab.statistics import Comparison, Estimate, Interval, blocks, of_blocks, of_repeats
 from pdlab.workload import Slo
 
-How = Literal["requests", "percentiles"]
+How = Literal["requests", "percentiles", "search"]
 
 
 class Capacity(Frozen):
     """``throughput`` in tokens/s as the view counts them, ``requests_per_gpu_s`` good requests per GPU.
 
-    ``how``: share counted over requests, or each bound against its percentile. ``capped``: the highest
-    load measured still meets the SLO, so there may be more.
+    ``how``: share counted over requests, each bound against its percentile, or searched for. ``capped``:
+    the highest load measured still meets the SLO, so there may be more. ``searches``: one for each repeat
+    that searched; the figures are then at the mean of their best rates, and one request/s of the whole
+    deployment is ``throughput_of_one`` as the view counts it.
     """
 
     label: str
@@ -43,6 +49,33 @@ class Capacity(Frozen):
     requests_per_gpu_s: Estimate
     how: How
     capped: bool
+    searches: tuple[SloSearch, ...] = ()
+    throughput_of_one: float = 0.0
+
+    @property
+    def bracket_rps(self) -> tuple[float | None, float | None]:
+        """What the searches found, in requests/s of the whole deployment: the lowest end that meets the SLO
+        and the highest that misses it; None where one of them has no such end."""
+        lows = [each.low_rps for each in self.searches if each.low_rps is not None]
+        highs = [each.high_rps for each in self.searches if each.high_rps is not None]
+        count = len(self.searches)
+        return (min(lows) if len(lows) == count else None, max(highs) if len(highs) == count else None)
+
+    @property
+    def bracket_confidence(self) -> float:
+        """Of each search; the lowest where they differ."""
+        return min(each.confidence for each in self.searches)
+
+    def interval(self, level: float) -> Interval | None:
+        """Of the throughput. A search's requests are judged anew at that level; of several searches it
+        reaches from the lowest end to the highest."""
+        if not self.searches:
+            return self.throughput.interval(level)
+        ends = [bracket_at(search, level) for search in self.searches]
+        low = min(0.0 if end is None else end for end, _ in ends)
+        high = max(math.inf if end is None else end for _, end in ends)
+        one = self.throughput_of_one
+        return Interval(low=low * one, high=high * one, level=level, basis="search")
 
 
 class Pick(Frozen):
@@ -129,7 +162,10 @@ def goodput_at(point: Point, slo: Slo) -> Estimate | None:
 
 
 def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:
-    """The most that the curve gives within the SLO."""
+    """The most that the curve gives within the SLO: by a search for it where there was one."""
+    searches = tuple(search for search in curve.searches if search.slo == slo)
+    if searches and curve.points:
+        return _searched(curve, searches, view)
     found: list[Capacity] = []
     known = False
     metric = view.throughput_metric
@@ -152,6 +188,25 @@ def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed",
     return "missed" if known else "unknown"
 
 
+def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capacity | Literal["missed", "unknown"]:
+    """The answer of finished and unfinished searches; a rate is turned into tokens by the requests measured."""
+    best = [search.best_rps for search in searches if search.best_rps is not None]
+    if not best:
+        return "missed" if any(search.high_rps is not None for search in searches) else "unknown"
+    served = [point for point in curve.points if point.requests_per_s > 0]
+    each = fmean(point.tokens_per_s(view.throughput_metric) / point.requests_per_s for point in served)
+    one, rate = each * curve.scale(view), fmean(best)
+    return Capacity(
+        label=curve.label,
+        throughput=Estimate(value=rate * one),
+        requests_per_gpu_s=Estimate(value=rate / curve.gpus.total),
+        how="search",
+        capped=any(search.high_rps is None for search in searches),
+        searches=searches,
+        throughput_of_one=one,
+    )
+
+
 def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
     """Every configuration's capacity within the SLO, ranked."""
     answers = [(curve.label, capacity(curve, slo, view)) for curve in own(curves)]
@@ -166,7 +221,11 @@ def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
     return Pick(
         slo=slo,
         capacities=tuple(capacities),
-        ranking=rank([(each.label, each.throughput) for each in capacities], view.confidence),
+        ranking=rank(
+            [(each.label, each.throughput) for each in capacities],
+            view.confidence,
+            {each.label: each.interval for each in capacities if each.searches},
+        ),
         missed=tuple(label for label, answer in answers if answer == "missed"),
         unknown=tuple(label for label, answer in answers if answer == "unknown"),
     )

@@ -225,13 +225,13 @@ def _other_views(curves: Sequence[Curve], view: View) -> Iterator[View]:
 
 def _ranked(each: Ranked, view: View) -> dict[str, str]:
     ahead = each.best_over_it
-    lead = "" if ahead is None else f"{100 * (ahead.ratio - 1):.0f} %"
+    lead = "" if ahead is None else f"{sentences.percent(ahead.ratio - 1)} %"
     if ahead is not None and ahead.high != float("inf"):
-        lead += f" ({100 * (ahead.low - 1):.0f} to {100 * (ahead.high - 1):.0f} %)"
+        lead += f" ({sentences.lead(ahead)})"
     return {
         "label": each.label,
         "rate": tables.figure(each.estimate, view.confidence),
-        "ahead": lead.replace("-0 ", "0 "),
+        "ahead": lead,
         "told": "" if ahead is None else "no" if each.tied else "yes",
     }
 

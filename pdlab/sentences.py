@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from pdlab import tables
 from pdlab.analysis import Curve, View
 from pdlab.compare import Ranked, Reading, own, reading
-from pdlab.goodput import Pick
-from pdlab.statistics import Comparison
+from pdlab.goodput import Capacity, Pick
+from pdlab.statistics import ROUNDING, Comparison
 from pdlab.workload import Slo
+
+EDGE = "the bound is at the edge of what was measured"
+# Ends of an interval further apart than this factor say that nothing is known, not how much.
+WIDE = 10.0
 
 
 def sentence(curves: Sequence[Curve], view: View) -> str:
@@ -63,10 +67,26 @@ def slo_sentence(found: Pick, curves: Sequence[Curve], view: View) -> str:
         text += f"; not met by {listed(found.missed)} at any level measured"
     if found.unknown:
         text += f"; not known for {listed(found.unknown)} (neither requests nor that percentile were kept)"
+    searched = [f"{each.label} {bracket(each)}" for each in found.capacities if each.searches]
+    if searched:
+        text += f"; by searches for the highest rate of the whole deployment: {listed(searched)}"
     capped = [each.label for each in found.capacities if each.capped]
     if capped:
         text += f"; {listed(capped)} might give more: the highest load measured still meets it"
     return text + "."
+
+
+def bracket(each: Capacity) -> str:
+    """``between 7.1 and 7.5 requests/s (95 % confidence)``: what the searches behind a capacity found."""
+    low, high = each.bracket_rps
+    if low is not None and high is not None:
+        text = f"between {low:g} and {high:g} requests/s"
+    elif low is not None:
+        text = f"at least {low:g} requests/s"
+    else:
+        text = "not known" if high is None else f"below {high:g} requests/s"
+    many = f", each of {len(each.searches)} repeats" if len(each.searches) > 1 else ""
+    return f"{text} ({100 * each.bracket_confidence:g} % confidence{many})"
 
 
 def _say(found: Reading, curves: Sequence[Curve], view: View) -> str:
@@ -106,23 +126,75 @@ def verdict(ranking: Sequence[Ranked], most: str) -> str:
         close = next(ranked for ranked in ranking[1:] if ranked.tied)
         return f"{text} ({doubt(close.best_over_it, close.label)})"
     ahead = second.best_over_it
-    above = f"{(ahead.ratio - 1) * 100:.0f} % above" if ahead and second.estimate.value else "ahead of"
+    above = f"{percent(ahead.ratio - 1)} % above" if ahead and second.estimate.value else "ahead of"
     return f"the best is {best.label} with {most}, {above} {second.label} ({doubt(ahead, second.label)})"
 
 
 def doubt(ahead: Comparison | None, label: str) -> str:
     """How sure a lead over ``label`` is, and what that rests on."""
-    if ahead is None or ahead.high == float("inf"):
-        return "the bound is at the edge of what was measured"
-    lead = f"{_percent(ahead.low - 1)} to {_percent(ahead.high - 1)} %"
+    if ahead is None:
+        return EDGE
+    tied = ahead.verdict == "not distinguishable"
+    of = f"{100 * ahead.level:g} % interval of the lead over {label}"
+    if ahead.basis == "search":
+        if wide(ahead) and tied:
+            return "what the search for the highest rate left open is too wide to compare"
+        return f"{of}: {lead(ahead)}, by the ends of the search for the highest rate"
+    if ahead.high == float("inf"):
+        return EDGE
     if ahead.basis == "assumed":
-        least = _percent(ahead.high / ahead.ratio - 1)
+        if wide(ahead) and tied:
+            return "one repeat, whose requests scatter too much there to compare"
+        least = percent(ahead.high / ahead.ratio - 1, other=ahead.ratio - 1)
         return f"one repeat: differences below {least} % are not meaningful"
-    return f"{100 * ahead.level:g} % interval of the lead over {label}: {lead}"
+    if still(ahead):
+        return "the repeats do not scatter at all"
+    if wide(ahead) and tied:
+        factor = plain(ahead.high / ahead.low) if ahead.high < 1000 * ahead.low else "more than 1,000"
+        return f"the repeats differ too much there: the {of} spans a factor of {factor}"
+    return f"{of}: {lead(ahead)}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}".replace("-0", "0")
+def still(ahead: Comparison) -> bool:
+    """Whether no scatter was seen at all, as where every repeat is the same."""
+    return ahead.high - ahead.low <= ROUNDING * ahead.ratio
+
+
+def wide(ahead: Comparison) -> bool:
+    """Whether the interval is so wide that its ends mean nothing."""
+    return not ahead.low or ahead.high / ahead.low > WIDE
+
+
+def lead(ahead: Comparison) -> str:
+    """The interval of a lead, as exact as the verdict needs: ``3 to 12 %``, ``-0.4 to 9 %``, ``above 60 %``."""
+    low, high = ahead.low - 1, ahead.high - 1
+    if wide(ahead):
+        return f"above {percent(low)} %" if ahead.verdict == "better" else "too wide to say"
+    if still(ahead) and ahead.basis != "search":
+        return "no scatter between repeats"
+    return f"{percent(low)} to {percent(high)} %"
+
+
+def times(ahead: Comparison) -> str:
+    """The same as a factor: ``1.12 x (1.03 to 1.21)``."""
+
+    def factor(value: float) -> str:
+        share = abs(value - 1)
+        return f"{value:.{2 if share > 0.005 or share <= ROUNDING else next(d for d in range(10) if round(share, d))}f}"
+
+    if wide(ahead):
+        ends = f"above {factor(ahead.low)}" if ahead.verdict == "better" else "too wide to say"
+    else:
+        ends = f"{factor(ahead.low)} to {factor(ahead.high)}"
+    return f"{factor(ahead.ratio)} x ({ends})"
+
+
+def percent(share: float, other: float = 0.0) -> str:
+    """Whole per cent, or as many decimals as tell it from ``other`` (0: what is not nothing never reads as 0)."""
+    if abs(share - other) <= ROUNDING:
+        return f"{100 * share:.0f}".replace("-0", "0")
+    decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * other, d))
+    return f"{100 * share:.{decimals}f}"
 
 
 def plain(value: float) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import Literal
 
 from pydantic import Field
 
@@ -26,6 +27,7 @@ LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
 STEADY_SHARE = 0.8  # of an open loop's requests are in its steady window (docs/metrics.md)
 POWER = 2.0
+PILED_UP = "requests piled up"
 # What these find is what the search asks about: that the server cannot keep up.
 PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preemptions"}
 
@@ -119,17 +121,8 @@ def points(samples: Iterable[Sample], search: Search) -> tuple[SloPoint, ...]:
         judged, met = sum(found.judged for found in good), sum(found.met for found in good)
         low, high = share_bounds(met, judged, one_sided)
         piled = any(found.unsustained for found in good)
-        quantile = search.slo.quantile
-        verdict = (
-            "invalid"
-            if not good
-            else "misses"
-            if piled or high < quantile
-            else "meets"
-            if low >= quantile
-            else "undecided"
-        )
-        reason = pooled[0].invalid if not good else "requests piled up" if piled else None
+        verdict = _verdict(bool(good), piled, low, high, search.slo.quantile)
+        reason = pooled[0].invalid if not good else PILED_UP if piled else None
         judged_points.append(
             SloPoint(
                 rate_rps=rate_rps,
@@ -144,6 +137,27 @@ def points(samples: Iterable[Sample], search: Search) -> tuple[SloPoint, ...]:
             )
         )
     return tuple(judged_points)
+
+
+def _verdict(
+    usable: bool, piled: bool, low: float, high: float, quantile: float
+) -> Literal["meets", "misses", "undecided", "invalid"]:
+    if not usable:
+        return "invalid"
+    if piled or high < quantile:
+        return "misses"
+    return "meets" if low >= quantile else "undecided"
+
+
+def bracket_at(search: SloSearch, confidence: float) -> tuple[float | None, float | None]:
+    """The ends of a finished search (`bracket`), its requests judged at another confidence."""
+    again = []
+    for point in search.points:
+        low, high = share_bounds(point.met, point.judged, 1 - (1 - confidence) / 2)
+        usable, piled = point.verdict != "invalid", point.reason == PILED_UP
+        verdict = _verdict(usable, piled, low, high, search.slo.quantile)
+        again.append(point.model_copy(update={"low": low, "high": high, "verdict": verdict}))
+    return bracket(again)
 
 
 def next_rate(found: Sequence[SloPoint], search: Search, guess_rps: float | None = None) -> float | None:

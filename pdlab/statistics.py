@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pdlab.spec import Frozen
 
 Array = NDArray[np.float64]
-Basis = Literal["repeats", "requests", "assumed"]
+Basis = Literal["repeats", "requests", "assumed", "search"]
 Verdict = Literal["better", "worse", "not distinguishable"]
 
 # Beyond this, Student's t is the normal distribution to four digits.
@@ -38,6 +38,8 @@ MAX_BLOCKS = 20
 MIN_BLOCKS = 5
 # A quantile with fewer requests than this beyond it is set by single requests.
 MIN_BEYOND = 5
+# Sums of the same numbers in another order differ by less than this.
+ROUNDING = 1e-9
 
 
 class Interval(Frozen):
@@ -45,7 +47,7 @@ class Interval(Frozen):
 
     ``repeats``: between repeats of the level, so also what changes from start to start. ``requests``:
     one repeat, the scatter within that run alone. ``assumed``: one repeat, with a repeat-to-repeat
-    scatter that was not measured here.
+    scatter that was not measured here. ``search``: the bracket of a search for the highest rate.
     """
 
     low: float
@@ -139,9 +141,21 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
     tail = (1 - level) / 2 / max(1, comparisons)
     half = student_t(1 - tail, dof) * error
     low, high = _exp(middle - half), _exp(middle + half)
-    verdict: Verdict = "better" if low > 1 else "worse" if high < 1 else "not distinguishable"
+    verdict: Verdict = "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
     basis: Basis = "assumed" if "assumed" in (first.basis, second.basis) else first.basis or "assumed"
     return Comparison(ratio=_exp(middle), low=low, high=high, level=level, verdict=verdict, basis=basis)
+
+
+def apart(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
+    """Ratio of two figures that are known by their intervals alone: they differ where these do not meet.
+
+    Each end of an interval fails with half of its error at most, and a wrong verdict needs the lower end of
+    one or the upper end of the other to fail: together no more than the error of one interval (union bound).
+    """
+    low = first.low / second.high if second.high else 0.0
+    high = first.high / second.low if second.low else math.inf
+    verdict: Verdict = "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
+    return Comparison(ratio=ratio, low=low, high=high, level=level, verdict=verdict, basis="search")
 
 
 def _exp(value: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,35 @@ def test_a_fault_planted_in_ours_and_nothing_else(
     found = audit([ours(tmp_path / "one", runs, **changes)])
     assert kinds(found) == [kind], found
     assert said in found[0].evidence and found[0].consequence and found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "0 bytes"),
+        (gzip.compress(b""), "not the bytes"),
+        (gzip.compress(b"{}"), "not the bytes"),
+        (b"no gzip", "cannot be read"),
+        (gzip.compress(b"x" * 1000)[:-9], "cannot be read"),
+    ],
+    ids=["empty", "no-lines", "edited", "no-gzip", "cut"],
+)
+def test_records_that_are_not_those_of_the_level(content: bytes, said: str, tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    (folder / "concurrency4.records.json.gz").write_bytes(content)
+    found = audit([folder])
+    assert kinds(found) == ["records"] and said in found[0].evidence
+    assert found[0].files == ("one/concurrency4.records.json.gz",)
+    (folder / "concurrency4.records.json.gz").unlink()
+    assert audit([folder]) == [], "records that were not kept are no fault"
+
+
+@pytest.mark.parametrize("name", ["concurrency4.json", "manifest.json"])
+def test_an_empty_result_file_makes_a_folder_unreadable(name: str, tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    (folder / name).write_bytes(b"")
+    found = audit([folder])
+    assert kinds(found) == ["unreadable"] and name in found[0].evidence
 
 
 def test_a_renamed_level_is_seen(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from pdlab import findings, sentences
+from pdlab import findings, sentences, slo_search
 from pdlab.analysis import Curve, Gpus, Point, Sample, View
 from pdlab.columns import Requests
 from pdlab.errors import UsageError
 from pdlab.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
+from pdlab.results import SloSearch
+from pdlab.slo_search import Sample as SloSample
+from pdlab.slo_search import Search
 from pdlab.workload import Slo, parse_slo
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.9)
@@ -133,6 +138,23 @@ def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
     assert "Within TTFT <= 500 ms and TPOT <= 20 ms for 90 % of requests no winner can be named" in text
 
 
+def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
+    """The bound is met in one repeat and missed in the next: the lead's interval would be -95 to 3,568 %."""
+    levels = [
+        point(1, 1, [shared(1.0)] * 3),
+        point(4, 4, [shared(1.0), shared(0.7), shared(0.98)]),
+        point(16, 16, [shared(0.0), shared(0.95), shared(0.3)]),
+    ]
+    same = [curve("one", *levels), curve("two", *levels)]
+    found = pick(same, SLO, View())
+    assert found.best is None
+    text = sentences.slo_sentence(found, same, View())
+    assert "one" in text and "two are not distinguishable" in text
+    assert "the repeats differ too much there" in text and "to" not in text.split("factor of")[1]
+    table = findings.slo_text(found, same, View())
+    assert "1.00 x (too wide to say), not distinguishable" in table
+
+
 def test_what_misses_and_what_is_unknown_is_said() -> None:
     curves = [
         curve("good", point(1, 1, [shared(1.0)])),
@@ -146,6 +168,113 @@ def test_what_misses_and_what_is_unknown_is_said() -> None:
     assert "not met by bad" in text and "not known for blind" in text and "good might give more" in text
     table = findings.slo_text(found, curves, View())
     assert ">= 10.0" in table and "requests counted" in table
+
+
+NEEDED = 400
+
+
+def searched(label: str, shares: dict[float, float], repeat: int = 0, slo: Slo = SLO, **more: Any) -> SloSearch:
+    """A search over these rates, at each that share of 400 requests within the SLO."""
+    search = Search(slo=slo, requests=NEEDED, **more)
+    samples = [
+        SloSample(rate_rps=rate, repeat=repeat, judged=NEEDED, met=round(share * NEEDED))
+        for rate, share in shares.items()
+    ]
+    return slo_search.result(slo_search.points(samples, search), search, label=label, repeat=repeat)
+
+
+def with_search(label: str, *searches: SloSearch, gpus: int = 8) -> Curve:
+    """Levels whose straight line would put the capacity at 3 requests/s, beside searches that know better."""
+    levels = [point(2, 2, [shared(0.95)]), point(4, 4, [shared(0.85)])]
+    return curve(label, *levels, gpus=gpus).model_copy(update={"searches": searches})
+
+
+def test_a_search_answers_in_place_of_the_line() -> None:
+    one = searched("a", {7.0: 0.99, 7.4: 0.92, 7.7: 0.6})
+    assert (one.low_rps, one.best_rps, one.high_rps) == (7.0, 7.4, 7.7)
+    found = capacity(with_search("a", one), SLO, View())
+    assert not isinstance(found, str)
+    assert (found.how, found.capped, found.bracket_rps) == ("search", False, (7.0, 7.7))
+    assert found.throughput.value == pytest.approx(74) and found.requests_per_gpu_s.value == pytest.approx(7.4 / 8)
+    interval = found.interval(0.95)
+    assert interval is not None and interval.basis == "search"
+    assert (interval.low, interval.high) == pytest.approx((70, 77)), "10 output tokens a request, one node of 8 GPUs"
+    surer = found.interval(1 - 1e-9)
+    assert surer is not None and surer.low <= interval.low and surer.high >= interval.high
+
+
+def test_a_search_for_another_slo_answers_nothing() -> None:
+    other = searched("a", {7.0: 0.99, 7.7: 0.6}, slo=Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.95))
+    found = capacity(with_search("a", other), SLO, View())
+    assert not isinstance(found, str)
+    assert found.how == "requests" and found.throughput.value == pytest.approx(30)
+
+
+def test_searches_of_several_repeats_reach_from_the_lowest_end_to_the_highest() -> None:
+    found = capacity(
+        with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}), searched("a", {6.0: 0.99, 6.6: 0.6}, repeat=1)),
+        SLO,
+        View(),
+    )
+    assert not isinstance(found, str)
+    assert found.bracket_rps == (6.0, 7.7) and found.throughput.value == pytest.approx(65)
+    assert sentences.bracket(found) == "between 6 and 7.7 requests/s (95 % confidence, each of 2 repeats)"
+
+
+def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
+    low, high = searched("low", {5.0: 0.99, 5.5: 0.6}), searched("high", {7.0: 0.99, 7.7: 0.6})
+    clear = [with_search("low", low), with_search("high", high)]
+    found = pick(clear, SLO, View())
+    assert found.best == "high" and found.margin is not None
+    assert (found.margin.low, found.margin.high) == pytest.approx((7 / 5.5, 7.7 / 5)) and found.margin.level == 0.95
+    text = sentences.slo_sentence(found, clear, View())
+    assert "the best is high with about 70 output tokens/s" in text and "27 to 54 %" in text
+    assert "low between 5 and 5.5 requests/s (95 % confidence)" in text
+    table = findings.slo_text(found, clear, View())
+    assert "search: between 7 and 7.7 requests/s (95 % confidence)" in table
+
+    touching = [with_search("low", searched("low", {6.0: 0.99, 7.2: 0.6})), with_search("high", high)]
+    close = pick(touching, SLO, View())
+    assert close.best is None
+    assert "no winner can be named" in sentences.slo_sentence(close, touching, View())
+    assert "not distinguishable" in findings.slo_text(close, touching, View())
+
+
+def test_brackets_widen_where_many_are_compared() -> None:
+    """93.25 % of 400 is above 90 % at 95 % confidence, not at what is left for each of 20 comparisons."""
+    close = searched("best", {5.0: 0.99, 7.0: 0.9325, 7.7: 0.6})
+    others = [with_search(f"other{i}", searched("x", {5.0: 0.99, 6.0: 0.6})) for i in range(20)]
+    two, many = (pick([with_search("best", close), *others[:n]], SLO, View()) for n in (1, 20))
+    assert close.low_rps == 7.0
+    assert two.best == "best" and many.best is None
+
+
+def test_a_search_against_a_sweep() -> None:
+    sweep = curve(
+        "sweep", *(point(n, n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85)))
+    )  # 3 requests/s, without scatter
+    found = pick([with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6})), sweep], SLO, View())
+    assert found.best == "searched" and found.margin is not None and found.margin.basis == "search"
+
+
+def test_searches_that_found_nothing_or_no_end() -> None:
+    never = with_search("never", searched("n", {0.5: 0.1, 1.0: 0.1}))
+    assert capacity(never, SLO, View()) == "missed"
+    unknown = with_search("unknown", searched("u", {}))
+    assert capacity(unknown, SLO, View()) == "unknown"
+    open_ended = with_search("open", searched("o", {7.0: 0.99}))
+    found = capacity(open_ended, SLO, View())
+    assert not isinstance(found, str) and found.capped and found.bracket_rps == (7.0, None)
+    assert sentences.bracket(found) == "at least 7 requests/s (95 % confidence)"
+    closed = with_search("closed", searched("c", {5.0: 0.99, 5.5: 0.6}))
+    ranked = pick([open_ended, closed], SLO, View())
+    assert ranked.best == "open", "its lower end is above the other's upper end"
+    text = sentences.slo_sentence(ranked, [open_ended, closed], View())
+    assert "above 27 %" in text and "inf" not in text and "open might give more" in text
+    unproven = with_search("unproven", searched("d", {5.0: 0.91, 5.5: 0.6}))
+    found = capacity(unproven, SLO, View())
+    assert not isinstance(found, str) and sentences.bracket(found) == "below 5.5 requests/s (95 % confidence)"
+    assert pick([unproven, closed], SLO, View()).best is None
 
 
 def test_published_tables_are_never_picked() -> None:

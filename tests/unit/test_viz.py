@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -10,10 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import folders
 import pytest
 
 import viz
+from pdlab import slo_search
 from pdlab.label_layout import Box, along, around, fit
+from pdlab.slo_search import Sample, Search
+from pdlab.store import Store
+from pdlab.workload import Slo
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "tests" / "data" / "published"
@@ -210,3 +216,44 @@ def test_labels_never_cover_what_is_there() -> None:
     assert not any(box.hits(other) for other in taken)
     assert fit((50, 50), (30, 10), [inside], inside, (6, 12)) is None
     assert fit((50, 50), (300, 10), [], inside, (6,)) is None
+
+
+@pytest.mark.parametrize("words", [["--no-plot", "--slo", "ttft_ms=900"], ["--report", "report.html"]])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty (0 bytes)"), (gzip.compress(b""), "holds 0 requests, its level completed 80")],
+    ids=["no-bytes", "no-lines"],
+)
+def test_an_empty_file_of_requests_is_one_line(
+    content: bytes,
+    said: str,
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
+    (folder / "concurrency4.records.json.gz").write_bytes(content)
+    assert viz.main(["--exps", str(folder), *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert said in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, _, _, two = folders.deployments(4)
+    made = [folders.write(tmp_path / name, each) for name, each in (("one", one), ("two", two))]
+    store, slo = Store(made[1]), Slo(ttft_s=0.5, quantile=0.9)
+    search = Search(slo=slo, requests=400)
+    samples = [Sample(rate_rps=r, repeat=0, judged=400, met=met) for r, met in ((70.0, 396), (77.0, 240))]
+    store.write_search(slo_search.result(slo_search.points(samples, search), search, label="two", repeat=0))
+    assert viz.main(["--exps", *map(str, made), "--no-plot"]) == 0
+    out = capsys.readouterr().out
+    assert "Within TTFT <= 500 ms for 90 % of requests the best is" in out
+    assert "search: between 70 and 77 requests/s (95 % confidence)" in out
+    assert "requests counted" in out, "the other was not searched: its requests are read and counted"
+    assert viz.main(["--exps", *map(str, made), "--no-plot", "--slo", "ttft_ms=400"]) == 0
+    out = capsys.readouterr().out
+    assert "search" not in out and "TTFT <= 400 ms for 95 %" in out, "only what is asked for"
