@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pdlab.metrics import steady, whole  # noqa: E402
-from pdlab.results import Manifest, RequestRecord, Run, Store  # noqa: E402
+from pdlab.results import Manifest, RequestRecord, Run  # noqa: E402
 from pdlab.spec import Deployment, parse_label  # noqa: E402
+from pdlab.store import Store  # noqa: E402
 from pdlab.workload import Closed, RunKey, Workload  # noqa: E402
 
 LOADS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
