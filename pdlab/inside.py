@@ -12,13 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pdlab import errors
 from pdlab.errors import PdlabError
 from pdlab.namespaces import spawn_in
 
 INTERRUPTED = 130
+# Held back from before the child is started until each side stands where it can answer them: a child that
+# is interrupted while it imports would end without a word of its own, and be taken for a failure.
+HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
@@ -28,7 +31,7 @@ def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
     interrupt here is passed on and waited for). The child ends with this process, however that ends.
     """
     theirs, ours = os.pipe()
-    with open(theirs) as said, contextlib.ExitStack() as writing:  # noqa: PTH123 (a pipe has no path)
+    with open(theirs) as said, contextlib.ExitStack() as writing, _holding():  # noqa: PTH123 (a pipe has no path)
         writing.callback(os.close, ours)
         child = spawn_in(
             pid, [sys.executable, "-m", module, str(ours)], dies_with_parent=True, env=dict(env),
@@ -51,6 +54,7 @@ def answering(work: Callable[[str], None]) -> int:
     channel = int(sys.argv[1])
     os.set_inheritable(channel, False)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         work(sys.stdin.read())
     except PdlabError as error:
         with os.fdopen(channel, "w") as out:
@@ -61,12 +65,22 @@ def answering(work: Callable[[str], None]) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _holding() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _wait(child: subprocess.Popen[bytes], text: str) -> int:
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin:
         child.stdin.write(text.encode())
     while True:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
             return child.wait()
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -289,6 +292,36 @@ class TestRecords:
         assert local_nodes.running() == nodes
         monkeypatch.delenv(INSIDE)
         assert local_nodes.running() is None
+
+
+class TestCall:
+    """The near side: `inside.call`, with a plain process where the host's would be."""
+
+    def test_an_interrupt_while_the_child_still_imports(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "slow.py").write_text(
+            "import sys, time\n"
+            "time.sleep(0.5)\n"
+            "from pdlab import inside\n"
+            "sys.exit(inside.answering(lambda text: time.sleep(60)))\n"
+        )
+        children: list[subprocess.Popen[bytes]] = []
+
+        def spawn(_: int, command: list[str], *, dies_with_parent: bool, **options: Any) -> subprocess.Popen[bytes]:
+            assert dies_with_parent
+            children.append(subprocess.Popen(command, stderr=subprocess.PIPE, **options))
+            os.kill(os.getpid(), signal.SIGINT)
+            return children[-1]
+
+        monkeypatch.setattr(inside, "spawn_in", spawn)
+        with pytest.raises(KeyboardInterrupt):
+            inside.call(
+                1, "slow", "request", {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(inside.__file__).parents[1]}"}
+            )
+        (child,) = children
+        assert child.stderr is not None
+        with child.stderr:
+            assert child.returncode == inside.INTERRUPTED and not child.stderr.read()
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & inside.HELD
 
 
 class TestAnswering:
