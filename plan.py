@@ -248,21 +248,25 @@ def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
     from pdlab.accuracy import median_errors, table
     from pdlab.calibrate import compare, measured
     from pdlab.imports import load_experiment
+    from pdlab.store import experiment_folders
 
     if args.plot:
         _check_suffix(args.plot)
     points, experiments, predicted = [], [], []
-    for folder in args.compare:
+    for folder in experiment_folders(args.compare):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = args.prompts or ("repeated" if published else "fresh")
         found = measured(experiment, prompts)
+        model = found.deployment.model
+        if model.rpartition("/")[2] != shape.name:
+            print(f"plan.py: note: {folder} is of {model}: name its model with --model", file=sys.stderr)
         points += compare(hardware, shape, found)
         if args.plot:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
             predicted.append(handover.as_measured(found, hardware, shape, args.seed, whole))
-    print("predicted / measured (error)\n")
+    print(f"predicted for {shape.name} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
     print(table(points))
     errors = median_errors(points, skip_first=False)
     print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))

@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="experiment folders: of run_bm.sh, or of the published format (concN.json, concN_rrR.json)",
+        help="experiment folders: of run_bm.sh, of a whole bench run, or as published (concN.json, concN_rrR.json)",
     )
     p.add_argument(
         "--audit",
@@ -193,11 +193,13 @@ def main(argv: list[str] | None = None) -> int:
 def _audit(args: argparse.Namespace) -> int:
     from pdlab import audit
     from pdlab.errors import UsageError
+    from pdlab.store import experiment_folders
 
     if args.exps:
         raise UsageError("--audit examines folders and draws nothing; leave --exps out")
-    findings = audit.audit(_distinct(args.audit))
-    print(audit.render(findings, len(args.audit)))
+    folders = _distinct(experiment_folders(args.audit))
+    findings = audit.audit(folders)
+    print(audit.render(findings, len(folders)))
     return FOUND_WRONG if findings else 0
 
 
@@ -205,6 +207,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab import analysis, compare, findings, goodput, loading, published, sentences, tables
     from pdlab.errors import UsageError
     from pdlab.spec import validate
+    from pdlab.store import experiment_folders
     from pdlab.workload import parse_slo
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
@@ -236,7 +239,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     slos = [parse_slo(text, args.slo_quantile) for text in args.slo]
     if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
         raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
-    paths = _distinct(args.exps)
+    paths = _distinct(experiment_folders(args.exps))
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:

@@ -144,11 +144,10 @@ def summary(plan: Plan, result: RunResult) -> str:
     kept = [level for runs in result.runs.values() for level in runs]
     for note in dict.fromkeys(note for level in kept for note in level.validity.notes):
         lines.append(f"note: {note}")
-    measured = [str(result.folder / folder) for folder, runs in result.runs.items() if runs]
     lines += ratios(result)
     lines.append(f"results: {result.folder}")
-    if measured:
-        lines.append(f"next: {shlex.join(['python', 'viz.py', '--exps', *measured, '--use-normalized'])}")
+    if kept:
+        lines.append(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
     return "\n".join(lines)
 
 

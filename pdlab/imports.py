@@ -55,7 +55,7 @@ def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
         raise StoreError(f"{path} {what}; give the folder of an experiment, for example bm_results/collocated-4xtp2")
     if (path / MANIFEST).is_file():
         return _own(path, gpus)
-    files = sorted(p for p in path.glob("*.json") if p.is_file())
+    files = sorted(p for p in path.glob("[!.]*.json") if p.is_file())
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
     return _published(path, files, gpus)

@@ -76,10 +76,15 @@ class Store:
         except (OSError, EOFError, ValueError) as error:
             raise StoreError(f"{path}: records cannot be read ({error})") from error
 
+    def levels(self) -> Iterator[Path]:
+        """The files of the finished levels, in no order."""
+        for path in self.folder.glob("*.json"):
+            if path.name != MANIFEST and not path.name.startswith(SLO_PREFIX):
+                yield path
+
     def runs(self) -> Iterator[Run]:
         """All finished levels, ordered by (kind, value, repeat). Raises StoreError on a damaged file."""
-        paths = sorted(self.folder.glob("*.json"))
-        found = [_read(path, Run) for path in paths if path.name != MANIFEST and not path.name.startswith(SLO_PREFIX)]
+        found = [_read(path, Run) for path in sorted(self.levels())]
         yield from sorted(found, key=lambda run: (run.key.kind, run.key.value, run.key.repeat))
 
     def write_search(self, search: SloSearch) -> None:
@@ -98,6 +103,15 @@ class Store:
             runs=tuple(self.runs()),
             searches=self.searches(),
         )
+
+
+def experiment_folders(paths: Iterable[Path]) -> list[Path]:
+    """``paths``; in place of the folder of a whole experiment (it has a record) the measured ones in it, by name."""
+    found: list[Path] = []
+    for path in paths:
+        within = [each.parent for each in path.glob(f"*/{MANIFEST}")] if (path / RECORD).is_file() else []
+        found += sorted(folder for folder in within if next(Store(folder).levels(), None)) or [path]
+    return found
 
 
 def write_record(folder: Path, record: ExperimentRecord) -> None:

@@ -112,7 +112,7 @@ def test_pack_against_spread_as_shipped_but_shorter(own: Stack) -> None:
         assert (after.kv_transfers or 0.0) - (before.kv_transfers or 0.0) >= level.completed
         assert after.buckets["ttft"]["+Inf"] - before.buckets["ttft"]["+Inf"] == level.completed
     shown = own.run(
-        "viz.py", "--exps", *map(str, folders), "--use-normalized", "--gpus-per-node", "2", "--no-plot",
+        "viz.py", "--exps", str(out / "live"), "--use-normalized", "--gpus-per-node", "2", "--no-plot",
         "--report", str(report),
     )  # fmt: skip
     assert shown.code == 0

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import folders
 import pytest
 
 import launch_gptoss
@@ -138,6 +139,16 @@ class TestPredict:
         assert plan.main(["--predict", str(path)]) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
+
+
+def test_runs_of_another_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folders.write(tmp_path / "own", folders.deployments(1)[0])
+    assert plan.main(["--compare", str(path)]) == 0
+    told = capsys.readouterr()
+    assert "predicted for gpt-oss-120b on H100 SXM 80 GB (h100-vllm-0.11) / measured" in told.out
+    assert "is of tiny-gptoss: name its model" in told.err
+    assert plan.main(["--model", "tiny-gptoss", "--compare", str(path)]) == 0
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

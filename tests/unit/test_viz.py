@@ -17,8 +17,9 @@ import pytest
 import viz
 from pdlab import slo_search
 from pdlab.label_layout import Box, along, around, fit
+from pdlab.results import ExperimentRecord, Visit
 from pdlab.slo_search import Sample, Search
-from pdlab.store import Store
+from pdlab.store import Store, experiment_folders, write_record
 from pdlab.workload import Slo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -257,3 +258,25 @@ def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytes
     assert viz.main(["--exps", *map(str, made), "--no-plot", "--slo", "ttft_ms=400"]) == 0
     out = capsys.readouterr().out
     assert "search" not in out and "TTFT <= 400 ms for 95 %" in out, "only what is asked for"
+
+
+def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "whole"
+    for deployment in folders.deployments(3):
+        folders.write(root / deployment.label, deployment)
+    *measured, unmeasured = sorted(root.iterdir())
+    for level in Store(unmeasured).levels():
+        level.unlink()
+    visit = Visit(deployment="x", repeat=0, status="failed", error="no")
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment={}, visits=(visit,)))
+    assert experiment_folders([root, tmp_path]) == [*measured, tmp_path]
+    assert viz.main(["--exps", str(root), "--no-plot"]) == 0
+    at_once = capsys.readouterr().out
+    assert viz.main(["--exps", *map(str, measured), "--no-plot"]) == 0
+    assert capsys.readouterr().out == at_once
+    assert viz.main(["--audit", str(root)]) in (0, 3)
+    assert "2 folders" in capsys.readouterr().out
+    assert viz.main(["--exps", str(root), str(measured[0]), "--no-plot"]) == 2
+    assert "twice" in capsys.readouterr().err
