@@ -63,9 +63,9 @@ class Application:
     def start_serve(self, host: str, port: int) -> None:
         """Start Ray Serve's controller and its proxy on the head node, or find them as asked.
 
-        Raises ClusterError when Serve is up otherwise and serves applications of others.
+        Raises ClusterError when Serve is up otherwise and serves applications of others, or its proxy cannot start.
         """
-        serve = importlib.import_module("ray.serve")
+        serve, errors = importlib.import_module("ray.serve"), importlib.import_module("ray.exceptions")
         details = self._details()
         if details is not None:
             http = details.get("http_options") or {}
@@ -84,7 +84,10 @@ class Application:
                     "(--direct-streaming or not); stop those applications, or ask for the same options"
                 )
             serve.shutdown()
-        serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        try:
+            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        except errors.RayError as error:
+            raise ClusterError(_why_no_proxy(str(error))) from error
         self._record_env()
         hush()
 
@@ -301,6 +304,17 @@ def _controller_id() -> str:
     import ray
 
     return str(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")._actor_id.hex())
+
+
+def _why_no_proxy(text: str) -> str:
+    taken = re.findall(r"cannot bind socket .*:(\d+)\]", text)
+    if not taken:
+        return f"Ray Serve's proxy did not start: {_last_line(text)}"
+    return (
+        f"Ray Serve's HAProxy did not start: port {' and '.join(taken)} of the head node is taken (besides --port it "
+        "takes 9101 and 8404 there, RAY_SERVE_HAPROXY_METRICS_PORT and RAY_SERVE_HAPROXY_STATS_PORT of the "
+        "environment that Ray is started in); free it, or launch with --no-direct-streaming"
+    )
 
 
 def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:

@@ -259,6 +259,8 @@ def _ray_start(number: int, args: list[str], nodes: LocalNodes) -> subprocess.Po
     ]  # fmt: skip
     env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir)
     env.pop("RAY_ADDRESS", None)  # `ray start --head` refuses it
+    # Fixed ports by default, so another program's HAProxy, or another pdlab's, would keep ours from starting.
+    env |= {f"RAY_SERVE_HAPROXY_{what}_PORT": str(free_port()) for what in ("METRICS", "STATS")}
     with (Path(nodes.temp_dir) / f"node-{number}.log").open("w") as log:
         options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         options["start_new_session"] = True

@@ -333,6 +333,38 @@ class TestServe:
             Application(Cluster()).start_serve("127.0.0.1", 8000)
         assert serve.calls == ["start"]
 
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (
+                "HAProxy crashed during startup: [NOTICE] (28810) : haproxy version is 2.8.25\n"
+                "[ALERT] (28810) : Binding [/tmp/x/haproxy.cfg:45] for frontend prometheus: cannot bind socket "
+                "(Address already in use) for [0.0.0.0:9101]\n"
+                "[ALERT] (28810) : Binding [/tmp/x/haproxy.cfg:95] for proxy stats: cannot bind socket "
+                "(Address already in use) for [0.0.0.0:8404]\n"
+                "[ALERT] (28810) : [haproxy.main()] Some protocols failed to start their listeners! Exiting.\n",
+                "HAProxy did not start: port 9101 and 8404 of the head node is taken",
+            ),
+            ("Traceback\nRuntimeError: no room", "proxy did not start: RuntimeError: no room"),
+        ],
+    )
+    def test_a_proxy_that_does_not_start(
+        self, serve: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+    ) -> None:
+        def start(**_: Any) -> None:
+            raise quietly("ray.exceptions").RayTaskError("ready", text, RuntimeError("x"))
+
+        monkeypatch.setattr(quietly("ray.serve"), "start", start)
+        with pytest.raises(ClusterError, match=said):
+            Application(Cluster()).start_serve("127.0.0.1", 8000)
+
+    def test_haproxys_ports_have_these_names(self) -> None:
+        """Where pdlab.local_nodes sets them; the templates bind all interfaces."""
+        constants = quietly("ray.serve._private.constants")
+        source = inspect.getsource(constants)
+        for name, port in (("METRICS", constants.RAY_SERVE_HAPROXY_METRICS_PORT), ("STATS", 8404)):
+            assert f'"RAY_SERVE_HAPROXY_{name}_PORT"' in source and str(port) in source
+
     def test_it_is_started_again_with_another_environment(self, serve: SimpleNamespace) -> None:
         direct = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
         for env in (direct, direct, {}, {}, direct):

@@ -18,11 +18,11 @@ from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
 FILE = {
     "name": "live",
-    "where": {"local": 2},
+    "where": {"local": 1},
     "deployments": [
         {"name": "decode", "label": "collocated-1xtp1", "decode_bench": True, "workloads": ["decode"]},
         {
-            "name": "broken", "label": "collocated-1xtp2", "workloads": ["mixed"],
+            "name": "broken", "label": "collocated-1xtp1", "workloads": ["mixed"],
             "engine_args": {"kv_cache_memory_bytes": 1000},
         },
     ],

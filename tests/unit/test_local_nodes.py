@@ -32,6 +32,7 @@ FAKE_RAY = """#!{python}
 import os, signal, socket, sys, time
 print(" ".join(sys.argv[1:]), flush=True)
 print("MARKER", os.environ["PDLAB_LOCAL"], os.environ["RAY_AUTH_MODE"], flush=True)
+print("PORTS", *(os.environ[f"RAY_SERVE_HAPROXY_{{what}}_PORT"] for what in ("METRICS", "STATS")), flush=True)
 {trouble}
 port = [a.split("=")[1] for a in sys.argv if a.startswith("--port=")]
 if port:
@@ -275,6 +276,9 @@ class TestStart:
             assert f"start --address={nodes.address}" in other.read_text()
             assert "--labels=pdlab/node=local-2" in other.read_text()
             assert f"MARKER {nodes.id} disabled" in head.read_text()
+            assert eventually(lambda: "PORTS" in other.read_text())
+            ports = [port for log in (head, other) for port in log.read_text().split("PORTS ")[1].split()[:2]]
+            assert len({*ports, "9101", "8404"}) == 6, "HAProxy's own are fixed: two clusters would share them"
             with pytest.raises(UsageError, match="are up already; stop them with"):
                 start(2)
         finally:
