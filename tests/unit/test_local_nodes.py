@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nodes(tmp_path: Path) -> LocalNodes:
     folder = tmp_path / "ray"
     folder.mkdir()
-    return LocalNodes(id="abc123abc123", count=2, gcs_port=1, temp_dir=str(folder), pids=())
+    return LocalNodes(id=uuid.uuid4().hex[:12], count=2, gcs_port=1, temp_dir=str(folder), pids=())
 
 
 @pytest.fixture
