@@ -284,7 +284,10 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {args.predict}: cannot be read as a text file; give a CSV") from error
     header, rows, asked = predict.read(text, str(args.predict))
-    out = predict.render(header, rows, predict.predict(asked, hardware))
+    found = predict.predict(asked, hardware)
+    for line in predict.refused(asked, found):
+        print(f"{args.predict}, {line}", file=sys.stderr)
+    out = predict.render(header, rows, found)
     if args.out is None:
         print(out, end="")
         return 0

@@ -112,6 +112,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "accuracy",
+        "asked",
         "audit",
         "cost",
         "describe",

@@ -82,7 +82,7 @@ class TestPredict:
     def test_intervals_are_there_when_the_error_is_known(self, known: bool) -> None:
         error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=2, points=1, how="")
         asked = predict.read(CONFIGURATIONS, "in.csv")[2][:1]
-        (row,) = predict.predict(asked, hardware().model_copy(update={"error": error if known else None})).values()
+        (row,) = predict.predict(asked, hardware().model_copy(update={"error": error if known else None}))
         for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s"):
             low, value, high = (row[f"predicted_{name}{end}"] for end in ("_low", "", "_high"))
             assert 0 < float(low) < float(value) < float(high) if known else low == high == ""
