@@ -4,11 +4,13 @@ Every finding says which files, what was seen, what follows for a plot (in per c
 computed), and how to mend it. The rules are those that the published measurements of this kind broke:
 
 - **identical**: files of different experiments with the same bytes: one of them is not what its name says.
-- **contradiction**: a name that says other token counts, loads or peaks than the content.
+- **contradiction**: a name or label that says another configuration, other token counts, loads, numbers of requests
+  or peaks than the content.
 - **collision**: levels that a reader keyed on concurrency would take for one.
 - **reused prompts**: levels that share a seed repeat each other's prompts, and the prefix cache answers them.
 - **few prompts**, **ramp**: runs that are mostly ramp-up and drain.
-- **impossible**: more requests in flight than the load allows, by Little's law; rates that do not add up.
+- **impossible**: more requests in flight than the load allows, by Little's law; rates that do not add up; figures that
+  the level's own requests do not give.
 - **GPUs**: a normalisation by another number of GPUs than the deployment uses.
 - **records**: requests that cannot be read, or are not those that the level's figures were computed from.
 - **metadata**: what is needed to repeat the measurement and is not there.
@@ -17,22 +19,19 @@ computed), and how to mend it. The rules are those that the published measuremen
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pdlab import audit_content
+from pdlab.audit_content import RATE_SLACK
 from pdlab.audit_folders import Finding, Folder, Level, read_folder
-from pdlab.store import MANIFEST, Store
+from pdlab.store import MANIFEST
 from pdlab.workload import Closed, Open
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
 RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
-LITTLE_SLACK = 1.05
-RATE_SLACK = 0.02
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
@@ -70,11 +69,11 @@ def _count(number: int, noun: str) -> str:
 
 
 def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
-    """Pairs of folders that share files, byte for byte, or records."""
+    """Pairs of folders that share files, byte for byte or but for their layout, or records."""
     owners: dict[str, list[tuple[Folder, Level]]] = defaultdict(list)
     for folder in folders:
         for level in folder.levels:
-            owners[level.run.raw_sha256 or level.sha256].append((folder, level))
+            owners[level.run.raw_sha256 or level.content_sha256].append((folder, level))
     shared: dict[tuple[Path, Path], list[Level]] = defaultdict(list)
     for copies in owners.values():
         (first, _), *others = copies
@@ -92,12 +91,13 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
                 "remove the copies",
             )
             continue
+        same = {level.sha256 for level in by_path[one].levels} >= {level.sha256 for level in levels}
         gpus = [by_path[path].experiment.manifest.gpus for path in (one, other)]  # type: ignore[union-attr]
         percent = 100 * abs(gpus[0] / gpus[1] - 1) if gpus[0] and gpus[1] and gpus[0] != gpus[1] else None
         yield Finding(
             "identical",
             names,
-            f"{len(levels)} files of {other.name} are byte for byte those of {one.name}",
+            f"{len(levels)} files of {other.name} are {'byte for byte' if same else 'by content'} those of {one.name}",
             "one of the two curves is another configuration's"
             + (f", normalised by {gpus[1]} GPUs where it ran on {gpus[0]}, or the other way" if percent else ""),
             "find out which of the two was measured, and remove the other",
@@ -253,14 +253,14 @@ def _ramps(folder: Folder) -> Iterator[Finding]:
 
 def _impossible(folder: Folder) -> Iterator[Finding]:
     for level in folder.levels:
-        run, whole = level.run, level.run.whole
-        outputs = run.workload.sent_output_tokens
+        whole = level.run.whole
         if whole.requests_per_s > 0 and whole.duration_s > 0:
             counted = whole.completed / whole.duration_s
             for what, value, expected in (
                 ("requests/s", whole.requests_per_s, counted),
                 ("stated requests/s", level.raw.get("request_throughput", counted), counted),
                 ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
+                ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
             ):
                 if value and expected and abs(value / expected - 1) > RATE_SLACK:
                     yield Finding(
@@ -271,20 +271,6 @@ def _impossible(folder: Folder) -> Iterator[Finding]:
                         "measure again",
                         100 * abs(value / expected - 1),
                     )
-        if not isinstance(run.load, Closed) or whole.ttft is None or (whole.tpot is None and outputs > 1):
-            continue
-        stays_s = whole.ttft.mean_s + (whole.tpot.mean_s * (outputs - 1) if whole.tpot else 0.0)
-        in_flight = whole.requests_per_s * stays_s
-        if in_flight > LITTLE_SLACK * run.load.concurrency:
-            yield Finding(
-                "impossible",
-                (level.name,),
-                f"{whole.requests_per_s:.2f} requests/s that stay {stays_s:.2f} s are {in_flight:.1f} in flight "
-                f"(Little's law), the load allows {run.load.concurrency}",
-                "throughput too high, latency too high, or another concurrency",
-                "measure again; look for edited or mixed files",
-                100 * (in_flight / run.load.concurrency - 1),
-            )
 
 
 def _gpus(folder: Folder) -> Iterator[Finding]:
@@ -303,28 +289,6 @@ def _gpus(folder: Folder) -> Iterator[Finding]:
                 "throughput per node is off by the ratio",
                 "correct the manifest from the launch's own output",
                 100 * abs(count / uses - 1),
-            )
-
-
-def _records(folder: Folder) -> Iterator[Finding]:
-    """The requests beside our levels, by the hash that each level keeps of them; none kept is no fault."""
-    for level in folder.levels:
-        path = Store(folder.path).records_path(level.run.key)
-        if not folder.ours or level.run.raw_sha256 is None or not path.exists():
-            continue
-        try:
-            packed = path.read_bytes()
-            same = bool(packed) and hashlib.sha256(gzip.decompress(packed)).hexdigest() == level.run.raw_sha256
-            seen = "not the bytes that the level keeps the hash of" if packed else "the file is empty (0 bytes)"
-        except (OSError, EOFError, zlib.error) as error:
-            same, seen = False, f"cannot be read ({error})"
-        if not same:
-            yield Finding(
-                "records",
-                (f"{folder.path.name}/{path.name}",),
-                seen,
-                "intervals and goodput of that level rest on nothing, or on other requests than its figures",
-                "restore the file, or measure the level again with --force",
             )
 
 
@@ -373,7 +337,13 @@ RULES: tuple[Rule, ...] = (
     _ramps,
     _impossible,
     _gpus,
-    _records,
+    audit_content.labels,
+    audit_content.workloads,
+    audit_content.counts,
+    audit_content.values,
+    audit_content.in_flight,
+    audit_content.served,
+    audit_content.records,
     _metadata,
     _invalid,
 )

@@ -12,7 +12,7 @@ from typing import Any
 from pdlab.errors import PdlabError
 from pdlab.imports import load_experiment, published_load
 from pdlab.results import SLO_PREFIX, Experiment, Run
-from pdlab.store import MANIFEST
+from pdlab.store import MANIFEST, Store
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Level:
-    """One result file: its run, its bytes' hash, and what it says beyond the run."""
+    """One result file: its run, the hashes of its bytes and of its content whatever the layout, and what it says
+    beyond the run."""
 
     path: Path
     run: Run
     sha256: str
+    content_sha256: str
     raw: dict[str, Any]
 
     @property
@@ -58,7 +60,7 @@ class Folder:
 def read_folder(path: Path) -> Folder:
     """All of a folder; never raises: what cannot be read is the folder's ``error``."""
     try:
-        experiment = load_experiment(path)
+        experiment = _load(path)
     except PdlabError as error:
         return Folder(path, None, (), str(error))
     files = sorted(
@@ -71,8 +73,27 @@ def read_folder(path: Path) -> Folder:
         raw = json.loads(content)
         run = _run_of(file, raw, by_key, repeats)
         if run is not None:
-            levels.append(Level(file, run, hashlib.sha256(content).hexdigest(), raw))
+            plain = json.dumps(raw, sort_keys=True).encode()
+            levels.append(Level(file, run, _sha256(content), _sha256(plain), raw))
     return Folder(path, experiment, tuple(levels))
+
+
+def _load(path: Path) -> Experiment:
+    """As viz.py loads it; a manifest whose GPUs contradict its deployment is read all the same, to be examined."""
+    try:
+        return load_experiment(path)
+    except PdlabError:
+        if not (path / MANIFEST).is_file():
+            raise
+        experiment = Store(path).load()
+        deployment, gpus = experiment.manifest.deployment, experiment.manifest.gpus
+        if not experiment.runs or deployment is None or gpus in (None, deployment.gpus):
+            raise
+        return experiment
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _run_of(

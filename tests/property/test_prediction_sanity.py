@@ -15,9 +15,8 @@ from pdlab.predict import COLUMNS, predict
 LADDER = (1, 4, 16, 64, 256)
 LONGEST = 60_000  # tokens that the KV cache of every TP degree holds
 DEGREES = st.sampled_from((1, 2, 4, 8))
-# One simulation is chaotic, and in a pack a KV pool that has wrapped costs throughput: 13 % from concurrency 32 to
-# 48 of the published 1xtp2-1xtp2.
-NOISE, WRAPPED = 0.1, 0.25
+NOISE = 0.1  # one simulation is chaotic
+LINK = {"pd-pac": "nvlink", "pd-spr": "srd"}
 
 
 @st.composite
@@ -55,10 +54,11 @@ def test_no_figure_is_absurd(configuration: str, itl: int, otl: int, prompts: st
         assert otl == 1 or tpot_ms > 4, "faster than any engine of this stack"
         assert ttft_ms > 30 and float(row["predicted_median_ttft_ms"]) <= float(row["predicted_p99_ttft_ms"])
         figures.append((rps, tpot_ms, ttft_ms))
-    if prompts == "repeated":
-        return  # hits grow with the load, so that nothing need be monotonic
+    # Nothing need be monotonic where more load means more hits, nor over NVLink, where a KV pool that has wrapped
+    # costs a stall per prompt: 13 % of the requests/s from concurrency 32 to 48 of the published 1xtp2-1xtp2.
+    if prompts == "repeated" or (configuration.startswith("pd") and (link or LINK[configuration[:6]]) == "nvlink"):
+        return
     for (rps, tpot_ms, ttft_ms), (more_rps, more_tpot_ms, more_ttft_ms) in pairwise(figures):
-        assert more_rps > (1 - (WRAPPED if "pack" in configuration else NOISE)) * rps
-        if otl >= 250:  # of a few tokens, one stall more or less is much of the TPOT
-            assert more_tpot_ms >= (1 - NOISE) * tpot_ms
+        assert more_rps > (1 - NOISE) * rps
+        assert more_tpot_ms >= (1 - NOISE) * tpot_ms
         assert more_ttft_ms > (1 - NOISE) * ttft_ms

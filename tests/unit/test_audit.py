@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 import viz
-from pdlab.audit import Finding, audit
+from pdlab import metrics
+from pdlab.audit import audit
+from pdlab.audit_folders import Finding
 from pdlab.nodes import Placement, ReplicaPlacement, TpGroup
 from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary, Validity
 from pdlab.spec import Collocated, Deployment, Pool
 from pdlab.store import Store
-from pdlab.workload import Closed, RunKey, Slo, Workload
+from pdlab.workload import Closed, Open, RunKey, Slo, Workload
 
 TTFT_S, TPOT_S, ITL, OTL = 0.2, 0.010, 512, 64
 
@@ -38,18 +40,16 @@ def summary(concurrency: int, count: int, slower: float = 1.0) -> Summary:
 
 def run(concurrency: int, seed: int, **changes: Any) -> Run:
     count = changes.pop("count", 20 * concurrency)
-    return Run(
-        origin="measured",
-        label="collocated-2xtp1",
-        key=RunKey(kind="concurrency", value=concurrency),
-        workload=Workload(input_tokens=ITL, output_tokens=OTL),
-        load=Closed(concurrency=concurrency),
-        num_requests=count,
-        seed=seed,
-        completed=count,
-        failed=0,
-        **{"whole": summary(concurrency, count), "steady": summary(concurrency, count), **changes},
-    )
+    usual: dict[str, Any] = {
+        "label": "collocated-2xtp1",
+        "key": RunKey(kind="concurrency", value=concurrency),
+        "workload": Workload(input_tokens=ITL, output_tokens=OTL),
+        "load": Closed(concurrency=concurrency),
+        "completed": count,
+        "whole": summary(concurrency, count),
+        "steady": metrics.steady(requests(concurrency, count), Closed(concurrency=concurrency)),
+    }
+    return Run(origin="measured", num_requests=count, seed=seed, failed=0, **{**usual, **changes})
 
 
 def deployment() -> Deployment:
@@ -76,15 +76,33 @@ def ours(folder: Path, runs: list[Run] | None = None, **changes: Any) -> Path:
     store = Store(folder)
     store.write_manifest(manifest(**changes))
     for made in runs or [run(4, 1), run(8, 2)]:
-        record = RequestRecord(
-            arrival_s=hash((folder.name, made.key.stem)) % 1000 / 1000,
-            first_token_s=1.5,
-            finish_s=2.0,
+        loop = requests(int(made.load.value), made.num_requests, shift_s=sum(folder.name.encode()) / 1000)
+        store.write(made, loop)
+        if made.whole != summary(int(made.load.value), made.num_requests) or not as_measured(made, loop):
+            store.records_path(made.key).unlink()  # figures that were planted have no requests
+    return folder
+
+
+def as_measured(made: Run, loop: list[RequestRecord]) -> bool:
+    again = metrics.steady(loop, made.load)
+    return (made.steady and made.steady.output_tokens_per_s) == pytest.approx(again and again.output_tokens_per_s)
+
+
+def requests(concurrency: int, count: int, shift_s: float = 0.0) -> list[RequestRecord]:
+    """The closed loop that `summary` has the figures of: every slot busy, one request after another."""
+    stays_s = TTFT_S + TPOT_S * (OTL - 1)
+    arrivals = [shift_s + number // concurrency * stays_s for number in range(count)]
+    return [
+        RequestRecord(
+            arrival_s=arrival_s,
+            first_token_s=arrival_s + TTFT_S,
+            finish_s=arrival_s + stays_s,
             input_tokens=ITL,
             output_tokens=OTL,
+            itl_s=(TPOT_S,) * (OTL - 1),
         )
-        store.write(made, [record])
-    return folder
+        for arrival_s in arrivals
+    ]
 
 
 def published(folder: Path, levels: dict[str, dict[str, Any]]) -> Path:
@@ -190,6 +208,11 @@ PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("ramp", {"conc4.json": {"max_output_tokens_per_s": 10_000.0}}, "mean output rate"),
     ("impossible", {"conc4.json": {"mean_tpot_ms": 30.0, "median_tpot_ms": 30.0}}, "Little"),
     ("impossible", {"conc4.json": {"request_throughput": 99.0}}, "stated requests/s"),
+    ("impossible", {"conc4.json": {"total_token_throughput": 99.0}}, "stated tokens/s"),
+    ("impossible", {"conc4.json": {"p99_ttft_ms": 1.0}}, "do not rise"),
+    ("impossible", {"conc4.json": {"mean_itl_ms": -1.0}}, "mean_itl_ms is -1.0"),
+    ("contradiction", {"conc4.json": {"mean_tpot_ms": 3.0, "median_tpot_ms": 3.0}}, "the load says 4"),
+    ("contradiction", {"conc4.json": {"completed": 90}}, "80 requests were sent, 90 answered"),
     ("reused prompts", {"conc4.json": {}, "conc8.json": {"max_concurrency": 8}}, "50 %"),
 ]
 
@@ -208,6 +231,10 @@ def test_the_published_form_lacks_a_manifest_and_nothing_else(tmp_path: Path) ->
     assert kinds(audit([published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {}})])) == ["metadata"]
 
 
+def changed(**figures: Any) -> Summary:
+    return summary(4, 80).model_copy(update=figures)
+
+
 def changed_gpus() -> dict[str, Any]:
     groups = tuple(TpGroup(slots={"a": (number,)}) for number in range(3))
     replicas = tuple(ReplicaPlacement(role="collocated", index=n, groups=(g,)) for n, g in enumerate(groups))
@@ -217,7 +244,31 @@ def changed_gpus() -> dict[str, Any]:
 PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
     ("reused prompts", [run(4, 1), run(8, 1)], {}, "concurrency8 50 %"),
     ("few prompts", [run(4, 1, count=20)], {}, "5.0 requests"),
-    ("ramp", [run(4, 1, steady=summary(4, 80, slower=0.5), whole=summary(4, 80))], {}, "concurrency4 0.50"),
+    ("ramp", [run(4, 1, steady=changed(output_tokens_per_s=450.0))], {}, "concurrency4 0.69"),
+    ("contradiction", [run(4, 1, label="pd-pack-p1xtp1-d1xtp1")], {}, "a level of pd-pack-p1xtp1-d1xtp1 in"),
+    ("contradiction", [run(4, 1, label="a"), run(8, 2, label="a")], {"label": "a"}, "labelled a, its deployment is"),
+    ("contradiction", [run(4, 1, workload=Workload(input_tokens=256, output_tokens=OTL))], {}, "512.0"),
+    ("contradiction", [run(4, 1, whole=changed(output_tokens_per_s=150.0), steady=None)], {}, "64 output tokens"),
+    ("contradiction", [run(4, 1, completed=79)], {}, "80 requests were sent, 79 answered"),
+    (
+        "contradiction",
+        [run(8, 1, whole=summary(4, 160), steady=None)],
+        {},
+        "4.0 in flight (Little's law), the load says 8",
+    ),
+    ("impossible", [run(4, 1, steady=changed(requests_per_s=9.0))], {}, "steady window: 9.00 requests/s"),
+    (
+        "impossible",
+        [run(4, 1, whole=changed(ttft=Distribution(mean_s=0.2, percentiles_s={"p50": 0.2, "p99": 0.1})))],
+        {},
+        "do not rise",
+    ),
+    (
+        "impossible",
+        [run(4, 1, load=Open(rate_rps=2.0), key=RunKey(kind="rate", value=2.0))],
+        {},
+        "served where 2 arrived",
+    ),
     ("impossible", [run(4, 1, whole=summary(4, 80, slower=0.5), steady=None)], {}, "Little"),
     ("invalid", [run(4, 1, validity=Validity(reasons=("3 of 80 requests failed",)))], {}, "requests failed"),
     ("metadata", [run(4, 1)], {"git_commit": None}, "git_commit"),
@@ -270,9 +321,47 @@ def test_a_renamed_level_is_seen(tmp_path: Path) -> None:
     assert kinds(audit([folder])) == ["contradiction"]
 
 
-def test_a_manifest_that_counts_other_gpus_cannot_be_read(tmp_path: Path) -> None:
-    found = audit([ours(tmp_path / "one", gpus=8)])
-    assert kinds(found) == ["unreadable"] and "8" in found[0].evidence
+def test_a_manifest_that_counts_other_gpus(tmp_path: Path) -> None:
+    (found,) = audit([ours(tmp_path / "one", gpus=8)])
+    assert found.kind == "GPUs" and "uses 2 GPUs, the manifest says 8" in found.evidence
+    assert found.percent == pytest.approx(300)
+
+
+def test_figures_that_the_requests_do_not_give(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one", [run(4, 1)])
+    path = folder / "concurrency4.json"
+    content = json.loads(path.read_text())
+    content["steady"]["tpot"]["percentiles_s"]["p50"] /= 2
+    path.write_text(json.dumps(content))
+    (found,) = audit([folder])
+    assert found.kind == "impossible" and "p50 TPOT (s) of the steady window is 0.005" in found.evidence
+    assert found.percent == pytest.approx(50)
+
+
+def test_another_number_of_requests_beside_a_level(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one", [run(4, 1)])
+    Store(folder).write(run(4, 1), requests(4, 80)[:-1], force=True)
+    (found,) = audit([folder])
+    assert found.kind == "impossible" and "79 requests were recorded, the level says 80" in found.evidence
+
+
+def test_the_same_content_in_another_layout(tmp_path: Path) -> None:
+    one = published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {}})
+    other = tmp_path / "itl512_otl64_1xtp2-2xtp2"
+    other.mkdir()
+    (other / "conc4.json").write_text(json.dumps(json.loads((one / "conc4.json").read_text()), indent=4))
+    found = [finding for finding in audit([one, other]) if finding.kind == "identical"]
+    assert "by content" in found[0].evidence and found[0].percent == pytest.approx(100 * (8 / 6 - 1))
+
+
+def test_one_folder_of_two_workloads(tmp_path: Path) -> None:
+    changes = {"max_concurrency": 8, "total_input_tokens": 160 * 256}
+    found = audit([published(tmp_path / "unnamed_4xtp2", {"conc4.json": {}, "conc8.json": changes})])
+    hits = [finding for finding in found if finding.kind == "contradiction"]
+    assert len(hits) == 1 and "256:64, 512:64" in hits[0].evidence
+    close = {"max_concurrency": 8, "total_input_tokens": 160 * ITL + 30}
+    found = audit([published(tmp_path / "unnamed_2xtp4", {"conc4.json": {}, "conc8.json": close})])
+    assert "contradiction" not in kinds(found)
 
 
 def test_the_exit_code_says_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

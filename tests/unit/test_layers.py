@@ -113,7 +113,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "accuracy",
         "asked",
-        "audit",
+        "audit_content",
         "cost",
         "describe",
         "local_nodes",
@@ -125,6 +125,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sweep",
     ),
     (
+        "audit",
         "calibrate",
         "compare",
         "experiment_plan",
