@@ -6,33 +6,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pdlab.results import CanaryResult, Distribution, Manifest, RequestRecord, Run, Summary, Validity
+from pdlab import metrics
+from pdlab.results import CanaryResult, Manifest, RequestRecord, Run, Validity
 from pdlab.spec import Collocated, Deployment, Disaggregated, Pool
 from pdlab.store import Store
 from pdlab.workload import Closed, RunKey, Workload
 
 INPUT, OUTPUT = 512, 64
-
-
-def summary(concurrency: int, count: int, *, ttft_s: float, tpot_s: float) -> Summary:
-    """A closed loop that is always full: rates by Little's law; tails grow from the median."""
-    rps = concurrency / (ttft_s + tpot_s * (OUTPUT - 1))
-
-    def around(value: float) -> Distribution:
-        shares = {"p50": 1.0, "p90": 1.3, "p95": 1.5, "p99": 2.1}
-        return Distribution(mean_s=value, percentiles_s={name: value * share for name, share in shares.items()})
-
-    return Summary(
-        duration_s=count / rps,
-        completed=count,
-        requests_per_s=rps,
-        input_tokens_per_s=rps * INPUT,
-        output_tokens_per_s=rps * OUTPUT,
-        ttft=around(ttft_s),
-        tpot=around(tpot_s),
-        itl=around(tpot_s),
-        e2el=around(ttft_s + tpot_s * (OUTPUT - 1)),
-    )
 
 
 def deployments(count: int) -> list[Deployment]:
@@ -82,7 +62,7 @@ def write(
     for concurrency in loads:
         for repeat in range(repeats):
             slower = (1 + concurrency / 16) * chance.gauss(1, noise) / faster
-            figures = summary(concurrency, 20 * concurrency, ttft_s=0.2 * slower, tpot_s=0.01 * slower)
+            sent = requests(concurrency, 0.2 * slower, 0.01 * slower)
             run = Run(
                 origin="measured",
                 label=deployment.label,
@@ -93,11 +73,11 @@ def write(
                 seed=1000 * repeat + concurrency,
                 completed=20 * concurrency,
                 failed=0,
-                whole=figures,
-                steady=figures,
+                whole=metrics.whole(sent),
+                steady=metrics.steady(sent, Closed(concurrency=concurrency)),
                 validity=Validity(reasons=(reasons or {}).get((concurrency, repeat), ())),
             )
-            store.write(run, requests(concurrency, 0.2 * slower, 0.01 * slower))
+            store.write(run, sent)
     return folder
 
 
@@ -111,6 +91,7 @@ def requests(concurrency: int, ttft_s: float, tpot_s: float) -> list[RequestReco
             finish_s=(wave + 1) * stays_s,
             input_tokens=INPUT,
             output_tokens=OUTPUT,
+            itl_s=(tpot_s,) * (OUTPUT - 1),
         )
         for wave in range(20)
         for _ in range(concurrency)
