@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     slo.add_argument(
         "--slo-quantile",
         type=float,
-        default=0.9,
+        default=0.95,
         metavar="Q",
         help="share of requests that must meet it (default %(default)s)",
     )

@@ -9,12 +9,13 @@ import gzip
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from pdlab import metrics
+import numpy as np
+
+from pdlab import columns
 from pdlab.audit_folders import Finding, Folder, Level
-from pdlab.errors import StoreError
-from pdlab.results import Distribution, RequestRecord, Run, Summary
+from pdlab.results import Distribution, Run, Summary
 from pdlab.store import MANIFEST, Store
 from pdlab.workload import Closed, Open
 
@@ -60,12 +61,18 @@ def workloads(folder: Folder) -> Iterator[Finding]:
         run = level.run
         if not run.whole.completed or not folder.ours:
             continue  # the import has compared the published form's name with its content
-        for what, rate, said in (
-            ("input", run.whole.input_tokens_per_s, run.workload.sent_input_tokens),
-            ("output", run.whole.output_tokens_per_s, run.workload.sent_output_tokens),
-        ):
-            found = rate * run.whole.duration_s / run.whole.completed
-            if abs(found / said - 1) > RATE_SLACK:
+        outputs, steady = run.workload.sent_output_tokens, run.steady
+        found_in = [
+            ("input", run.whole.input_tokens_per_s, run.whole, run.workload.sent_input_tokens, RATE_SLACK),
+            ("output", run.whole.output_tokens_per_s, run.whole, outputs, RATE_SLACK),
+        ]
+        if steady is not None and steady.completed and isinstance(run.load, Closed):
+            # Those in flight at the window's ends have part of their output in it.
+            slack = RATE_SLACK + run.load.concurrency / steady.completed
+            found_in.append(("output", steady.output_tokens_per_s, steady, outputs, slack))
+        for what, rate, window, said, slack in found_in:
+            found = rate * window.duration_s / window.completed
+            if abs(found / said - 1) > slack:
                 yield Finding(
                     "contradiction",
                     (level.name,),
@@ -226,9 +233,11 @@ def records(folder: Folder) -> Iterator[Finding]:
         path = Store(folder.path).records_path(level.run.key)
         if not folder.ours or level.run.raw_sha256 is None or not path.exists():
             continue
+        text = b""
         try:
             packed = path.read_bytes()
-            same = bool(packed) and hashlib.sha256(gzip.decompress(packed)).hexdigest() == level.run.raw_sha256
+            text = gzip.decompress(packed)
+            same = bool(packed) and hashlib.sha256(text).hexdigest() == level.run.raw_sha256
             seen = "not the bytes that the level keeps the hash of" if packed else "the file is empty (0 bytes)"
         except (OSError, EOFError, zlib.error) as error:
             same, seen = False, f"cannot be read ({error})"
@@ -240,28 +249,28 @@ def records(folder: Folder) -> Iterator[Finding]:
                 "intervals and goodput of that level rest on nothing, or on other requests than its figures",
                 "restore the file, or measure the level again with --force",
             )
-        elif level.run.origin == "measured":
-            yield from _recomputed(folder, level)
+        else:
+            yield from _recomputed(level, text)
 
 
-def _recomputed(folder: Folder, level: Level) -> Iterator[Finding]:
+def _recomputed(level: Level, text: bytes) -> Iterator[Finding]:
     """The level's figures, from its own requests."""
     run = level.run
     try:
-        found = Store(folder.path).read_records(run.key)
-    except StoreError as error:
-        yield Finding("records", (level.name,), str(error), "no figure of it can be checked", "measure it again")
+        table = columns.parse(text)
+    except (KeyError, TypeError, ValueError) as error:
+        yield Finding(
+            "records", (level.name,), f"no requests ({error})", "no figure can be checked", "measure it again"
+        )
         return
-    if len(found) != run.num_requests:
-        seen = [f"{len(found)} requests were recorded, the level says {run.num_requests}"]
-        off: list[float] = [abs(len(found) / run.num_requests - 1)]
-    else:
-        seen, off = [], []
-        computed = (("whole run", run.whole, metrics.whole(found)), ("steady window", run.steady, _steady(found, run)))
-        for window, stored, again in computed:
-            if stored is None or again is None:
-                continue
-            for name, value, expected in _figures(stored, again):
+    seen, off = [], [0.0]
+    if (count := table.shape[1]) != run.num_requests:
+        seen.append(f"{count} requests were recorded, the level says {run.num_requests}")
+        off.append(abs(count / run.num_requests - 1))
+    elif run.completed:
+        for window, stored in (("whole run", run.whole), ("steady window", run.steady)):
+            again = columns.window(table, run.load, steady=window != "whole run") if stored else None
+            for name, value, expected in _figures(stored, again) if stored and again else ():
                 if abs(value - expected) > RATE_SLACK * abs(expected):
                     seen.append(f"{name} of the {window} is {value:.4g}, its requests give {expected:.4g}")
                     off.append(abs(value / expected - 1) if expected else 1.0)
@@ -276,18 +285,18 @@ def _recomputed(folder: Folder, level: Level) -> Iterator[Finding]:
         )
 
 
-def _steady(found: Sequence[RequestRecord], run: Run) -> Summary | None:
-    return metrics.steady(found, run.load) if run.steady else None
-
-
-def _figures(stored: Summary, again: Summary) -> Iterator[tuple[str, float, float]]:
-    for name in ("requests_per_s", "input_tokens_per_s", "output_tokens_per_s"):
-        yield name, getattr(stored, name), getattr(again, name)
-    for name in ("ttft", "tpot", "e2el"):
-        one, other = getattr(stored, name), getattr(again, name)
-        if one is None or other is None:
+def _figures(stored: Summary, again: columns.Requests) -> Iterator[tuple[str, float, float]]:
+    """(name, as stored, from the requests)"""
+    if again.window_s > 0:
+        yield "requests/s", stored.requests_per_s, len(again.finish_s) / again.window_s
+    latencies: tuple[columns.Latency, ...] = ("ttft", "tpot", "e2el")
+    for name in latencies:
+        found: Distribution | None = getattr(stored, name)
+        values = np.sort(again.latency_s(name))
+        if found is None or not len(values):
             continue
-        yield f"mean {name.upper()} (s)", one.mean_s, other.mean_s
-        for key, value in one.percentiles_s.items():
-            if key in other.percentiles_s:
-                yield f"{key} {name.upper()} (s)", value, other.percentiles_s[key]
+        yield f"mean {name.upper()} (s)", found.mean_s, float(values.mean())
+        stored_at = found.percentiles_s
+        again_at = np.percentile(values, [float(key[1:]) for key in stored_at]) if stored_at else ()
+        for (key, value), expected in zip(stored_at.items(), again_at, strict=True):
+            yield f"{key} {name.upper()} (s)", value, float(expected)

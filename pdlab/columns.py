@@ -109,7 +109,7 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
         raise StoreError(f"{path}: is empty (0 bytes); {remedy}")
     try:
         text = _unpack(packed)
-        table = _parse(text)
+        table = parse(text)
     except (EOFError, KeyError, TypeError, ValueError, OSError, zlib.error) as error:
         raise StoreError(f"{path}: records cannot be read ({error})") from error
     kept = table.shape[1]
@@ -131,8 +131,9 @@ def _unpack(packed: bytes) -> bytes:
     return text if len(text) == size else gzip.decompress(packed)
 
 
-def _parse(text: bytes) -> Array:
-    """(4, requests): arrival, first token, finish, output tokens; NaN in what a failed request lacks."""
+def parse(text: bytes) -> Array:
+    """Records as they are kept -> (4, requests): arrival, first token, finish, output tokens; NaN in what a failed
+    request lacks. Raises KeyError, TypeError or ValueError."""
     bare = _GAPS.sub(b"", text)
     records = from_json(b"[" + bare.replace(b"\n", b",") + b"]")
     nan = math.nan
@@ -150,11 +151,11 @@ def _parse(text: bytes) -> Array:
 
 def of_records(records: list[RequestRecord], load: Load, steady: bool) -> Requests:
     """The same from records in memory."""
-    return window(_parse("\n".join(r.model_dump_json(exclude_defaults=True) for r in records).encode()), load, steady)
+    return window(parse("\n".join(r.model_dump_json(exclude_defaults=True) for r in records).encode()), load, steady)
 
 
 def window(table: Array, load: Load, steady: bool) -> Requests:
-    """Cut the rows of `_parse` to the window that `pdlab.metrics` uses for this load."""
+    """Cut the rows of `parse` to the window that `pdlab.metrics` uses for this load."""
     arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]
     answered = ~np.isnan(finish)
     opens = float(arrival[0]) if len(arrival) else 0.0

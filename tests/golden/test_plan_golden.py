@@ -22,7 +22,7 @@ ROWS = 10
 def planned() -> Plan:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
-    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012, quantile=0.9))
+    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
     return plan(scene, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), 16)
 
 

@@ -52,7 +52,7 @@ def nodes(count: int) -> ClusterView:
 
 
 def scene(seed: int = 0, **bounds: float) -> Scene:
-    return Scene(hardware(), shape(), Workload(), Slo(**bounds, quantile=0.9), seed=seed)
+    return Scene(hardware(), shape(), Workload(), Slo(**bounds), seed=seed)
 
 
 def sized(label: str) -> Sized:
@@ -338,7 +338,7 @@ class TestGain:
         meeting = [o.requests_per_s for o in found.outcomes if o.stress <= 1]
         assert (
             max(meeting)
-            <= capacity(found.outcomes, Slo(tpot_s=0.012, quantile=0.9))
+            <= capacity(found.outcomes, Slo(tpot_s=0.012))
             <= max(o.requests_per_s for o in found.outcomes)
         )
 
