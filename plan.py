@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pdlab.nodes import ClusterView
     from pdlab.perf import Hardware
     from pdlab.planner import Scene
-    from pdlab.sim import Prompts
+    from pdlab.sim import Prompts, Trace
     from pdlab.workload import Slo, Workload
 
 EPILOG = """\
@@ -62,6 +62,18 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--otl", type=positive, metavar="TOKENS", help="output tokens per request (default 250)")
     load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl and --otl")
     load.add_argument("--rate", type=above_zero, metavar="RPS", help="plan for this request rate over all GPUs")
+    load.add_argument(
+        "--burstiness",
+        type=above_zero,
+        metavar="B",
+        help="with --rate: shape of the gamma-distributed gaps (default 1: Poisson; below 1 burstier)",
+    )
+    load.add_argument(
+        "--trace",
+        type=Path,
+        metavar="CSV",
+        help="plan for these requests: arrival_s, input_tokens, output_tokens (docs/planning.md)",
+    )
     load.add_argument(
         "--concurrency",
         type=numbers,
@@ -158,6 +170,18 @@ def _workload(args: argparse.Namespace) -> Workload:
     return Workload(input_tokens=args.itl or 5000, output_tokens=args.otl or 250)
 
 
+def _trace(args: argparse.Namespace) -> Trace | None:
+    """The requests of --trace, which say lengths and rate themselves."""
+    if args.trace is None:
+        return None
+    from pdlab import traces
+
+    for name in ("rate", "concurrency", "itl", "otl", "workload", "burstiness"):
+        if getattr(args, name):
+            raise UsageError(f"--trace says lengths and moments of its requests itself; leave --{name} out")
+    return traces.read(args.trace)
+
+
 def _view(args: argparse.Namespace) -> ClusterView:
     """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple."""
     from pdlab.catalog import load_cluster
@@ -180,8 +204,15 @@ def _view(args: argparse.Namespace) -> ClusterView:
 
 def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
     from pdlab.planner import Scene
+    from pdlab.workload import Workload
 
-    return Scene(hardware, shape, _workload(args), slo, args.prefix_hit_rate, args.seed)
+    if args.burstiness and not args.rate:
+        raise UsageError("--burstiness is of arrivals at a rate; give --rate too")
+    trace, workload = _trace(args), _workload(args)
+    if trace is not None:
+        means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
+        workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
+    return Scene(hardware, shape, workload, slo, args.prefix_hit_rate, args.seed, args.burstiness or 1.0, trace)
 
 
 def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
@@ -200,7 +231,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
         args.gpus,
         placement=None if args.placement == "any" else args.placement,
         concurrencies=args.concurrency,
-        rate_rps=args.rate,
+        rate_rps=scene.trace.rate_rps if scene.trace else args.rate,
         on_progress=_progress,
     )
     _progress("")
@@ -237,7 +268,8 @@ def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
     deployment = Deployment(model=args.model, topology=parse_label(args.explain))
     check_divisibility(deployment, shape)
     scene = _scene(args, hardware, shape, _slo(args))
-    loads = {"concurrencies": args.concurrency, "rate_rps": args.rate}
+    rate_rps = scene.trace.rate_rps if scene.trace else args.rate
+    loads = {"concurrencies": args.concurrency, "rate_rps": rate_rps}
     candidate = evaluate(scene, sized_alone(scene, deployment), deployment.gpus, **loads)
     print(plan_report.explanation(candidate, scene))
     return 0

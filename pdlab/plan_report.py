@@ -31,7 +31,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
     hit = f", {scene.prefix_hit_rate:.0%} of each prompt cached" if scene.prefix_hit_rate else ""
     lines = [
         f"Simulated, not measured: {scene.shape.name} on {gpus} x {hardware.gpu} ({view.name}), "
-        f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{hit}",
+        f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{_requests(scene)}{hit}",
         f"SLO: {told(slo)}",
         f"Step times: {hardware.name} ({hardware.stack}); {_rests_on(hardware.error)}",
         f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues",
@@ -46,6 +46,15 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         lines += ["", *_regime_map(plan, hardware, slo)]
     lines += ["", *_matching(plan, scene)]
     return "\n".join(lines)
+
+
+def _requests(scene: Scene) -> str:
+    """What a trace adds to the mean lengths."""
+    if scene.trace is None:
+        return ""
+    inputs, outputs = scene.trace.longest
+    count, rate = len(scene.trace.arrival_s), scene.trace.rate_rps
+    return f" (means of a trace of {count} requests at {rate:.3g}/s, the longest {inputs}:{outputs})"
 
 
 def _rests_on(error: FitError | None) -> str:

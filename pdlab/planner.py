@@ -20,7 +20,7 @@ from pdlab.catalog import ModelShape
 from pdlab.matching import Matcher, unit_of
 from pdlab.nodes import ClusterView
 from pdlab.perf import FitError, Hardware
-from pdlab.sim import SimulatedLevel, simulate
+from pdlab.sim import SimulatedLevel, Trace, simulate
 from pdlab.spec import Collocated, Deployment, PlacementKind
 from pdlab.workload import Closed, Latencies, Level, Open, Slo, Workload
 
@@ -98,7 +98,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every simulation of a plan has in common."""
+    """What every simulation of a plan has in common. A ``trace`` is the load of an open loop, at its own rate;
+    ``workload`` then has its mean lengths."""
 
     hardware: Hardware
     shape: ModelShape
@@ -106,10 +107,23 @@ class Scene:
     slo: Slo
     prefix_hit_rate: float = 0.0
     seed: int = 0
+    burstiness: float = 1.0
+    trace: Trace | None = None
+
+    @property
+    def longest(self) -> Workload:
+        """The request that an engine must be able to hold."""
+        if self.trace is None:
+            return self.workload
+        return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
     def outcome(self, deployment: Deployment, load: Closed | Open) -> Outcome:
         """Simulate one copy under one load. Raises UsageError when a request does not fit."""
-        if isinstance(load, Closed):
+        trace = None
+        if isinstance(load, Open) and self.trace is not None:
+            trace = self.trace.part(max(round(self.trace.rate_rps / load.rate_rps), 1))
+            count, skipped = len(trace.arrival_s), len(trace.arrival_s) // 10
+        elif isinstance(load, Closed):
             n = load.concurrency
             count, skipped = max(min(WAVES * n, LATER_WAVES * n + FIRST_REQUESTS), LEAST_REQUESTS), n
         else:
@@ -124,6 +138,7 @@ class Scene:
             self.shape,
             seed=self.seed,
             prefix_hit_rate=self.prefix_hit_rate,
+            trace=trace,
         )[0]
         latencies = tuple(
             (
@@ -240,7 +255,7 @@ def _for_rate(scene: Scene, sized: Sized, rate_rps: float) -> Candidate:
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
     def tried(count: int) -> Candidate:
-        outcomes = (scene.outcome(sized.deployment, Open(rate_rps=rate_rps / count)),)
+        outcomes = (scene.outcome(sized.deployment, Open(rate_rps=rate_rps / count, burstiness=scene.burstiness)),)
         return Candidate(sized.deployment, count, outcomes, _best(outcomes, scene.slo), count * sized.deployment.gpus)
 
     found = tried(copies)
@@ -263,7 +278,7 @@ def plan(
     on_progress: Callable[[str], None] = lambda label: None,
 ) -> Plan:
     """Enumerate, simulate, rank. Raises UsageError when the model does not fit the GPUs."""
-    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.workload)
+    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.longest)
     matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
     chosen, possible = shortlist(matcher, model, view, gpus, shapes, scene.slo.tpot_s, placement)
     candidates = []

@@ -40,6 +40,20 @@ class Trace:
     input_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
 
+    @property
+    def rate_rps(self) -> float:
+        """Mean rate of arrivals; they begin at 0 and do not all come at once."""
+        return (len(self.arrival_s) - 1) / self.arrival_s[-1]
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Input and output tokens of the request that needs most KV cache."""
+        return max(zip(self.input_tokens, self.output_tokens, strict=True), key=sum)
+
+    def part(self, of: int) -> Trace:
+        """What one of so many equal copies gets: every ``of``-th request."""
+        return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
+
 
 def empty_level(level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
     """The level before its first event."""

@@ -82,6 +82,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "slo_search",
         "store",
         "tiny_model",
+        "traces",
         "transfer_options",
         "ttft_split",
     ),
