@@ -31,6 +31,7 @@ from pdlab.store import MANIFEST
 from pdlab.workload import Closed, Open
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
+LEAST_OPEN = 25  # requests of an open loop: with fewer its steady window has less than metrics.OPEN_LEAST
 RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
@@ -184,7 +185,10 @@ def _collisions(folder: Folder) -> Iterator[Finding]:
 
 def _reused_prompts(folder: Folder) -> Iterator[Finding]:
     """Levels of one server whose prompts come from one seed, in the order in which they ran."""
-    levels = sorted(folder.levels, key=lambda level: (str(level.raw.get("date", "")), level.run.num_requests))
+    levels = sorted(
+        folder.levels,
+        key=lambda level: (str(level.raw.get("date") or level.run.started_at or ""), level.run.num_requests),
+    )
     drawn: dict[tuple[int | None, str], int] = {}
     shares: list[tuple[Level, float]] = []
     for level in levels:
@@ -225,6 +229,18 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
             "the first wave (all prompts at once) and the last one (draining) are that share of the run",
             "more prompts per level, and figures of the steady window alone",
             100 * min(2 / least, 1.0),
+        )
+    short = [
+        level for level in folder.levels if isinstance(level.run.load, Open) and level.run.num_requests < LEAST_OPEN
+    ]
+    if short:
+        yield Finding(
+            "few prompts",
+            tuple(level.name for level in short),
+            f"{min(level.run.num_requests for level in short)} requests in an open loop (wanted: {LEAST_OPEN})",
+            "by chance alone the rate of so few Poisson arrivals is off by as much",
+            "more prompts per level",
+            100 / min(level.run.num_requests for level in short) ** 0.5,
         )
 
 

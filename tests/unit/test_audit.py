@@ -205,6 +205,7 @@ PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ),
     ("collision", {"conc4.json": {}, "conc4_r1.json": {"duration": 9.0}}, "same load"),
     ("few prompts", {"conc4.json": {"num_prompts": 20}}, "5.0 requests per unit"),
+    ("few prompts", {"conc9_rr2.json": {"request_rate": 2.0, "num_prompts": 16}}, "16 requests in an open loop"),
     ("ramp", {"conc4.json": {"max_output_tokens_per_s": 10_000.0}}, "mean output rate"),
     ("impossible", {"conc4.json": {"mean_tpot_ms": 30.0, "median_tpot_ms": 30.0}}, "Little"),
     ("impossible", {"conc4.json": {"request_throughput": 99.0}}, "stated requests/s"),
@@ -252,6 +253,7 @@ def changed_gpus() -> dict[str, Any]:
 
 PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
     ("reused prompts", [run(4, 1), run(8, 1)], {}, "concurrency8 50 %"),
+    ("reused prompts", [run(4, 1, started_at="2"), run(8, 1, started_at="1")], {}, "concurrency4 100 %"),
     ("few prompts", [run(4, 1, count=20)], {}, "5.0 requests"),
     ("ramp", [run(4, 1, whole=stretched(1 / 0.72))], {}, "concurrency4 0.71"),
     ("contradiction", [run(4, 1, steady=changed(output_tokens_per_s=400.0))], {}, "gives 83.0"),
