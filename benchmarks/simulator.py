@@ -65,6 +65,12 @@ def open_loop(deployment: Deployment, rate_rps: float, count: int) -> Callable[[
     return lambda: simulate(deployment, [level], Workload(), HARDWARE, SHAPE)
 
 
+def short_prompts(deployment: Deployment, count: int) -> Callable[[], list[SimulatedLevel]]:
+    """A long queue, and a prefix cache that forgets."""
+    level = Level(load=Closed(concurrency=count // 4), num_requests=count, seed=0)
+    return lambda: simulate(deployment, [level], Workload(input_tokens=16, output_tokens=1), HARDWARE, SHAPE)
+
+
 def main() -> None:
     for label in ("pd-spread-p1xtp4-d1xtp4", "collocated-8xtp1", "pd-pack-p2xtp1-d3xtp2"):
         took_s, done = timed(sweep(load_deployment(label)))
@@ -84,6 +90,9 @@ def main() -> None:
         deployment = Deployment(topology=parse_label(f"collocated-{replicas}xtp2"))
         took_s, _ = timed(open_loop(deployment, 2.0 * replicas, 4_000), 2)
         print(f"4000 requests on {replicas} replicas: {1e6 * took_s / 4000:.0f} us per request")
+    for count in (20_000, 40_000, 80_000):
+        took_s, _ = timed(short_prompts(Deployment(topology=parse_label("collocated-1xtp1")), count), 1)
+        print(f"{count} prompts of 16 tokens, a quarter of them at once: {1e6 * took_s / count:.0f} us per request")
     if "--large" in sys.argv:
         pool = Pool(replicas=256, tp=4)
         deployment = Deployment(topology=parse_label("collocated-1xtp4").model_copy(update={"pool": pool}))

@@ -199,7 +199,7 @@ def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
     start = sized.in_flight or float(sum(pool.tp_groups for pool in sized.deployment.pools.values()))
     factors = [*LADDER, *(LADDER[-1] * EXTENSION**n for n in range(1, EXTENSIONS + 1))]
     for number in dict.fromkeys(max(round(factor * start), 1) for factor in factors):
-        if found and number > LADDER[-1] * start and found[-1].requests_per_s < MORE * found[-2].requests_per_s:
+        if len(found) > 1 and number > LADDER[-1] * start and found[-1].requests_per_s < MORE * found[-2].requests_per_s:
             break
         found.append(scene.outcome(sized.deployment, Closed(concurrency=number)))
         if found[-1].stress > CLEARLY_MISSED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from pdlab.perf import KernelTimes
@@ -27,7 +27,8 @@ class PrefixCache:
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.used = 0.0
-        self._held: dict[int, float] = {}
+        # Not a dict: finding its first key passes all those that were deleted before it.
+        self._held: OrderedDict[int, float] = OrderedDict()
 
     def hit(self, prompt: int, tokens: float) -> float:
         """Tokens of the prompt that need not be computed."""

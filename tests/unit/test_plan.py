@@ -288,6 +288,11 @@ class TestRanking:
         )
         assert one == pytest.approx(two, rel=0.15)
 
+    def test_a_deployment_that_serves_less_than_one_request_at_a_time_is_simulated(self) -> None:
+        deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+        found = planner.ladder(scene(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
+        assert found[0].load.value == 1
+
     def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:
         low, high = (
             planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(2), 16, rate_rps=rate).candidates[0]
@@ -337,9 +342,7 @@ class TestGain:
         found = evaluate(scene(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
         meeting = [o.requests_per_s for o in found.outcomes if o.stress <= 1]
         assert (
-            max(meeting)
-            <= capacity(found.outcomes, Slo(tpot_s=0.012))
-            <= max(o.requests_per_s for o in found.outcomes)
+            max(meeting) <= capacity(found.outcomes, Slo(tpot_s=0.012)) <= max(o.requests_per_s for o in found.outcomes)
         )
 
 
