@@ -21,6 +21,7 @@ from pdlab.matching import Matcher, unit_of
 from pdlab.nodes import ClusterView
 from pdlab.perf import FitError, Hardware
 from pdlab.sim import SimulatedLevel, Trace, simulate
+from pdlab.sim_engine import MAX_SEQUENCES
 from pdlab.spec import Collocated, Deployment, PlacementKind
 from pdlab.workload import Closed, Latencies, Level, Open, Slo, Workload
 
@@ -196,10 +197,14 @@ def bottleneck(level: SimulatedLevel) -> str:
 def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
     """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput."""
     found: list[Outcome] = []
-    start = sized.in_flight or float(sum(pool.tp_groups for pool in sized.deployment.pools.values()))
+    groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
+    # Beyond what the engines take into a batch, more load is a longer queue and nothing else.
+    most = float(MAX_SEQUENCES * groups.get("decode", sum(groups.values())))
+    start = min(sized.in_flight or float(sum(groups.values())), most)
     factors = [*LADDER, *(LADDER[-1] * EXTENSION**n for n in range(1, EXTENSIONS + 1))]
     for number in dict.fromkeys(max(round(factor * start), 1) for factor in factors):
-        if len(found) > 1 and number > LADDER[-1] * start and found[-1].requests_per_s < MORE * found[-2].requests_per_s:
+        beyond = len(found) > 1 and number > LADDER[-1] * start
+        if beyond and found[-1].requests_per_s < MORE * found[-2].requests_per_s:
             break
         found.append(scene.outcome(sized.deployment, Closed(concurrency=number)))
         if found[-1].stress > CLEARLY_MISSED:

@@ -293,6 +293,13 @@ class TestRanking:
         found = planner.ladder(scene(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
         assert found[0].load.value == 1
 
+    def test_no_load_is_tried_that_engines_do_not_take_into_a_batch(self) -> None:
+        """Rate matching without a bound on TPOT gives tens of thousands for answers of one token."""
+        deployment = Deployment(topology=parse_label("collocated-1xtp2"))
+        short = replace(scene(ttft_s=0.3), workload=Workload(input_tokens=16, output_tokens=1))
+        found = planner.ladder(short, Sized(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
+        assert found[0].load.value == round(0.1 * 1024)
+
     def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:
         low, high = (
             planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(2), 16, rate_rps=rate).candidates[0]
