@@ -20,8 +20,8 @@ GPU_PEER = ("cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc")
 VERBS = ("rc", "rc_x", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_verbs", "ud_mlx5", "gga_mlx5")
 EFA = ("srd", "ud_verbs")
 # Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
-# to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds are lenient guesses (a GPU
-# copies inside its own memory many times faster than any link between two).
+# to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds
+# are lenient guesses (a GPU copies inside its own memory many times faster than any link between two).
 SLOW_SHARE = {"memcpy": 0.2, "GPU's own copy": 0.002, "line rate": 0.5, "rail": 0.2}
 # Smaller requests are not judged slow: posting and polling, not the wire, set their time.
 LEAST_BYTES = 64_000_000

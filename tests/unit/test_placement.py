@@ -169,7 +169,7 @@ class TestAdvice:
     def test_pack(self) -> None:
         text = complaint("pd-pack-p2xtp4-d1xtp4", load_cluster("p5.48xlarge-x2"))
         assert "prefill 2 x 4 GPUs" in text and "12 GPUs in all, all on one node" in text
-        assert "8 of 8 GPUs on node-1, node-2" in text
+        assert "8 of 8 GPUs on node-1 and node-2" in text
         assert "--p-num 1" in text and "--pd-spread" in text
 
     def test_more_nodes(self) -> None:
@@ -183,6 +183,30 @@ class TestAdvice:
 
     def test_cpus_are_named_when_they_are_the_limit(self) -> None:
         assert "but only 4 CPUs (a TP group of 4 takes 5)" in complaint("collocated-1xtp4", gpu_nodes(8, cpus=4))
+
+    def test_what_others_hold_on_one_node(self) -> None:
+        assert "2 of the 8 GPUs that others hold on n0 given back" in complaint("collocated-1xtp2", gpu_nodes(0, 0))
+        assert "; or 1 of the 2 GPUs that others hold on n1 given back" in complaint(
+            "collocated-1xtp7", gpu_nodes(1, 6)
+        )
+        assert "the 1 GPU that others hold on n0 given back" in complaint("collocated-1xtp8", gpu_nodes(7))
+
+    def test_what_others_hold_on_several_nodes(self) -> None:
+        text = complaint("pd-spread-p1xtp4-d1xtp4", gpu_nodes(0, 3, 0))
+        assert "of the GPUs that others hold, 1 on n1 and 4 on n2 given back" in text
+
+    def test_cpus_that_others_hold(self) -> None:
+        node = gpu_nodes(8).nodes[0].model_copy(update={"free_cpus": 4})
+        assert "the CPUs that others hold on n0 given back" in complaint("collocated-1xtp4", ClusterView(nodes=(node,)))
+        cpus = ClusterNode(id="c", cpus=4, free_cpus=1)
+        assert "1 of the 3 CPUs that others hold on c given back" in complaint(
+            "collocated-2xtp1", ClusterView(nodes=(cpus,))
+        )
+
+    def test_far_too_much_is_cut_down_to_what_fits(self) -> None:
+        assert "--num 16 (16 GPUs)" in complaint("collocated-100000xtp1", gpu_nodes(8, 8))
+        assert "--p-num 32 --d-num 32 (64 GPUs)" in complaint("pd-spread-p200xtp1-d200xtp1", gpu_nodes(*[8] * 8))
+        assert "--p-num 2 --d-num 2 (8 GPUs)" in complaint("pd-pack-p400xtp2-d400xtp2", gpu_nodes(8, 8))
 
     def test_no_advice_that_nixl_refuses(self) -> None:
         text = complaint("pd-pack-p1xtp4-d1xtp8", gpu_nodes(8))
