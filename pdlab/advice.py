@@ -13,19 +13,47 @@ from pdlab.spec import Collocated, Deployment, Disaggregated, Pool
 Fits = Callable[[Deployment, ClusterView], bool]
 
 MAX_MORE_NODES = 64
-# Enough for every change of one pool and the mildest changes of two; each attempt takes about 1 ms.
+# Enough for every change of one pool and the mildest changes of two on clusters of tens of nodes.
 MAX_ATTEMPTS = 400
+# Each search for advice may look at about so many (node, prefill units, decode units): about a second of work.
+MAX_WORK = 1_000_000
 _PREFIX = {"collocated": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
     """One line: what was asked, what each node has free, what would fit."""
-    found = (search(deployment, view, fits) for search in (_smaller, _elsewhere, _given_back, _more_nodes))
-    change = "; or ".join(way for way in found if way) or "nothing smaller, and no added node of the same kind"
+    ways, nothing = [], "nothing smaller, and no added node of the same kind"
+    for search in (_smaller, _elsewhere, _given_back, _more_nodes):
+        try:
+            ways.append(search(deployment, view, _Bounded(fits)))
+        except _EnoughError:
+            nothing = "not found among the changes that were tried"
+    change = "; or ".join(way for way in ways if way) or nothing
     return (
         f"{deployment.label} does not fit {view.name}: asked for {_asked(deployment, view)}; "
         f"free: {_free(deployment, view)}; what would fit: {change}"
     )
+
+
+class _EnoughError(Exception):
+    """A search for advice has used up its work."""
+
+
+class _Bounded:
+    """``fits`` until its work is used up: advice may be left out, but is never wrong and never slow."""
+
+    def __init__(self, fits: Fits) -> None:
+        self.fits, self.left = fits, MAX_WORK
+
+    def __call__(self, deployment: Deployment, view: ClusterView) -> bool:
+        work = len(view.engine_nodes)
+        if deployment.mode != "pd-pack":
+            for pool in deployment.pools.values():
+                work *= 1 + pool.tp_groups
+        self.left -= work
+        if self.left < 0:
+            raise _EnoughError
+        return self.fits(deployment, view)
 
 
 def _unit(view: ClusterView) -> str:
@@ -173,10 +201,10 @@ def _given_back(deployment: Deployment, view: ClusterView, fits: Fits) -> str | 
     everything = {node.id: held[node.id] for node in busy}
     if not everything or not without(everything):
         return None
-    for node_id, most in list(everything.items()):
+    for node_id, whole in list(everything.items()):
         rest = {other: count for other, count in everything.items() if other != node_id}
         everything = next(
-            fewer for count in range(most + 1) if without(fewer := rest | ({node_id: count} if count else {}))
+            fewer for count in range(whole + 1) if without(fewer := rest | ({node_id: count} if count else {}))
         )
     if len(everything) <= 3:
         where = _listed([f"{count} on {node_id}" for node_id, count in everything.items()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdlab import advice
 from pdlab.catalog import load_cluster, local_cluster
 from pdlab.errors import PlacementError
 from pdlab.nodes import ClusterNode, ClusterView, Nic, Placement
@@ -208,6 +209,12 @@ class TestAdvice:
         assert "--p-num 32 --d-num 32 (64 GPUs)" in complaint("pd-spread-p200xtp1-d200xtp1", gpu_nodes(*[8] * 8))
         assert "--p-num 2 --d-num 2 (8 GPUs)" in complaint("pd-pack-p400xtp2-d400xtp2", gpu_nodes(8, 8))
 
+    def test_advice_is_left_out_rather_than_wrong_when_it_takes_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
+        assert "--p-num 1 --d-num 1 (8 GPUs)" in text and "2 more nodes with 8 free GPUs" in text
+        monkeypatch.setattr(advice, "MAX_WORK", 5)
+        assert "what would fit: not found among the changes" in complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
+
     def test_no_advice_that_nixl_refuses(self) -> None:
         text = complaint("pd-pack-p1xtp4-d1xtp8", gpu_nodes(8))
         assert "--p-tp 3" not in text and "--d-tp 2" not in text
@@ -228,13 +235,13 @@ class TestAdvice:
         try:
             place(asked(label), view)
         except PlacementError as error:
-            advice = str(error).split("what would fit: ")[1].split("; or ")[0]
+            first = str(error).split("what would fit: ")[1].split("; or ")[0]
         else:
             return
-        if not advice.startswith(("--p-", "--d-", "--num", "--tp")):
+        if not first.startswith(("--p-", "--d-", "--num", "--tp")):
             return
         deployment = asked(label)
-        words = advice.split(" (")[0].split()
+        words = first.split(" (")[0].split()
         topology = deployment.topology.model_dump()
         for flag, value in zip(words[::2], words[1::2], strict=True):
             role = {"--p-": "prefill", "--d-": "decode"}.get(flag[:4], "pool")
