@@ -189,6 +189,8 @@ fetch() { # fetch SOURCE GIT COMMIT FOLDER
     run mkdir -p "$build"
     if [ -z "$1" ]; then
         run git clone --quiet "$2" "$4"
+        # Projects write their tags with and without a v.
+        if [ -z "$dry" ] && ! git -C "$4" rev-parse --quiet --verify "$3^{commit}" >/dev/null; then set -- "$1" "$2" "v$3" "$4"; fi
         run git -C "$4" checkout --quiet "$3"
         [ -n "$dry" ] || say "$2 $3 is commit $(git -C "$4" rev-parse HEAD)"
     elif [ -d "$1" ]; then
@@ -205,8 +207,10 @@ do_nixl_source() { fetch "$nixl_source" "$NIXL_GIT" "$NIXL_COMMIT" "$build/nixl"
 do_ucx() {
     run cd "$build/ucx"
     if [ -n "$dry" ] || [ ! -x configure ]; then run ./autogen.sh; fi
+    # As in UCX's contrib/configure-release, but for its logging: the table of protocols is what proves the wire.
     local options=(--prefix="$prefix" --enable-shared --disable-static --disable-doxygen-doc --enable-optimizations
-        --enable-cma --enable-mt --without-go --without-java)
+        --disable-debug --disable-assertions --disable-params-check --enable-devel-headers --enable-cma --enable-mt
+        --without-go --without-java)
     if [ -n "$efa" ]; then options+=(--with-verbs --with-efa --without-rdmacm); else options+=(--without-verbs); fi
     if [ -n "$cuda" ]; then
         options+=(--with-cuda="$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")
@@ -248,7 +252,8 @@ do_verify() {
             "UCX_LOG_LEVEL=info UCX_MODULE_LOG_LEVEL=info $prefix/bin/ucx_info -d tells why"
     fi
     env LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" PYTHONPATH="$prefix/python" \
-        "$python" -c "$READ" "$prefix"
+        "$python" -c "$READ" "$prefix" || fail "the NIXL built does not read" \
+        "built: $(cd "$prefix/python" 2>/dev/null && echo nixl*); \`import nixl\` takes nixl_cuNN of torch's CUDA version"
     # That read may have gone through shared memory. Whether both ends of one process can meet over SRD was never tried
     # on EFA hardware, so a refusal is told and does not stop the build.
     if [ -n "$efa" ] && ! env UCX_TLS=srd LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" \

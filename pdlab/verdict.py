@@ -223,6 +223,8 @@ def _cause(seen: Observed, transports: tuple[str, ...], expected: str, emulated:
     """Likely cause and remedy of a wrong wire, the most telling evidence first."""
     tls = seen.ucx_tls
     failed = seen.failed_modules or {}
+    if one_host(seen) and seen.backend != "UCX":
+        return f"{seen.backend} moves between processes of one host over {_actual(seen)[0]}", "--backends UCX for pack"
     if one_host(seen):
         if tls and not _allows(tls, GPU_PEER if seen.vram else SHARED_MEMORY):
             wanted = "cuda_ipc" if seen.vram else "cma"

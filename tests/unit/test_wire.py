@@ -244,6 +244,24 @@ CASES = [
         ["WRONG WIRE: spread by tcp/ens5"],
     ),
     (
+        "LIBFABRIC inside a node",
+        dict(
+            strategy="pack",
+            prefill=EFA_A,
+            decode=EFA_A,
+            vram=True,
+            backend="LIBFABRIC",
+            wire=None,
+            traffic=ON_TWO_RAILS,
+        ),
+        SLOW,
+        [
+            "WRONG WIRE: pack by efa/rdmap79s0",
+            "LIBFABRIC moves between processes of one host over efa",
+            "--backends UCX",
+        ],
+    ),
+    (
         "virtual interface, rate not known",
         dict(
             decode=replace(HOST_B, nics=(Nic("ens5", "virtual", None),)),
