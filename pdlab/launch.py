@@ -27,7 +27,7 @@ from pdlab.local_nodes import MARKER, LocalNodes
 from pdlab.namespaces import INSIDE
 from pdlab.nodes import ClusterView, LinkShape, Placement
 from pdlab.observed import observe
-from pdlab.placement import fits, place
+from pdlab.placement import cautions, fits, place
 from pdlab.provenance import git_state, now
 from pdlab.request import LaunchRequest
 from pdlab.results import CanaryResult, Manifest, NixlCounters
@@ -194,6 +194,8 @@ def _serve(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
+    for caution in cautions(deployment, placement, view):
+        say(f"warning: {caution}")
     preflight.examine(app.cluster, deployment, say)
     started = now()
     loading.result()

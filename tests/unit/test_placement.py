@@ -96,6 +96,20 @@ class TestWhere:
         view = ClusterView(nodes=(*nodes, *gpu_nodes(4, 4, 4).nodes[1:]))
         assert on("collocated-2xtp4", view).nodes_of("collocated") == ("n1", "n2")
 
+    def test_both_pools_stay_on_one_gpu_type_when_they_can(self) -> None:
+        nodes = list(gpu_nodes(4, 8, 4).nodes)
+        ethernet = Nic(kind="ethernet", gbit_per_s=100)
+        nodes[2] = nodes[2].model_copy(update={"gpu_type": "L40S", "nic": ethernet})
+        nodes[:2] = [node.model_copy(update={"nic": Nic(kind="efa", count=32)}) for node in nodes[:2]]
+        deployment = asked("pd-spread-p1xtp4-d1xtp4")
+        alike = place(deployment, ClusterView(nodes=tuple(nodes)))
+        assert set(alike.used_slots) == {"n0", "n1"}
+        assert cautions(deployment, alike, ClusterView(nodes=tuple(nodes))) == []
+        view = ClusterView(nodes=tuple(nodes[1:]))
+        gpus, networks = cautions(deployment, place(deployment, view), view)
+        assert "prefill L40S, decode H100" in gpus or "prefill H100, decode L40S" in gpus
+        assert "efa" in networks and "TCP" in networks
+
     def test_cpu_nodes_give_one_slot_per_cpu(self) -> None:
         placed = on("pd-spread-p2xtp1-d1xtp2", local_cluster(2))
         assert placed.device == "cpu"
