@@ -268,6 +268,8 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     _refuse_flags_of_other_modes(args, mode)
     data = base.model_dump(exclude={"topology"}) if base else {}
     data["topology"] = _topology(args, mode, base)
+    if base and data["topology"].label != base.label:
+        data["name"] = None  # it was the file's name for something else
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **engine_args(args.engine_arg, "--engine-arg")}
     # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
     model = args.model or (LOCAL_MODEL if args.local else None)

@@ -164,6 +164,29 @@ def test_an_old_ucx_is_not_called_built(version: str, rig: dict[str, str]) -> No
     assert again.returncode == 0 and again.stderr.count("done before") == 4
 
 
+def test_without_devices_files_are_looked_at_and_nothing_is_tried(rig: dict[str, str]) -> None:
+    here = Path(rig["CALLS"]).parent
+    done = build(rig, "--without-devices")
+    assert done.returncode == 1 and "built without" in done.stderr and "libplugin_UCX.so" in done.stderr
+    (here / "prefix/lib/plugins").mkdir(parents=True)
+    (here / "prefix/lib/plugins/libplugin_UCX.so").touch()
+    done = build(rig, "--without-devices")
+    assert done.returncode == 0, done.stderr
+    assert "were not tried" in done.stderr
+    assert not any("initialize_xfer" in call for call in calls(rig)), "no read"
+    on_a_node = build(rig)
+    assert on_a_node.stderr.count("done before") == 4 and "build: verify\n" in on_a_node.stderr
+    dry = subprocess.run(
+        [str(SCRIPT), "--prefix", str(here / "p"), "--without-devices", "--dry-run"], capture_output=True, text=True
+    )
+    assert "libuct_ib_efa.so" in dry.stdout and "libuct_cuda.so" in dry.stdout and "lists srd" not in dry.stdout
+
+
+def test_the_image_is_built_without_devices() -> None:
+    image = (SCRIPT.parent / "Dockerfile.nixl-ucx-efa").read_text()
+    assert "build_nixl_ucx_efa.sh" in image and "--without-devices" in image
+
+
 def test_a_dry_run_prints_and_does_nothing(rig: dict[str, str]) -> None:
     done = build(rig, "--dry-run", "--wheel")
     assert done.returncode == 0

@@ -99,6 +99,14 @@ def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -
         launch._placed(lambda: busy, made("--pd-spread", "--local"), 0.0)
 
 
+def test_a_changed_file_loses_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml(made("--pd-pack").model_copy(update={"name": "mine"})), encoding="utf-8")
+    assert made("--config", str(path)).name == "mine"
+    assert made("--config", str(path), "--engine-arg", "seed=1").name == "mine"
+    assert made("--config", str(path), "--d-num", "2").name is None
+
+
 def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--collocated", "--direct-streaming", "--host", "0.0.0.0", "--cluster", "p5.48xlarge-x2", "--export", "-"]
     assert launch_gptoss.main(words) == 0
