@@ -31,7 +31,7 @@ from pdlab.options import LOCAL_MODEL, build_parser, deployment_from
 from pdlab.placement import cautions, place
 from pdlab.request import LaunchRequest
 from pdlab.running import cache_dir
-from pdlab.serve_args import ServeApp, model_id, render, serve_config
+from pdlab.serve_args import ServeApp, model_id, render, serve_config, serving_env
 from pdlab.spec import Deployment, Disaggregated
 from pdlab.tiny_model import tiny_model_folder
 from pdlab.two_hosts import parse_shape, require
@@ -138,7 +138,7 @@ def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
         )
         print(text, end="")
     if args.export:
-        _export(args, app)
+        _export(args, app, asked.deployment)
 
 
 def _view(args: argparse.Namespace) -> ClusterView:
@@ -178,7 +178,11 @@ def _for_real(argv: Sequence[str]) -> str:
     return shlex.join(["python", "launch_gptoss.py", *kept])
 
 
-def _export(args: argparse.Namespace, app: ServeApp) -> None:
+def _export(args: argparse.Namespace, app: ServeApp, deployment: Deployment) -> None:
+    needed = serving_env(deployment)
+    if needed:
+        words = " ".join(f"{name}={value}" for name, value in needed.items())
+        _warn(f"a Serve config cannot carry what --direct-streaming needs: start Ray on every node with {words}")
     config = yaml.safe_dump(serve_config(app, host=args.host, port=args.port), sort_keys=False)
     if args.export == "-":
         print(config, end="")

@@ -16,7 +16,7 @@ build=''
 ucx_source='' nixl_source=''
 python=${PYTHON:-python3}
 jobs=$(nproc)
-efa=yes cuda=yes dry='' wheel=''
+efa=yes cuda=yes devices=yes dry='' wheel=''
 
 usage() {
     cat <<END
@@ -30,6 +30,8 @@ usage: debug/build_nixl_ucx_efa.sh [options]
   --wheel            also make a wheel to ship to other nodes (debug/install_on_nodes.py)
   --without-efa      leave out EFA: a host without it, for a try
   --without-cuda     leave out CUDA, likewise
+  --without-devices  build with EFA and CUDA where neither device is, as in an image: look at what was built
+                     in place of trying it
   --jobs N           compilers at once (default $jobs)
   --dry-run          print the steps and their commands, do nothing
   --help             this text
@@ -70,6 +72,7 @@ while [ $# -gt 0 ]; do
     --wheel) wheel=yes ;;
     --without-efa) efa= ;;
     --without-cuda) cuda= ;;
+    --without-devices) devices= ;;
     --dry-run) dry=yes ;;
     --help | -h)
         usage
@@ -189,6 +192,8 @@ fetch() { # fetch SOURCE GIT COMMIT FOLDER
     run mkdir -p "$build"
     if [ -z "$1" ]; then
         run git clone --quiet "$2" "$4"
+        # Projects write their tags with and without a v.
+        if [ -z "$dry" ] && ! git -C "$4" rev-parse --quiet --verify "$3^{commit}" >/dev/null; then set -- "$1" "$2" "v$3" "$4"; fi
         run git -C "$4" checkout --quiet "$3"
         [ -n "$dry" ] || say "$2 $3 is commit $(git -C "$4" rev-parse HEAD)"
     elif [ -d "$1" ]; then
@@ -205,8 +210,10 @@ do_nixl_source() { fetch "$nixl_source" "$NIXL_GIT" "$NIXL_COMMIT" "$build/nixl"
 do_ucx() {
     run cd "$build/ucx"
     if [ -n "$dry" ] || [ ! -x configure ]; then run ./autogen.sh; fi
+    # As in UCX's contrib/configure-release, but for its logging: the table of protocols is what proves the wire.
     local options=(--prefix="$prefix" --enable-shared --disable-static --disable-doxygen-doc --enable-optimizations
-        --enable-cma --enable-mt --without-go --without-java)
+        --disable-debug --disable-assertions --disable-params-check --enable-devel-headers --enable-cma --enable-mt
+        --without-go --without-java)
     if [ -n "$efa" ]; then options+=(--with-verbs --with-efa --without-rdmacm); else options+=(--without-verbs); fi
     if [ -n "$cuda" ]; then
         options+=(--with-cuda="$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")
@@ -230,12 +237,10 @@ do_nixl() {
         "$python" -m pip install --no-deps --force-reinstall --target "$prefix/python" .
 }
 
-do_verify() {
+verify_version() {
     run "$prefix/bin/ucx_info" -v
     if [ -n "$dry" ]; then
         echo "  that is UCX $UCX_LEAST or later"
-        [ -z "$efa" ] || echo "  $prefix/bin/ucx_info -d lists srd"
-        echo "  a NIXL agent of $prefix/python reads from another, with the UCX of $prefix"
         return
     fi
     local version
@@ -243,12 +248,37 @@ do_verify() {
     [ "$(printf '%s\n' "$UCX_LEAST" "$version" | sort -V | head -n 1)" = "$UCX_LEAST" ] || fail \
         "the UCX built is ${version:-of an unknown version}, and $UCX_LEAST is the first with zero-copy over SRD" \
         "give --ucx-source of a later one"
+}
+
+do_verify_files() { # no device, no driver: ucx_info lists no srd here, and NIXL may not even load
+    verify_version
+    local file wanted=("$prefix/lib/plugins/libplugin_UCX.so")
+    if [ -n "$efa" ]; then wanted+=("$prefix/lib/ucx/libuct_ib_efa.so"); fi
+    if [ -n "$cuda" ]; then wanted+=("$prefix/lib/ucx/libuct_cuda.so"); fi
+    if [ -n "$dry" ]; then
+        printf '  there is %s\n' "${wanted[@]}"
+        return
+    fi
+    for file in "${wanted[@]}"; do
+        [ -e "$file" ] || fail "built without $file" "look at the summary of configure in $build, and at meson's"
+    done
+    say "srd and a read by NIXL were not tried: run debug/doctor.py and the transfer check on the nodes"
+}
+
+do_verify() {
+    verify_version
+    if [ -n "$dry" ]; then
+        [ -z "$efa" ] || echo "  $prefix/bin/ucx_info -d lists srd"
+        echo "  a NIXL agent of $prefix/python reads from another, with the UCX of $prefix"
+        return
+    fi
     if [ -n "$efa" ]; then
         "$prefix/bin/ucx_info" -d | grep 'Transport: srd' >/dev/null || fail "UCX built, but ucx_info shows no srd" \
             "UCX_LOG_LEVEL=info UCX_MODULE_LOG_LEVEL=info $prefix/bin/ucx_info -d tells why"
     fi
     env LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" PYTHONPATH="$prefix/python" \
-        "$python" -c "$READ" "$prefix"
+        "$python" -c "$READ" "$prefix" || fail "the NIXL built does not read" \
+        "built: $(cd "$prefix/python" 2>/dev/null && echo nixl*); \`import nixl\` takes nixl_cuNN of torch's CUDA version"
     # That read may have gone through shared memory. Whether both ends of one process can meet over SRD was never tried
     # on EFA hardware, so a refusal is told and does not stop the build.
     if [ -n "$efa" ] && ! env UCX_TLS=srd LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" \
@@ -264,7 +294,8 @@ do_wheel() {
         "$python" -m pip wheel --no-deps --wheel-dir "$prefix/wheels" .
 }
 
-for name in check ucx-source ucx nixl-source nixl verify; do step "$name"; done
+for name in check ucx-source ucx nixl-source nixl; do step "$name"; done
+if [ -n "$devices" ]; then step verify; else step verify-files; fi
 if [ -n "$wheel" ]; then step wheel; fi
 [ -n "$dry" ] && exit 0
 say "done in $prefix. On every node, where \`ray start\` runs:"

@@ -3,28 +3,57 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pdlab.assign import cpus_per_group, eligible, node_size, spans_nodes
+from pdlab.assign import cpus_per_group, eligible, groups_on, node_size, spans_nodes
 from pdlab.nodes import ClusterNode, ClusterView
 from pdlab.spec import Collocated, Deployment, Disaggregated, Pool
 
 Fits = Callable[[Deployment, ClusterView], bool]
 
 MAX_MORE_NODES = 64
-# Enough for every change of one pool and the mildest changes of two; each attempt takes about 1 ms.
+# Enough for every change of one pool and the mildest changes of two on clusters of tens of nodes.
 MAX_ATTEMPTS = 400
+# Each search for advice may look at about so many (node, prefill units, decode units): about a second of work.
+MAX_WORK = 1_000_000
 _PREFIX = {"collocated": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
     """One line: what was asked, what each node has free, what would fit."""
-    found = (search(deployment, view, fits) for search in (_smaller, _elsewhere, _more_nodes))
-    change = "; or ".join(way for way in found if way) or "nothing smaller, and no added node of the same kind"
+    ways, nothing = [], "nothing smaller, and no added node of the same kind"
+    for search in (_smaller, _elsewhere, _given_back, _more_nodes):
+        try:
+            ways.append(search(deployment, view, _Bounded(fits)))
+        except _EnoughError:
+            nothing = "not found among the changes that were tried"
+    change = "; or ".join(way for way in ways if way) or nothing
     return (
         f"{deployment.label} does not fit {view.name}: asked for {_asked(deployment, view)}; "
         f"free: {_free(deployment, view)}; what would fit: {change}"
     )
+
+
+class _EnoughError(Exception):
+    """A search for advice has used up its work."""
+
+
+class _Bounded:
+    """``fits`` until its work is used up: advice may be left out, but is never wrong and never slow."""
+
+    def __init__(self, fits: Fits) -> None:
+        self.fits, self.left = fits, MAX_WORK
+
+    def __call__(self, deployment: Deployment, view: ClusterView) -> bool:
+        work = len(view.engine_nodes)
+        if deployment.mode != "pd-pack":
+            for pool in deployment.pools.values():
+                work *= 1 + pool.tp_groups
+        self.left -= work
+        if self.left < 0:
+            raise _EnoughError
+        return self.fits(deployment, view)
 
 
 def _unit(view: ClusterView) -> str:
@@ -60,8 +89,13 @@ def _free(deployment: Deployment, view: ClusterView) -> str:
             text += f" {short}"
         same.setdefault(text, []).append(node.id)
     return ", ".join(
-        f"{text} on {', '.join(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
+        f"{text} on {_listed(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
     )
+
+
+def _listed(words: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
@@ -74,28 +108,47 @@ def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
 
 
 def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """Fewest flags changed, then fewest GPUs given up."""
-    options = [(role, list(_reductions(role, pool))) for role, pool in deployment.pools.items()]
-    singles = [(pool.gpus, {role: pool}, flag) for role, found in options for pool, flag in found]
-    attempts = sorted(singles, key=lambda attempt: -attempt[0])
+    """Fewest flags changed, then fewest GPUs given up, then the ratio of the two pools kept best."""
+    options = [(role, list(_reductions(role, pool, view))) for role, pool in deployment.pools.items()]
+    attempts = [({role: pool}, flag) for role, found in options for pool, flag in found]
+    attempts.sort(key=lambda attempt: -sum(pool.gpus for pool in attempt[0].values()))
     if len(options) == 2:
         (first, firsts), (second, seconds) = options
+        asked = math.log(deployment.pools[first].gpus / deployment.pools[second].gpus)
         pairs = [
-            (a.gpus + b.gpus, {first: a, second: b}, f"{flag_a} {flag_b}")
+            ({first: a, second: b}, f"{flag_a} {flag_b}")
             for (a, flag_a), (b, flag_b) in itertools.product(firsts, seconds)
         ]
-        attempts += sorted(pairs, key=lambda attempt: -attempt[0])
-    for _, pools, flags in attempts[:MAX_ATTEMPTS]:
+
+        def worth(attempt: tuple[dict[str, Pool], str]) -> tuple[int, float]:
+            a, b = attempt[0].values()
+            return -a.gpus - b.gpus, abs(math.log(a.gpus / b.gpus) - asked)
+
+        attempts += sorted(pairs, key=worth)
+    room = sum(len(node.slots) for node in view.engine_nodes)
+    if deployment.mode == "pd-pack":
+        room = max((len(node.slots) for node in view.engine_nodes), default=0)
+    tried = 0
+    for pools, flags in attempts:
         changed = _with_pools(deployment, pools)
-        if _tp_ratio_allowed(changed, deployment) and fits(changed, view):
+        if changed.gpus > room or not _tp_ratio_allowed(changed, deployment):
+            continue
+        if fits(changed, view):
             return f"{flags} ({changed.gpus} {_unit(view)}s)"
+        tried += 1
+        if tried == MAX_ATTEMPTS:
+            return None
     return None
 
 
-def _reductions(role: str, pool: Pool) -> Iterator[tuple[Pool, str]]:
-    """Every smaller pool that differs in one number, with the flag that asks for it."""
+def _reductions(role: str, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool, str]]:
+    """Every smaller pool that differs in one number and for which there are slots at all, with its flag."""
     prefix = _PREFIX[role]
-    for replicas in range(pool.replicas - 1, 0, -1):
+    nodes = eligible(pool, view.engine_nodes)
+    slots = sum(len(node.slots) for node in nodes)
+    if not spans_nodes(pool, nodes):
+        slots = sum(groups_on(node, pool.tp) for node in nodes) * pool.tp
+    for replicas in range(min(pool.replicas - 1, slots // pool.gpus_per_replica), 0, -1):
         yield pool.model_copy(update={"replicas": replicas}), f"--{prefix}num {replicas}"
     for name in ("tp", "dp", "pp"):
         for smaller in range(getattr(pool, name) - 1, 0, -1):
@@ -125,6 +178,47 @@ def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | N
     other = "spread" if topology.placement == "pack" else "pack"
     changed = deployment.model_copy(update={"topology": topology.model_copy(update={"placement": other})})
     return f"--pd-{other}" if fits(changed, view) else None
+
+
+def _given_back(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """What others hold and would have to give back: the fewest on one node, or else on several."""
+    held = {node.id: node_size(node) - len(node.slots) for node in view.engine_nodes}
+    busy = [node for node in view.engine_nodes if held[node.id] or node.available_cpus < node.cpus]
+    unit = _unit(view)
+
+    def without(counts: Mapping[str, int]) -> bool:
+        nodes = tuple(_with_free(node, counts[node.id]) if node.id in counts else node for node in view.nodes)
+        return fits(deployment, view.model_copy(update={"nodes": nodes}))
+
+    for count in range(max(held.values(), default=0) + 1):
+        for node in busy:
+            if count <= held[node.id] and without({node.id: count}):
+                if not count:
+                    return f"the CPUs that others hold on {node.id} given back"
+                most = f"{count} of the " if count < held[node.id] else "the "
+                plural = "" if held[node.id] == 1 else "s"
+                return f"{most}{held[node.id]} {unit}{plural} that others hold on {node.id} given back"
+    everything = {node.id: held[node.id] for node in busy}
+    if not everything or not without(everything):
+        return None
+    for node_id, whole in list(everything.items()):
+        rest = {other: count for other, count in everything.items() if other != node_id}
+        everything = next(
+            fewer for count in range(whole + 1) if without(fewer := rest | ({node_id: count} if count else {}))
+        )
+    if len(everything) <= 3:
+        where = _listed([f"{count} on {node_id}" for node_id, count in everything.items()])
+    else:
+        where = f"{sum(everything.values())} on {len(everything)} nodes"
+    return f"of the {unit}s that others hold, {where} given back"
+
+
+def _with_free(node: ClusterNode, count: int) -> ClusterNode:
+    """The node with so many more free slots; the CPUs that others hold beside GPUs come back too."""
+    if not node.gpus:
+        return node.model_copy(update={"free_cpus": min(node.cpus, node.available_cpus + count)})
+    others = [gpu for gpu in range(node.gpus) if gpu not in node.slots]
+    return node.model_copy(update={"free_gpus": tuple(sorted((*node.slots, *others[:count]))), "free_cpus": None})
 
 
 def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:

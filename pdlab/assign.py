@@ -51,7 +51,7 @@ class Offer:
     """One way to serve a pool: units per node id, units per replica, what every node is worth.
 
     ``single``: every replica on one node. ``rank`` orders ways from best to worst.
-    ``nodes_per_group`` is above 1 only where a TP group takes whole nodes.
+    ``nodes_per_group`` is above 1 only where a TP group takes whole nodes. ``kinds``: GPU types of its nodes.
     """
 
     units: dict[str, int]
@@ -61,6 +61,7 @@ class Offer:
     rank: tuple[int, int]
     ragged: frozenset[str] = frozenset()
     nodes_per_group: int = 1
+    kinds: frozenset[str | None] = frozenset()
 
     @property
     def need(self) -> int:
@@ -84,11 +85,12 @@ def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[Offer]:
             continue
         units = {node.id: count for node in chosen if (count := groups_on(node, pool.tp))}
         per_replica = pool.pp * pool.dp
-        yield Offer(units, per_replica, pool.replicas, True, (0, mixed))
+        types = _gpu_types(chosen)
+        yield Offer(units, per_replica, pool.replicas, True, (0, mixed), kinds=types)
         if per_replica > 1:
             # On such a node Ray, which sees single GPUs, could cut a TP group at the node's edge.
             ragged = frozenset(node.id for node in chosen if len(node.slots) % pool.tp)
-            yield Offer(units, per_replica, pool.replicas, False, (1, mixed), ragged)
+            yield Offer(units, per_replica, pool.replicas, False, (1, mixed), ragged, kinds=types)
 
 
 def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> Iterator[Offer]:
@@ -103,7 +105,14 @@ def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> 
         }
         nodes_per_group = pool.tp // size
         per_replica = pool.pp * pool.dp * nodes_per_group
-        yield Offer(units, per_replica, pool.replicas, False, (1, mixed), nodes_per_group=nodes_per_group)
+        yield Offer(
+            units, per_replica, pool.replicas, False, (1, mixed), nodes_per_group=nodes_per_group,
+            kinds=_gpu_types(nodes),
+        )  # fmt: skip
+
+
+def _gpu_types(nodes: Sequence[ClusterNode]) -> frozenset[str | None]:
+    return frozenset(node.gpu_type for node in nodes)
 
 
 Cost = tuple[int, int, int]
@@ -114,22 +123,25 @@ Steps = tuple[tuple[int, str], "Steps"] | None
 def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[tuple[Offer, list[str]]] | None:
     """For every pool an offer and its set of node ids, the sets disjoint; None when there is no way.
 
-    Best rank first (replicas on single nodes, one GPU type), then fewest ragged nodes, fewest
-    nodes, fewest free slots on them (nodes in partial use are filled up first), earliest nodes.
+    Best rank first (replicas on single nodes, one GPU type for each pool and for both), then fewest
+    ragged nodes, fewest nodes, fewest free slots on them (nodes in partial use are filled up first),
+    earliest nodes.
     """
-    ways = sorted(
-        itertools.product(*(list(offers(pool, nodes)) for pool in pools)),
-        key=lambda way: tuple(sum(offer.rank[i] for offer in way) for i in (0, 1)),
-    )
+    ways = sorted(itertools.product(*(list(offers(pool, nodes)) for pool in pools)), key=_rank)
     best: tuple[tuple[int, int], Cost, tuple[Offer, ...], list[list[str]]] | None = None
     for way in ways:
-        rank = (sum(offer.rank[0] for offer in way), sum(offer.rank[1] for offer in way))
+        rank = _rank(way)
         if best and rank > best[0]:
             break
         found = _cheapest(way, nodes)
         if found and (best is None or found[0] < best[1]):
             best = (rank, found[0], way, found[1])
     return list(zip(best[2], best[3], strict=True)) if best else None
+
+
+def _rank(way: Sequence[Offer]) -> tuple[int, int]:
+    types = frozenset().union(*(offer.kinds for offer in way))
+    return sum(offer.rank[0] for offer in way), sum(offer.rank[1] for offer in way) + len(types)
 
 
 def _cheapest(way: Sequence[Offer], nodes: Sequence[ClusterNode]) -> tuple[Cost, list[list[str]]] | None:

@@ -148,7 +148,8 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     """
     for role, pool in deployment.pools.items():
         if shape is not None:
-            _check_pool(role, pool, shape)
+            redundant = _redundant_experts({**deployment.engine_kwargs, **pool.engine_kwargs})
+            _check_pool(role, pool, shape, redundant)
     pools = deployment.pools
     if "prefill" not in pools:
         return []
@@ -177,7 +178,14 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     return []
 
 
-def _check_pool(role: str, pool: Pool, shape: ModelShape) -> None:
+def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:
+    """Copies of experts that vLLM's expert load balancer adds: EP divides experts and copies together."""
+    config = engine_kwargs.get("eplb_config")
+    redundant = config.get("num_redundant_experts", 0) if isinstance(config, dict) else 0
+    return redundant if engine_kwargs.get("enable_eplb") and isinstance(redundant, int) else 0
+
+
+def _check_pool(role: str, pool: Pool, shape: ModelShape, redundant: int) -> None:
     if shape.heads % pool.tp:
         raise UsageError(
             f"{role} TP {pool.tp} does not divide the {shape.heads} attention heads of {shape.name}; "
@@ -189,7 +197,12 @@ def _check_pool(role: str, pool: Pool, shape: ModelShape) -> None:
         )
     if pool.pp > shape.layers:
         raise UsageError(f"{role} PP {pool.pp} is more than the {shape.layers} layers of {shape.name}")
-    if pool.expert_parallel and shape.experts % (pool.tp * pool.dp):
+    ranks, slots = pool.tp * pool.dp, shape.experts + redundant
+    if pool.expert_parallel and slots % ranks:
+        copies = f" and {redundant} redundant ones" if redundant else ""
+        missing = redundant + ranks - slots % ranks
         raise UsageError(
             f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {shape.experts} experts of {shape.name}"
+            f"{copies}; use a divisor, or copies where vLLM balances experts: --engine-arg enable_eplb=true "
+            f"--engine-arg 'eplb_config={{num_redundant_experts: {missing}}}'"
         )

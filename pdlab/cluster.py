@@ -90,8 +90,8 @@ class Cluster:
 
         if self.local:
             self._await_nodes(self.local.count)
-        free = available_resources_per_node()
         facts = self._local_facts() if self.local else self.ask_nodes(node_facts)
+        free = available_resources_per_node()
         nodes = []
         for node in self.alive():
             fact = facts.get(node["NodeID"])

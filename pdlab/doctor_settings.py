@@ -65,11 +65,14 @@ def _ucx_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Finding]:
-    if not value or value.startswith("^"):
+    if not value:
         return
-    names = {part.strip().split(":")[0] for part in value.split(",") if part.strip()}
     text = f"UCX_TLS={value}"
     efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
+    names = {part.strip().split(":")[0] for part in value.removeprefix("^").split(",") if part.strip()}
+    if value.startswith("^"):
+        yield from _left_out(node, fact, names, text, efa)
+        return
     if not names & NETWORK:
         yield Finding(
             "error",
@@ -105,6 +108,29 @@ def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Find
             text,
             "without sm (cma) engines of one machine exchange KV over the loopback network",
             "add sm, or unset UCX_TLS",
+        )
+
+
+def _left_out(node: str, fact: Mapping[str, Any], names: set[str], text: str, efa: bool) -> Iterator[Finding]:
+    """UCX_TLS=^... takes all transports but those."""
+    if efa and names & {"srd", "ib", "efa"}:
+        yield Finding(
+            "error",
+            "UCX_TLS",
+            (node,),
+            text,
+            "EFA devices are there and left out: KV crosses nodes over TCP, some hundred times slower",
+            "unset UCX_TLS",
+        )
+    same = {"cuda_ipc", "cuda"} if fact.get("gpus") else {"cma", "sm", "shm"}
+    if names & same:
+        yield Finding(
+            "warning",
+            "UCX_TLS",
+            (node,),
+            text,
+            "engines of one node cannot reach each other's memory: their KV goes over the network",
+            "unset UCX_TLS",
         )
 
 
@@ -250,7 +276,7 @@ def clocks(facts: Facts, asked_s: tuple[float, float]) -> Iterator[Finding]:
         now = fact.get("time_s")
         if now is None:
             continue
-        off = max(before - now, now - after, 0.0)
+        off = max(before - now, fact.get("answered_s", now) - after, 0.0)
         if off > MAX_SKEW_S:
             yield Finding(
                 "warning",

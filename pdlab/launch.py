@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ from pdlab.local_nodes import MARKER, LocalNodes
 from pdlab.namespaces import INSIDE
 from pdlab.nodes import ClusterView, LinkShape, Placement
 from pdlab.observed import observe
-from pdlab.placement import place
+from pdlab.placement import cautions, fits, place
 from pdlab.provenance import git_state, now
 from pdlab.request import LaunchRequest
 from pdlab.results import CanaryResult, Manifest, NixlCounters
@@ -46,6 +46,8 @@ from pdlab.tiny_model import ensure_tiny_model
 
 COUNTERS_TIMEOUT_S = 30.0
 COUNTERS_POLL_S = 0.5
+RELEASE_TIMEOUT_S = 10.0
+RELEASE_POLL_S = 0.25
 
 
 class Progress:
@@ -85,11 +87,13 @@ def launch(request: LaunchRequest) -> None:
             if local is None:
                 taken_down.callback(_quietly, app.stop_serve)
             taken_down.callback(_quietly, app.delete)
+            patience_s = 0.0
             if app.state().status != "NOT_STARTED":
                 say("taking down what was served before")
                 app.delete()
+                patience_s = RELEASE_TIMEOUT_S
             try:
-                running = _serve(app, request, shape, source, loading, say)
+                running = _serve(app, request, shape, source, loading, say, patience_s)
             except BaseException:
                 kept = local_nodes.keep_logs(local) if local else None
                 if kept:
@@ -181,15 +185,17 @@ def _serve(
     source: str,
     loading: Future[Any],
     say: Progress,
+    patience_s: float,
 ) -> Running:
     deployment = request.deployment
     app.start_serve(request.host, request.port)
-    view = app.cluster.view()
-    placement = place(deployment, view)
+    view, placement = _placed(app.cluster.view, deployment, patience_s)
     say(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
+    for caution in cautions(deployment, placement, view):
+        say(f"warning: {caution}")
     preflight.examine(app.cluster, deployment, say)
     started = now()
     loading.result()
@@ -220,6 +226,17 @@ def _serve(
     running = running.model_copy(update={"manifest": manifest})
     save_running(running)
     return running
+
+
+def _placed(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> tuple[ClusterView, Placement]:
+    """The nodes and the plan for them. Ray tells what an application gave back with a delay: for ``patience_s`` after
+    one was taken down, a refusal is looked at again. Raises PlacementError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        view = see()
+        if fits(deployment, view) or time.monotonic() >= deadline:
+            return view, place(deployment, view)
+        time.sleep(RELEASE_POLL_S)
 
 
 def _check(app: Application, deployment: Deployment, running: Running, say: Progress) -> CanaryResult:

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ CLASS_RDMA = Path("/sys/class/infiniband")
 # On EFA tx_bytes and rx_bytes count everything; the rdma_*_bytes ones can stay 0.
 EFA_COUNTERS = ("tx_bytes", "rx_bytes")
 IB_COUNTERS = ("port_xmit_data", "port_rcv_data")  # in units of 4 bytes
+SETTLE = 1.5  # lifespans of the kernel's copy of the counters, to be past its end
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,23 @@ def counters() -> dict[str, tuple[int, int]]:
         if len(values) >= 9:
             found[name.strip()] = (int(values[0]), int(values[8]))
     for path in CLASS_RDMA.glob("*"):
-        for folder, names, unit in (("hw_counters", EFA_COUNTERS, 1), ("counters", IB_COUNTERS[::1], 4)):
+        for folder, names, unit in (("hw_counters", EFA_COUNTERS, 1), ("counters", IB_COUNTERS, 4)):
             sent, received = (_number(path / "ports/1" / folder / name) for name in names)
             if sent is not None and received is not None:
                 found[path.name] = (int(received) * unit, int(sent) * unit)
                 break
     return found
+
+
+def settled_counters() -> dict[str, tuple[int, int]]:
+    """As `counters`, when what moved just now is sure to be in them.
+
+    The kernel asks a device's hw_counters at most once per lifespan (milliseconds; 10 unless somebody wrote another
+    there) and answers from its copy in between: a transfer shorter than that would count as nothing.
+    """
+    lifespans = [_number(path) for path in CLASS_RDMA.glob("*/ports/1/hw_counters/lifespan")]
+    time.sleep(SETTLE * max((ms or 0.0 for ms in lifespans), default=0.0) / 1000)
+    return counters()
 
 
 def moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

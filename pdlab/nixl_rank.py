@@ -25,7 +25,7 @@ from pdlab.kv_codes import CodeBook, Finding, check, fill_source, fill_untouched
 from pdlab.kv_faults import misplace, rewrite
 from pdlab.kv_layout import Pair, Table, descriptor_ids, descriptors, pairs
 from pdlab.kv_memory import KvMemory
-from pdlab.net_facts import Host, counters, host_facts, moved
+from pdlab.net_facts import Host, counters, host_facts, moved, settled_counters
 from pdlab.nixl_import import nixl_api
 from pdlab.rank_types import Moved, RankError, RankOptions
 from pdlab.raw_ucx import Exposed, RawUcx, RawUcxError
@@ -47,7 +47,7 @@ class Rank:
         self._notices: Counter[str] = Counter()
         self._registered: Any = None
         self._raw: RawUcx | None = None
-        self._cut = (0, 0)
+        self._told = 0
         self._born_s = self._imported_s = self._opened_s = time.monotonic()
         self._environment()
         # It goes on while the driver sees to the other ranks.
@@ -221,7 +221,7 @@ class Rank:
         except Exception as error:  # the bindings' nixlRemoteDisconnectError and its like
             raise RankError("peer", f"{options.name}: lost its peer during a transfer: {error}") from error
         end_s = time.monotonic()
-        traffic = moved(before, counters())
+        traffic = moved(before, settled_counters())
         told = [agent.get_xfer_telemetry(handle) for handle in done]
         for handle in done:
             agent.release_xfer_handle(handle)
@@ -265,13 +265,13 @@ class Rank:
         return self.memory.copy_gb_per_s(page_bytes)
 
     def raw_expose(self) -> Exposed:
-        """Let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
+        """After `close`: let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
         return self._raw_ucx().expose()
 
     def raw_rates(self, there: Exposed, table: Table, repeats: int) -> list[float]:
         """GB/s of UCX alone, moving one request's pages of a pair of one rank each.
 
-        Overwrites the cache: the last thing before `close`. Raises RankError (raw).
+        Overwrites the cache. Raises RankError (raw).
         """
         options = self.options
         near, far = (table.decode, table.prefill) if options.side == "decode" else (table.prefill, table.decode)
@@ -283,17 +283,15 @@ class Rank:
             raise RankError("raw", str(error)) from error
 
     def raw_close(self) -> str:
-        """End UCX alone; returns what it wrote to UCX's log and cuts it out there, for it is not NIXL's traffic."""
+        """End UCX alone; returns what it wrote to UCX's log."""
         if self._raw is None:
             return ""
         self._raw.close()
         self._raw = None
-        first, last = self._cut = (self._cut[0], self._log_size())
-        return os.pread(self._log, last - first, first).decode(errors="replace")
+        return os.pread(self._log, self._log_size() - self._told, self._told).decode(errors="replace")
 
     def _raw_ucx(self) -> RawUcx:
         if self._raw is None:
-            self._cut = (self._log_size(), self._log_size())
             try:
                 self._raw = RawUcx([(base, length) for base, length, *_ in self.memory.spans])
             except RawUcxError as error:
@@ -317,8 +315,8 @@ class Rank:
             gc.collect()
         if self._channel is not None:
             self._channel.close()
-        text = os.pread(self._log, self._log_size(), 0)
-        return (text[: self._cut[0]] + text[self._cut[1] :]).decode(errors="replace")
+        self._told = self._log_size()
+        return os.pread(self._log, self._told, 0).decode(errors="replace")
 
     def _log_size(self) -> int:
         ctypes.CDLL(None).fflush(None)
@@ -353,6 +351,7 @@ class Rank:
             UCX_MODULE_LOG_LEVEL="info",
             UCX_LOG_FILE=f"/proc/self/fd/{self._log}",
         )
+        os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")  # as vLLM does before it imports NIXL
         if self.options.ucx_tls:
             os.environ["UCX_TLS"] = self.options.ucx_tls
 

@@ -90,7 +90,8 @@ def thorough(
     ports: tuple[int, ...] = (), environment: dict[str, str] | None = None, backends: tuple[str, ...] = ("UCX",)
 ) -> dict[str, Any]:
     """`quick`, and what really loads: libraries, NIXL backends, UCX modules and why some did not."""
-    return {**quick(ports, environment), "loaded": load(backends, environment)}
+    # The clock at the end too: the asker knows when the answers came, and loading takes seconds.
+    return {**quick(ports, environment), "loaded": load(backends, environment), "answered_s": time.time()}
 
 
 def load(

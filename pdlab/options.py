@@ -25,6 +25,7 @@ from pdlab.spec import (
 )
 
 LOCAL_MODEL = "tiny-gptoss"
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
 
 _EXAMPLES = f"""examples:
@@ -244,12 +245,18 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         if key in RESERVED_ENGINE_KWARGS:
             raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
         try:
-            found[key] = yaml.safe_load(text)
+            found[key] = _number(text) if _EXPONENT.fullmatch(text.strip()) else yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise UsageError(
                 f"{flag} {pair!r}: the value is not valid YAML ({' '.join(str(error).split())})"
             ) from error
     return found
+
+
+def _number(text: str) -> int | float:
+    """``4e9``: a number to everybody but YAML 1.1, which wants a point and a sign in it; whole ones are integers."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def deployment_from(args: argparse.Namespace) -> Deployment:
@@ -261,6 +268,8 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     _refuse_flags_of_other_modes(args, mode)
     data = base.model_dump(exclude={"topology"}) if base else {}
     data["topology"] = _topology(args, mode, base)
+    if base and data["topology"].label != base.label:
+        data["name"] = None  # it was the file's name for something else
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **engine_args(args.engine_arg, "--engine-arg")}
     # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
     model = args.model or (LOCAL_MODEL if args.local else None)

@@ -13,7 +13,7 @@ which of the free GPUs it gets, may differ from the plan; the sets do not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pdlab.advice import explain
 from pdlab.assign import choose_nodes, cpus_per_group, eligible, fill, node_size
@@ -155,7 +155,7 @@ def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str
 
 
 def cautions(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
-    """What Ray may do differently from the plan in a way that matters; usually nothing.
+    """What Ray may do differently from the plan in a way that matters, and unlike nodes; usually nothing.
 
     Ray reserves single GPUs. Where a replica of TP groups spans nodes whose free GPUs are not a
     multiple of TP and its bundles are not pinned one by one, Ray may cut a group at a node's edge.
@@ -171,4 +171,20 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
                 f"{role}: replicas span nodes whose free GPUs are no multiple of TP {pool.tp} "
                 f"({', '.join(ragged)}); Ray may split a TP group there, free those nodes first"
             )
+    return found + _unlike(placement, view)
+
+
+def _unlike(placement: Placement, view: ClusterView) -> list[str]:
+    """Prefill and decode on nodes with other GPUs or networks: it serves, but hardly as it was meant."""
+    pools = [[view.node(node_id) for node_id in placement.nodes_of(role)] for role in ("prefill", "decode")]
+    facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [
+        ("GPUs", lambda node: node.gpu_type, "the slower ones set the pace"),
+        ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
+    ]
+    found = []
+    for what, of, then in facts:
+        prefill, decode = ({of(node) or "unknown" for node in pool} for pool in pools)
+        if prefill and decode and len(prefill | decode) > 1:
+            told = f"prefill {' and '.join(sorted(prefill))}, decode {' and '.join(sorted(decode))}"
+            found.append(f"nodes with other {what}: {told}; {then} (gpu_type of a pool in --config chooses)")
     return found

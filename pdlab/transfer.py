@@ -17,7 +17,7 @@ from pdlab.kv_layout import KvShape, Table, block_tables, pairs
 from pdlab.net_facts import Host
 from pdlab.rank_types import Moved, RankOptions
 from pdlab.side_channel import Registered
-from pdlab.ucx_table import Operation, Wire, failed_modules, parse_table, ucx_version, wire_of
+from pdlab.ucx_table import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.verdict import CORRUPT, OK, Observed, Verdict, judge, notes, traffic_share
 
 GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank says what it waited for
@@ -231,14 +231,14 @@ class _Run:
                 break
         memcpy = median(self.copies) if self.copies else None
         libraries = self.call(self.initiators[:1], "libraries")[0]
-        raw, raw_why = self._raw()
         logs = self.call(self.initiators, "close")
         self.call([i for i in self.everyone if i not in self.initiators], "close")
-        rows = [row for log in logs for row in parse_table(log)]
+        raw, raw_why = self._raw()
+        wire = together(wire_of(parse_table(log), self.operation, self.page) for log in logs)
         seen = Observed(
             strategy=plan.strategy, backend=self.options[0].backend, direction=plan.direction,
             prefill=self.hosts[self.prefill[0]], decode=self.hosts[self.decode[0]], vram=self.options[0].vram,
-            gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire_of(rows, self.operation, self.page),
+            gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire,
             payload_bytes=self.payload, traffic=self.traffic, memcpy_gb_per_s=memcpy,
             ucx_version=ucx_version(logs[0]), ucx_tls=_tls(logs[0]) or plan.ucx_tls,
             failed_modules=failed_modules(logs[0]),
@@ -300,23 +300,21 @@ class _Run:
         return any(finding.wrong_words for finding in self.findings)
 
     def _raw(self) -> tuple[float | None, str | None]:
-        """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured)."""
+        """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured).
+
+        Comes last, when NIXL has told everything: what happens here, even a rank that dies, costs this figure alone.
+        """
         if self.options[0].backend != "UCX":
             return None, "not UCX"
         if len(self.initiators) > 1 or len(self.targets) > 1:
             return None, "compared for one pair of ranks alone"
         initiator, target = self.initiators[0], self.targets[0]
-        rates, why = [], None
         try:
             there = self.call([target], "raw_expose")[0]
             rates = self.call([initiator], "raw_rates", [(there, self.used[0], self.plan.repeats)])[0]
+            log, _ = (self.call([rank], "raw_close")[0] for rank in (initiator, target))
         except TransferError as error:
-            if error.kind != "raw":
-                raise
-            why = str(error)
-        log, _ = (self.call([rank], "raw_close")[0] for rank in (initiator, target))
-        if not rates:
-            return None, why
+            return None, str(error)
         self.raw_wire = wire_of(parse_table(log), self.operation, self.page)
         return median(rates), None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Operation = Literal["read", "write", "message"]
@@ -24,6 +24,8 @@ _RANGE = re.compile(r"^(?:(?P<count>\d+)\s+)?(?P<low>\d+[KMG]?)(?:\.\.(?P<high>i
 _LANE = re.compile(r"(?:(\d+)% on )?\b([a-z][a-z0-9_]*)/([\w.:-]+)")
 _FAILED = re.compile(r"dlopen\('(?P<path>[^']*/lib(?P<name>uc[tm]_\w+)\.so[^']*)', mode=\w+\) failed: (?P<why>.*)")
 _VERSION = re.compile(r"UCX\s+INFO\s+Version (\d+\.\d+\.\d+)")
+# A protocol with less than this share of the operations is not part of the wire.
+STRAY = 0.05
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -140,19 +142,45 @@ class Wire:
 
 
 def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire | None:
-    """The protocol and lanes that carried most of the operations of that kind; None when the tables have none."""
+    """How one process moved its operations of that kind; None when the tables have none.
+
+    Every protocol that carried at least STRAY of them is part of it, so that a share of the bytes which took
+    another way is not hidden by the larger share.
+    """
     mine = [row for row in rows if row.operation == operation]
     counts: Counter[tuple[str, tuple[Lane, ...]]] = Counter()
     for row in mine:
         if row.count:
             counts[row.protocol, row.lanes] += row.count
     if counts:
-        (protocol, lanes), _ = counts.most_common(1)[0]
-        return Wire(protocol, lanes, True, sum(counts.values()))
+        total = sum(counts.values())
+        ways = [Wire(*way, True, count) for way, count in counts.most_common() if count >= STRAY * total]
+        wire = together(ways)
+        return None if wire is None else replace(wire, operations=total)
     for row in reversed(mine):  # endpoints made later are the data's
         if row.count is None and row.low <= page_bytes and (row.high is None or page_bytes <= row.high):
             return Wire(row.protocol, row.lanes, False)
     return None
+
+
+def together(wires: Iterable[Wire | None]) -> Wire | None:
+    """Several wires as one, as of ranks that have a GPU and so network devices of their own; None when there is none.
+
+    Protocols and lanes of all; a lane's percentage is kept where it is of the whole.
+    """
+    ways = [wire for wire in wires if wire is not None]
+    if not ways:
+        return None
+    lanes = dict.fromkeys(way.lanes for way in ways)
+    if len(lanes) == 1:
+        (joined,) = lanes
+    else:
+        joined = tuple(dict.fromkeys(replace(lane, percent=None) for each in lanes for lane in each))
+    counts = [way.operations for way in ways if way.operations is not None]
+    return Wire(
+        " and ".join(dict.fromkeys(way.protocol for way in ways)), joined, all(way.counted for way in ways),
+        sum(counts) if counts else None,
+    )  # fmt: skip
 
 
 def ucx_version(log: str) -> str | None:

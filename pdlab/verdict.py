@@ -20,8 +20,9 @@ GPU_PEER = ("cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc")
 VERBS = ("rc", "rc_x", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_verbs", "ud_mlx5", "gga_mlx5")
 EFA = ("srd", "ud_verbs")
 # Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
-# to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA: its bound is a lenient guess.
-SLOW_SHARE = {"memcpy": 0.2, "line rate": 0.5, "rails": 0.2}
+# to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds
+# are lenient guesses (a GPU copies inside its own memory many times faster than any link between two).
+SLOW_SHARE = {"memcpy": 0.2, "GPU's own copy": 0.002, "line rate": 0.5, "rail": 0.2}
 # Smaller requests are not judged slow: posting and polling, not the wire, set their time.
 LEAST_BYTES = 64_000_000
 CARRIED = 0.5  # share of the payload that an interface must have counted to have carried it
@@ -222,6 +223,8 @@ def _cause(seen: Observed, transports: tuple[str, ...], expected: str, emulated:
     """Likely cause and remedy of a wrong wire, the most telling evidence first."""
     tls = seen.ucx_tls
     failed = seen.failed_modules or {}
+    if one_host(seen) and seen.backend != "UCX":
+        return f"{seen.backend} moves between processes of one host over {_actual(seen)[0]}", "--backends UCX for pack"
     if one_host(seen):
         if tls and not _allows(tls, GPU_PEER if seen.vram else SHARED_MEMORY):
             wanted = "cuda_ipc" if seen.vram else "cma"
@@ -235,6 +238,11 @@ def _cause(seen: Observed, transports: tuple[str, ...], expected: str, emulated:
             "containers with --cap-add SYS_PTRACE, kernel.yama.ptrace_scope=0; debug/doctor.py",
         )
     if seen.prefill.efa and seen.decode.efa:
+        if {"srd", "tcp"} <= set(transports):
+            return (
+                "some ranks find an EFA device and others none",
+                "debug/doctor.py on both nodes; every GPU's EFA devices visible to its process",
+            )
         if emulated or "srd" in transports:
             if seen.ucx_version and _release(seen.ucx_version) < EMULATION_FREE_SINCE:
                 return (
@@ -266,6 +274,8 @@ def _why_slow(seen: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
         return "one of the hosts has no core free for its progress threads, or the link is shared", "an idle machine"
     if set(transports) & set(EFA):
         return "too few rails, or pages too small to fill them", "UCX_MAX_RMA_RAILS=4, --block-len-bytes larger"
+    if seen.vram:
+        return "no NVLink or no peer access between these GPUs", "nvidia-smi topo -m; debug/doctor.py"
     return "no core free for NIXL's threads, or debug logging left on", "an idle machine; debug/doctor.py"
 
 

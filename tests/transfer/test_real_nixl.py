@@ -178,3 +178,14 @@ def test_a_refused_side_channel_is_named() -> None:
         run_backend(made, options, ranks)
     assert failure.value.kind == "side-channel" and f":{closed}" in str(failure.value)
     assert "refused" in str(failure.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_lost_to_raw_ucx_costs_that_figure_alone(number: signal.Signals) -> None:
+    made = plan(timeout_s=1.0)
+    options = made.ranks("UCX", vram=False)
+    with Meddled(options, "raw_rates", lambda ranks: ranks.signal(1, number)) as ranks:
+        result = run_backend(made, options, ranks)
+    assert result.raw_gb_per_s is None and result.raw_why is not None and "decode rank 0" in result.raw_why
+    assert result.wire is not None and result.wire.transports == ("cma",)
+    assert not result.verdict.text.startswith("WRONG") and all(not found.wrong_words for found in result.findings)

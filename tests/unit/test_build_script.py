@@ -120,6 +120,41 @@ def test_sources_may_be_tarballs(rig: dict[str, str]) -> None:
     assert done.returncode == 1 and "ucx-source failed" in done.stderr
 
 
+def repository(path: Path, tag: str) -> str:
+    """URL of a git repository of the stub's files with that tag."""
+    (path / "VERSION").write_text(tag)
+    git = ["git", "-C", str(path), "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "made"], ["tag", tag]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("tags", [("v1.20.0", "1.3.2"), ("v1.20.0", "v1.3.2")], ids=str)
+def test_sources_are_cloned_at_their_pinned_tags(tags: tuple[str, str], rig: dict[str, str]) -> None:
+    here = Path(rig["CALLS"]).parent
+    instead = {}
+    for number, (folder, tag, url) in enumerate([("ucx", tags[0], "openucx/ucx"), ("nixl", tags[1], "ai-dynamo/nixl")]):
+        made = repository(here / folder, tag)
+        instead[f"GIT_CONFIG_KEY_{number}"] = f"url.{made}.insteadOf"
+        instead[f"GIT_CONFIG_VALUE_{number}"] = f"https://github.com/{url}.git"
+    instead["GIT_CONFIG_COUNT"] = "2"
+    words = ["--prefix", str(here / "prefix"), "--jobs", "1", "--without-efa", "--without-cuda"]
+    done = subprocess.run([str(SCRIPT), *words], env=rig | instead, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is commit") == 2
+    assert (here / "prefix/build/nixl/VERSION").read_text() == tags[1]
+
+
+def test_a_nixl_that_does_not_read_is_not_called_built(rig: dict[str, str]) -> None:
+    here = Path(rig["CALLS"]).parent
+    python = here / "tools" / "python3"
+    python.write_text(TOOL + 'case "$*" in *initialize_xfer*) exit 1 ;; esac\n')
+    (here / "prefix/python/nixl_cu99").mkdir(parents=True)
+    done = build(rig)
+    assert done.returncode == 1
+    assert "the NIXL built does not read" in done.stderr and "nixl_cu99" in done.stderr
+
+
 @pytest.mark.parametrize("version", ["1.19.1", ""])
 def test_an_old_ucx_is_not_called_built(version: str, rig: dict[str, str]) -> None:
     done = build(rig | {"UCX_VERSION": version})
@@ -127,6 +162,29 @@ def test_an_old_ucx_is_not_called_built(version: str, rig: dict[str, str]) -> No
     assert "1.20 is the first with zero-copy over SRD" in done.stderr and "verify failed" in done.stderr
     again = build(rig | {"UCX_VERSION": "1.20.0"})
     assert again.returncode == 0 and again.stderr.count("done before") == 4
+
+
+def test_without_devices_files_are_looked_at_and_nothing_is_tried(rig: dict[str, str]) -> None:
+    here = Path(rig["CALLS"]).parent
+    done = build(rig, "--without-devices")
+    assert done.returncode == 1 and "built without" in done.stderr and "libplugin_UCX.so" in done.stderr
+    (here / "prefix/lib/plugins").mkdir(parents=True)
+    (here / "prefix/lib/plugins/libplugin_UCX.so").touch()
+    done = build(rig, "--without-devices")
+    assert done.returncode == 0, done.stderr
+    assert "were not tried" in done.stderr
+    assert not any("initialize_xfer" in call for call in calls(rig)), "no read"
+    on_a_node = build(rig)
+    assert on_a_node.stderr.count("done before") == 4 and "build: verify\n" in on_a_node.stderr
+    dry = subprocess.run(
+        [str(SCRIPT), "--prefix", str(here / "p"), "--without-devices", "--dry-run"], capture_output=True, text=True
+    )
+    assert "libuct_ib_efa.so" in dry.stdout and "libuct_cuda.so" in dry.stdout and "lists srd" not in dry.stdout
+
+
+def test_the_image_is_built_without_devices() -> None:
+    image = (SCRIPT.parent / "Dockerfile.nixl-ucx-efa").read_text()
+    assert "build_nixl_ucx_efa.sh" in image and "--without-devices" in image
 
 
 def test_a_dry_run_prints_and_does_nothing(rig: dict[str, str]) -> None:

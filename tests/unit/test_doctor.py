@@ -124,6 +124,8 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
     ("error", "UCX_TLS", {"environment": env(UCX_TLS="tcp,cuda_ipc")}),
     ("error", "UCX_TLS", {"environment": env(UCX_TLS="cuda_ipc,sm,self")}),
     ("warning", "UCX_TLS", {"environment": env(UCX_TLS="srd,tcp")}),
+    ("error", "UCX_TLS", {"environment": env(UCX_TLS="^srd")}),
+    ("warning", "UCX_TLS", {"environment": env(UCX_TLS="^cuda_ipc,ud")}),
     ("error", "UCX_NET_DEVICES", {"environment": env(UCX_NET_DEVICES="eth7:1")}),
     ("note", "UCX emulation", {"environment": env(UCX_PROTO_EMULATION_ENABLE="n")}),
     ("error", "memlock", {"memlock": 64 * 2**20}),
@@ -141,6 +143,7 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
     ("error", "Ray token", {"auth": {"mode": "token", "token": "other"}}),
     ("warning", "nixl from elsewhere", {"modules": {"vllm": None, "nixl": "/home/me/nixl/__init__.py"}}),
     ("warning", "clock", {"time_s": 1060.0}),
+    ("warning", "clock", {"answered_s": 1060.0}),
 ]
 
 

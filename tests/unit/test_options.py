@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import launch_gptoss
+from pdlab import launch
+from pdlab.catalog import check_divisibility, local_cluster, resolve_model
+from pdlab.errors import PlacementError, UsageError
 from pdlab.options import build_parser, deployment_from, engine_args
 from pdlab.request import LaunchRequest
 from pdlab.spec import Deployment, Disaggregated, load_yaml, parse_label, to_yaml
@@ -62,6 +65,53 @@ def test_engine_args_are_yaml() -> None:
         "hf_overrides": {"a": [1, "b"]},
         "x": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("4e9", 4_000_000_000), ("1E-3", 0.001), ("2.5e-1", 0.25), ("'4e9'", "4e9"), ("e9", "e9")]
+)
+def test_numbers_with_an_exponent_are_numbers(text: str, value: object) -> None:
+    found = engine_args([f"x={text}"], "--engine-arg")["x"]
+    assert found == value and type(found) is type(value)
+
+
+def test_ep_divides_experts_and_their_copies() -> None:
+    words = ["--pd-spread", "--model", "deepseek-v3", "--p-tp", "1", "--p-dp", "32", "--p-ep", "--d-tp", "1"]
+    words += ["--d-dp", "72", "--d-ep"]
+    shape, _ = resolve_model("deepseek-v3")
+    with pytest.raises(UsageError, match=r"decode EP over TP 1 x DP 72 .*num_redundant_experts: 32"):
+        check_divisibility(made(*words), shape)
+    eplb = ["enable_eplb=true", "eplb_config={num_redundant_experts: 32}"]
+    copies = [word for pair in eplb for word in ("--engine-arg", pair)]
+    assert check_divisibility(made(*words, *copies), shape) == []
+    with pytest.raises(UsageError, match="and 32 redundant ones"):
+        check_divisibility(made(*words, *copies, "--d-dp", "71"), shape)
+
+
+def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = local_cluster(2)
+    busy = busy.model_copy(update={"nodes": tuple(n.model_copy(update={"free_cpus": 0.0}) for n in busy.nodes)})
+    seen = iter([busy, busy, local_cluster(2)])
+    monkeypatch.setattr(launch, "RELEASE_POLL_S", 0.0)
+    view, placement = launch._placed(lambda: next(seen), made("--pd-spread", "--local"), 30.0)
+    assert view == local_cluster(2) and len(placement.replicas) == 2
+    with pytest.raises(PlacementError):
+        launch._placed(lambda: busy, made("--pd-spread", "--local"), 0.0)
+
+
+def test_a_changed_file_loses_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml(made("--pd-pack").model_copy(update={"name": "mine"})), encoding="utf-8")
+    assert made("--config", str(path)).name == "mine"
+    assert made("--config", str(path), "--engine-arg", "seed=1").name == "mine"
+    assert made("--config", str(path), "--d-num", "2").name is None
+
+
+def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--collocated", "--direct-streaming", "--host", "0.0.0.0", "--cluster", "p5.48xlarge-x2", "--export", "-"]
+    assert launch_gptoss.main(words) == 0
+    captured = capsys.readouterr()
+    assert "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1" in captured.err and "proxy_location" in captured.out
 
 
 def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:

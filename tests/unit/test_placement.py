@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdlab import advice
 from pdlab.catalog import load_cluster, local_cluster
 from pdlab.errors import PlacementError
 from pdlab.nodes import ClusterNode, ClusterView, Nic, Placement
@@ -95,6 +96,20 @@ class TestWhere:
         view = ClusterView(nodes=(*nodes, *gpu_nodes(4, 4, 4).nodes[1:]))
         assert on("collocated-2xtp4", view).nodes_of("collocated") == ("n1", "n2")
 
+    def test_both_pools_stay_on_one_gpu_type_when_they_can(self) -> None:
+        nodes = list(gpu_nodes(4, 8, 4).nodes)
+        ethernet = Nic(kind="ethernet", gbit_per_s=100)
+        nodes[2] = nodes[2].model_copy(update={"gpu_type": "L40S", "nic": ethernet})
+        nodes[:2] = [node.model_copy(update={"nic": Nic(kind="efa", count=32)}) for node in nodes[:2]]
+        deployment = asked("pd-spread-p1xtp4-d1xtp4")
+        alike = place(deployment, ClusterView(nodes=tuple(nodes)))
+        assert set(alike.used_slots) == {"n0", "n1"}
+        assert cautions(deployment, alike, ClusterView(nodes=tuple(nodes))) == []
+        view = ClusterView(nodes=tuple(nodes[1:]))
+        gpus, networks = cautions(deployment, place(deployment, view), view)
+        assert "prefill L40S, decode H100" in gpus or "prefill H100, decode L40S" in gpus
+        assert "efa" in networks and "TCP" in networks
+
     def test_cpu_nodes_give_one_slot_per_cpu(self) -> None:
         placed = on("pd-spread-p2xtp1-d1xtp2", local_cluster(2))
         assert placed.device == "cpu"
@@ -169,7 +184,7 @@ class TestAdvice:
     def test_pack(self) -> None:
         text = complaint("pd-pack-p2xtp4-d1xtp4", load_cluster("p5.48xlarge-x2"))
         assert "prefill 2 x 4 GPUs" in text and "12 GPUs in all, all on one node" in text
-        assert "8 of 8 GPUs on node-1, node-2" in text
+        assert "8 of 8 GPUs on node-1 and node-2" in text
         assert "--p-num 1" in text and "--pd-spread" in text
 
     def test_more_nodes(self) -> None:
@@ -183,6 +198,36 @@ class TestAdvice:
 
     def test_cpus_are_named_when_they_are_the_limit(self) -> None:
         assert "but only 4 CPUs (a TP group of 4 takes 5)" in complaint("collocated-1xtp4", gpu_nodes(8, cpus=4))
+
+    def test_what_others_hold_on_one_node(self) -> None:
+        assert "2 of the 8 GPUs that others hold on n0 given back" in complaint("collocated-1xtp2", gpu_nodes(0, 0))
+        assert "; or 1 of the 2 GPUs that others hold on n1 given back" in complaint(
+            "collocated-1xtp7", gpu_nodes(1, 6)
+        )
+        assert "the 1 GPU that others hold on n0 given back" in complaint("collocated-1xtp8", gpu_nodes(7))
+
+    def test_what_others_hold_on_several_nodes(self) -> None:
+        text = complaint("pd-spread-p1xtp4-d1xtp4", gpu_nodes(0, 3, 0))
+        assert "of the GPUs that others hold, 1 on n1 and 4 on n2 given back" in text
+
+    def test_cpus_that_others_hold(self) -> None:
+        node = gpu_nodes(8).nodes[0].model_copy(update={"free_cpus": 4})
+        assert "the CPUs that others hold on n0 given back" in complaint("collocated-1xtp4", ClusterView(nodes=(node,)))
+        cpus = ClusterNode(id="c", cpus=4, free_cpus=1)
+        assert "1 of the 3 CPUs that others hold on c given back" in complaint(
+            "collocated-2xtp1", ClusterView(nodes=(cpus,))
+        )
+
+    def test_far_too_much_is_cut_down_to_what_fits(self) -> None:
+        assert "--num 16 (16 GPUs)" in complaint("collocated-100000xtp1", gpu_nodes(8, 8))
+        assert "--p-num 32 --d-num 32 (64 GPUs)" in complaint("pd-spread-p200xtp1-d200xtp1", gpu_nodes(*[8] * 8))
+        assert "--p-num 2 --d-num 2 (8 GPUs)" in complaint("pd-pack-p400xtp2-d400xtp2", gpu_nodes(8, 8))
+
+    def test_advice_is_left_out_rather_than_wrong_when_it_takes_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
+        assert "--p-num 1 --d-num 1 (8 GPUs)" in text and "2 more nodes with 8 free GPUs" in text
+        monkeypatch.setattr(advice, "MAX_WORK", 5)
+        assert "what would fit: not found among the changes" in complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
 
     def test_no_advice_that_nixl_refuses(self) -> None:
         text = complaint("pd-pack-p1xtp4-d1xtp8", gpu_nodes(8))
@@ -204,13 +249,13 @@ class TestAdvice:
         try:
             place(asked(label), view)
         except PlacementError as error:
-            advice = str(error).split("what would fit: ")[1].split("; or ")[0]
+            first = str(error).split("what would fit: ")[1].split("; or ")[0]
         else:
             return
-        if not advice.startswith(("--p-", "--d-", "--num", "--tp")):
+        if not first.startswith(("--p-", "--d-", "--num", "--tp")):
             return
         deployment = asked(label)
-        words = advice.split(" (")[0].split()
+        words = first.split(" (")[0].split()
         topology = deployment.topology.model_dump()
         for flag, value in zip(words[::2], words[1::2], strict=True):
             role = {"--p-": "prefill", "--d-": "decode"}.get(flag[:4], "pool")

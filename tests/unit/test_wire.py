@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdlab import net_facts
 from pdlab.net_facts import Host, Nic, moved
-from pdlab.ucx_table import Lane, Wire, failed_modules, parse_table, ucx_version, wire_of
+from pdlab.ucx_table import Lane, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.verdict import OK, SLOW, Observed, judge, notes
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "ucx"
@@ -210,6 +211,18 @@ CASES = [
         ["OK: pack over cuda_ipc/cuda"],
     ),
     ("slow tcp", dict(gb_per_s=1.0), SLOW, ["SLOW: spread over tcp/ens5", "8% of the line rate", "likely cause"]),
+    (
+        "slow srd on one rail",
+        ON_EFA | dict(wire=wire("zero-copy", SRD), traffic={"rdmap79s0": GIB}, gb_per_s=1.0),
+        SLOW,
+        ["SLOW: spread over srd/rdmap79s0:1", "8% of 1 rail (12.5 GB/s)", "rails"],
+    ),
+    (
+        "cuda_ipc without NVLink",
+        ONE_HOST | dict(vram=True, wire=wire("zero-copy", "cuda_ipc/cuda"), gb_per_s=0.6, memcpy_gb_per_s=1200.0),
+        SLOW,
+        ["SLOW: pack over cuda_ipc/cuda", "of the GPU's own copy", "NVLink", "topo"],
+    ),
     ("slow cma", ONE_HOST | dict(gb_per_s=1.0), SLOW, ["SLOW: pack over cma/memory", "12% of memcpy"]),
     (
         "table against counters",
@@ -229,6 +242,24 @@ CASES = [
         ON_EFA | dict(backend="LIBFABRIC", wire=None, gb_per_s=0.2),
         SLOW,
         ["WRONG WIRE: spread by tcp/ens5"],
+    ),
+    (
+        "LIBFABRIC inside a node",
+        dict(
+            strategy="pack",
+            prefill=EFA_A,
+            decode=EFA_A,
+            vram=True,
+            backend="LIBFABRIC",
+            wire=None,
+            traffic=ON_TWO_RAILS,
+        ),
+        SLOW,
+        [
+            "WRONG WIRE: pack by efa/rdmap79s0",
+            "LIBFABRIC moves between processes of one host over efa",
+            "--backends UCX",
+        ],
     ),
     (
         "virtual interface, rate not known",
@@ -277,3 +308,93 @@ def test_notes_say_what_a_verdict_rests_on() -> None:
 def test_traffic_between_two_readings() -> None:
     before = {"lo": (5, 5), "ens5": (100, 50)}
     assert moved(before, {"lo": (5, 5), "ens5": (300, 60), "new": (7, 7)}) == {"ens5": (200, 10)}
+
+
+def rank_log(first: int, count: int = 100, transport: str = "srd", protocol: str = "zero-copy") -> str:
+    """What UCX 1.21 writes for one rank that reads over two devices of its own GPU."""
+    lanes = f"50% on {transport}/rdmap{first}s0:1 and 50% on {transport}/rdmap{first + 1}s0:1"
+    cells = f"   | {count}   0..inf | {protocol} | {lanes if transport == 'srd' else transport + '/ens5'} |"
+    border = "   +---+---+---+"
+    title = "   | ucp_context_0 inter-node cfg#3 | remote memory read by ucp_get*(multi) into cuda/GPU0 from cuda |"
+    return "\n".join([border, title, border, cells, border])
+
+
+FOUR_GPUS = (79, 83, 95, 99)
+P5 = (Nic("ens5", "ethernet", 100.0), *(Nic(f"rdmap{i + j}s0", "efa", 100.0) for i in FOUR_GPUS for j in range(4)))
+P5_A, P5_B = replace(HOST_A, nics=P5), replace(HOST_B, nics=P5)
+
+
+def test_four_ranks_on_devices_of_their_own_are_one_wire() -> None:
+    wires = [wire_of(parse_table(rank_log(first)), "read", 65536) for first in FOUR_GPUS]
+    joined = together(wires)
+    assert joined is not None and joined.transports == ("srd",) and len(joined.devices) == 8
+    assert joined.operations == 400 and joined.counted and joined.protocol == "zero-copy"
+    counted = {device.split(":")[0]: GIB // 8 for device in joined.devices}
+    verdict = judge(seen(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted, gb_per_s=46.0))
+    assert verdict.code == OK and "46% of 8 rails (100 GB/s)" in verdict.text, verdict.text
+
+
+def test_one_rank_of_four_on_tcp_is_the_wrong_wire() -> None:
+    logs = [rank_log(first) for first in FOUR_GPUS[:3]] + [rank_log(0, transport="tcp", protocol="software emulation")]
+    joined = together(wire_of(parse_table(log), "read", 65536) for log in logs)
+    counted = {f"rdmap{first + j}s0": GIB // 8 for first in FOUR_GPUS[:3] for j in range(2)} | {"ens5": GIB // 4}
+    verdict = judge(seen(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted))
+    assert verdict.code == SLOW and "tcp" in verdict.text and "some ranks find an EFA device" in verdict.text
+
+
+def test_a_share_of_one_ranks_operations_on_another_way_is_part_of_its_wire() -> None:
+    log = "\n".join([rank_log(79, 90), rank_log(0, 10, "tcp", "software emulation")])
+    mixed = wire_of(parse_table(log), "read", 65536)
+    assert mixed is not None and mixed.transports == ("srd", "tcp") and mixed.emulated and mixed.operations == 100
+    log = "\n".join([rank_log(79, 990), rank_log(0, 10, "tcp", "software emulation")])
+    stray = wire_of(parse_table(log), "read", 65536)
+    assert stray is not None and stray.transports == ("srd",), "one in a hundred is no wire"
+
+
+def test_no_wire_of_no_rank() -> None:
+    assert together([]) is None and together([None, None]) is None
+    assert together([None, CMA]) == CMA
+
+
+def p5_48xlarge(root: Path) -> None:
+    """The parts of /sys/class that are read, as a p5.48xlarge has them: 32 EFA devices and one that carries IP."""
+    driver = root / "drivers/efa"
+    driver.mkdir(parents=True)
+    for number in range(32):
+        port = root / f"infiniband/rdmap{number}s0/ports/1"
+        (port / "hw_counters").mkdir(parents=True)
+        (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
+        (port / "link_layer").write_text("Unspecified\n")
+        for name, value in (("tx_bytes", 10 * number), ("rx_bytes", 20 * number), ("lifespan", 1)):
+            (port / "hw_counters" / name).write_text(f"{value}\n")
+        (root / f"infiniband/rdmap{number}s0/device").mkdir()
+        (root / f"infiniband/rdmap{number}s0/device/driver").symlink_to(driver)
+    for name, speed in (("ens32", "-1"), ("lo", "")):
+        (root / "net" / name).mkdir(parents=True)
+        (root / "net" / name / "operstate").write_text("up\n" if speed else "unknown\n")
+        (root / "net" / name / "speed").write_text(f"{speed}\n")
+    (root / "net/ens32/device").mkdir()
+
+
+def test_the_devices_of_a_p5_48xlarge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    p5_48xlarge(tmp_path)
+    monkeypatch.setattr(net_facts, "CLASS_RDMA", tmp_path / "infiniband")
+    monkeypatch.setattr(net_facts, "CLASS_NET", tmp_path / "net")
+    monkeypatch.setattr(net_facts, "NETDEV", tmp_path / "no-such-file")
+    efa = [nic for nic in net_facts.nics() if nic.kind == "efa"]
+    assert len(efa) == 32 and sum(nic.gbit_per_s or 0 for nic in efa) == 3200
+    assert [nic for nic in net_facts.nics() if nic.name == "ens32"] == [Nic("ens32", "ethernet", None)]
+    assert replace(HOST_A, nics=net_facts.nics()).efa
+    slept: list[float] = []
+    monkeypatch.setattr(net_facts.time, "sleep", slept.append)
+    assert net_facts.settled_counters()["rdmap3s0"] == (60, 30), "received, sent"
+    assert slept == [pytest.approx(0.0015)], "past the age that the kernel's copy of the counters may have"
+
+
+def test_counters_of_infiniband_are_in_words_of_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = tmp_path / "mlx5_0/ports/1/counters"
+    counted.mkdir(parents=True)
+    (counted / "port_xmit_data").write_text("10\n")
+    (counted / "port_rcv_data").write_text("25\n")
+    monkeypatch.setattr(net_facts, "CLASS_RDMA", tmp_path)
+    assert net_facts.counters()["mlx5_0"] == (100, 40)
