@@ -31,14 +31,14 @@ def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
     interrupt here is passed on and waited for). The child ends with this process, however that ends.
     """
     theirs, ours = os.pipe()
-    with open(theirs) as said, contextlib.ExitStack() as writing, _holding():  # noqa: PTH123 (a pipe has no path)
+    with open(theirs) as said, contextlib.ExitStack() as writing, _holding() as release:  # noqa: PTH123
         writing.callback(os.close, ours)
         child = spawn_in(
             pid, [sys.executable, "-m", module, str(ours)], dies_with_parent=True, env=dict(env),
             stdin=subprocess.PIPE, pass_fds=(ours,), start_new_session=True,
         )  # fmt: skip
         writing.close()
-        code = _wait(child, text)
+        code = _wait(child, text, release)
         error = said.read()
     if code == INTERRUPTED:
         raise KeyboardInterrupt
@@ -66,21 +66,38 @@ def answering(work: Callable[[str], None]) -> int:
 
 
 @contextlib.contextmanager
-def _holding() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+def _holding() -> Iterator[Callable[[], None]]:
+    """Hold back HELD in the block, and in what it starts; yields what ends that and raises what came meanwhile.
+
+    The mask is for the child, which inherits it. Here a signal may be delivered to any other thread, and Python
+    then raises in this one all the same: so the handlers only note it.
+    """
+    came: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in HELD}
+
+    def release() -> None:
+        while handlers:
+            number, handler = handlers.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if came:
+            came.clear()
+            raise KeyboardInterrupt
+
     try:
-        yield
+        yield release
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        release()
 
 
-def _wait(child: subprocess.Popen[bytes], text: str) -> int:
+def _wait(child: subprocess.Popen[bytes], text: str, release: Callable[[], None]) -> int:
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin:
         child.stdin.write(text.encode())
     while True:
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+            release()
             return child.wait()
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)

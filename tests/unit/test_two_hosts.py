@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -313,15 +314,21 @@ class TestCall:
             return children[-1]
 
         monkeypatch.setattr(inside, "spawn_in", spawn)
+        others = threading.Event()  # a thread that would take the signal
+        thread = threading.Thread(target=others.wait)
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
             inside.call(
                 1, "slow", "request", {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(inside.__file__).parents[1]}"}
             )
+        others.set()
+        thread.join()
         (child,) = children
         assert child.stderr is not None
         with child.stderr:
             assert child.returncode == inside.INTERRUPTED and not child.stderr.read()
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & inside.HELD
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class TestAnswering:
