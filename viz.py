@@ -177,26 +177,28 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, 2 for bad input."""
-    args = parser().parse_args(argv)
-    from pdlab.errors import PdlabError
+    from pdlab.arguments import exit_code
 
-    try:
+    def run() -> int:
+        args = parser().parse_args(argv)
         if args.audit:
             return _audit(args)
         _show(args, sys.argv[1:] if argv is None else argv)
-    except PdlabError as error:
-        print(f"viz.py: error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+        return 0
+
+    return exit_code(run, prog="viz.py")
 
 
 def _audit(args: argparse.Namespace) -> int:
     from pdlab import audit
+    from pdlab.arguments import not_for
     from pdlab.errors import UsageError
     from pdlab.store import experiment_folders
 
     if args.exps:
         raise UsageError("--audit examines folders and draws nothing; leave --exps out")
+    drawn = ["--report", "--plot-path", "--format", "--published", "--slo", "--price-per-gpu-hour"]
+    not_for(args, parser(), drawn, "--audit, which draws nothing")
     folders = _distinct(experiment_folders(args.audit))
     findings = audit.audit(folders)
     print(audit.render(findings, len(folders)))

@@ -280,3 +280,15 @@ def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
     assert "2 folders" in capsys.readouterr().out
     assert viz.main(["--exps", str(root), str(measured[0]), "--no-plot"]) == 2
     assert "twice" in capsys.readouterr().err
+
+
+def test_an_audit_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--report", str(tmp_path / "x.html")],
+        ["--plot-path", str(tmp_path / "x.png")],
+        ["--slo", "ttft_ms=1"],
+    ):
+        assert viz.main(["--audit", COLLOCATED, *words]) == 2
+        error = capsys.readouterr().err
+        assert f"viz.py: error: {words[0]} does nothing with --audit" in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
