@@ -17,7 +17,7 @@ NOT_SHIPPED = (
     "bm_results/LABEL",
     "bm_results/NAME",
     "bm_results/collocated",
-    "bm_results/pd-",
+    "bm_results/pd",
     "pdlab/node",
     "pdlab/logs",
 )
