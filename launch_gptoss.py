@@ -121,6 +121,8 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
     """Print or export what would be started."""
+    if args.dry_run and args.export == "-":
+        raise UsageError("--dry-run and --export - both write to standard output: give one of them, or --export FILE")
     view = _view(args)
     placement = place(asked.deployment, view)
     for caution in cautions(asked.deployment, placement, view):

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.arguments import OneLineParser, above_zero, exit_code, numbers, positive
+from pdlab.arguments import OneLineParser, above_zero, exit_code, not_for, numbers, positive
 from pdlab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pdlab.planner import Scene
     from pdlab.sim import Prompts, Trace
     from pdlab.workload import Slo, Workload
+
+DEFAULT_MODEL = "gpt-oss-120b"
 
 EPILOG = """\
 examples:
@@ -47,7 +50,10 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     what = p.add_argument_group("what to serve, on what")
-    what.add_argument("--model", default="gpt-oss-120b", help="a model of configs/models/ (default %(default)s)")
+    what.add_argument(
+        "--model",
+        help=f"a model of configs/models/ (default {DEFAULT_MODEL}; with --compare the one that was measured)",
+    )
     what.add_argument(
         "--hardware",
         default="h100-vllm-0.11",
@@ -122,27 +128,42 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return exit_code(lambda: _run(parser().parse_args(argv)))
-    except BrokenPipeError:
-        return 1
+    return exit_code(lambda: _run(parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> int:
     from pdlab.catalog import load_model
     from pdlab.perf import load_hardware
 
+    _applies(args)
     hardware = load_hardware(args.hardware)
     if args.predict:
         return _predict(args, hardware)
+    if args.compare:
+        return _compare(args, hardware)
+    args.model = args.model or DEFAULT_MODEL
     shape = load_model(args.model)
     if shape is None:
-        raise UsageError(f"--model {args.model}: not in configs/models/; add its shape there, or use gpt-oss-120b")
-    if args.compare:
-        return _compare(args, hardware, shape)
+        raise UsageError(f"--model {args.model}: not in configs/models/; add its shape there, or use {DEFAULT_MODEL}")
     if args.explain:
         return _explain(args, hardware, shape)
     return _rank(args, hardware, shape)
+
+
+def _applies(args: argparse.Namespace) -> None:
+    """A flag that would be passed over without a word is refused. Raises UsageError."""
+    load = ["--itl", "--otl", "--workload", "--rate", "--burstiness", "--trace", "--concurrency", "--prefix-hit-rate"]
+    slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
+    cluster = ["--node", "--gpus", "--placement", "--top"]
+    if args.predict:
+        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo]
+        not_for(args, parser(), unused, "--predict: the file's columns say it")
+    elif args.compare:
+        not_for(args, parser(), ["--out", *cluster, *load, *slo], "--compare: the measured runs say what is predicted")
+    elif args.explain:
+        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster], "--explain")
+    else:
+        not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
 
 
 def _slo(args: argparse.Namespace) -> Slo:
@@ -182,8 +203,11 @@ def _trace(args: argparse.Namespace) -> Trace | None:
     return traces.read(args.trace)
 
 
-def _view(args: argparse.Namespace) -> ClusterView:
-    """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple."""
+def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
+    """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple.
+
+    For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
+    """
     from pdlab.catalog import load_cluster
     from pdlab.nodes import ClusterView
 
@@ -191,6 +215,9 @@ def _view(args: argparse.Namespace) -> ClusterView:
         base = load_cluster(f"{args.node}-x2").engine_nodes[0]
     except UsageError as error:
         raise UsageError(f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; use p5.48xlarge") from error
+    if hardware.cpu:
+        not_for(args, parser(), ["--node"], f"--hardware {args.hardware}, which is CPUs of this machine")
+        base = base.model_copy(update={"gpus": hardware.gpus_per_node})
     count = -(-args.gpus // base.gpus)
     spread = args.placement == "spread"
     nodes = []
@@ -199,7 +226,8 @@ def _view(args: argparse.Namespace) -> ClusterView:
         free = base.gpus if spread else min(base.gpus, args.gpus - (number - 1) * base.gpus)
         changes = {"id": name, "head": number == 1, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
         nodes.append(base.model_copy(update=changes))
-    return ClusterView(name=f"{len(nodes)} x {args.node}", nodes=tuple(nodes))
+    kind = "local Ray node" if hardware.cpu else args.node
+    return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
 
 
 def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
@@ -223,7 +251,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
         raise UsageError("--rate and --concurrency exclude each other: plan for one load")
     if args.plot:
         _check_suffix(args.plot)
-    scene, view = _scene(args, hardware, shape, _slo(args)), _view(args)
+    scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
     found = plan(
         scene,
         args.model,
@@ -238,7 +266,9 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     print(plan_report.ranking(found, scene, view, args.gpus))
     best = [candidate for candidate in found.candidates if candidate.best][: args.top]
     print()
-    print(handover.commands(best, scene.workload, args.node, args.out))
+    told = "" if args.model == DEFAULT_MODEL else f" --model {args.model}"
+    told += "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
+    print(handover.commands(best, scene.workload, None if hardware.cpu else args.node, args.out, told))
     if args.plot:
         collocated = found.first(collocated=True)
         drawn = list(found.candidates[: max(args.top, 5)])
@@ -275,30 +305,33 @@ def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
     return 0
 
 
-def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     from pdlab import handover
     from pdlab.accuracy import median_errors, table
-    from pdlab.calibrate import compare, measured
+    from pdlab.calibrate import compare, measured, other_kind
     from pdlab.imports import load_experiment
     from pdlab.store import experiment_folders
 
     if args.plot:
         _check_suffix(args.plot)
-    points, experiments, predicted = [], [], []
+    points, experiments, predicted, names = [], [], [], []
     for folder in experiment_folders(args.compare):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = args.prompts or ("repeated" if published else "fresh")
         found = measured(experiment, prompts)
-        model = found.deployment.model
-        if model.rpartition("/")[2] != shape.name:
-            print(f"plan.py: note: {folder} is of {model}: name its model with --model", file=sys.stderr)
+        shape = _measured_shape(args.model, found.deployment.model, folder)
+        names.append(shape.name)
+        other = other_kind(hardware, experiment)
+        if other:
+            print(f"plan.py: note: {other}: give --hardware", file=sys.stderr)
         points += compare(hardware, shape, found)
         if args.plot:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
             predicted.append(handover.as_measured(found, hardware, shape, args.seed, whole))
-    print(f"predicted for {shape.name} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
+    models = " and ".join(dict.fromkeys(names))
+    print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
     print(table(points))
     errors = median_errors(points, skip_first=False)
     print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
@@ -308,6 +341,21 @@ def _compare(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
     return 0
 
 
+def _measured_shape(asked: str | None, model: str, folder: Path) -> ModelShape:
+    """The shape to predict with: of the model that was measured, or of the one that --model names."""
+    from pdlab.catalog import load_model
+
+    name = model.rpartition("/")[2]
+    shape = load_model(asked or name)
+    if shape is None and asked:
+        raise UsageError(f"--model {asked}: not in configs/models/; add its shape there, or leave --model out")
+    if shape is None:
+        raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
+    if shape.name != name:
+        print(f"plan.py: note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
+    return shape
+
+
 def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
     from pdlab import predict
 
@@ -315,7 +363,7 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
         text = args.predict.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {args.predict}: cannot be read as a text file; give a CSV") from error
-    header, rows, asked = predict.read(text, str(args.predict))
+    header, rows, asked = predict.read(text, str(args.predict), args.model or DEFAULT_MODEL)
     found = predict.predict(asked, hardware)
     for line in predict.refused(asked, found):
         print(f"{args.predict}, {line}", file=sys.stderr)

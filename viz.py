@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -177,27 +177,30 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, 2 for bad input."""
-    args = parser().parse_args(argv)
-    from pdlab.errors import PdlabError
+    from pdlab.arguments import exit_code
 
-    try:
+    def run() -> int:
+        args = parser().parse_args(argv)
         if args.audit:
             return _audit(args)
         _show(args, sys.argv[1:] if argv is None else argv)
-    except PdlabError as error:
-        print(f"viz.py: error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+        return 0
+
+    return exit_code(run, prog="viz.py")
 
 
 def _audit(args: argparse.Namespace) -> int:
     from pdlab import audit
+    from pdlab.arguments import not_for
     from pdlab.errors import UsageError
-    from pdlab.store import experiment_folders
+    from pdlab.store import experiment_folders, unfinished
 
     if args.exps:
         raise UsageError("--audit examines folders and draws nothing; leave --exps out")
+    drawn = ["--report", "--plot-path", "--format", "--published", "--slo", "--price-per-gpu-hour"]
+    not_for(args, parser(), drawn, "--audit, which draws nothing")
     folders = _distinct(experiment_folders(args.audit))
+    _note(unfinished(path) for path in args.audit)
     findings = audit.audit(folders)
     print(audit.render(findings, len(folders)))
     return FOUND_WRONG if findings else 0
@@ -207,7 +210,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab import analysis, compare, findings, goodput, loading, published, sentences, tables
     from pdlab.errors import UsageError
     from pdlab.spec import validate
-    from pdlab.store import experiment_folders
+    from pdlab.store import experiment_folders, unfinished
     from pdlab.workload import parse_slo
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
@@ -240,6 +243,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
         raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
     paths = _distinct(experiment_folders(args.exps))
+    _note(unfinished(path) for path in args.exps)
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:
@@ -276,6 +280,11 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         report.write(contents, args.report)
         print(f"Report: {args.report}")
     print(sentences.sentence(curves, view))
+
+
+def _note(texts: Iterable[str | None]) -> None:
+    for text in filter(None, texts):
+        print(f"viz.py: note: {text}", file=sys.stderr)
 
 
 def _with_role(curves: list[Curve], view: View) -> list[Curve]:

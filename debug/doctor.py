@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pdlab.arguments import OneLineParser, exit_code
+from pdlab.arguments import OneLineParser, check_writable, exit_code, not_for
 from pdlab.errors import ClusterError, StoreError
 
 CANNOT_RUN, FOUND_ERRORS = 5, 3
@@ -56,8 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from pdlab import doctor
 
-    if args.json is not None and not args.json.resolve().parent.is_dir():
-        raise StoreError(f"--json {args.json}: no such folder; make it, or choose another")
+    if args.json is not None:
+        check_writable(args.json, "--json")
+    if args.quick:
+        not_for(args, parser(), ["--backends"], "--quick, which creates none")
     backends = tuple(name.strip().upper() for name in args.backends.split(",") if name.strip())
     before = time.time()
     facts = _here(args.quick, backends) if args.here else _nodes(args.quick, backends)
@@ -65,7 +67,11 @@ def _run(args: argparse.Namespace) -> int:
     findings = doctor.diagnose(facts, asked_s=(before, time.time()))
     print(doctor.render(facts, findings))
     if args.json is not None:
-        args.json.write_text(json.dumps(doctor.as_json(facts, findings), indent=1), encoding="utf-8")
+        text = json.dumps(doctor.as_json(facts, findings), indent=1)
+        try:
+            args.json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"--json {args.json}: cannot be written ({error.strerror}); choose another") from error
     return FOUND_ERRORS if any(finding.severity == "error" for finding in findings) else 0
 
 

@@ -267,11 +267,12 @@ class Application:
             answers.append(answer.model_dump(mode="json"))
         return answers
 
-    def delete(self) -> None:
-        """Take the application down and wait until its replicas and placement groups are gone."""
+    def delete(self) -> bool:
+        """Take the application down, wait until its replicas and placement groups are gone; False: there was none."""
         serve = importlib.import_module("ray.serve")
-        if self._details() is None:
-            return
+        details = self._details()
+        if details is None:
+            return False
         serve.delete(APP, _blocking=False)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while (up := self.state().status != "NOT_STARTED") or _placement_groups():
@@ -279,6 +280,7 @@ class Application:
                 what = "the application is" if up else "placement groups of the application are"
                 raise ClusterError(f"{what} still up {STOP_TIMEOUT_S:g} s after it was told to stop")
             time.sleep(POLL_S)
+        return APP in details.get("applications", {})
 
     def stop_serve(self) -> None:
         """End Ray Serve, unless it serves applications of others."""

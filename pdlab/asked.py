@@ -120,7 +120,7 @@ class Asked(NamedTuple):
         return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind)
 
 
-def read(text: str, source: str) -> tuple[list[str], list[dict[str, str]], list[Asked]]:
+def read(text: str, source: str, model: str = "gpt-oss-120b") -> tuple[list[str], list[dict[str, str]], list[Asked]]:
     """(header, rows as they are, rows understood). Raises UsageError naming the line and the column."""
     numbered = _lines(text.lstrip("\ufeff"), source)
     if not numbered:
@@ -134,7 +134,7 @@ def read(text: str, source: str) -> tuple[list[str], list[dict[str, str]], list[
             raise UsageError(f"{where}: {len(cells)} cells for {len(header)} columns; quote a cell that has a comma")
         row = dict(zip(header, [*cells, *[""] * len(header)], strict=False))
         rows.append(row)
-        asked.append(_understood(line, _cells(row, known), where))
+        asked.append(_understood(line, {"model": model} | _cells(row, known), where))
     if not rows:
         raise UsageError(f"{source}: has a header and no rows")
     return header, rows, asked
@@ -205,7 +205,7 @@ def _understood(line: int, cells: Mapping[str, str], where: str) -> Asked:
         raise UsageError(f"{where}: link {cells['link']!r} is not known; use nvlink, srd, tcp, or leave it empty")
     return Asked(
         line=line,
-        deployment=Deployment(model=cells.get("model", "gpt-oss-120b"), topology=topology),
+        deployment=Deployment(model=cells["model"], topology=topology),
         workload=workload,
         load=load,
         num_requests=requests,

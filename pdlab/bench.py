@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         prog="run_bm.sh",
         description="Sweep load levels against a running deployment; results go to OUT/EXP_NAME/.",
         epilog="Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, "
-        "130 interrupted. Metrics and gates: docs/metrics.md.",
+        "130 interrupted. Metrics: docs/metrics.md; gates: docs/methodology.md.",
         allow_abbrev=False,
     )
     add = flags.add_argument

@@ -23,14 +23,17 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from pdlab.accuracy import NAMES, Measured, Point, Values, median_errors, name_of, ranked, rankings, table, told
+from pdlab.analysis import gpus_of
+from pdlab.arguments import OneLineParser, check_writable, exit_code, positive
 from pdlab.catalog import ModelShape, load_model
-from pdlab.errors import PdlabError, StoreError, UsageError
+from pdlab.errors import StoreError, UsageError
 from pdlab.imports import load_experiment
 from pdlab.perf import FitError, Hardware, load_hardware
 from pdlab.results import Experiment, Run
 from pdlab.sim import Prompts, SimulatedLevel, simulate
 from pdlab.simulated import figures, gaps
 from pdlab.spec import to_yaml
+from pdlab.store import experiment_folders
 from pdlab.workload import Level, Open
 
 # TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
@@ -220,13 +223,28 @@ def cross_validate(
         return [point for future in futures for point in future.result()]
 
 
+def other_kind(hardware: Hardware, experiment: Experiment) -> str | None:
+    """What to say where GPUs were measured and the hardware is of CPUs, or the other way round; else None."""
+    if (gpus_of(experiment).device == "cpu") == hardware.cpu:
+        return None
+    measured_on = "GPUs" if hardware.cpu else "engines on CPUs"
+    return f"{experiment.name} was measured on {measured_on}, but {hardware.name} is of {hardware.gpu}"
+
+
+def _rounds(text: str) -> int:
+    return 0 if text.strip() == "0" else positive(text)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m pdlab.calibrate",
         description="Fit a hardware file (configs/catalog/) to measured runs, and say how well it predicts.",
         epilog="example: python -m pdlab.calibrate --runs bm_results/* --start h100-vllm-0.11 --out my-cluster.yaml",
+        allow_abbrev=False,
     )
-    parser.add_argument("--runs", nargs="+", required=True, metavar="DIR", help="experiment folders, ours or published")
+    parser.add_argument(
+        "--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published"
+    )
     parser.add_argument("--start", default="h100-vllm-0.11", help="hardware to start from (default %(default)s)")
     parser.add_argument(
         "--coarse-start",
@@ -240,20 +258,15 @@ def _parser() -> argparse.ArgumentParser:
         default="fresh",
         help="whether levels repeat the prompts of earlier levels, as the published runs do (default %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of the search (default %(default)s)")
+    parser.add_argument("--rounds", type=_rounds, default=12, help="rounds of the search (default %(default)s)")
     parser.add_argument("--name", help="name of the new hardware (default: that of --start)")
-    parser.add_argument("--out", metavar="FILE", help="write the fitted hardware there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the fitted hardware there")
     parser.add_argument("--cross-validate", action="store_true", help="leave each experiment out once; takes minutes")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    try:
-        return _run(args)
-    except PdlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return exit_code(lambda: _run(_parser().parse_args(argv)))
 
 
 def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
@@ -272,7 +285,12 @@ def _run(args: argparse.Namespace) -> int:
     start = load_hardware(args.start)
     if args.coarse_start:
         start = coarse(start)
-    experiments = [measured(load_experiment(Path(folder)), args.prompts) for folder in args.runs]
+    if args.out is not None:
+        check_writable(args.out, "--out")  # before the minutes of a fit, not after
+    loaded = [load_experiment(folder) for folder in experiment_folders(args.runs)]
+    for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
+        print(f"note: {text}: give --start", file=sys.stderr)
+    experiments = [measured(experiment, args.prompts) for experiment in loaded]
     shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
@@ -302,7 +320,11 @@ def _run(args: argparse.Namespace) -> int:
         print(table(inside))
     if args.out:
         changed = {"name": args.name or start.name, "fitted_on": tuple(e.name for e in experiments), "error": error}
-        Path(args.out).write_text(to_yaml(fitted.model_copy(update=changed)), encoding="utf-8")
+        text = to_yaml(fitted.model_copy(update=changed))
+        try:
+            args.out.write_text(text, encoding="utf-8")
+        except OSError as failure:
+            raise StoreError(f"--out {args.out}: cannot be written ({failure.strerror}); choose another") from failure
         say(f"wrote {args.out}")
     return 0
 

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from pdlab.arguments import READER_GONE, stdout_closed
 from pdlab.driver import title
-from pdlab.errors import PdlabError, UsageError
-from pdlab.experiment_plan import Plan, launch_s, left, make_plan, part_s, visit_s
+from pdlab.errors import PdlabError, StoreError, UsageError
+from pdlab.experiment_plan import Plan, earlier_record, launch_s, left, make_plan, part_s, visit_s
 from pdlab.experiment_run import RunOptions, RunResult, run
 from pdlab.phase_rates import report
 from pdlab.progress import minutes
@@ -69,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--client-processes: at least 1, got {args.client_processes}")
         plan = make_plan(args.file)
         if args.dry_run:
-            print(describe(plan, args.out / plan.file.name))
+            print(describe(plan, args.out / plan.file.name, resume=args.resume))
+            sys.stdout.flush()
             return 0
         result = run(
             plan,
@@ -88,6 +90,10 @@ def main(argv: Sequence[str]) -> int:
         again = shlex.join(["python", "-m", "pdlab.bench", "run", *(a for a in argv if a != "--resume"), "--resume"])
         print(f"bench run: interrupted; finished levels are kept. Go on with: {again}", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        if not stdout_closed():
+            raise
+        return READER_GONE
     except OSError as error:
         print(f"bench run: error: {error}", file=sys.stderr)
         return FAILED
@@ -98,14 +104,16 @@ def main(argv: Sequence[str]) -> int:
     return 0 if valid and not result.failed else INVALID
 
 
-def describe(plan: Plan, folder: Path) -> str:
-    """The plan in words: what is deployed, under what, in which order, and how long that takes."""
+def describe(plan: Plan, folder: Path, *, resume: bool = False) -> str:
+    """The plan in words: what is deployed, under what, in which order, how long that takes, and whether it may run."""
     file = plan.file
     lines = [f"{file.name}: {file.description}" if file.description else file.name, ""]
     place = f"{file.where.local} local Ray nodes" if file.where.local else f"cluster {file.where.cluster}"
     lines.append(f"{len(plan.configurations)} deployments on {place}, {file.repeats} repeats, results in {folder}")
     for configuration in plan.configurations:
-        lines.append(f"  {configuration.name}: {configuration.deployment.label}, {configuration.deployment.gpus} ranks")
+        count = configuration.deployment.gpus
+        unit = "engine rank" if file.where.local else "GPU"
+        lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
         lines.append(f"    python launch_gptoss.py {shlex.join(configuration.argv)} --detach")
     lines.append("measured on them")
     for visit in plan.visits[: len(plan.configurations)]:
@@ -129,6 +137,10 @@ def describe(plan: Plan, folder: Path) -> str:
     lines.append(
         f"about {minutes(total)} (minutes:seconds) in all: {launch_s(file):g} s a start, the rest by the file's expect"
     )
+    try:
+        earlier_record(folder, file, resume=resume)
+    except StoreError as error:
+        lines.append(f"without --dry-run this is refused: {error}")
     return "\n".join(lines)
 
 

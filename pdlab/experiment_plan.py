@@ -6,10 +6,11 @@ Starts nothing and imports neither Ray nor vLLM.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pdlab import levels
 from pdlab.catalog import load_cluster, local_cluster
-from pdlab.errors import UsageError
+from pdlab.errors import StoreError, UsageError
 from pdlab.experiment_file import (
     CLUSTER_LAUNCH_S,
     LOCAL_LAUNCH_S,
@@ -23,9 +24,10 @@ from pdlab.experiment_file import (
     order,
 )
 from pdlab.placement import place
+from pdlab.results import ExperimentRecord
 from pdlab.slo_search import Search
 from pdlab.spec import Frozen
-from pdlab.store import Store
+from pdlab.store import RECORD, Store, read_record
 from pdlab.sweep import unfinished
 from pdlab.workload import Closed, Load, Ramp, RunKey
 
@@ -140,3 +142,28 @@ def visit_s(plan: Plan, visit: Planned, out: Path) -> float:
     if not any(loads or searches for _, loads, searches in rest):
         return 0.0
     return launch_s(plan.file) + sum(part_s(plan.file, *item) for item in rest)
+
+
+def earlier_record(folder: Path, file: ExperimentFile, *, resume: bool) -> ExperimentRecord | None:
+    """What an earlier run left in ``folder``, None: nothing. Raises StoreError when ``file`` may not go there."""
+    earlier = read_record(folder)
+    if earlier is None and folder.exists() and any(folder.iterdir()):
+        raise StoreError(f"{folder} holds results of something else ({RECORD} is missing); use another --out")
+    if earlier is not None:
+        _same(earlier.experiment, asked_for(file), folder)
+        if not resume:
+            raise StoreError(f"{folder} already has this experiment; use --resume to go on, or another --out")
+    return earlier
+
+
+def asked_for(file: ExperimentFile) -> dict[str, Any]:
+    """The file as a record keeps it."""
+    return file.model_dump(mode="json", exclude_defaults=True)
+
+
+def _same(before: dict[str, object], after: dict[str, object], folder: Path) -> None:
+    """What was measured and what is asked must be one experiment; more repeats and better guesses are."""
+    free = {"repeats", "expect", "description"}
+    for key in sorted({*before, *after} - free):
+        if before.get(key) != after.get(key):
+            raise StoreError(f"{folder} was measured with another {key} in its file; use another name or --out")

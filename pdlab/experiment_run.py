@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pdlab.catalog import ROOT
-from pdlab.errors import PdlabError, StoreError
-from pdlab.experiment_plan import Part, Plan, Planned, left, visit_s
+from pdlab.errors import PdlabError
+from pdlab.experiment_plan import Part, Plan, Planned, asked_for, earlier_record, left, visit_s
 from pdlab.progress import Progress, minutes
 from pdlab.provenance import now
 from pdlab.results import ExperimentRecord, Run, Visit
 from pdlab.running import reach
 from pdlab.spec import Frozen
-from pdlab.store import RECORD, Store, read_record, write_record
+from pdlab.store import Store, write_record
 from pdlab.sweep import SweepOptions, SweepResult, run_sweep
 from pdlab.workload import Workload
 
@@ -252,14 +252,8 @@ class _Keeper:
     def start(self) -> None:
         """Raises StoreError, see `run`."""
         file = self._plan.file
-        asked = file.model_dump(mode="json", exclude_defaults=True)
-        earlier = read_record(self._folder)
-        if earlier is None and self._folder.exists() and any(self._folder.iterdir()):
-            raise StoreError(f"{self._folder} holds results of something else ({RECORD} is missing); use another --out")
-        if earlier is not None:
-            _same(earlier.experiment, asked, self._folder)
-            if not self._options.resume:
-                raise StoreError(f"{self._folder} already has this experiment; use --resume to go on, or another --out")
+        asked = asked_for(file)
+        earlier = earlier_record(self._folder, file, resume=self._options.resume)
         before = {(visit.deployment, visit.repeat): visit for visit in earlier.visits} if earlier else {}
         visits = [
             before.get((v.configuration.name, v.repeat))
@@ -301,14 +295,6 @@ class _Keeper:
     def _write(self) -> None:
         assert self._record
         write_record(self._folder, self._record)
-
-
-def _same(before: dict[str, object], after: dict[str, object], folder: Path) -> None:
-    """What was measured and what is asked must be one experiment; more repeats and better guesses are."""
-    free = {"repeats", "expect", "description"}
-    for key in sorted({*before, *after} - free):
-        if before.get(key) != after.get(key):
-            raise StoreError(f"{folder} was measured with another {key} in its file; use another name or --out")
 
 
 class _Launcher:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,8 +25,14 @@ PREDICTED = "predicted"
 APART = 1.2  # levels of a sweep differ by at least this factor
 
 
-def commands(best: Sequence[Candidate], workload: Workload, node: str, folder: Path | None) -> str:
-    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises UsageError."""
+def commands(
+    best: Sequence[Candidate], workload: Workload, node: str | None, folder: Path | None, compare_flags: str = ""
+) -> str:
+    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises UsageError.
+
+    ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: what this plan was
+    told of model and hardware, for the comparison must rest on the same.
+    """
     if not best:
         return "Nothing to hand over: no deployment meets the SLO."
     lines = ["To measure them (one copy each):" if any(c.copies > 1 for c in best) else "To measure them:"]
@@ -35,18 +42,20 @@ def commands(best: Sequence[Candidate], workload: Workload, node: str, folder: P
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
             _write(path, to_yaml(deployment.model_copy(update={"name": deployment.label})))
-            launch = f"python launch_gptoss.py --config {path}"
+            launch = f"python launch_gptoss.py --config {shlex.quote(str(path))}"
         loads = ",".join(map(str, sweep_levels(candidate)))
         kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
-        cluster = cluster_for(deployment, node)
-        if cluster:
-            lines.append(f"  {launch} --cluster {cluster} --dry-run")
+        cluster = cluster_for(deployment, node) if node else None
+        launch += "" if node else " --local"
+        if cluster or not node:
+            lines.append(f"  {launch}{f' --cluster {cluster}' if cluster else ''} --dry-run")
         lines += [
             f"  {launch} --detach",
             f"  ./run_bm.sh -e {deployment.label} {kind} --itl {workload.input_tokens} --otl {workload.output_tokens}",
         ]
     folders = " ".join(f"bm_results/{candidate.deployment.label}" for candidate in best)
-    return "\n".join([*lines, f"  python viz.py --exps {folders}", f"  python plan.py --compare {folders}"])
+    compare = f"  python plan.py{compare_flags} --compare {folders}"
+    return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:

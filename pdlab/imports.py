@@ -58,7 +58,18 @@ def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
     files = sorted(p for p in path.glob("[!.]*.json") if p.is_file())
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
+    if _is_ours(files[0]):
+        raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels say nothing; restore it")
     return _published(path, files, gpus)
+
+
+def _is_ours(file: Path) -> bool:
+    """A level of the store's; what cannot be read is told where it is read."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "schema_version" in content and "key" in content
 
 
 def _own(path: Path, gpus: int | None) -> Experiment:

@@ -137,10 +137,10 @@ def shutdown(host: str, port: int) -> None:
         return
     with Cluster() as cluster:
         app = Application(cluster)
-        app.delete()
+        there = app.delete()
         app.stop_serve()
     clear_running(base_url(host, port))
-    say("stopped the application; Ray's own nodes stay up")
+    say(f"{'stopped the application' if there else 'nothing of pdlab is served'}; Ray's own nodes stay up")
 
 
 def live_view() -> ClusterView:

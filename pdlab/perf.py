@@ -91,6 +91,7 @@ class Hardware(Frozen):
     gpu: str
     gpus_per_node: int = Field(ge=1)
     stack: str
+    cpu: bool = False  # engines of --local; a rank stands for a GPU
     hybrid_kv: bool = False
     block_tokens: int = Field(default=16, ge=1)
     step_tokens: int = Field(default=8192, ge=1)

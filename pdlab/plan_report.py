@@ -42,7 +42,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         "",
         verdict(plan, scene),
     ]
-    if plan.rate_rps is None and len(plan.candidates[0].outcomes) > 1:
+    if plan.rate_rps is None and workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1:
         lines += ["", *_regime_map(plan, hardware, slo)]
     lines += ["", *_matching(plan, scene)]
     return "\n".join(lines)
@@ -82,7 +82,7 @@ def _row(number: int, candidate: Candidate, base: Candidate | None, scene: Scene
         f"{shown.requests_per_s:.2f}",
         f"{shown.output_tokens_per_s * scale:.0f}",
         f"{1e3 * shown.ttft_s:.0f}",
-        f"{1e3 * shown.tpot_s:.2f}",
+        f"{1e3 * shown.tpot_s:.2f}" if scene.workload.sent_output_tokens > 1 else "-",
         f"{shown.good_share:.0%}",
         shown.bottleneck,
         over,

@@ -26,10 +26,10 @@ from pdlab.spec import Collocated, Deployment, PlacementKind
 from pdlab.workload import Closed, Latencies, Level, Open, Slo, Workload
 
 LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rate matching gives
+CLOSE, REFINEMENTS = 1.1, 4  # loads on both sides of the SLO are near enough; else so many more between them
 EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
 CLEARLY_MISSED = 1.3  # times the bound
 MORE = 1.02  # throughput that counts as more
-REFINED = 6  # candidates simulated again where they cross the SLO
 WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
 OPEN_SECONDS, LEAST_OPEN, MOST_OPEN = 60, 200, 2000
 UNKNOWN_ERROR = FitError(
@@ -195,7 +195,10 @@ def bottleneck(level: SimulatedLevel) -> str:
 
 
 def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
-    """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput."""
+    """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput.
+
+    Rate matching knows no queues: where the lowest load that follows from it misses the SLO, lower ones are tried.
+    """
     found: list[Outcome] = []
     groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
     # Beyond what the engines take into a batch, more load is a longer queue and nothing else.
@@ -209,6 +212,10 @@ def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
         found.append(scene.outcome(sized.deployment, Closed(concurrency=number)))
         if found[-1].stress > CLEARLY_MISSED:
             break
+    lower = round(found[0].load.value)
+    while found[0].stress > 1 and lower > 1:
+        lower //= 2
+        found.insert(0, scene.outcome(sized.deployment, Closed(concurrency=lower)))
     return tuple(found)
 
 
@@ -219,14 +226,21 @@ def _best(outcomes: Sequence[Outcome], slo: Slo) -> Outcome | None:
     return next((outcome for outcome in meeting if outcome.goodput_rps * MORE >= most), None)
 
 
-def refine(scene: Scene, candidate: Candidate) -> Candidate:
-    """The candidate with one more load, where it crosses the SLO by interpolation between its neighbours."""
+def refine(scene: Scene, candidate: Candidate, *, halve: bool = False) -> Candidate:
+    """The candidate with one more load, where it crosses the SLO by interpolation between its neighbours.
+
+    ``halve``: at their geometric middle; interpolation alone may creep towards the crossing from one side.
+    """
     for low, high in pairwise(candidate.outcomes):
         if low.stress > 1 or high.stress <= 1 or not isinstance(low.load, Closed):
+            continue
+        if high.load.value <= CLOSE * low.load.value:
             continue
         share = -math.log(max(low.stress, 1e-9)) / math.log(high.stress / max(low.stress, 1e-9))
         # A little below, for the new load is to meet the SLO.
         number = int(low.load.value + 0.95 * min(share, 1.0) * (high.load.value - low.load.value))
+        if halve:
+            number = round(math.sqrt(low.load.value * high.load.value))
         if not low.load.value < number < high.load.value:
             continue
         extra = scene.outcome(candidate.deployment, Closed(concurrency=number))
@@ -290,12 +304,11 @@ def plan(
     for sized in chosen:
         on_progress(sized.deployment.label)
         candidates.append(evaluate(scene, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
-    candidates.sort(key=_order)
     if rate_rps is None and not concurrencies and scene.slo.bounded:
-        near = {id(candidate) for candidate in candidates[:REFINED]}
-        near |= {id(c) for c in candidates if c.collocated and c is next(x for x in candidates if x.collocated)}
-        candidates = [refine(scene, refine(scene, c)) if id(c) in near else c for c in candidates]
-        candidates.sort(key=_order)
+        # All of them: one left at its ladder's steps would stand below one that was looked at more closely.
+        for step in range(REFINEMENTS):
+            candidates = [refine(scene, candidate, halve=step % 2 == 1) for candidate in candidates]
+    candidates.sort(key=_order)
     return Plan(tuple(candidates), possible, scene.slo, rate_rps)
 
 

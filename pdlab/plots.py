@@ -132,7 +132,7 @@ def _save(figure: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata=metadata)
     except OSError as error:
-        raise StoreError(f"plot {path} cannot be written ({error.strerror}); choose another --plot-path") from error
+        raise StoreError(f"plot {path} cannot be written ({error.strerror}); choose another file") from error
 
 
 def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> None:

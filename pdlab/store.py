@@ -109,9 +109,23 @@ def experiment_folders(paths: Iterable[Path]) -> list[Path]:
     """``paths``; in place of the folder of a whole experiment (it has a record) the measured ones in it, by name."""
     found: list[Path] = []
     for path in paths:
-        within = [each.parent for each in path.glob(f"*/{MANIFEST}")] if (path / RECORD).is_file() else []
+        within = [each for each in path.glob("[!.]*") if each.is_dir()] if (path / RECORD).is_file() else []
         found += sorted(folder for folder in within if next(Store(folder).levels(), None)) or [path]
     return found
+
+
+def unfinished(folder: Path) -> str | None:
+    """What of the experiment in ``folder`` is not measured, in words; None where all is, or where it holds none."""
+    record = read_record(folder)
+    left = [visit for visit in record.visits if visit.status != "done"] if record else []
+    if record is None or not left:
+        return None
+    counts = {status: sum(visit.status == status for visit in left) for status in ("failed", "interrupted", "planned")}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    names = [name for names in record.folders.values() for name in names]
+    without = [name for name in names if not next(Store(folder / name).levels(), None)]
+    nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
+    return f"{folder} is not finished: {told} of {len(record.visits)} visits{nothing}"
 
 
 def write_record(folder: Path, record: ExperimentRecord) -> None:

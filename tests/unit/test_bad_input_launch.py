@@ -13,6 +13,7 @@ ON_X2 = ["--cluster", "p5.48xlarge-x2", "--dry-run"]
 # (id, command line, what the one line must say)
 LINES: list[tuple[str, list[str], list[str]]] = [
     ("no-mode", ON_X2, ["--collocated", "--pd-pack", "--pd-spread", "--config"]),
+    ("two-to-stdout", ["--pd-pack", "--export", "-", *ON_X2], ["--export -", "standard output"]),
     ("two-modes", ["--collocated", "--pd-pack", *ON_X2], ["--pd-pack", "--collocated"]),
     ("unknown-mode", ["--mode", "pd", *ON_X2], ["--mode", "pd-spread"]),
     ("unknown-flag", ["--collocated", "--tensor-parallel", "4", *ON_X2], ["--tensor-parallel"]),

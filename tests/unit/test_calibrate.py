@@ -200,3 +200,27 @@ def test_published_runs_left_out_are_predicted() -> None:
     assert errors["TPOT"] < 6
     assert errors["mean TTFT"] < 20
     assert errors["requests/s"] < 6
+
+
+def test_what_would_fail_after_the_fit_is_said_before_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = str(folders.write(tmp_path / "pack", folders.deployments(1)[0]))
+    for words in (
+        ["--out", str(tmp_path / "no" / "x.yaml")],
+        ["--out", str(tmp_path)],
+        ["--out", "/proc/x.yaml"],
+        ["--rounds", "-1"],
+        ["--frobnicate"],
+    ):
+        assert calibrate.main(["--runs", folder, *words]) == 2, words
+        told = capsys.readouterr()
+        assert not told.out and told.err.startswith("error: ") and told.err.count("\n") == 1
+
+
+def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = str(Path(__file__).resolve().parents[2] / "bm_results" / "local-pack-vs-spread")
+    assert calibrate.main(["--runs", whole, "--rounds", "0", "--start", "cpu-vllm-0.29"]) == 0
+    told = capsys.readouterr()
+    assert all(f"| {name} | concurrency 1 |" in told.out for name in ("collocated", "pack", "spread"))
+    assert "note:" not in told.err
+    assert calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
+    assert "spread was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err

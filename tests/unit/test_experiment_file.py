@@ -49,6 +49,29 @@ def test_shipped_files_can_be_planned(name: str, tmp_path: Path) -> None:
         place(configuration.deployment, view)
 
 
+def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last(*words: str) -> str:
+        assert experiment_cli.main(["local-pack-vs-spread", "--dry-run", *words]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    shipped = ["--out", str(Path(__file__).resolve().parents[2] / "bm_results")]
+    assert "is refused: " in last(*shipped) and "use --resume" in last(*shipped)
+    assert "refused" not in last(*shipped, "--resume")
+    assert "refused" not in last("--out", str(tmp_path))
+    (tmp_path / "local-pack-vs-spread").mkdir()
+    (tmp_path / "local-pack-vs-spread" / "notes.txt").touch()
+    assert "holds results of something else" in last("--out", str(tmp_path), "--resume")
+
+
+def test_units_are_the_clusters(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (
+        ("tp-baselines", "8 GPUs"),
+        ("local-pd-ratio", "one-prefill: collocated-1xtp1, 1 engine rank\n"),
+    ):
+        assert experiment_cli.main([name, "--dry-run"]) == 0
+        assert words in capsys.readouterr().out
+
+
 def test_the_three_of_the_story_and_their_local_variants_are_shipped() -> None:
     assert {"tp-baselines", "pd-ratio", "pack-vs-spread"} <= set(SHIPPED)
     assert {f"local-{name}" for name in ("tp-baselines", "pd-ratio", "pack-vs-spread")} <= set(SHIPPED)

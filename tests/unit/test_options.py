@@ -140,8 +140,9 @@ def test_plan_warns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "canary" in warnings[0] and "5 to 10 times" in warnings[1] and "0.0.0.0" in warnings[2]
 
 
-def test_the_command_that_follows_is_the_one_for_real(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--dry-run", "--pd-pack", "--export", "-", "--cluster", "p5.48xlarge-x2", "--ucx-tls", "tcp,cuda"]
+def test_the_command_that_follows_is_the_one_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "app.yaml")
+    words = ["--dry-run", "--pd-pack", "--export", file, "--cluster", "p5.48xlarge-x2", "--ucx-tls", "tcp,cuda"]
     assert launch_gptoss.main(words) == 0
     out = capsys.readouterr().out
     assert "python launch_gptoss.py --pd-pack --cluster p5.48xlarge-x2 --ucx-tls tcp,cuda\n" in out

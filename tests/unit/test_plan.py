@@ -141,14 +141,45 @@ class TestPredict:
         assert said in error and error.count("\n") == 1
 
 
-def test_runs_of_another_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folders.write(tmp_path / "own", folders.deployments(1)[0])
     assert plan.main(["--compare", str(path)]) == 0
     told = capsys.readouterr()
-    assert "predicted for gpt-oss-120b on H100 SXM 80 GB (h100-vllm-0.11) / measured" in told.out
-    assert "is of tiny-gptoss: name its model" in told.err
-    assert plan.main(["--model", "tiny-gptoss", "--compare", str(path)]) == 0
+    assert "predicted for tiny-gptoss on H100 SXM 80 GB (h100-vllm-0.11) / measured" in told.out and not told.err
+    assert plan.main(["--model", "gpt-oss-120b", "--compare", str(path)]) == 0
+    told = capsys.readouterr()
+    assert "predicted for gpt-oss-120b on" in told.out and "is of tiny-gptoss, predicted as gpt-oss-120b" in told.err
+    stranger = folders.write(
+        tmp_path / "other", folders.deployments(1)[0].model_copy(update={"model": "someone/else-7b"})
+    )
+    assert plan.main(["--compare", str(stranger)]) == 2
+    assert "someone/else-7b, which is not in configs/models/" in capsys.readouterr().err
+
+
+def test_cpu_engines_beside_a_gpus_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(Path(plan.__file__).parent / "bm_results" / "local-pack-vs-spread" / "pack")
+    assert plan.main(["--compare", path]) == 0
+    assert "pack was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err
+    assert plan.main(["--compare", path, "--hardware", "cpu-vllm-0.29"]) == 0
     assert not capsys.readouterr().err
+
+
+def test_one_output_token_has_no_tpot(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where one request in flight is all that rate matching gives, the ladder has one load."""
+    assert plan.main(["--otl", "1", "--slo-tpot-ms", "12"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    head = next(line for line in out if "TPOT ms" in line)
+    row = next(line for line in out if line.startswith(" 1 "))
+    assert row[head.index("TPOT ms") : head.index("TPOT ms") + 7].strip() == "-"
+    assert not any("Which wins" in line for line in out)
+
+
+def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("config,concurrency,model\ncollocated-1xtp2,4,\ncollocated-1xtp2,4,gpt-oss-120b\n")
+    assert plan.main(["--predict", str(path), "--model", "gpt-oss-20b"]) == 0
+    small, large = (row.split(",")[3] for row in capsys.readouterr().out.splitlines()[1:])
+    assert float(small) < float(large)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +200,13 @@ def test_runs_of_another_model_are_told(tmp_path: Path, capsys: pytest.CaptureFi
         ("--prefix-hit-rate 1", "--prefix-hit-rate"),
         ("--explain nonsense", "label 'nonsense'"),
         ("--explain collocated-1xtp2 --predict x.csv", "not allowed with"),
+        ("--explain collocated-1xtp2 --plot x.png", "--plot does nothing with --explain"),
+        ("--explain collocated-1xtp2 --out x", "--out does nothing with --explain"),
+        ("--predict x.csv --itl 7", "--itl does nothing with --predict"),
+        ("--predict x.csv --plot x.png", "--plot does nothing with --predict"),
+        ("--compare x --slo-tpot-ms 12", "--slo-tpot-ms does nothing with --compare"),
+        ("--gpus 8 --prompts fresh", "--prompts does nothing with a ranking"),
+        ("--hardware cpu-vllm-0.29 --node p4d", "--node"),
         ("--predict nowhere.csv", "cannot be read"),
         ("--compare nowhere", "does not exist"),
         ("--gpus 1 --itl 200000", "takes 131072 tokens of context"),
@@ -280,6 +318,28 @@ class TestRanking:
             assert candidate.best is not None
             assert candidate.best.stress <= 1
             assert all(o.goodput_rps < 1.03 * candidate.best.goodput_rps for o in candidate.outcomes if o.stress <= 1)
+
+    def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
+        """It knows no queues: the loads that it gives for a bound on TTFT alone miss it in collocated engines."""
+        found = evaluate(scene(ttft_s=0.3), replace(sized("collocated-4xtp2"), in_flight=150.0), 8)
+        loads = [outcome.load.value for outcome in found.outcomes]
+        assert loads == sorted(set(loads)) and loads[0] < 15
+        assert found.best is not None and found.best.good_share >= 0.9
+
+    def test_no_verdict_comes_of_where_it_was_looked(self) -> None:
+        """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""
+        for bounds in ({"ttft_s": 0.3}, {"e2el_s": 3.0}):
+            view = nodes(2)
+            found = planner.plan(scene(**bounds), "gpt-oss-120b", view, 16)
+            assert any(c.collocated and c.best for c in found.candidates)
+            for candidate in found.candidates:
+                if candidate.best is None:
+                    assert candidate.outcomes[0].load.value == 1, candidate.deployment.label
+                    continue
+                missing = [o.load.value for o in candidate.outcomes if o.stress > 1]
+                last = [o for o in candidate.outcomes if o.stress <= 1][-1]
+                limit = max(1.5 * last.load.value, last.load.value + 1)
+                assert not missing or min(missing) <= limit, candidate.deployment.label
 
     def test_another_seed_is_within_the_error(self) -> None:
         one, two = (
@@ -394,6 +454,21 @@ class TestHandOver:
             assert launch_gptoss.main(command) == 0
         started = [command[2:] for command in commands if "--detach" in command]
         assert [command[:-1] for command in started] == [command[:-3] for command in checked]
+
+    def test_a_plan_for_cpu_engines_is_for_this_machine(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = "--hardware cpu-vllm-0.29 --model tiny-gptoss --gpus 2 --itl 256 --otl 64 --slo-ttft-ms 300"
+        folder = tmp_path / "with a space"
+        assert plan.main([*shlex.split(words), "--out", str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert "(1 x local Ray node)" in out and "p5.48xlarge" not in out
+        lines = [shlex.split(line) for line in out.splitlines() if line.startswith("  python ")]
+        checked = [line[2:] for line in lines if "--dry-run" in line]
+        assert len(checked) == 3 and all("--local" in line for line in lines if "launch_gptoss.py" in line)
+        for line in checked:
+            assert launch_gptoss.main(line) == 0
+        assert lines[-1][1:6] == ["plan.py", "--model", "tiny-gptoss", "--hardware", "cpu-vllm-0.29"]
 
     @pytest.mark.parametrize(
         "label", ["collocated-2xtp4", "pd-pack-p2xtp1-d3xtp2", "pd-spread-p1xtp4ep-d2xtp2", "collocated-1xdp8ep"]

@@ -280,3 +280,44 @@ def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
     assert "2 folders" in capsys.readouterr().out
     assert viz.main(["--exps", str(root), str(measured[0]), "--no-plot"]) == 2
     assert "twice" in capsys.readouterr().err
+
+
+def test_an_unfinished_experiment_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "whole"
+    for deployment in folders.deployments(2):
+        folders.write(root / deployment.label, deployment)
+    names = sorted(path.name for path in root.iterdir())
+    visits = [Visit(deployment=name, repeat=0, status="done") for name in names]
+    visits.append(Visit(deployment="third", repeat=0, status="planned"))
+
+    def record(*kept: Visit) -> None:
+        measured = {name: (name,) for name in [*names, "third"][: len(kept)]}
+        write_record(
+            root, ExperimentRecord(name="whole", file="w.yaml", experiment={}, folders=measured, visits=tuple(kept))
+        )
+
+    record(*visits)
+    for words in (["--exps", str(root), "--no-plot"], ["--audit", str(root)]):
+        assert viz.main(words) in (0, 3)
+        note = capsys.readouterr().err
+        assert note == f"viz.py: note: {root} is not finished: 1 planned of 3 visits; nothing is measured of third\n"
+    record(*visits[:2])
+    assert viz.main(["--exps", str(root), "--no-plot"]) == 0
+    assert not capsys.readouterr().err
+    (root / names[0] / "manifest.json").unlink()
+    assert viz.main(["--exps", str(root), "--no-plot"]) == 2
+    assert f"{names[0]}: manifest.json is missing" in capsys.readouterr().err
+    assert viz.main(["--audit", str(root)]) == 3
+    assert "manifest.json is missing" in capsys.readouterr().out
+
+
+def test_an_audit_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--report", str(tmp_path / "x.html")],
+        ["--plot-path", str(tmp_path / "x.png")],
+        ["--slo", "ttft_ms=1"],
+    ):
+        assert viz.main(["--audit", COLLOCATED, *words]) == 2
+        error = capsys.readouterr().err
+        assert f"viz.py: error: {words[0]} does nothing with --audit" in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
