@@ -27,6 +27,13 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from rank_processes import ProcessRanks  # noqa: E402
+
+from pdlab.kv_layout import plain_kv_shape  # noqa: E402
+from pdlab.transfer import Plan, Size, cache_blocks, run_backend  # noqa: E402
+
 BYTES, BLOCK = 256 << 20, 64 << 10
 REPEATS = 7
 PR_SET_THP_DISABLE = 41  # linux/prctl.h
@@ -125,6 +132,17 @@ def tool() -> dict[str, Any]:
         return run
 
 
+def without_ray() -> float:
+    """GB/s of the check's ranks as plain processes: what Ray around them costs is the difference to `tool`."""
+    plan = Plan(
+        shape=plain_kv_shape(1, BLOCK, 1, 16), sizes=(Size(BYTES // BLOCK),), strategy="pack", repeats=REPEATS,
+        num_blocks=cache_blocks((Size(BYTES // BLOCK),), 1), timeout_s=60.0, seed=0, scattered=True,
+    )  # fmt: skip
+    options = plan.ranks("UCX", vram=False)
+    with ProcessRanks(options) as ranks:
+        return run_backend(plan, options, ranks).sizes[-1].gb_per_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="alternating rounds (default %(default)s)")
@@ -136,7 +154,7 @@ def main() -> None:
         child(args.child)
     if args.small_pages:
         ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # every process started from here inherits it
-    ours, memcpy, startups, checks = [], [], [], []
+    ours, plain, memcpy, startups, checks = [], [], [], [], []
     theirs: dict[int, list[float]] = {4: [], 2: [], 0: []}
     for number in range(1, args.rounds + 1):
         # Before and after the check, for other work on the machine comes and goes.
@@ -144,6 +162,7 @@ def main() -> None:
         for place, threads in enumerate((4, 2, 0, 4)):
             if place == 2 and not args.only:
                 found = tool()
+                plain.append(without_ray())
             theirs[threads].append(reference(threads))
         first, again = theirs[4][-2:]
         text = f"4 threads {first:.2f} and {again:.2f}, 2 threads {theirs[2][-1]:.2f}, 0 threads {theirs[0][-1]:.2f}"
@@ -152,7 +171,7 @@ def main() -> None:
             memcpy.append(found["memcpy_gb_per_s"])
             startups.append(found["startup_s"])
             checks.append(found["check_s"] / found["checked_bytes"] * 2**30)
-            text += f"; the check {ours[-1]:.2f}; memcpy {memcpy[-1]:.2f}"
+            text += f"; the check {ours[-1]:.2f}, without Ray {plain[-1]:.2f}; memcpy {memcpy[-1]:.2f}"
         print(f"round {number}: {text} GB/s", flush=True)
     # One median per kind: the best of several noisy numbers would be more than any of them can do again.
     best, threads = max((statistics.median(rates), threads) for threads, rates in theirs.items())
@@ -160,7 +179,11 @@ def main() -> None:
     if ours:
         mine = statistics.median(ours)
         share = statistics.median(rate / copy for rate, copy in zip(ours, memcpy, strict=True))
-        print(f"the check {mine:.2f} GB/s = {mine / best:.2f} of it; {share:.2f} of memcpy in its own run")
+        bare = statistics.median(plain)
+        print(
+            f"the check {mine:.2f} GB/s = {mine / best:.2f} of it, without Ray around its ranks {bare:.2f} = "
+            f"{bare / best:.2f}; {share:.2f} of memcpy in its own run"
+        )
         print(
             f"its start-up without Ray's takes {statistics.median(startups):.1f} s, checking 1 GiB "
             f"{statistics.median(checks):.2f} s (medians)"
