@@ -21,9 +21,8 @@ from pdlab.workload import Closed, Open
 
 RATE_SLACK = 0.02
 LITTLE_SLACK = 1.05
-LEAST_IN_FLIGHT = (
-    0.7  # of the concurrency, mean over a run of WAVES waves or more (0.92 is the least that we have seen)
-)
+# Of the concurrency, mean over a run of WAVES waves or more; 0.92 is the least that we have seen.
+LEAST_IN_FLIGHT = 0.7
 WAVES = 5
 SIGMAS = 5  # arrivals of an open loop beyond what chance gives
 

@@ -63,9 +63,8 @@ def spawn_in(
         def enter() -> None:
             for kind in ALL:
                 _setns(files[kind], kind)
-            with contextlib.suppress(
-                OSError
-            ):  # a folder that is not there; it is then at the root, where setns puts it
+            # Where there is no such folder it stays at the root, where setns puts it.
+            with contextlib.suppress(OSError):
                 os.chdir(folder)
             if dies_with_parent:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 15)
