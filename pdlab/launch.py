@@ -76,11 +76,13 @@ def launch(request: LaunchRequest) -> None:
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
         local = _local(request, undo, say)
         env = serving_env(request.deployment)
-        loading = prepare(local, env)
         shape, source = resolve_model(request.deployment.model)
         if source is None:
             assert shape is not None
+            # Before anything else is imported in the background: `from transformers import ...` in two threads
+            # at once fails, for the package puts another module in its own place while it loads.
             source = str(ensure_tiny_model(shape, cache_dir()))
+        loading = prepare(local, env)
         with Cluster(local, env) as cluster, contextlib.ExitStack() as taken_down:
             taken_down.callback(clear_running, _base_url(request))
             app = Application(cluster)
