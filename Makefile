@@ -4,12 +4,6 @@ SHELL := /bin/bash
 PYTHON_VENV := .venv/bin/python
 PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
 
-# Fast tests first; a new folder of tests runs after the known ones, and the live ones run last.
-TEST_DIRS := $(sort $(dir $(wildcard tests/*/test_*.py)))
-KNOWN_DIRS := $(patsubst %,tests/%/,unit property golden contract sweep)
-LIVE_DIRS := $(filter tests/live/,$(TEST_DIRS))
-FAST_DIRS := $(filter $(TEST_DIRS),$(KNOWN_DIRS)) $(filter-out $(KNOWN_DIRS) $(LIVE_DIRS),$(TEST_DIRS))
-
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu demo wire test test-fast check golden bench lock clean
 
@@ -23,25 +17,25 @@ setup-gpu:  ## install the pinned GPU stack into .venv in its place, on a node o
 	@./setup.sh gpu
 
 demo: setup  ## serve, sweep and plot pd-spread, pd-pack and collocated on this machine
-	@$(PYTHON_VENV) -m pdlab.demo
+	@$(PYTHON_VENV) -m pdlab demo
 
 wire: setup  ## prove the KV transfer here, as root: pack in memory, spread over 1 Gbit/s, a planted corruption
-	@$(PYTHON_VENV) -m pdlab.wire_demo
+	@$(PYTHON_VENV) -m pdlab wire
 
 test: setup  ## every test, the live ones (Ray, vLLM, NIXL) included
-	@$(PYTEST) $(FAST_DIRS) $(LIVE_DIRS)
+	@$(PYTEST)
 
 test-fast: setup  ## every test that starts neither an engine nor a deployment
-	@$(PYTEST) -m "not live" $(FAST_DIRS)
+	@$(PYTEST) -m "not live"
 
-check: setup  ## ruff, formatting, mypy --strict, layering
+check: setup  ## ruff, formatting, mypy --strict, imports between packages
 	@$(PYTHON_VENV) -m ruff check .
 	@$(PYTHON_VENV) -m ruff format --check .
 	@$(PYTHON_VENV) -m mypy
-	@$(PYTEST) -q tests/unit/test_layers.py
+	@$(PYTEST) -q tests/test_architecture.py
 
-golden: setup  ## rewrite the stored renderings and tables; read `git diff tests/golden` before keeping them
-	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q tests/golden $(wildcard tests/unit/test_viz.py)
+golden: setup  ## rewrite the stored renderings and tables; read `git diff tests` before keeping them
+	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q -m golden
 
 bench: setup  ## start-up and serving path against bare vLLM, transfers against bare NIXL, simulator, loading, report
 	@$(PYTHON_VENV) benchmarks/startup.py

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sweep load levels against a running deployment; the logic is in pdlab/bench.py (see --help).
+# Sweep load levels against a running deployment; the logic is in pdlab/cli/bench.py (see --help).
 here=$(dirname -- "$(readlink -f -- "$0")") || exit 1
 python=$here/.venv/bin/python
 if [ ! -x "$python" ]; then
@@ -9,4 +9,4 @@ if [ ! -x "$python" ]; then
         exit 2
     fi
 fi
-PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m pdlab.bench "$@"
+PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m pdlab bench "$@"

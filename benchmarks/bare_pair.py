@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,11 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pdlab.catalog import load_model  # noqa: E402
-from pdlab.local_nodes import free_port  # noqa: E402
-from pdlab.running import cache_dir  # noqa: E402
-from pdlab.serve_args import cpu_engine_kwargs, cpu_env  # noqa: E402
-from pdlab.tiny_model import ensure_tiny_model  # noqa: E402
+from pdlab.cluster.local_nodes import hold_port  # noqa: E402
+from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.files import cache_dir  # noqa: E402
+from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model  # noqa: E402
+from pdlab.deploy.serve_config import cpu_engine_kwargs, cpu_env  # noqa: E402
 
 MODEL = "tiny-gptoss"
 POLL_S = 0.05
@@ -42,11 +43,13 @@ class BarePair:
         self.urls: dict[str, str] = {}
         self.ready_s = 0.0
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._held: list[socket.socket] = []
 
     def __enter__(self) -> BarePair:
         began = time.monotonic()
         for role in ("producer", "consumer"):
-            port = free_port()
+            held, port = hold_port()
+            self._held.append(held)
             self.urls[role] = f"http://127.0.0.1:{port}"
             self._processes.append(self._start(role, port))
         try:
@@ -65,6 +68,8 @@ class BarePair:
             deadline = time.monotonic() + 10
             while any(process.poll() is None for process in self._processes) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
+        for held in self._held:
+            held.close()
 
     def _start(self, role: str, port: int) -> subprocess.Popen[bytes]:
         kwargs = {**cpu_engine_kwargs(), "max_model_len": 8192}
@@ -78,7 +83,9 @@ class BarePair:
             env.pop("VLLM_ENABLE_V1_MULTIPROCESSING")
             for key in ("worker_extension_cls", "kv_cache_memory_bytes", "block_size"):
                 kwargs.pop(key)
-        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        held, side_channel = hold_port()
+        self._held.append(held)
+        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}
         flags = []
         for key, value in kwargs.items():
             flags += [f"--{key.replace('_', '-')}"] + ([] if value is True else [str(value)])

@@ -16,7 +16,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdlab.statistics import of_repeats  # noqa: E402
+from pdlab.analysis.intervals import of_repeats  # noqa: E402
 
 LEVEL, TRUTH, SD, DRAWS = 0.95, 100.0, 8.0, 1000
 

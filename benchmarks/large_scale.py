@@ -15,12 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdlab.catalog import load_model  # noqa: E402
-from pdlab.perf import load_hardware, step_costs  # noqa: E402
-from pdlab.sim import simulate  # noqa: E402
-from pdlab.simulated import figures, to_run  # noqa: E402
-from pdlab.spec import Deployment, Pool, parse_label  # noqa: E402
-from pdlab.workload import Closed, Level, Workload  # noqa: E402
+from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.deployment import Deployment, Pool, parse_label  # noqa: E402
+from pdlab.core.workload import Closed, Level, Workload  # noqa: E402
+from pdlab.sim.hardware import load_hardware  # noqa: E402
+from pdlab.sim.level import figures, to_run  # noqa: E402
+from pdlab.sim.simulator import simulate  # noqa: E402
+from pdlab.sim.step_time import step_costs  # noqa: E402
 
 SHAPE = load_model("deepseek-v3")
 HARDWARE = load_hardware("h100-vllm-0.11").with_values(

@@ -21,12 +21,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pdlab.gates import Outcome, client_saturation, clock  # noqa: E402
-from pdlab.levels import ClientLevel  # noqa: E402
-from pdlab.load_client import LoadClient  # noqa: E402
-from pdlab.metrics import percentile, steady  # noqa: E402
-from pdlab.tiny_model import build_tokenizer  # noqa: E402
-from pdlab.workload import Closed, Workload  # noqa: E402
+from pdlab.bench.client.processes import LoadClient  # noqa: E402
+from pdlab.bench.client.protocol import ClientLevel  # noqa: E402
+from pdlab.bench.gates import Outcome, client_saturation, clock  # noqa: E402
+from pdlab.core.workload import Closed, Workload  # noqa: E402
+from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer  # noqa: E402
+from pdlab.results.metrics import percentile, steady  # noqa: E402
 
 TTFT_S = 0.05
 INPUT = 32
@@ -48,7 +48,9 @@ def main() -> int:
     args = parser.parse_args()
     tpot_s = args.tpot_ms / 1000
     kept: set[float] = set()
-    server = subprocess.Popen([sys.executable, str(ROOT / "tests/oracle.py")], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/support/oracle.py")], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"

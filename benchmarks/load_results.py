@@ -24,11 +24,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdlab.metrics import steady, whole  # noqa: E402
-from pdlab.results import Manifest, RequestRecord, Run  # noqa: E402
-from pdlab.spec import Deployment, parse_label  # noqa: E402
-from pdlab.store import Store  # noqa: E402
-from pdlab.workload import Closed, RunKey, Workload  # noqa: E402
+from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.core.workload import Closed, RunKey, Workload  # noqa: E402
+from pdlab.results.metrics import steady, whole  # noqa: E402
+from pdlab.results.schema import Manifest, RequestRecord, Run  # noqa: E402
+from pdlab.results.store import Store  # noqa: E402
 
 LOADS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 BUDGET_S, BUDGET_MB = 5.0, 500.0

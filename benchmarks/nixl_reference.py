@@ -29,10 +29,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from rank_processes import ProcessRanks  # noqa: E402
+from support.rank_processes import ProcessRanks  # noqa: E402
 
-from pdlab.kv_layout import plain_kv_shape  # noqa: E402
-from pdlab.transfer import Plan, Size, cache_blocks, run_backend  # noqa: E402
+from pdlab.transfer.check import Plan, Size, cache_blocks, run_backend  # noqa: E402
+from pdlab.transfer.rank.layout import plain_kv_shape  # noqa: E402
 
 BYTES, BLOCK = 256 << 20, 64 << 10
 REPEATS = 7

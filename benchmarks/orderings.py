@@ -18,13 +18,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdlab.catalog import load_model  # noqa: E402
-from pdlab.perf import LinkKind, load_hardware  # noqa: E402
-from pdlab.ranking import throughput_at  # noqa: E402
-from pdlab.sim import simulate  # noqa: E402
-from pdlab.simulated import figures  # noqa: E402
-from pdlab.spec import Deployment, parse_label  # noqa: E402
-from pdlab.workload import Closed, Level, Workload  # noqa: E402
+from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.core.workload import Closed, Level, Workload  # noqa: E402
+from pdlab.plan.accuracy import throughput_at  # noqa: E402
+from pdlab.sim.hardware import load_hardware  # noqa: E402
+from pdlab.sim.kv_transfer import LinkKind  # noqa: E402
+from pdlab.sim.level import figures  # noqa: E402
+from pdlab.sim.simulator import simulate  # noqa: E402
 
 SEEDS = (0, 1, 2, 3)
 LOADS = (4, 8, 16, 32, 48, 64, 96, 128, 192)  # reported to 64; what leads at the top shows beyond

@@ -19,8 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import browser  # noqa: E402
-import folders  # noqa: E402
+from support import browser, folders  # noqa: E402
 
 FILTER = """(() => {
   const node = document.getElementById('filter'), times = [];

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from bare_pair import MODEL, ROOT, BarePair, tiny_model
 
-from pdlab.levels import ClientLevel
-from pdlab.load_client import LoadClient
-from pdlab.local_nodes import free_port
+from pdlab.bench.client.processes import LoadClient
+from pdlab.bench.client.protocol import ClientLevel
+from pdlab.cluster.local_nodes import hold_port
 
 PLAIN = ["--no-direct-streaming", "--no-tokenize-once"]
 OPTIONS = {
@@ -55,14 +55,16 @@ def main() -> None:
         urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
         rows.append(("bare pair", measure(client, urls, levels, args, 1)))
     for number, name in enumerate(list(OPTIONS)[: args.first], start=2):
-        port = str(free_port())
-        launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", port]
-        subprocess.run([*launch, "--pd-spread", "--local", "--detach", *OPTIONS[name]], check=True, capture_output=True)
-        try:
-            with LoadClient() as client:
-                rows.append((name, measure(client, {"base_url": f"http://127.0.0.1:{port}"}, levels, args, number)))
-        finally:
-            subprocess.run([*launch, "--shutdown"], check=True, capture_output=True)
+        held, port = hold_port()
+        launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", str(port)]
+        with held:
+            start = [*launch, "--pd-spread", "--local", "--detach", *OPTIONS[name]]
+            subprocess.run(start, check=True, capture_output=True)
+            try:
+                with LoadClient() as client:
+                    rows.append((name, measure(client, {"base_url": f"http://127.0.0.1:{port}"}, levels, args, number)))
+            finally:
+                subprocess.run([*launch, "--shutdown"], check=True, capture_output=True)
     with BarePair(tuned=True) as pair, LoadClient() as client:
         urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
         rows.append(("bare pair again", measure(client, urls, levels, args, 99)))

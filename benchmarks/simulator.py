@@ -16,11 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdlab.catalog import load_deployment, load_model  # noqa: E402
-from pdlab.perf import load_hardware  # noqa: E402
-from pdlab.sim import SimulatedLevel, simulate  # noqa: E402
-from pdlab.spec import Deployment, Pool, parse_label  # noqa: E402
-from pdlab.workload import Closed, Level, Open, Workload  # noqa: E402
+from pdlab.core.catalog import load_deployment, load_model  # noqa: E402
+from pdlab.core.deployment import Deployment, Pool, parse_label  # noqa: E402
+from pdlab.core.workload import Closed, Level, Open, Workload  # noqa: E402
+from pdlab.sim.hardware import load_hardware  # noqa: E402
+from pdlab.sim.level import SimulatedLevel  # noqa: E402
+from pdlab.sim.simulator import simulate  # noqa: E402
 
 HARDWARE = load_hardware("h100-vllm-0.11")
 SHAPE = load_model("gpt-oss-120b")
@@ -28,11 +29,11 @@ SWEEP = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in 
 STORY = """
 import sys, time
 sys.path.insert(0, {root!r})
-from pdlab.catalog import CONFIGS, load_deployment, load_model
-from pdlab.perf import load_hardware
-from pdlab.sim import simulate
-from pdlab.simulated import to_run
-from pdlab.workload import Closed, Level, Workload
+from pdlab.core.files import CONFIGS; from pdlab.core.catalog import load_deployment, load_model
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.simulator import simulate
+from pdlab.sim.level import to_run
+from pdlab.core.workload import Closed, Level, Workload
 hardware, shape, workload = load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b"), Workload()
 levels = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in (4, 8, 16, 32, 48, 64)]
 names = [p.stem for p in sorted((CONFIGS / "deployments").glob("*.yaml")) if "dp" not in p.stem][:25]

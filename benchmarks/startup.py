@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bare_pair import ROOT, BarePair, tiny_model
 
-from pdlab import local_nodes
+from pdlab.cluster import local_nodes
 
 LAUNCH = [sys.executable, str(ROOT / "launch_gptoss.py")]
 

@@ -1,8 +1,21 @@
-"""No test is judged by its time: hypothesis counts examples, not milliseconds."""
+"""No test is judged by its time: hypothesis counts examples, not milliseconds.
+
+Quick tests run first, live ones last.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("pdlab", deadline=None)
 settings.load_profile("pdlab")
+SLOW_FOLDERS = ("bench", "contract", "transfer")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    items.sort(key=lambda item: (item.get_closest_marker("live") is not None, folder[item] in SLOW_FOLDERS))

@@ -1,4 +1,4 @@
-"""What pdlab.application leans on inside Ray Serve and Ray Serve LLM, name by name, and what it makes of it."""
+"""What pdlab.deploy.application leans on inside Ray Serve and Ray Serve LLM, name by name, and what it makes of it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 from contract.conftest import SERVE, parameters, quietly
-from contract.test_builders import deployments_of, rendered
+from contract.test_builders import builder_of, deployments_of, rendered
 
-from pdlab import application, canary, local_nodes, serve_args
-from pdlab.application import APP, Application, AppState, ReplicaState, deployment_names, rank_order
-from pdlab.cluster import Cluster
-from pdlab.errors import ClusterError, DeployError
-from pdlab.nodes import ClusterNode, ClusterView
-from pdlab.serve_args import NODE_ID_LABEL
-from pdlab.spec import Deployment, parse_label
+from pdlab.cluster import local_nodes
+from pdlab.cluster.connection import Cluster
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import ClusterError, DeployError
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
+from pdlab.deploy import application, canary, serve_config
+from pdlab.deploy.application import APP, Application, AppState, ReplicaState, deployment_names, rank_order
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
 
 class TestWarmingAndPrefillAlone:
-    """pdlab.application.Application.warm_pairs and ask_prefill."""
+    """pdlab.deploy.application.Application.warm_pairs and ask_prefill."""
 
     def test_broadcast(self) -> None:
         broadcast = quietly(f"{SERVE}.utils.broadcast").broadcast
@@ -115,7 +115,7 @@ class TestWarmingAndPrefillAlone:
 
 
 class TestDeployments:
-    """pdlab.application: names, submission, state."""
+    """pdlab.deploy.application: names, submission, state."""
 
     @pytest.mark.parametrize(
         ("label", "model_id"),
@@ -131,8 +131,7 @@ class TestDeployments:
     def test_names(self, label: str, model_id: str | None) -> None:
         deployment = Deployment(topology=parse_label(label), model="tiny-gptoss", model_id=model_id)
         case = rendered(deployment, "local-2")
-        builder = getattr(quietly("ray.serve.llm"), case.app.import_path.partition(":")[2])
-        made = {deployment.name for deployment in deployments_of(builder(case.app.args))}
+        made = {deployment.name for deployment in deployments_of(builder_of(case.app)(case.app.args))}
         names = deployment_names(deployment, model_id or "tiny-gptoss").values()
         assert made == {*names, "OpenAiIngress"}
 
@@ -152,7 +151,7 @@ class TestDeployments:
         monkeypatch.setattr(quietly("ray.serve"), "RunTarget", lambda **_: None)
         monkeypatch.setattr(quietly("ray.serve"), "run_many", refuse)
         with pytest.raises(DeployError, match=r"^Ray Serve refuses the application: ValueError: why$"):
-            Application(Cluster()).submit(serve_args.ServeApp(import_path="builtins:dict", args={}))
+            Application(Cluster()).submit(serve_config.ServeApp(import_path="builtins:dict", args={}))
 
     def test_logs_of_an_earlier_application_on_the_same_nodes_are_not_read(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +166,7 @@ class TestDeployments:
         os.utime(old, (old.stat().st_mtime - 5, old.stat().st_mtime - 5))
         app = Application(Cluster(nodes))
         assert [tail.error for tail in app.replica_logs()] == ["ValueError: old"]
-        app.submit(serve_args.ServeApp(import_path="builtins:dict", args={}))
+        app.submit(serve_config.ServeApp(import_path="builtins:dict", args={}))
         (nodes.logs / "worker-2.err").write_text(text.format("new"))
         os.utime(nodes.logs / "worker-2.err")
         assert [tail.error for tail in app.replica_logs()] == ["ValueError: new"]
@@ -359,7 +358,7 @@ class TestServe:
             Application(Cluster()).start_serve("127.0.0.1", 8000)
 
     def test_haproxys_ports_have_these_names(self) -> None:
-        """Where pdlab.local_nodes sets them; the templates bind all interfaces."""
+        """Where pdlab.cluster.local_nodes sets them; the templates bind all interfaces."""
         constants = quietly("ray.serve._private.constants")
         source = inspect.getsource(constants)
         for name, port in (("METRICS", constants.RAY_SERVE_HAPROXY_METRICS_PORT), ("STATS", 8404)):

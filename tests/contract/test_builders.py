@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -11,13 +13,15 @@ from typing import Any
 
 import pytest
 import yaml
+from contract.conftest import quietly
 
-import launch_gptoss
-from pdlab.catalog import CONFIGS, load_cluster, load_deployment, resolve_model
-from pdlab.nodes import ClusterView, Placement
-from pdlab.placement import place
-from pdlab.serve_args import ServeApp, render, serve_config
-from pdlab.spec import Deployment, Disaggregated, parse_label
+from pdlab.cli import launch
+from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
+from pdlab.core.deployment import Deployment, Disaggregated, parse_label
+from pdlab.core.files import CONFIGS
+from pdlab.core.nodes import ClusterView, Placement
+from pdlab.deploy.serve_config import ServeApp, render, serve_config
+from pdlab.placement.place import place
 
 FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
 # Shapes that no file has: data parallel collocated, TP over nodes, pipeline over nodes, local DP.
@@ -61,6 +65,11 @@ CASES = all_cases()
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.deployment.label)
 
 
+def builder_of(app: ServeApp) -> Any:
+    module, _, name = app.import_path.partition(":")
+    return getattr(quietly(module), name)
+
+
 def llm_configs(app: ServeApp) -> list[dict[str, Any]]:
     args = app.args
     return [
@@ -74,7 +83,7 @@ def llm_configs(app: ServeApp) -> list[dict[str, Any]]:
 def test_builder_accepts(case: Rendered, ray_llm: ModuleType) -> None:
     import ray
 
-    builder = getattr(ray_llm, case.app.import_path.removeprefix("ray.serve.llm:"))
+    builder = builder_of(case.app)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         built = builder(case.app.args)
@@ -136,7 +145,7 @@ def test_exported_file_fits_the_serve_schema(ray_llm: ModuleType, tmp_path: Path
 
     path = tmp_path / "app.yaml"
     words = ["--pd-spread", "--p-num", "2", "--ingress-replicas", "2", "--cluster", "p5.48xlarge-x2"]
-    assert launch_gptoss.main([*words, "--export", str(path)]) == 0
+    assert launch.main([*words, "--export", str(path)]) == 0
     schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     assert schema.applications[0].args["prefill_config"]["deployment_config"]["num_replicas"] == 2
     assert schema.applications[0].args["ingress_deployment_config"]["num_replicas"] == 2
@@ -171,3 +180,37 @@ def test_ray_reads_our_label_selectors(case: Rendered) -> None:
 
 def test_there_are_cases() -> None:
     assert len(CASES) > 25
+
+
+@pytest.mark.usefixtures("no_cluster", "ray_llm")
+@pytest.mark.parametrize("label", ["collocated-1xtp1", "pd-spread-p1xtp1-d1xtp1", "pd-pack-p1xtp1-d1xdp2"])
+def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(label: str, tmp_path: Path) -> None:
+    """The classes are unpickled in a process that cannot import pdlab, as on the nodes of a cluster."""
+    case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss"), "local-2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = deployments_of(builder_of(case.app)(case.app.args))
+    wanted = {}
+    for deployment in made:
+        path = tmp_path / deployment.name.partition(":")[0]
+        path.write_bytes(deployment._replica_config.serialized_deployment_def)
+        wanted[path.name] = [
+            base.__name__ for base in deployment.func_or_class.__mro__ if base.__name__ in ("Front", "OneByOne")
+        ]
+    assert made[0].name == "OpenAiIngress" and wanted.pop("OpenAiIngress") == ["Front"]
+    assert wanted.pop("Decode", ["OneByOne"]) == ["OneByOne"]
+    assert set(map(tuple, wanted.values())) == {()}, "prefill and collocated engines answer to Ray's handles alone"
+    program = (
+        "import pathlib, sys\n"
+        "class Nobody:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] == 'pdlab': raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Nobody())\n"
+        "from ray import cloudpickle\n"
+        "for name in sys.argv[1:]:\n"
+        "    made = cloudpickle.loads(pathlib.Path(name).read_bytes())\n"
+        "    print([base.__name__ for base in made.__mro__ if base.__name__ in ('Front', 'OneByOne')])\n"
+    )
+    paths = [str(tmp_path / name) for name in ("OpenAiIngress", "Decode") if (tmp_path / name).exists()]
+    done = subprocess.run([sys.executable, "-c", program, *paths], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-len(paths) :] == ["['Front']", "['OneByOne']"][: len(paths)], done.stderr[-2000:]

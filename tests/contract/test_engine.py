@@ -15,13 +15,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from contract.conftest import ROOT, SERVE, parameters, quietly
 
-from pdlab import serve_args
+from pdlab.deploy import serve_config
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
 
 class TestReplicaCallback:
-    """pdlab.replica.LocalCallback."""
+    """pdlab.deploy.cpu_engine.replica.LocalCallback."""
 
     def test_hooks(self) -> None:
         base = quietly("ray.llm._internal.common.callbacks.base")
@@ -70,7 +70,9 @@ class TestReplicaCallback:
             (vllm_models, "EXECUTOR_BACKEND_MP"),
         ):
             monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
-        callback = quietly("pdlab.replica").LocalCallback(llm_config=SimpleNamespace(engine_kwargs=engine_kwargs))
+        callback = quietly("pdlab.deploy.cpu_engine.replica").LocalCallback(
+            llm_config=SimpleNamespace(engine_kwargs=engine_kwargs)
+        )
         asyncio.run(callback.run_callback("on_before_node_init"))
         assert callback.ctx.run_init_node is False
         assert llm_server.push_telemetry_report_for_all_models(all_models=[]) is None
@@ -87,15 +89,15 @@ class TestReplicaCallback:
         """The CPU platform turns "uni" into "mp" unless this variable, which the engines get, says otherwise."""
         source = inspect.getsource(quietly("vllm.platforms.cpu").CpuPlatform.check_and_update_config)
         assert re.search(r'VLLM_ENABLE_V1_MULTIPROCESSING", "1"\) == "1"\s+and .*== "uni"', source)
-        assert serve_args.cpu_env()["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        assert serve_config.cpu_env()["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
 class TestWorker:
-    """pdlab.worker, inside vLLM's CPU workers."""
+    """pdlab.deploy.cpu_engine.worker, inside vLLM's CPU workers."""
 
     def test_vllm_imports_the_extension(self) -> None:
-        path = serve_args.cpu_engine_kwargs()["worker_extension_cls"]
-        assert path == "pdlab.worker.WorkerExtension"
+        path = serve_config.cpu_engine_kwargs()["worker_extension_cls"]
+        assert path == "pdlab.deploy.cpu_engine.worker.WorkerExtension"
         source = inspect.getsource(quietly("vllm.v1.worker.worker_base"))
         assert "worker_extension_cls" in source and "resolve_obj_by_qualname" in source
 
@@ -136,7 +138,7 @@ def share(name):
     return used
 
 spinning = share("spinning")
-import pdlab.worker
+import pdlab.deploy.cpu_engine.worker
 print("SHARES", spinning, share("calm"))
 """
         env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TELL = """
 import sys
 {first}
-from pdlab.nixl_import import nixl_api
+from pdlab.transfer.rank.nixl_import import nixl_api
 api = nixl_api({tensors})
 descriptors = api.nixl_agent("a", api.nixl_agent_config(backends=[])).get_xfer_descs([(4096, 8, 0)], "DRAM")
 print(api.__file__, descriptors.descCount(), "torch" in sys.modules)

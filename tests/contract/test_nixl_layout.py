@@ -10,9 +10,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from pdlab.kv_layout import descriptor_ids, descriptors, pairs, plain_kv_shape
-from pdlab.kv_layout import refusal as tp_refusal
-from pdlab.nixl_rank import NUM_THREADS
+from pdlab.transfer.rank.layout import descriptor_ids, descriptors, pairs, plain_kv_shape
+from pdlab.transfer.rank.layout import refusal as tp_refusal
+from pdlab.transfer.rank.rank import NUM_THREADS
 
 NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 

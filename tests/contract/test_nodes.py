@@ -7,33 +7,36 @@ import inspect
 import os
 import subprocess
 import sys
+from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from contract.conftest import SERVE, parameters, quietly
 
-from pdlab import local_nodes, serve_args
-from pdlab.application import APP
-from pdlab.cluster import Cluster
-from pdlab.environment import node_facts
-from pdlab.errors import ClusterError
-from pdlab.nodes import NODE_NAME_LABEL
-from pdlab.replica_logs import LogTail, count_prewarmed, tail_logs
-from pdlab.spec import Deployment, parse_label
+from pdlab.cluster import local_nodes
+from pdlab.cluster.connection import Cluster
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import ClusterError
+from pdlab.core.nodes import NODE_NAME_LABEL
+from pdlab.deploy import launch, serve_config
+from pdlab.deploy.application import APP
+from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
+from pdlab.remote.node import node_facts
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
 
 class TestView:
-    """pdlab.cluster.Cluster.view."""
+    """pdlab.cluster.connection.Cluster.view."""
 
     def test_a_node_that_runs_no_task(self, monkeypatch: pytest.MonkeyPatch) -> None:
         node = {"NodeID": "n1", "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 8.0}}
         monkeypatch.setattr(quietly("ray._private.state"), "available_resources_per_node", lambda: {})
         monkeypatch.setattr(Cluster, "alive", lambda _: [node])
         monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {})
-        with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 runs no task within 60 s$"):
+        with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 runs no task within 180 s$"):
             Cluster().view()
         monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {"n1": {"host": "h", "nic": {"kind": "efa", "count": 32}}})
         (seen,) = Cluster().view().nodes
@@ -41,6 +44,34 @@ class TestView:
 
     def test_what_is_free_on_a_node(self) -> None:
         assert parameters(quietly("ray._private.state").available_resources_per_node) == []
+
+
+class TestNodesThatDoNotJoin:
+    """pdlab.cluster.connection.Cluster.view waits for all local nodes."""
+
+    @pytest.fixture
+    def nodes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> local_nodes.LocalNodes:
+        (tmp_path / "node-2.log").write_text("starting\n\nException: The current node timed out\n  during startup.\n")
+        monkeypatch.setattr(Cluster, "alive", lambda _: [])
+        return local_nodes.LocalNodes(
+            id="0123456789ab", count=2, gcs_port=1, temp_dir=str(tmp_path), pids=(os.getpid(), 2**22 + 1)
+        )
+
+    def test_one_that_ended_is_named_at_once_with_its_last_words(
+        self, nodes: local_nodes.LocalNodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(local_nodes, "_belongs", lambda pid, _: pid == os.getpid())
+        said = r"^local Ray node 2 of 2 ended at its start: starting / Exception: .* timed out / during startup\.$"
+        with pytest.raises(ClusterError, match=said):
+            Cluster(nodes).view()
+
+    def test_one_that_hangs_is_named_with_its_last_words(
+        self, nodes: local_nodes.LocalNodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(local_nodes, "_belongs", lambda *_: True)
+        monkeypatch.setattr(quietly("pdlab.cluster.connection"), "JOIN_TIMEOUT_S", 0.1)
+        with pytest.raises(ClusterError, match=r"^0 of 2 local .* \(node 1: it logged nothing; node 2: starting / Exc"):
+            Cluster(nodes).view()
 
 
 class TestNodesWithoutPdlab:
@@ -75,16 +106,105 @@ pathlib.Path("answers").write_bytes(cloudpickle.dumps(answers))
         assert warmed == (1, 0)
 
 
+class TestLoopback:
+    """pdlab.cluster.loopback: what it changes is still there."""
+
+    def test_every_process_of_the_nodes_is_changed(self) -> None:
+        program = """
+import importlib, inspect
+services = importlib.import_module("ray._private.services")
+assert services.resolve_ip_for_localhost("127.0.0.1") == "127.0.0.1"
+node = importlib.import_module("ray._private.node")
+assert node.Node.start_ray_client_server(None) is None
+text = importlib.import_module("ray.serve._private.haproxy_templates").HAPROXY_CONFIG_TEMPLATE
+binds = [line.split()[1] for line in text.splitlines() if line.strip().startswith("bind ")]
+assert len(binds) == 4, binds
+# What is not at loopback is at the host that is served.
+assert [bind for bind in binds if not bind.startswith(("127.0.0.1:", "{{"))] == [], binds
+replica = importlib.import_module("ray.serve._private.replica")
+assert replica.add_port_to_grpc_server.__module__ == "pdlab.cluster.loopback"
+assert '"[::]:0"' in inspect.getsource(replica), "the address that is replaced"
+agent = importlib.import_module("ray.dashboard.http_server_agent")
+assert agent.HttpServerAgent.start.__module__ == "pdlab.cluster.loopback"
+dashboard = inspect.getsource(importlib.import_module("ray.dashboard.agent"))
+assert "self.http_server.http_port" in dashboard and "self.http_server.cleanup()" in dashboard
+rendezvous = importlib.import_module("torch.distributed.rendezvous")
+assert rendezvous.TCPStore.__module__ == "pdlab.cluster.loopback"
+from datetime import timedelta
+store = rendezvous._create_c10d_store("127.0.0.1", 0, 0, 1, timedelta(seconds=10))
+store.set("a", "b")
+assert store.get("a") == b"b"
+import os, socket, pathlib
+for table in ("tcp", "tcp6"):
+    lines = [line.split() for line in pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
+    own = {os.path.realpath(path).rpartition("/")[2] for path in pathlib.Path("/proc/self/fd").iterdir()}
+    mine = [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+    assert all(address.startswith("0100007F") for address in mine), mine
+    assert bool(mine) == (table == "tcp")
+print("CHANGED")
+"""
+        env = local_nodes.environment("none", "/tmp/pdlab-none")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program], env=env, capture_output=True, text=True, timeout=120
+        )
+        assert done.stdout.strip().endswith("CHANGED"), done.stderr[-2000:]
+
+
+class TestToken:
+    """Cluster.asks_for_token, against servers that answer like Ray's."""
+
+    @pytest.mark.parametrize(("status", "asks"), [("UNAUTHENTICATED", True), (None, False), ("NOT_FOUND", False)])
+    def test_asked_without_a_token(self, status: str | None, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        ray, grpc = quietly("ray"), quietly("grpc")
+        asked: list[str] = []
+
+        class Handler(grpc.GenericRpcHandler):  # type: ignore[misc,name-defined]
+            def service(self, details: Any) -> Any:
+                asked.append(details.method)
+                assert "authorization" not in dict(details.invocation_metadata)
+
+                def behave(_: bytes, context: Any) -> bytes:
+                    if status:
+                        context.abort(getattr(grpc.StatusCode, status), "no")
+                    return b""
+
+                return grpc.unary_unary_rpc_method_handler(behave)
+
+        server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(Handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        context = SimpleNamespace(gcs_address=f"127.0.0.1:{port}")
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        monkeypatch.delenv("RAY_USE_TLS", raising=False)
+        try:
+            assert Cluster().asks_for_token() is asks
+        finally:
+            server.stop(None).wait()
+        assert asked == ["/ray.rpc.InternalKVGcsService/InternalKVGet"]
+        with pytest.raises(ClusterError, match="whether Ray asks for a token cannot be told"):
+            Cluster().asks_for_token()
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        assert Cluster().asks_for_token()
+
+    def test_an_open_cluster_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Cluster, "asks_for_token", lambda _: False)
+        with pytest.raises(ClusterError, match=r"asks for no token: .* --accept-open-cluster") as refused:
+            launch._refuse_open(Cluster())
+        assert "\n" not in str(refused.value)
+        monkeypatch.setattr(Cluster, "asks_for_token", lambda _: True)
+        launch._refuse_open(Cluster())
+
+
 class TestArguments:
     def test_vllm_knows_every_cpu_argument(self) -> None:
         engine = quietly("vllm.engine.arg_utils").AsyncEngineArgs
         frontend = quietly("vllm.entrypoints.launchers.cli_args").FrontendArgs
         known = {field.name for kind in (engine, frontend) for field in dataclasses.fields(kind)}
-        assert set(serve_args.cpu_engine_kwargs()) <= known
+        assert set(serve_config.cpu_engine_kwargs()) <= known
 
     def test_vllm_knows_every_cpu_variable(self) -> None:
         known = quietly("vllm.envs").environment_variables
-        assert {name for name in serve_args.cpu_env() if name.startswith("VLLM_")} <= set(known)
+        assert {name for name in serve_config.cpu_env() if name.startswith("VLLM_")} <= set(known)
 
     def test_ray_start_knows_every_flag(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         commands: list[list[str]] = []
@@ -112,13 +232,31 @@ class TestArguments:
         parse = quietly("ray._private.label_utils").parse_node_labels_string
         assert parse(labels[0].removeprefix("--labels=")) == {NODE_NAME_LABEL: "local-2"}
 
+    def test_ray_leaves_a_port_of_the_agent_for_us_to_tell_the_raylet(self) -> None:
+        """pdlab.cluster.loopback tells it; twice would be an error, and an unknown flag would end the raylet."""
+        services = quietly("ray._private.services")
+        assert quietly("ray._private.ray_constants").PROCESS_TYPE_RAYLET == "raylet"
+        started = inspect.getsource(services.start_raylet)
+        assert (
+            "start_ray_process(" in started and "dashboard_agent_listen_port=" not in started.split("command = [")[-1]
+        )
+        assert parameters(services.start_ray_process)[:2] == ["command", "process_type"]
+        help_text = subprocess.run([services.RAYLET_EXECUTABLE, "--help"], capture_output=True, text=True).stdout
+        for flag in (
+            "dashboard_agent_listen_port",
+            "metrics_agent_port",
+            "metrics_export_port",
+            "runtime_env_agent_port",
+        ):
+            assert f"-{flag} " in help_text
+
     def test_ray_and_serve_read_our_variables(self) -> None:
         """Those that Python reads; raylets read the others (RAY_enable_worker_prestart, ...)."""
         texts = [
             Path(inspect.getfile(quietly(module))).read_text(encoding="utf-8")
             for module in ("ray.serve._private.constants", f"{SERVE}.constants")
         ]
-        ours = {**local_nodes.environment("id", "/tmp/x"), **serve_args.serving_env(direct_streaming())}
+        ours = {**local_nodes.environment("id", "/tmp/x"), **serve_config.serving_env(direct_streaming())}
         names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_"))]
         assert len(names) >= 7
         assert [name for name in names if not any(name in text for text in texts)] == []

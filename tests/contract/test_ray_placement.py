@@ -7,14 +7,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdlab.nodes import ClusterNode, ClusterView, Nic, Placement, Role
-from pdlab.placement import place
-from pdlab.serve_args import ServeApp, render
-from pdlab.spec import Deployment, parse_label
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.nodes import ClusterNode, ClusterView, Nic, Placement, Role
+from pdlab.deploy.serve_config import ServeApp, render
+from pdlab.placement.place import place
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
@@ -46,12 +47,16 @@ def made_up_cluster(nodes: int) -> Iterator[ClusterView]:
     import ray
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="pd")  # short: socket paths have a limit
+    folder = Path(tempfile.mkdtemp(prefix="pd"))  # short: socket paths have a limit
+    # Cluster writes its address below RAY_TMPDIR, into a folder that it does not make; without RAY_TMPDIR that is
+    # /tmp/ray, where it would also take the place of another cluster's address.
+    (folder / "ray").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in QUIET.items():
+        for name, value in {**QUIET, "RAY_TMPDIR": str(folder)}.items():
             patch.setenv(name, value)
         size = {"num_cpus": 192, "num_gpus": 8, "object_store_memory": 80 * 2**20}
-        cluster = Cluster(initialize_head=True, head_node_args={**size, "temp_dir": folder, "include_dashboard": False})
+        head = {**size, "temp_dir": str(folder), "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(nodes - 1):
                 cluster.add_node(wait=False, **size)

@@ -9,27 +9,27 @@ from pathlib import Path
 import pytest
 from contract.conftest import quietly
 
-from pdlab import running
-from pdlab.application import APP
-from pdlab.replica_logs import first_error
+from pdlab.deploy import engine_metrics
+from pdlab.deploy.application import APP
+from pdlab.remote.logs import first_error
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
 
 class TestMetrics:
-    """pdlab.running.parse_counters."""
+    """pdlab.deploy.engine_metrics.parse_counters."""
 
     def test_vllm_counts_what_we_read(self) -> None:
         module = quietly("vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats")
         names = set(re.findall(r'name="vllm:(nixl_\w+)"', inspect.getsource(module)))
-        read = {re.sub(r"_(sum|count)$", "", field) for field in running._FIELDS}
-        assert len(read) == len(running._FIELDS) and read <= names
+        read = {re.sub(r"_(sum|count)$", "", field) for field in engine_metrics._NIXL_FIELDS}
+        assert len(read) == len(engine_metrics._NIXL_FIELDS) and read <= names
 
     def test_rays_names_of_vllms_metrics(self) -> None:
         metric = quietly("vllm.v1.metrics.ray_wrappers").RayPrometheusMetric
         name = metric._get_sanitized_opentelemetry_name("vllm:nixl_num_failed_transfers")
         page = f'ray_{name}{{engine="0"}} 2.0\n'
-        assert running.parse_counters([page]).failed_transfers == 2
+        assert engine_metrics.parse_counters([page]).failed_transfers == 2
 
     def test_ray_exports_the_connectors_metrics(self) -> None:
         wrappers = quietly("vllm.v1.metrics.ray_wrappers")
@@ -37,7 +37,7 @@ class TestMetrics:
 
 
 class TestErrors:
-    """pdlab.replica_logs: which errors only repeat another one."""
+    """pdlab.remote.logs: which errors only repeat another one."""
 
     def test_vllms_echoes(self) -> None:
         dead = quietly("vllm.v1.engine.exceptions").EngineDeadError()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 300
+TIMEOUT_S = 800  # a launch on a busy machine takes minutes; what ends, ends at once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,6 +38,7 @@ class Stack:
         self.folder = folder
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.shared: set[str] = set()
         self.env = {**os.environ, "PDLAB_CACHE_DIR": str(folder / "cache")}
 
     def command(self, *words: str) -> list[str]:
@@ -51,19 +53,35 @@ class Stack:
         return Done(done.returncode, done.stdout)
 
     def launch(self, *flags: str, env: dict[str, str] | None = None) -> Done:
-        words = ("launch_gptoss.py", *flags, "--local", "--detach", "--port", str(self.port), "--timeout-s", "240")
-        return self.run(*words, env=env)
+        words = ("launch_gptoss.py", *flags, "--local", "--detach", "--port", str(self.port), "--timeout-s", "600")
+        done = self.run(*words, env=env)
+        self.note_shared_memory()
+        return done
+
+    def note_shared_memory(self) -> None:
+        """Keep the names in /dev/shm that processes of the nodes have mapped now: none may be there at the end."""
+        from pdlab.cluster import local_nodes
+
+        nodes = self.nodes()
+        inodes = set()
+        for pid in local_nodes.processes(nodes) if nodes else []:
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+                inodes |= {line.split()[4] for line in lines if "/dev/shm/" in line}
+        for path in Path("/dev/shm").iterdir():
+            with contextlib.suppress(OSError):
+                self.shared |= {str(path)} if str(path.stat().st_ino) in inodes else set()
 
     def running(self) -> Any:
         """What the launcher published (None: nothing)."""
-        from pdlab.running import load_running
+        from pdlab.deploy.endpoint import load_running
 
         os.environ["PDLAB_CACHE_DIR"] = self.env["PDLAB_CACHE_DIR"]
         return load_running(self.url)
 
     def nodes(self) -> Any:
         """The local Ray nodes that are up (None: none)."""
-        from pdlab import local_nodes
+        from pdlab.cluster import local_nodes
 
         os.environ["PDLAB_CACHE_DIR"] = self.env["PDLAB_CACHE_DIR"]
         return local_nodes.running()
@@ -83,13 +101,15 @@ class Stack:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    from pdlab.local_nodes import free_port
+    from pdlab.cluster.local_nodes import hold_port
 
     before = os.environ.get("PDLAB_CACHE_DIR")
-    made = Stack(tmp_path_factory.mktemp("live"), free_port())
+    held, port = hold_port()
+    made = Stack(tmp_path_factory.mktemp("live"), port)
     try:
         yield made
     finally:
+        held.close()
         made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
         os.environ.pop("PDLAB_CACHE_DIR", None)
         if before is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 
-from pdlab.worker import WorkerExtension
+from pdlab.deploy.cpu_engine.worker import WorkerExtension
 
 
 class Spoil(WorkerExtension):

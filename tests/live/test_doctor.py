@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from stub_wheel import needs_installer, wheel
+from support.stub_wheel import needs_installer, wheel
 
-from pdlab import local_nodes
-from pdlab.doctor_findings import Finding
-from pdlab.local_nodes import LocalNodes
-from pdlab.nodes import NODE_NAME_LABEL
+from pdlab.cluster import local_nodes
+from pdlab.cluster.local_nodes import LocalNodes
+from pdlab.core.nodes import NODE_NAME_LABEL
+from pdlab.transfer.doctor.findings import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
-JOIN_TIMEOUT_S = 60
+JOIN_TIMEOUT_S = 300
 TAKEN_PORT = 22001  # of decode's side channels
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdlab.results import ExperimentRecord
-from pdlab.store import Store, read_record
+from pdlab.results.schema import ExperimentRecord
+from pdlab.results.store import Store, read_record
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
 FILE = {
@@ -40,13 +40,15 @@ FILE = {
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Stack]:
     """A cache folder and a port of its own: the runner starts and stops the nodes itself."""
-    from pdlab.local_nodes import free_port
+    from pdlab.cluster.local_nodes import hold_port
 
-    made = Stack(tmp_path, free_port())
-    try:
-        yield made
-    finally:
-        made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
+    held, port = hold_port()
+    with held:
+        made = Stack(tmp_path, port)
+        try:
+            yield made
+        finally:
+            made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
 
 
 def record(own: Stack) -> ExperimentRecord:
@@ -58,7 +60,7 @@ def record(own: Stack) -> ExperimentRecord:
 def test_one_fails_one_is_interrupted_and_resumed(own: Stack) -> None:
     path = own.folder / "live.yaml"
     path.write_text(yaml.safe_dump(FILE))
-    flags = ("-m", "pdlab.bench", "run", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))
+    flags = ("-m", "pdlab", "experiment", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))
     folder = own.folder / "bm" / "live" / "decode-decode"
     process = subprocess.Popen(own.command(*flags), cwd=ROOT, env=own.env, start_new_session=True)
     deadline = time.monotonic() + TIMEOUT_S
@@ -102,7 +104,7 @@ def test_pack_against_spread_as_shipped_but_shorter(own: Stack) -> None:
     path = own.folder / "short.yaml"
     path.write_text(yaml.safe_dump(data))
     out, report = own.folder / "bm", own.folder / "report.html"
-    done = own.run("-m", "pdlab.bench", "run", str(path), "--out", str(out), "--port", str(own.port))
+    done = own.run("-m", "pdlab", "experiment", str(path), "--out", str(out), "--port", str(own.port))
     assert done.code == 0
     folders = [out / "live" / name for name in ("pack", "spread")]
     for folder in folders:

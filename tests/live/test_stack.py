@@ -13,9 +13,10 @@ import subprocess
 import time
 from pathlib import Path
 
+from pdlab.bench.target import answers
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
-SWEEP = ("-m", "pdlab.bench", "-t", "concurrency", "-c", "1,2,4", "--itl", "128", "--otl", "32")
+SWEEP = ("-m", "pdlab", "bench", "-t", "concurrency", "-c", "1,2,4", "--itl", "128", "--otl", "32")
 
 
 def test_spread_moves_kv_and_answers_like_its_model_alone(stack: Stack) -> None:
@@ -27,6 +28,9 @@ def test_spread_moves_kv_and_answers_like_its_model_alone(stack: Stack) -> None:
     assert manifest.canary.equal is True
     assert manifest.placement.nodes_of("prefill") == ("local-1",)
     assert manifest.placement.nodes_of("decode") == ("local-2",)
+    sockets = bound_sockets(_pids(stack))
+    assert any(path.startswith(f"{stack.nodes().temp_dir}/t/") for path in sockets), "vLLM's"
+    assert [path for path in sockets if not path.startswith(f"{stack.nodes().temp_dir}/")] == []
     for package in ("ray", "vllm", "nixl", "ucx", "torch", "python"):
         assert manifest.versions[package], package
 
@@ -44,11 +48,11 @@ def test_killed_sweep_resumes_without_touching_what_it_had(stack: Stack) -> None
     process.wait()
     kept = first.read_bytes()
     done = stack.run(*SWEEP, "-u", stack.url, "--out", str(out), "--resume")
-    assert done.code == 0
+    assert done.code in (0, 3), "3 where a busy machine makes the load generator late"
     assert first.read_bytes() == kept
     for concurrency in (1, 2, 4):
         run = json.loads((first.parent / f"concurrency{concurrency}.json").read_text())
-        assert run["failed"] == 0 and not run["validity"]["reasons"]
+        assert run["failed"] == 0 and set(run["validity"]["failed_gates"]) <= {"client_saturation", "lateness"}
         # Every request's KV cache moved while the level ran.
         moved = run["nixl_after"]["transfers"] - run["nixl_before"]["transfers"]
         assert moved >= run["completed"]
@@ -56,10 +60,81 @@ def test_killed_sweep_resumes_without_touching_what_it_had(stack: Stack) -> None
     assert done.code == 2 and "--resume" in done.text
 
 
-def test_pack_replaces_spread_on_the_same_nodes(stack: Stack) -> None:
+def test_nobody_elses_load_passes_as_valid(stack: Stack) -> None:
+    """A second sweep is refused; requests that no lock can keep out make the level invalid."""
+    lengths = ("--itl", "128", "--otl", "32")
+    sweep = ("-m", "pdlab", "bench", "-u", stack.url, *lengths, "--out", str(stack.folder / "results"))
+    words = (*sweep, "-c", "2", "--prompts-per-level", "300", "-e", "shared")
+    first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if "concurrency 2:" in line:
+            break
+    for _ in range(3):
+        stack.complete("ba", tokens=2)
+    second = stack.run(*sweep, "-c", "4", "-e", "second")
+    rest = first.stderr.read()
+    first.stderr.close()
+    assert first.wait(TIMEOUT_S) == 3, rest
+    assert second.code == 2
+    assert f"the deployment at {stack.url} is held by process {first.pid} (" in second.text
+    assert "bench" in second.text
+    run = json.loads((stack.folder / "results" / "shared" / "concurrency2.json").read_text())
+    assert run["completed"] == 300 and run["validity"]["failed_gates"] == ["other_requests"]
+    for pool in ("prefill", "decode"):
+        assert f"the {pool} engines finished 303 requests during the level, 300 are the client's" in str(
+            run["validity"]
+        )
+
+
+def test_a_decode_replica_that_is_killed_ends_the_level_and_is_called_replaced(stack: Stack) -> None:
+    """Requests have 600 s each, and no counter tells: what Ray Serve says of the replica does."""
+    lengths = ("--itl", "128", "--otl", "32")
+    sweep = ("-m", "pdlab", "bench", "-u", stack.url, *lengths, "--out", str(stack.folder / "results"))
+    words = (*sweep, "-c", "2", "--prompts-per-level", "2000", "-e", "killed")
+    first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if "concurrency 2:" in line:
+            break
+    stack.note_shared_memory()
+    (decode,) = (pid for pid in _pids(stack) if "ServeReplica:pdlab:Decode" in _title(pid))
+    for pid in _with_children(decode):
+        os.kill(pid, signal.SIGKILL)
+    rest = first.stderr.read()
+    first.stderr.close()
+    assert first.wait(TIMEOUT_S) == 1, rest
+    last = rest.splitlines()[-1]
+    # Whichever is seen first: with direct streaming the address is silent too until the replica is back.
+    dead = r"replica \w+ of Decode:tiny-gptoss (died and is not replaced yet|was replaced)|\S+ no longer answers"
+    assert re.search(f"error: ({dead})", last), rest
+    assert "-e killed --resume" in last
+    assert not (stack.folder / "results" / "killed" / "concurrency2.json").exists()
+    deadline = time.monotonic() + TIMEOUT_S
+    while not answers(stack.url):
+        assert time.monotonic() < deadline, "Ray Serve did not replace the replica"
+        time.sleep(1)
+    again = stack.run(*sweep, "-c", "2", "-e", "killed", "--resume")
+    assert again.code == 1 and "of Decode:tiny-gptoss" in again.text and "no KV bytes" not in again.text
+    assert "launch again" in again.text
+
+
+def test_pack_replaces_spread_on_the_same_nodes_and_a_second_launch_meanwhile_is_refused(stack: Stack) -> None:
     before = stack.nodes()
-    done = stack.launch("--pd-pack")
-    assert done.code == 0
+    words = ("launch_gptoss.py", "--pd-pack", "--local", "--detach", "--port", str(stack.port), "--timeout-s", "240")
+    first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if "placed" in line:
+            break
+    second = stack.launch("--collocated", "--num", "2")
+    rest = first.stderr.read()
+    first.stderr.close()
+    assert first.wait(TIMEOUT_S) == 0, rest
+    assert second.code == 2
+    assert f"is held by process {first.pid} (" in second.text and "--pd-pack" in second.text
+    assert stack.running().manifest.label.startswith("pd-pack")
+    assert stack.complete("ba", tokens=2)
     assert stack.nodes().pids == before.pids
     placement = stack.running().manifest.placement
     assert placement.nodes_of("prefill") == placement.nodes_of("decode")
@@ -88,7 +163,8 @@ def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
     done = stack.launch("--pd-spread", "--p-num", "2")
     assert done.code == 0
     assert "warmed 2" in done.text
-    assert "canary: 3 of 3 prompts give the same tokens (reference: a collocated launch)" in done.text
+    # A prompt that ends in a near tie is not counted; one that differs fails the launch.
+    assert re.search(r"canary: [1-3] of 3 prompts give the same tokens \(reference: a collocated launch\)", done.text)
     out = stack.folder / "results"
     assert stack.run(*SWEEP, "-u", stack.url, "--out", str(out), "--smoke").code == 0
 
@@ -139,9 +215,11 @@ def test_viz_draws_what_was_measured(stack: Stack) -> None:
 def test_shutdown_leaves_nothing(stack: Stack) -> None:
     nodes, pids = stack.nodes(), _pids(stack)
     assert pids
+    assert stack.shared, "engines have semaphores in /dev/shm; else this checks nothing"
     assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
     assert [pid for pid in pids if _alive(pid)] == []
     assert not Path(nodes.temp_dir).exists()
+    assert [path for path in sorted(stack.shared) if Path(path).exists()] == []
     assert stack.nodes() is None
     for port in (stack.port, nodes.gcs_port, 20000, 22000):
         with socket.socket() as probe:
@@ -150,10 +228,33 @@ def test_shutdown_leaves_nothing(stack: Stack) -> None:
 
 
 def _pids(stack: Stack) -> list[int]:
-    from pdlab import local_nodes
+    from pdlab.cluster import local_nodes
 
     nodes = stack.nodes()
     return local_nodes.processes(nodes) if nodes else []
+
+
+def bound_sockets(pids: list[int]) -> set[str]:
+    """Paths of the Unix sockets that those processes listen on."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
+    fields = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {line[7] for line in fields if len(line) > 7 and line[6] in inodes and line[7].startswith("/")}
+
+
+def _with_children(pid: int) -> list[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, of in parents.items() if of == parent]
+    return found
 
 
 def _title(pid: int) -> str:

@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 
-from pdlab import local_nodes, two_hosts
-from pdlab.catalog import load_model
-from pdlab.errors import PdlabError, UsageError
-from pdlab.namespaces import FLAGS, network_of, spawn_in
-from pdlab.nodes import LinkShape
-from pdlab.running import reach, scrape_counters
-from pdlab.two_hosts import Host, TwoHosts, link_bytes, made, parse_shape, reshape
+from pdlab.cluster import local_nodes, two_hosts
+from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
+from pdlab.cluster.two_hosts import Host, TwoHosts, link_bytes, made, parse_shape, reshape
+from pdlab.core.catalog import load_model
+from pdlab.core.errors import PdlabError, UsageError
+from pdlab.core.nodes import LinkShape
+from pdlab.deploy.endpoint import reach
+from pdlab.deploy.engine_metrics import scrape_counters
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
 
@@ -157,8 +158,8 @@ class TestHosts:
         program = f"""
 import os, signal, sys
 from pathlib import Path
-from pdlab import two_hosts
-from pdlab.nodes import LinkShape
+from pdlab.cluster import two_hosts
+from pdlab.core.nodes import LinkShape
 if {when!r} == "while they are made":
     two_hosts._set_rate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 with two_hosts.made(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay_s=0.001), os.environ, {OWNER!r}):
@@ -258,19 +259,21 @@ class TestLink:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     before = os.environ.get("PDLAB_CACHE_DIR")
-    made = Stack(tmp_path_factory.mktemp("hosts"), local_nodes.free_port())
+    held, port = local_nodes.hold_port()
+    made = Stack(tmp_path_factory.mktemp("hosts"), port)
     os.environ["PDLAB_CACHE_DIR"] = made.env["PDLAB_CACHE_DIR"]
     try:
         yield made
     finally:
-        made.run("-m", "pdlab.cluster", "two-hosts", "down")
+        held.close()
+        made.run("-m", "pdlab", "two-hosts", "down")
         os.environ.pop("PDLAB_CACHE_DIR", None)
         if before is not None:
             os.environ["PDLAB_CACHE_DIR"] = before
 
 
 def hosts(stack: Stack, *words: str) -> Any:
-    return stack.run("-m", "pdlab.cluster", "two-hosts", *words)
+    return stack.run("-m", "pdlab", "two-hosts", *words)
 
 
 def nothing_is_left(stack: Stack) -> bool:
@@ -298,7 +301,7 @@ assert ray.get(there(take, sys.argv[2]).remote(made)) == 20_000_000
 
 class TestRay:
     def test_killing_up_leaves_nothing(self, stack: Stack) -> None:
-        command = stack.command("-m", "pdlab.cluster", "two-hosts", "up")
+        command = stack.command("-m", "pdlab", "two-hosts", "up")
         process = subprocess.Popen(command, cwd=ROOT, env=stack.env)
         owner = str(Path(stack.env["PDLAB_CACHE_DIR"]).resolve())
         assert eventually(lambda: len(two_hosts.strays(owner)) == 2 or process.poll() is not None)
@@ -335,7 +338,7 @@ class TestRay:
             done = hosts(stack, "shell", "--host", which, "--", "sh", "-c", "hostname; tc qdisc show; exit 7")
             assert done.code == 7 and name in done.text and "tbf" in done.text and "20Mbit" in done.text
         assert "no such command" in hosts(stack, "shell", "--", "no-such-command").text
-        inside = hosts(stack, "shell", "--", sys.executable, "-m", "pdlab.cluster", "two-hosts", "down")
+        inside = hosts(stack, "shell", "--", sys.executable, "-m", "pdlab", "two-hosts", "down")
         assert inside.code == 2 and "this is pdlab-a" in inside.text
         plain = stack.run("launch_gptoss.py", "--pd-spread", "--local", "--port", str(stack.port))
         assert plain.code == 2 and "local Ray nodes on two hosts are up" in plain.text

@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+"""Every shape of request, PD against one engine alone: the same weights, the same requests, the answers side by side.
+
+Serves collocated, keeps the answers, serves PD on the same nodes, and compares: status, texts, token
+ids, finish reasons, numbering of choices, usage and log-probabilities. With --doc the table replaces
+the one in docs/requests.md. Needs no GPU: the tiny model on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pdlab.cluster.local_nodes import hold_port  # noqa: E402
+
+MODEL = "tiny-gptoss"
+TIMEOUT_S = 120
+# bfloat16 rounds otherwise in another batch shape; a wrong position is off by whole units.
+LOGPROB_TOLERANCE = 0.1
+BEGIN, END = "<!-- shapes -->", "<!-- end of shapes -->"
+
+
+class Shape(NamedTuple):
+    """One request: what it is called, its route and its body."""
+
+    name: str
+    body: dict[str, Any]
+    route: str = "/v1/completions"
+
+
+class Got(NamedTuple):
+    """An answer without what differs from run to run: ids, times, log-probabilities apart."""
+
+    status: int
+    said: Any
+    logprobs: tuple[float, ...] = ()
+
+
+def prompts() -> list[list[int]]:
+    """Token ids: one within a KV block, several blocks, and far beyond the sliding window."""
+    rng = random.Random(11)
+    return [[rng.randrange(10, 1000) for _ in range(length)] for length in (20, 150, 700)]
+
+
+def shapes() -> list[Shape]:
+    """The shapes of the table in docs/requests.md."""
+    short, middle, long = prompts()
+    text, other = "ba be bi bo " * 12, "fan fel for fo fu " * 20
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    # vLLM refuses several greedy choices; with one candidate every choice is the best one.
+    best = {"temperature": 1.0, "top_k": 1}
+    bodies: dict[str, dict[str, Any]] = {
+        "one text": {"prompt": text},
+        "token ids": {"prompt": long},
+        "list of one text": {"prompt": [text]},
+        "list of texts": {"prompt": [text, other, "bo"]},
+        "list of token ids": {"prompt": [short, long, middle]},
+        "list of texts, n=2": {"prompt": [text, other], "n": 2, **best},
+        "n=3": {"prompt": middle, "n": 3, **best},
+        "n=3, greedy": {"prompt": middle, "n": 3},
+        "n=3, sampled, seeded": {"prompt": middle, "n": 3, "temperature": 0.7, "seed": 7},
+        "sampled, seeded": {"prompt": middle, "temperature": 0.7, "seed": 7},
+        "best_of=2": {"prompt": text, "best_of": 2},
+        "beam search": {"prompt": text, "use_beam_search": True, "n": 2, "ignore_eos": False, "max_tokens": 6},
+        "echo": {"prompt": text, "echo": True},
+        "echo, max_tokens=0": {"prompt": text, "echo": True, "max_tokens": 0},
+        "echo, logprobs": {"prompt": text, "echo": True, "logprobs": 2},
+        "logprobs": {"prompt": long, "logprobs": 3},
+        "logprobs, list of token ids": {"prompt": [short, middle], "logprobs": 3},
+        "prompt_logprobs": {"prompt": middle, "prompt_logprobs": 2},
+        "stop": {"prompt": middle, "stop": ["o", "i"], "max_tokens": 24, "ignore_eos": False},
+        "stop_token_ids": {"prompt": middle, "stop_token_ids": list(range(300, 700)), "ignore_eos": False},
+        "min_tokens": {"prompt": middle, "min_tokens": 8, "ignore_eos": False},
+        "max_tokens=1": {"prompt": long, "max_tokens": 1},
+        "penalties, logit_bias": {"prompt": middle, "presence_penalty": 1.0, "logit_bias": {"300": 5.0}},
+        "truncate_prompt_tokens": {"prompt": long, "truncate_prompt_tokens": 64},
+        "structured_outputs, choice": {"prompt": text, "structured_outputs": {"choice": ["ba", "bo"]}},
+        "structured_outputs, json": {"prompt": text, "structured_outputs": {"json": schema}},
+        "structured_outputs, list": {"prompt": [text, other], "structured_outputs": {"regex": "(ba|bo)+x"}},
+        "guided_json (vLLM's old name)": {"prompt": text, "guided_json": schema},
+        "response_format, json_object": {"prompt": text, "response_format": {"type": "json_object"}},
+        "stream": {"prompt": long, "stream": True},
+        "stream, usage": {"prompt": middle, "stream": True},
+        "stream, list of texts, usage": {"prompt": [text, other], "stream": True},
+        "stream, n=2, usage": {"prompt": middle, "n": 2, "stream": True, **best},
+        "stream, list of token ids, logprobs": {"prompt": [short, long], "stream": True, "logprobs": 2},
+        "stream, echo": {"prompt": text, "stream": True, "echo": True},
+        "suffix": {"prompt": text, "suffix": "x"},
+        "empty prompt": {"prompt": ""},
+        "empty list": {"prompt": []},
+        "prompt of numbers and texts": {"prompt": [1, "ba"]},
+        "token id outside the vocabulary": {"prompt": [5, 10_000_000]},
+        "prompt too long for the context": {"prompt": [7] * 9000},
+        "list with one prompt too long": {"prompt": [short, [7] * 9000]},
+        "stream, list with one prompt too long": {"prompt": [short, [7] * 9000], "stream": True},
+        "max_tokens beyond the context": {"prompt": short, "max_tokens": 1_000_000},
+        "max_tokens=0": {"prompt": short, "max_tokens": 0},
+        "n=0": {"prompt": short, "n": 0},
+        "unknown model": {"prompt": short, "model": "nobody"},
+    }  # fmt: skip
+    for name, body in bodies.items():
+        if name.startswith(("structured", "response")):
+            body["ignore_eos"] = False
+        if name.startswith("stream") and name.endswith("usage"):
+            body["stream_options"] = {"include_usage": True}
+    common = {"model": MODEL, "max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
+    found = [Shape(name, {**common, **body}) for name, body in bodies.items()]
+    for shape in found:
+        if shape.body.get("echo"):  # vLLM leaves the echoed text out where token ids are asked for
+            shape.body.pop("return_token_ids")
+    chat = {"model": MODEL, "max_tokens": 12, "temperature": 0.0, "messages": [{"role": "user", "content": text}]}
+    template = {"chat_template": "{% for m in messages %}{{ m['content'] }} {% endfor %}", "ignore_eos": True}
+    chats: dict[str, dict[str, Any]] = {
+        "chat": {},
+        "chat, n=2": {"n": 2, **best},
+        "chat, logprobs": {"logprobs": True, "top_logprobs": 2},
+        "chat, stream, usage": {"stream": True, "stream_options": {"include_usage": True}},
+        "chat, stream, n=2": {"stream": True, "n": 2, **best},
+    }
+    found += [Shape(name, {**chat, **template, **body}, "/v1/chat/completions") for name, body in chats.items()]
+    found += [Shape("tokenize", {"model": MODEL, "prompt": text}, "/tokenize")]
+    return found
+
+
+def post(url: str, shape: Shape) -> tuple[int, bytes]:
+    """Status and body of the answer. Raises OSError when there is none."""
+    data = json.dumps(shape.body).encode()
+    call = urllib.request.Request(f"{url}{shape.route}", data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def ask(url: str, shape: Shape) -> Got:
+    """The answer to one shape, in the form in which it is compared."""
+    status, body = post(url, shape)
+    if status != 200:
+        return Got(status, body.decode(errors="replace"))
+    if shape.route == "/tokenize":
+        return Got(status, json.loads(body)["tokens"])
+    chunks = _chunks(body) if shape.body.get("stream") else [json.loads(body)]
+    return _said(status, chunks)
+
+
+def _chunks(body: bytes) -> list[dict[str, Any]]:
+    events = [event.removeprefix("data: ") for event in body.decode().split("\n\n") if event]
+    assert events[-1] == "[DONE]" and events.count("[DONE]") == 1, events[-2:]
+    return [json.loads(event) for event in events[:-1]]
+
+
+def _said(status: int, chunks: list[dict[str, Any]]) -> Got:
+    if any("error" in chunk for chunk in chunks):
+        return Got(status, chunks)
+    choices: dict[int, dict[str, Any]] = {}
+    numbers: list[tuple[int, float]] = []
+    usage = None
+    for chunk in chunks:
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            kept = choices.setdefault(
+                choice["index"], {"text": "", "ids": [], "end": None, "prompt": None, "tokens": []}
+            )
+            message = choice.get("message") or choice.get("delta") or choice
+            kept["text"] += message.get("text") or message.get("content") or ""
+            kept["text"] += "".join(message.get(name) or "" for name in ("reasoning", "reasoning_content"))
+            kept["ids"] += choice.get("token_ids") or []
+            kept["end"] = choice.get("finish_reason") or kept["end"]
+            kept["prompt"] = choice.get("prompt_token_ids") or kept["prompt"]
+            tokens, values = _logprobs(choice)
+            kept["tokens"] += tokens
+            numbers += [(choice["index"], value) for value in values]
+    numbers.sort(key=lambda pair: pair[0])
+    if usage:
+        usage = {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    ids = {chunk["id"] for chunk in chunks}
+    assert len(ids) == 1, ids
+    return Got(status, {"choices": [choices[i] for i in sorted(choices)], "usage": usage}, tuple(v for _, v in numbers))
+
+
+def _logprobs(choice: dict[str, Any]) -> tuple[list[Any], list[float]]:
+    """Which tokens log-probabilities are given for, and the values of the chosen ones."""
+    tokens: list[Any] = []
+    values: list[float] = []
+    given = choice.get("logprobs") or {}
+    for token, value in zip(given.get("tokens") or (), given.get("token_logprobs") or (), strict=True):
+        tokens.append(token)
+        values.append(0.0 if value is None else value)
+    for item in given.get("content") or ():
+        tokens.append(item["token"])
+        values.append(item["logprob"])
+    for position in choice.get("prompt_logprobs") or ():
+        tokens.append(None if position is None else len(position))
+        values += [] if position is None else [max(item["logprob"] for item in position.values())]
+    return tokens, values
+
+
+def differs(mine: Got, alone: Got) -> str | None:
+    """How an answer differs from the one of an engine alone; None when it does not."""
+    if mine.status != alone.status:
+        return f"HTTP {mine.status} instead of {alone.status}: {str(mine.said)[:300]} / {str(alone.said)[:300]}"
+    if mine.status != 200:
+        return None
+    if mine.said != alone.said:
+        return f"{str(mine.said)[:600]} instead of {str(alone.said)[:600]}"
+    if len(mine.logprobs) != len(alone.logprobs):
+        return f"{len(mine.logprobs)} log-probabilities instead of {len(alone.logprobs)}"
+    off = max((abs(a - b) for a, b in zip(mine.logprobs, alone.logprobs, strict=True)), default=0.0)
+    return f"log-probabilities are off by up to {off:.2f}" if off > LOGPROB_TOLERANCE else None
+
+
+def describe(got: Got) -> str:
+    """One cell of the table."""
+    if got.status != 200:
+        try:
+            error = json.loads(got.said)
+            said = error.get("error", error).get("message", got.said)
+        except (ValueError, AttributeError):
+            said = got.said
+        return f"{got.status}: {' '.join(str(said).split())[:110]}".replace("|", "\\|")
+    if isinstance(got.said, list):
+        return f"{len(got.said)} tokens"
+    choices = got.said["choices"]
+    return f"{len(choices)} choice{'s' if len(choices) > 1 else ''}, ends: {', '.join(str(c['end']) for c in choices)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--doc", action="store_true", help="write the table into docs/requests.md")
+    parser.add_argument("--keep", metavar="FILE", help="keep the answers there, as JSON")
+    parser.add_argument("--only", metavar="TEXT", default="", help="shapes whose name has this text")
+    parser.add_argument("--flags", default="", help="more flags of the launches, for example --no-direct-streaming")
+    args = parser.parse_args()
+    asked = [shape for shape in shapes() if args.only in shape.name]
+    held, number = hold_port()  # nobody else is given it meanwhile
+    port = str(number)
+    launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", port]
+    answers: dict[str, list[Got]] = {}
+    try:
+        for mode in ("--collocated", "--pd-spread"):
+            subprocess.run([*launch, mode, "--local", "--detach", *args.flags.split()], check=True)
+            answers[mode] = [ask(f"http://127.0.0.1:{port}", shape) for shape in asked]
+    finally:
+        subprocess.run([*launch, "--shutdown"], check=True)
+        held.close()
+    if args.keep:
+        Path(args.keep).write_text(json.dumps(answers, indent=1))
+    rows = ["| request | PD | one engine alone | the same |", "|---|---|---|---|"]
+    wrong = 0
+    for shape, alone, mine in zip(asked, answers["--collocated"], answers["--pd-spread"], strict=True):
+        how = differs(mine, alone)
+        wrong += how is not None
+        same = "yes" if how is None else "NO"
+        rows.append(f"| {shape.name} | {describe(mine)} | {describe(alone)} | {same} |")
+        if how:
+            print(f"{shape.name}: {how}", file=sys.stderr)
+    table = "\n".join(rows)
+    print(table)
+    if args.doc:
+        path = ROOT / "docs" / "requests.md"
+        before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+        path.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""``python -m pdlab COMMAND``: every command line of the project behind one door."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+# Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when it is asked for.
+COMMANDS = {
+    "launch": "plan, start, check, export or stop a deployment (launch_gptoss.py)",
+    "bench": "sweep load levels against a running deployment (run_bm.sh)",
+    "experiment": "launch and sweep everything that a file of configs/sweeps/ lists",
+    "ratio": "the P:D ratio that measured prefill and decode rates imply",
+    "viz": "tables, plots, report and audit of result folders (viz.py)",
+    "plan": "simulate and rank deployments before a GPU is booked (plan.py)",
+    "calibrate": "fit the simulator's constants to measured runs",
+    "doctor": "what on the nodes could make KV transfers slow or wrong (debug/doctor.py)",
+    "check-transfer": "prove the KV transfer between ranks (debug/test_nixl_connector_ray.py)",
+    "install-wheel": "install a wheel on every node of the Ray cluster (debug/install_on_nodes.py)",
+    "two-hosts": "two hosts on this machine with a shaped link between them",
+    "demo": "serve, sweep and plot three deployments on this machine (make demo)",
+    "wire": "prove the KV transfer over a slow link on this machine (make wire)",
+}
+
+
+def usage() -> str:
+    """The commands, one per line."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: python -m pdlab COMMAND [FLAGS]; COMMAND --help says more", "", *lines])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code, 2 for a command that is not there."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["-h"], ["--help"]):
+        print(usage())
+        return 0
+    if not words or words[0] not in COMMANDS:
+        what = f"{words[0]!r} is not a command" if words else "no command given"
+        print(f"pdlab: error: {what}; choose from {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    module = import_module(f"pdlab.cli.{words[0].replace('-', '_')}")
+    code: int = module.main(words[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

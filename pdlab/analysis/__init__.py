@@ -1,0 +1,1 @@
+"""Runs to curves to comparisons with intervals: normalisation, frontier, crossovers, goodput."""

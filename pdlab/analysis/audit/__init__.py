@@ -1,0 +1,1 @@
+"""What is wrong with result folders: rules on their files, names and figures."""

@@ -1,0 +1,365 @@
+"""Examine result folders, ours or anybody's, for what would make a plot of them wrong. Reads, never writes.
+
+Every finding says which files, what was seen, what follows for a plot (in per cent where that can be
+computed), and how to mend it. The rules are those that the published measurements of this kind broke:
+
+- **identical**: files of different experiments with the same bytes: one of them is not what its name says.
+- **contradiction**: a name or label that says another configuration, other token counts, loads, numbers of requests
+  or peaks than the content.
+- **collision**: levels that a reader keyed on concurrency would take for one.
+- **reused prompts**: levels that share a seed repeat each other's prompts, and the prefix cache answers them.
+- **few prompts**, **ramp**: runs that are mostly ramp-up and drain.
+- **impossible**: more requests in flight than the load allows, by Little's law; rates that do not add up; figures that
+  the level's own requests do not give.
+- **GPUs**: a normalisation by another number of GPUs than the deployment uses.
+- **records**: requests that cannot be read, or are not those that the level's figures were computed from.
+- **metadata**: what is needed to repeat the measurement and is not there.
+- **invalid**: levels that failed the benchmark's own checks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pdlab.analysis.audit import content_rules
+from pdlab.analysis.audit.content_rules import RATE_SLACK
+from pdlab.analysis.audit.folders import Finding, Folder, Level, read_folder
+from pdlab.core.workload import Closed, Open
+from pdlab.results.store import MANIFEST
+
+LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
+LEAST_OPEN = 25  # requests of an open loop: with fewer its steady window has less than metrics.OPEN_LEAST
+RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
+NEEDED = ("git_commit", "versions", "hardware", "started_at")
+
+
+def audit(paths: Sequence[Path]) -> list[Finding]:
+    """All findings, folder by folder in the order given, those across folders first."""
+    folders = [read_folder(path) for path in paths]
+    found = list(_identical(folders))
+    for folder in folders:
+        if folder.error:
+            fix = "mend or remove the file, or name the GPUs with viz.py --gpus"
+            found.append(Finding("unreadable", (folder.path.name,), folder.error, "nothing of it can be plotted", fix))
+            continue
+        for rule in RULES:
+            found += rule(folder)
+    return found
+
+
+def render(findings: Sequence[Finding], folders: int) -> str:
+    """Text for a person; one line when nothing is wrong."""
+    if not findings:
+        return f"audit: {_count(folders, 'folder')}, nothing wrong"
+    lines = []
+    for finding in findings:
+        names = ", ".join(finding.files[:4]) + (f" and {len(finding.files) - 4} more" if len(finding.files) > 4 else "")
+        off = f" (up to {finding.percent:.0f} %)" if finding.percent is not None else ""
+        lines += [f"{finding.kind}: {names}", f"  seen: {finding.evidence}"]
+        lines += [f"  then: {finding.consequence}{off}", f"  do:   {finding.fix}", ""]
+    kinds = sorted({finding.kind for finding in findings})
+    counts = [_count(len(findings), "finding"), _count(folders, "folder")]
+    return "\n".join([*lines, f"audit: {' in '.join(counts)}: {', '.join(kinds)}"])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
+    """Pairs of folders that share files, byte for byte or but for their layout, or records."""
+    owners: dict[str, list[tuple[Folder, Level]]] = defaultdict(list)
+    for folder in folders:
+        for level in folder.levels:
+            owners[level.run.raw_sha256 or level.content_sha256].append((folder, level))
+    shared: dict[tuple[Path, Path], list[Level]] = defaultdict(list)
+    for copies in owners.values():
+        (first, _), *others = copies
+        for folder, level in others:
+            shared[first.path, folder.path].append(level)
+    by_path = {folder.path: folder for folder in folders}
+    for (one, other), levels in shared.items():
+        names = tuple(level.name for level in levels)
+        if one == other:
+            yield Finding(
+                "identical",
+                names,
+                f"{len(levels)} files of {one.name} have the bytes of other files there",
+                "one measurement is drawn as several",
+                "remove the copies",
+            )
+            continue
+        same = {level.sha256 for level in by_path[one].levels} >= {level.sha256 for level in levels}
+        gpus = [by_path[path].experiment.manifest.gpus for path in (one, other)]  # type: ignore[union-attr]
+        percent = 100 * abs(gpus[0] / gpus[1] - 1) if gpus[0] and gpus[1] and gpus[0] != gpus[1] else None
+        yield Finding(
+            "identical",
+            names,
+            f"{len(levels)} files of {other.name} are {'byte for byte' if same else 'by content'} those of {one.name}",
+            "one of the two curves is another configuration's"
+            + (f", normalised by {gpus[1]} GPUs where it ran on {gpus[0]}, or the other way" if percent else ""),
+            "find out which of the two was measured, and remove the other",
+            percent,
+        )
+
+
+def _contradictions(folder: Folder) -> Iterator[Finding]:
+    for level in folder.levels:
+        run, load = level.run, level.run.load
+        said = [reason for reason in run.validity.reasons if "name says" in reason]
+        for reason in said:
+            yield Finding(
+                "contradiction",
+                (level.name,),
+                reason,
+                "the point stands at a load or workload that was not measured",
+                "rename the file after its content, or measure again",
+            )
+        peak = level.raw.get("max_concurrent_requests")
+        # Counted per second, so that requests which follow one another count as well: at most twice the load.
+        full = isinstance(load, Closed) and run.num_requests >= load.concurrency
+        if full and isinstance(peak, int | float) and not 0.5 * load.value <= peak <= 2.2 * load.value:
+            yield Finding(
+                "contradiction",
+                (level.name,),
+                f"concurrency {load.value:g}, but at most {peak:g} requests were in flight in any second",
+                "the point stands at another load than it had",
+                "measure again",
+                100 * abs(peak / load.value - 1),
+            )
+        limit, rate = level.raw.get("max_concurrency"), run.whole.requests_per_s
+        if (
+            isinstance(load, Open)
+            and isinstance(limit, int | float)
+            and isinstance(peak, int | float)
+            and peak >= limit
+            and rate < (1 - RATE_SLACK) * load.value
+        ):
+            yield Finding(
+                "contradiction",
+                (level.name,),
+                f"{load.value:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
+                f"{rate:.2f} requests/s were served",
+                "from there on it was a closed loop: the point stands at a rate that was not offered, and its TTFT "
+                "lacks the wait at the client",
+                "draw it by what was served, or measure without a limit in flight",
+                100 * (load.value / rate - 1) if rate else None,
+            )
+        if folder.ours and level.path.stem != run.key.stem:
+            yield Finding(
+                "contradiction",
+                (level.name,),
+                f"the file is the level {run.key.stem}",
+                "another level was renamed over this one",
+                f"rename it back to {run.key.stem}.json, or measure again",
+            )
+
+
+def _collisions(folder: Folder) -> Iterator[Finding]:
+    seen: dict[Any, list[Level]] = defaultdict(list)
+    for level in folder.levels:
+        if isinstance(level.run.load, Open) and "max_concurrency" in level.raw:
+            seen[level.raw["max_concurrency"]].append(level)
+    for limit, levels in seen.items():
+        if limit is not None and len({level.run.load.value for level in levels}) > 1:
+            yield Finding(
+                "collision",
+                tuple(level.name for level in levels),
+                f"{len(levels)} request rates carry the same max_concurrency {limit}",
+                "a reader keyed on concurrency draws them as one point",
+                "key request-rate runs by their rate (viz.py does)",
+            )
+    repeated = [level for level in folder.levels if level.run.key.repeat > 0]
+    if repeated and not folder.ours:
+        yield Finding(
+            "collision",
+            tuple(level.name for level in repeated),
+            "several files have the same load",
+            "taken as repeats: their mean is drawn; a reader that keys on the load keeps the last one",
+            "say in the names that they are repeats (_r1, _r2), or keep one",
+        )
+
+
+def _reused_prompts(folder: Folder) -> Iterator[Finding]:
+    """Levels of one server whose prompts come from one seed, in the order in which they ran."""
+    levels = sorted(
+        folder.levels,
+        key=lambda level: (str(level.raw.get("date") or level.run.started_at or ""), level.run.num_requests),
+    )
+    drawn: dict[tuple[int | None, str], int] = {}
+    shares: list[tuple[Level, float]] = []
+    for level in levels:
+        run = level.run
+        stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}))
+        before = drawn.get(stream, 0)
+        if before and run.workload.sent_input_tokens > 1:
+            shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
+        drawn[stream] = max(before, run.num_requests)
+    if shares:
+        told = ", ".join(f"{level.path.stem} {share:.0f} %" for level, share in shares)
+        seeds = "no seed is recorded: the client's default is the same for all" if shares[0][0].run.seed is None else ""
+        yield Finding(
+            "reused prompts",
+            tuple(level.name for level, _ in shares),
+            f"prompts that an earlier level drew from the same seed, upper bound per level: {told}"
+            + (f" ({seeds})" if seeds else ""),
+            "the prefix cache may have answered that share of the prompts: TTFT too low, throughput too high, and most "
+            "so with few prefill replicas",
+            "a seed of its own for every level, or caches off",
+            max(share for _, share in shares),
+        )
+
+
+def _few_prompts(folder: Folder) -> Iterator[Finding]:
+    few = [
+        (level, level.run.num_requests / level.run.load.concurrency)
+        for level in folder.levels
+        if isinstance(level.run.load, Closed)
+        and level.run.num_requests < LEAST_PER_CONCURRENCY * level.run.load.concurrency
+    ]
+    if few:
+        least = min(waves for _, waves in few)
+        yield Finding(
+            "few prompts",
+            tuple(level.name for level, _ in few),
+            f"{least:.1f} requests per unit of concurrency at the least (wanted: {LEAST_PER_CONCURRENCY})",
+            "the first wave (all prompts at once) and the last one (draining) are that share of the run",
+            "more prompts per level, and figures of the steady window alone",
+            100 * min(2 / least, 1.0),
+        )
+    short = [
+        level for level in folder.levels if isinstance(level.run.load, Open) and level.run.num_requests < LEAST_OPEN
+    ]
+    if short:
+        yield Finding(
+            "few prompts",
+            tuple(level.name for level in short),
+            f"{min(level.run.num_requests for level in short)} requests in an open loop (wanted: {LEAST_OPEN})",
+            "by chance alone the rate of so few Poisson arrivals is off by as much",
+            "more prompts per level",
+            100 / min(level.run.num_requests for level in short) ** 0.5,
+        )
+
+
+def _ramps(folder: Folder) -> Iterator[Finding]:
+    """Closed loops alone: the rate of an open loop is the client's, and its peaks are its own."""
+    found: list[tuple[Level, float]] = []
+    for level in folder.levels:
+        run = level.run
+        peak = run.steady.output_tokens_per_s if run.steady else level.raw.get("max_output_tokens_per_s")
+        mean = run.whole.output_tokens_per_s
+        if not isinstance(run.load, Closed) or run.workload.sent_output_tokens < 2:
+            continue
+        if isinstance(peak, int | float) and 0 < mean < RAMP_SHARE * peak:
+            found.append((level, peak / mean))
+    if found:
+        told = ", ".join(f"{level.path.stem} {1 / ratio:.2f}" for level, ratio in found)
+        yield Finding(
+            "ramp",
+            tuple(level.name for level, _ in found),
+            f"mean output rate as a share of the steady window's, or of the best second's: {told}",
+            "ramp-up, drain or stalls make up the average: the deployment's rate is higher than drawn",
+            "a longer run, or the steady window's figures",
+            100 * (max(ratio for _, ratio in found) - 1),
+        )
+
+
+def _impossible(folder: Folder) -> Iterator[Finding]:
+    for level in folder.levels:
+        whole = level.run.whole
+        if whole.requests_per_s > 0 and whole.duration_s > 0:
+            counted = whole.completed / whole.duration_s
+            for what, value, expected in (
+                ("requests/s", whole.requests_per_s, counted),
+                ("stated requests/s", level.raw.get("request_throughput", counted), counted),
+                ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
+                ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
+            ):
+                if value and expected and abs(value / expected - 1) > RATE_SLACK:
+                    yield Finding(
+                        "impossible",
+                        (level.name,),
+                        f"{what} {value:.2f}, but counts over duration give {expected:.2f}",
+                        "the figure was edited, or belongs to another run",
+                        "measure again",
+                        100 * abs(value / expected - 1),
+                    )
+
+
+def _gpus(folder: Folder) -> Iterator[Finding]:
+    assert folder.experiment is not None
+    manifest = folder.experiment.manifest
+    if manifest.deployment is None:
+        return
+    uses = manifest.deployment.gpus
+    placed = sum(len(slots) for slots in manifest.placement.used_slots.values()) if manifest.placement else uses
+    for what, count in (("says", manifest.gpus or uses), ("places", placed)):
+        if count != uses:
+            yield Finding(
+                "GPUs",
+                (f"{folder.path.name}/{MANIFEST}",),
+                f"the deployment {manifest.deployment.label} uses {uses} GPUs, the manifest {what} {count}",
+                "throughput per node is off by the ratio",
+                "correct the manifest from the launch's own output",
+                100 * abs(count / uses - 1),
+            )
+
+
+def _metadata(folder: Folder) -> Iterator[Finding]:
+    assert folder.experiment is not None
+    manifest = folder.experiment.manifest
+    if not folder.ours:
+        missing = ["a manifest: versions, hardware, commands, placement"]
+        if all(level.run.seed is None for level in folder.levels):
+            missing.append("seeds")
+    else:
+        missing = [name for name in NEEDED if not getattr(manifest, name)]
+        if any(level.run.seed is None for level in folder.levels):
+            missing.append("seeds")
+        if manifest.canary is None and manifest.origin == "measured":
+            missing.append("a canary result: whether the answers were right")
+    if missing:
+        yield Finding(
+            "metadata",
+            (folder.path.name,),
+            f"not recorded: {'; '.join(missing)}",
+            "the measurement cannot be repeated, and differences to others cannot be explained",
+            "measure with run_bm.sh, which records all of it",
+        )
+
+
+def _invalid(folder: Folder) -> Iterator[Finding]:
+    for level in folder.levels:
+        reasons = [reason for reason in level.run.validity.reasons if "name says" not in reason]
+        if reasons:
+            yield Finding(
+                "invalid",
+                (level.name,),
+                "; ".join(reasons),
+                "viz shows the point crossed and compares it with nothing; other readers take it as good",
+                "find the cause, and measure the level again with --force",
+            )
+
+
+Rule = Callable[[Folder], Iterator[Finding]]
+RULES: tuple[Rule, ...] = (
+    _contradictions,
+    _collisions,
+    _reused_prompts,
+    _few_prompts,
+    _ramps,
+    _impossible,
+    _gpus,
+    content_rules.labels,
+    content_rules.workloads,
+    content_rules.counts,
+    content_rules.values,
+    content_rules.in_flight,
+    content_rules.served,
+    content_rules.records,
+    _metadata,
+    _invalid,
+)

@@ -1,0 +1,271 @@
+"""Which configuration is best at which throughput, and where one takes over from another.
+
+At a throughput y a configuration offers the lowest latency at which it gives at least y; below its
+lowest level it offers that level's, though it may be better there. Between two neighbouring valid
+levels its curve is taken as straight; above its highest throughput it offers nothing. The best at y
+has the lowest latency.
+
+A crossing has an interval after Fieller: the throughputs around it at which the two cannot be told
+apart. Where that reaches the end of what both have measured, there is no telling on that side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pdlab.analysis.bootstrap import Line
+from pdlab.analysis.curves import Curve, View
+from pdlab.analysis.intervals import Array, Estimate, compare
+from pdlab.analysis.ranking import lines_of, own
+from pdlab.analysis.shrinkage import moderate_all
+from pdlab.core.schema import Frozen
+
+STEPS = 120
+
+
+class Reign(Frozen):
+    """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` cannot be told from it over
+    most of that."""
+
+    label: str
+    low: float
+    high: float
+    rivals: tuple[str, ...] = ()
+
+
+class Takeover(Frozen):
+    """At ``throughput``, ``after`` becomes better than ``before``; the interval is from ``low`` to ``high``.
+
+    None for a side on which the two are not told apart up to the end of the measurement. ``kind``:
+    the curves cross, or ``before`` ends there: its highest measured throughput.
+    """
+
+    before: str
+    after: str
+    kind: Literal["crosses", "ends"]
+    throughput: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether ``before`` is better on one side and ``after`` on the other, beyond the noise."""
+        return self.kind == "crosses" and self.low is not None and self.high is not None
+
+
+class Crossovers(Frozen):
+    """In the order of throughput: who is best, and where that changes. One reign and no takeover: one
+    configuration is best wherever it was measured."""
+
+    reigns: tuple[Reign, ...]
+    takeovers: tuple[Takeover, ...]
+
+
+class _Offer(NamedTuple):
+    """One configuration's latency over the grid; None where it was not measured."""
+
+    label: str
+    latency: list[Estimate | None]
+
+
+def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
+    """Who is best over all throughputs that were measured; None without two configurations to compare.
+
+    Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
+    repeats is assumed, see `pdlab.analysis.bootstrap`.
+    """
+    lines = [(curve.label, lines_of(curve, view)) for curve in own(curves)]
+    lines = [(label, found) for label, found in lines if found]
+    if len(lines) < 2:
+        return None
+    ends = [_range(each) for _, found in lines for each in found]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    # The top of every curve is on the grid, so that none is cut short by a step.
+    grid = np.unique(np.concatenate([np.linspace(low, high, STEPS), np.array([end[1] for end in ends])]))
+    columns = [moderate_all(column) for column in zip(*(_offer(found, grid) for _, found in lines), strict=True)]
+    offers = [_Offer(label, [column[i] for column in columns]) for i, (label, _) in enumerate(lines)]
+    best = [_best(offers, g) for g in range(len(grid))]
+    pieces = _pieces(best)
+    # Between the last piece before a change and the first after it; no takeover across what nobody measured.
+    changes = {
+        i: _takeover(offers, a, b, last, grid, view)
+        for i, ((a, _, last), (b, following, _)) in enumerate(pairwise(pieces))
+        if following == last + 1
+    }
+    reigns = tuple(
+        Reign(
+            label=offers[who].label,
+            low=changes[i - 1].throughput if i - 1 in changes else float(grid[first]),
+            high=changes[i].throughput if i in changes else float(grid[last]),
+            rivals=_rivals(offers, who, first, last, view),
+        )
+        for i, (who, first, last) in enumerate(pieces)
+    )
+    return Crossovers(reigns=reigns, takeovers=tuple(changes.values()))
+
+
+def _range(each: Line) -> tuple[float, float]:
+    return float(each.y[0].min()), float(each.y[0].max())
+
+
+def _offer(lines: Sequence[Line], grid: Array) -> list[Estimate | None]:
+    """The lowest latency of any of the lines at each throughput of the grid."""
+    found: list[Estimate | None] = [None] * len(grid)
+    for each in lines:
+        reached = -each.mirrored().reach(-grid)
+        for g, estimate in enumerate(each.estimates(reached)):
+            if estimate is None:
+                continue
+            rival = found[g]
+            if rival is None or estimate.value < rival.value:
+                found[g] = estimate
+    return found
+
+
+def _best(offers: Sequence[_Offer], g: int) -> int | None:
+    values = [(offer.latency[g], i) for i, offer in enumerate(offers)]
+    return min(((value.value, i) for value, i in values if value), default=(0.0, None))[1]
+
+
+def _pieces(best: Sequence[int | None]) -> list[tuple[int, int, int]]:
+    """(who, first, last) of every stretch of the grid with one best."""
+    pieces: list[tuple[int, int, int]] = []
+    for g, who in enumerate(best):
+        if who is None:
+            continue
+        if pieces and pieces[-1][0] == who and pieces[-1][2] == g - 1:
+            pieces[-1] = (who, pieces[-1][1], g)
+        else:
+            pieces.append((who, g, g))
+    return pieces
+
+
+def _ahead(offers: Sequence[_Offer], who: int, other: int, g: int, view: View) -> bool:
+    """Whether ``who`` is better than ``other`` beyond the noise at that throughput."""
+    mine, its = offers[who].latency[g], offers[other].latency[g]
+    if mine is None or its is None:
+        return its is None
+    if mine.edge:
+        return False
+    # Interactivity is carried with its sign turned: the magnitudes compare the other way round.
+    first, second = (its, mine) if view.lower_is_better else (_positive(mine), _positive(its))
+    found = compare(first, second, view.confidence)
+    return found is not None and found.verdict == "better"
+
+
+def _positive(estimate: Estimate) -> Estimate:
+    return estimate._replace(value=abs(estimate.value))
+
+
+def _rivals(offers: Sequence[_Offer], who: int, first: int, last: int, view: View) -> tuple[str, ...]:
+    found = []
+    for other, offer in enumerate(offers):
+        here = [g for g in range(first, last + 1) if offer.latency[g] is not None]
+        close = sum(not _ahead(offers, who, other, g, view) for g in here) if other != who else 0
+        if close and close > (last - first + 1) / 2:
+            found.append(offer.label)
+    return tuple(found)
+
+
+def _takeover(offers: Sequence[_Offer], a: int, b: int, last: int, grid: Array, view: View) -> Takeover:
+    before, after = offers[a], offers[b]
+    if before.latency[last + 1] is None:
+        return Takeover(before=before.label, after=after.label, kind="ends", throughput=float(grid[last]))
+
+    def low_side(g: int) -> bool:
+        return _ahead(offers, a, b, g, view)
+
+    def high_side(g: int) -> bool:
+        return _ahead(offers, b, a, g, view)
+
+    low = next((float(grid[g]) for g in range(last, -1, -1) if _both(before, after, g) and low_side(g)), None)
+    high = next((float(grid[g]) for g in range(last + 1, len(grid)) if _both(before, after, g) and high_side(g)), None)
+    return Takeover(
+        before=before.label,
+        after=after.label,
+        kind="crosses",
+        throughput=_crossing(before, after, last, grid),
+        low=low,
+        high=high,
+    )
+
+
+def _both(first: _Offer, second: _Offer, g: int) -> bool:
+    return first.latency[g] is not None and second.latency[g] is not None
+
+
+def _crossing(before: _Offer, after: _Offer, last: int, grid: Array) -> float:
+    """Where the straight lines between two steps of the grid cross."""
+    gaps = []
+    for g in (last, last + 1):
+        mine, its = before.latency[g], after.latency[g]
+        assert mine is not None and its is not None
+        gaps.append(its.value - mine.value)
+    span = gaps[0] - gaps[1]
+    share = gaps[0] / span if span else 0.5
+    return float(grid[last] + (grid[last + 1] - grid[last]) * share)
+
+
+REGIME_STEPS = 80
+ThroughputCurve = Sequence[tuple[float, float]]  # (output tokens/s per node, TPOT s), by throughput
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """Between two throughputs (output tokens/s per node) ``label`` gives the lowest TPOT, or one within the error.
+
+    ``rivals`` are others that are within the error all the way.
+    """
+
+    label: str
+    from_tokens_per_s: float
+    to_tokens_per_s: float
+    tpot_s: tuple[float, float]
+    rivals: tuple[str, ...]
+
+
+def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[Regime]:
+    """Fewest stretches of throughput within which one curve is within ``tolerance`` of the lowest TPOT."""
+    drawn = {label: curve for label, curve in curves.items() if curve}
+    if not drawn:
+        return []
+    low = min(curve[0][0] for curve in drawn.values())
+    top = max(curve[-1][0] for curve in drawn.values())
+    grid = [*(low + (top - low) * step / REGIME_STEPS for step in range(REGIME_STEPS)), top]
+    tpots = [{label: t for label, curve in drawn.items() if (t := tpot_at(curve, x)) is not None} for x in grid]
+    close = [{label for label, t in at.items() if t <= (1 + tolerance) * min(at.values())} for at in tpots]
+    found: list[Regime] = []
+    start = 0
+    while start < len(grid):
+
+        def reach(label: str, start: int = start) -> tuple[int, float]:
+            end = start
+            while end < len(grid) and label in close[end]:
+                end += 1
+            return end, -sum(tpots[i][label] for i in range(start, end)) / max(end - start, 1)
+
+        label = max(sorted(close[start]), key=reach)
+        end, _ = reach(label)
+        rivals = set.intersection(*close[start:end]) - {label}
+        found.append(
+            Regime(
+                label, grid[start], grid[end - 1], (tpots[start][label], tpots[end - 1][label]), tuple(sorted(rivals))
+            )
+        )
+        start = end
+    return found
+
+
+def tpot_at(curve: ThroughputCurve, wanted: float) -> float | None:
+    """Lowest TPOT at a throughput of at least ``wanted``, straight between neighbours; None beyond the curve."""
+    best = min((tpot_s for reached, tpot_s in curve if reached >= wanted), default=None)
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if x0 <= wanted <= x1 and x1 > x0:
+            between = y0 + (y1 - y0) * (wanted - x0) / (x1 - x0)
+            best = between if best is None else min(best, between)
+    return best

@@ -1,0 +1,458 @@
+"""From runs to comparable figures: means over repeats, GPUs by role, normalisation, names, cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field, InstanceOf, model_validator
+
+from pdlab.analysis.intervals import Estimate, of_repeats
+from pdlab.analysis.requests import Requests
+from pdlab.analysis.shrinkage import Study
+from pdlab.analysis.ttft_breakdown import Split, mean_split, split
+from pdlab.core.deployment import Deployment, Disaggregated, Pool
+from pdlab.core.errors import StoreError
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import RunKey
+from pdlab.results.schema import Distribution, Experiment, Run, SloSearch, Summary
+
+LatencyMode = Literal["token", "first_token", "chunk"]
+ThroughputMetric = Literal["output", "input", "total"]
+Rate = Literal["requests", "output", "input", "total"]
+Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
+Metric = Literal["ttft", "tpot", "itl", "e2el"]
+LoadKind = Literal["concurrency", "rate", "ramp"]
+Role = Literal["all", "prefill", "decode"]
+RequestsOf = Mapping[RunKey, Requests]
+
+METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
+DEFAULT_CHUNK = 16
+
+
+class View(Frozen):
+    """What to look at: which latency, which statistic of it, which throughput, per node or not.
+
+    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``confidence`` is the level
+    of every interval and verdict.
+    """
+
+    latency_mode: LatencyMode = "token"
+    chunk_size: int = Field(default=DEFAULT_CHUNK, ge=1)
+    use_interactivity: bool = False
+    throughput_metric: ThroughputMetric = "output"
+    statistic: Statistic = "p50"
+    normalized: bool = True
+    gpus_per_node: int = Field(default=8, ge=1)
+    role: Role = "all"
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _interactivity_is_of_tokens(self) -> View:
+        if self.use_interactivity and self.latency_mode != "token":
+            raise ValueError("interactivity is 1000/TPOT: it goes with the latency mode token alone")
+        return self
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Direction of `Point.latency`: interactivity is better when higher."""
+        return not self.use_interactivity
+
+    @property
+    def latency_name(self) -> str:
+        """Name of what `latency` returns, without unit."""
+        if self.use_interactivity:
+            return "interactivity"
+        return {"token": "TPOT", "first_token": "TTFT", "chunk": f"{self.chunk_size}-token chunk latency"}[
+            self.latency_mode
+        ]
+
+    @property
+    def latency_unit(self) -> str:
+        return "tokens/s per user" if self.use_interactivity else "ms"
+
+
+class Gpus(Frozen):
+    """What an experiment ran on. On a CPU cluster the unit is an engine rank, the slot of one GPU.
+
+    ``prefill`` and ``decode`` are None for a collocated deployment and where roles are not known.
+    """
+
+    total: int = Field(ge=1)
+    prefill: int | None = None
+    decode: int | None = None
+    device: Literal["gpu", "cpu"] = "gpu"
+
+    def of(self, role: Role) -> int | None:
+        """GPUs of that role, all of them for ``all``; None where the role is not known."""
+        return {"all": self.total, "prefill": self.prefill, "decode": self.decode}[role]
+
+    @property
+    def unit(self) -> str:
+        return "GPU" if self.device == "gpu" else "engine rank"
+
+
+class Figures(Frozen):
+    """What one level gave, whole deployment, not normalised.
+
+    ``latency_ms`` is metric -> statistic -> ms and holds what is known.
+    """
+
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    latency_ms: dict[Metric, dict[str, float]] = Field(default_factory=dict)
+
+    def tokens_per_s(self, metric: ThroughputMetric) -> float:
+        if metric == "total":
+            return self.input_tokens_per_s + self.output_tokens_per_s
+        return self.input_tokens_per_s if metric == "input" else self.output_tokens_per_s
+
+    def ms(self, metric: Metric, statistic: str) -> float | None:
+        """That statistic of that latency; None when not known."""
+        return self.latency_ms.get(metric, {}).get(statistic)
+
+    def latency(self, view: View) -> float | None:
+        """What the latency axis shows: ms, or tokens/s per user; None when not known.
+
+        A chunk is its first token and chunk_size - 1 more: (chunk_size - 1) * TPOT + TTFT, of the
+        same statistic each (the p90 of a sum is not the sum of p90s: see docs/metrics.md).
+        """
+        tpot, ttft = self.ms("tpot", view.statistic), self.ms("ttft", view.statistic)
+        if view.use_interactivity:
+            return 1000 / tpot if tpot else None
+        if view.latency_mode == "token":
+            return tpot
+        if view.latency_mode == "first_token" or ttft is None:
+            return ttft
+        return None if tpot is None else (view.chunk_size - 1) * tpot + ttft
+
+
+class Sample(Figures):
+    """One repeat of a level. ``requests``: its requests one by one, where they were kept and loaded."""
+
+    repeat: int
+    requests: InstanceOf[Requests] | None = Field(default=None, exclude=True, repr=False)
+
+    def scatter(self, metric: Metric, statistic: str) -> Estimate | None:
+        """That latency in ms with the scatter within this run; None where it is not known."""
+        if self.requests is None or metric == "itl":
+            return None
+        found = self.requests.estimates(metric).get(statistic)
+        return found.scaled(1000) if found and found.basis else None
+
+
+class Point(Figures):
+    """One level of one experiment: means over its repeats.
+
+    Where some repeats are valid, the means are over these and ``excluded`` counts the others; where
+    none is, they are over the invalid ones and ``valid`` is False. ``samples`` are the repeats that
+    the means are over, ``study`` is what stands beside it and tells how repeats scatter at large.
+    ``first_reasons``: why the first results of repeats that were measured twice were invalid.
+    """
+
+    kind: LoadKind
+    value: float
+    window: Literal["steady", "whole"]
+    samples: tuple[Sample, ...]
+    excluded: int = 0
+    reasons: tuple[str, ...] = ()
+    first_reasons: tuple[str, ...] = ()
+    valid: bool = True
+    study: InstanceOf[Study[Sample]] | None = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def repeats(self) -> int:
+        return len(self.samples)
+
+    @property
+    def load(self) -> str:
+        """``8`` in flight, or ``2.5/s``."""
+        return f"{self.value:g}" + ("/s" if self.kind == "rate" else "")
+
+    def rate_estimate(self, metric: Rate) -> Estimate:
+        """Requests/s or tokens/s of the whole deployment, with what is known of its scatter.
+
+        Over repeats; for one repeat over stretches of its window.
+        """
+
+        def of(figures: Figures) -> float:
+            return figures.requests_per_s if metric == "requests" else figures.tokens_per_s(metric)
+
+        requests = self.samples[0].requests
+        within = requests.rate if requests is not None and self.repeats == 1 else None
+        return self._estimate(("rate", metric), of, of(self), within)
+
+    def ms_estimate(self, metric: Metric, statistic: str) -> Estimate | None:
+        """That statistic of that latency with what is known of its scatter; None when not known."""
+        value = self.ms(metric, statistic)
+        if value is None:
+            return None
+        within = self.samples[0].scatter(metric, statistic) if self.repeats == 1 else None
+        return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
+
+    def latency_estimate(self, view: View) -> Estimate | None:
+        """`latency` with what is known of its scatter; None when the latency is not known."""
+        value = self.latency(view)
+        if value is None:
+            return None
+        within = self._scatter(view) if self.repeats == 1 else None
+        key = ("latency", view.latency_mode, view.chunk_size, view.use_interactivity, view.statistic)
+        return self._estimate(key, lambda figures: figures.latency(view), value, within)
+
+    def _estimate(
+        self, key: Hashable, of: Callable[[Figures], float | None], value: float, within: Estimate | None
+    ) -> Estimate:
+        """``value`` with the scatter between repeats; of one repeat that within the run, in relation."""
+        values = [found for sample in self.samples if (found := of(sample)) is not None]
+        if len(values) > 1:
+            own = of_repeats(values)._replace(value=value)
+            return own if self.study is None else self.study.moderate(own, key, of)
+        if within is None or within.relative_error is None:
+            return Estimate(value=value)
+        return within.scaled(value / within.value)._replace(value=value)
+
+    def _scatter(self, view: View) -> Estimate | None:
+        """Within one run. TTFT and TPOT of a chunk's sum are taken as unrelated."""
+        parts: dict[Metric, float] = {"ttft": 1.0} if view.latency_mode != "token" else {}
+        if view.latency_mode != "first_token":
+            parts["tpot"] = view.chunk_size - 1.0 if view.latency_mode == "chunk" else 1.0
+        found = [(part, self.samples[0].scatter(metric, view.statistic)) for metric, part in parts.items() if part]
+        known = [part.scaled(factor) for factor, part in found if part is not None]
+        if not known or len(known) < len(found):
+            return None
+        value = sum(part.value for part in known)
+        error = math.hypot(*(part.standard_error or 0.0 for part in known))
+        dof = min(part.dof or math.inf for part in known)
+        return Estimate(value=value, standard_error=error, dof=dof, basis="requests")
+
+
+class Curve(Frozen):
+    """One experiment ready to compare: points ordered by (load kind, load).
+
+    ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
+    ``published`` names the source of a table taken from elsewhere: shown, never ranked. ``splits`` has
+    where the TTFT goes, by (kind of load, load), mean over valid repeats, where the engines told.
+    ``searches`` are those for the highest rate within an SLO, of any repeat.
+    """
+
+    name: str
+    label: str
+    gpus: Gpus
+    deployment: Deployment | None = None
+    workload: str
+    points: tuple[Point, ...]
+    published: str | None = None
+    splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
+    searches: tuple[SloSearch, ...] = ()
+
+    def scale(self, view: View) -> float:
+        """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
+
+        With a role in the view, only the GPUs of that role count. Raises StoreError where the
+        experiment has no such role: `has_role` tells.
+        """
+        if not view.normalized:
+            return 1.0
+        gpus = self.gpus.of(view.role)
+        if not gpus:
+            raise StoreError(f"{self.name}: nothing is known to be its {view.role} {self.gpus.unit}s")
+        return view.gpus_per_node / gpus
+
+    def has_role(self, view: View) -> bool:
+        """Whether the view's normalisation is defined: a collocated experiment has no prefill GPUs."""
+        return not view.normalized or bool(self.gpus.of(view.role))
+
+    def throughput(self, point: Point, view: View) -> float:
+        """What the throughput axis shows, in tokens/s."""
+        return point.tokens_per_s(view.throughput_metric) * self.scale(view)
+
+    def throughput_estimate(self, point: Point, view: View) -> Estimate:
+        """The same with what is known of its scatter."""
+        return point.rate_estimate(view.throughput_metric).scaled(self.scale(view))
+
+    def lines(self) -> dict[LoadKind, list[Point]]:
+        """Points by load kind: a concurrency and a request rate are never on one line."""
+        found: dict[LoadKind, list[Point]] = {}
+        for point in self.points:
+            found.setdefault(point.kind, []).append(point)
+        return found
+
+
+def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = ()) -> tuple[Curve, ...]:
+    """All experiments as curves, in the order given. Raises StoreError when GPUs are not known.
+
+    ``requests``: per experiment, in the same order, the requests of its runs as far as loaded.
+    """
+    labels = short_labels(experiments)
+    loaded = requests or [{}] * len(experiments)
+    return in_one_study(
+        Curve(
+            name=experiment.name,
+            label=label,
+            gpus=gpus_of(experiment),
+            deployment=experiment.manifest.deployment,
+            workload=workload_name(experiment),
+            points=tuple(_points(experiment.runs, columns)),
+            splits=_splits(experiment.runs),
+            searches=experiment.searches,
+        )
+        for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
+    )
+
+
+def in_one_study(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    """The same curves, each level's scatter moderated by that of all valid levels (`pdlab.analysis.shrinkage`)."""
+    curves = tuple(curves)
+    study = Study([[point.samples for point in curve.points if point.valid] for curve in curves])
+    return tuple(
+        curve.model_copy(update={"points": tuple(point.model_copy(update={"study": study}) for point in curve.points)})
+        for curve in curves
+    )
+
+
+def gpus_of(experiment: Experiment) -> Gpus:
+    """GPUs (or engine ranks) by role, from the manifest. Raises StoreError when it does not say."""
+    manifest = experiment.manifest
+    placement, cluster, deployment = manifest.placement, manifest.cluster, manifest.deployment
+    device = placement.device if placement else cluster.device if cluster else "cpu" if manifest.local else "gpu"
+    if deployment is None:
+        if not manifest.gpus:
+            raise StoreError(f"{experiment.name}: the number of GPUs is not known; add --gpus {experiment.name}=N")
+        return Gpus(total=manifest.gpus, device=device)
+    topology = deployment.topology
+    if isinstance(topology, Disaggregated):
+        return Gpus(total=deployment.gpus, prefill=topology.prefill.gpus, decode=topology.decode.gpus, device=device)
+    return Gpus(total=deployment.gpus, device=device)
+
+
+def _points(runs: Iterable[Run], requests: RequestsOf) -> Iterable[Point]:
+    levels: dict[tuple[LoadKind, float], list[Run]] = {}
+    for run in runs:
+        levels.setdefault((run.key.kind, run.key.value), []).append(run)
+    for kind, value in sorted(levels):
+        yield _point(kind, value, levels[kind, value], requests)
+
+
+def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) -> Point:
+    valid = [run for run in runs if run.validity.valid]
+    used = valid or runs
+    steady = [run.steady for run in used if run.steady is not None and run.steady.ttft is not None]
+    # A mean of steady and whole-run figures would be neither: all repeats of a level use one window.
+    window: Literal["steady", "whole"] = "steady" if len(steady) == len(used) else "whole"
+    summaries = steady if window == "steady" else [run.whole for run in used]
+    samples = tuple(
+        _sample(run, summary, requests.get(run.key) if window == "steady" or run.steady is None else None)
+        for run, summary in zip(used, summaries, strict=True)
+    )
+    means = {metric: _means([sample.latency_ms.get(metric, {}) for sample in samples]) for metric in METRICS}
+    return Point(
+        kind=kind,
+        value=value,
+        window=window,
+        samples=samples,
+        excluded=len(runs) - len(used),
+        reasons=tuple(dict.fromkeys(reason for run in runs for reason in run.validity.reasons)),
+        first_reasons=tuple(dict.fromkeys(r for run in runs if run.replaces for r in run.replaces.reasons)),
+        valid=bool(valid),
+        requests_per_s=fmean(s.requests_per_s for s in summaries),
+        input_tokens_per_s=fmean(s.input_tokens_per_s for s in summaries),
+        output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
+        latency_ms={metric: values for metric, values in means.items() if values},
+    )
+
+
+def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], Split]:
+    found: dict[tuple[LoadKind, float], list[Split]] = {}
+    for run in runs:
+        if run.validity.valid and (one := split(run)):
+            found.setdefault((run.key.kind, run.key.value), []).append(one)
+    return {key: mean_split(repeats) for key, repeats in found.items()}
+
+
+def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
+    known: dict[Metric, Distribution | None] = {
+        "ttft": summary.ttft,
+        "tpot": summary.tpot,
+        "itl": summary.itl,
+        "e2el": summary.e2el,
+    }
+    return Sample(
+        repeat=run.key.repeat,
+        requests_per_s=summary.requests_per_s,
+        input_tokens_per_s=summary.input_tokens_per_s,
+        output_tokens_per_s=summary.output_tokens_per_s,
+        latency_ms={
+            metric: {"mean": d.mean_s * 1000, **{name: value * 1000 for name, value in d.percentiles_s.items()}}
+            for metric, d in known.items()
+            if d is not None
+        },
+        requests=requests,
+    )
+
+
+def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Statistic -> mean over repeats, for the statistics that every repeat has."""
+    return {name: fmean(r[name] for r in repeats) for name in repeats[0] if all(name in r for r in repeats)}
+
+
+def short_labels(experiments: Sequence[Experiment]) -> list[str]:
+    """One short unique label each: the configuration; where several share it, their workload or name too."""
+    short = [_configuration(e.manifest.deployment) if e.manifest.deployment else e.name for e in experiments]
+    labels: list[str] = []
+    for experiment, label in zip(experiments, short, strict=True):
+        namesakes = [e for e, other in zip(experiments, short, strict=True) if other == label]
+        if len(namesakes) > 1:
+            if len({workload_name(e) for e in namesakes}) == len(namesakes):
+                own = workload_name(experiment)
+            else:
+                common = set(_words(namesakes[0].name)).intersection(*(_words(e.name) for e in namesakes))
+                own = " ".join(word for word in _words(experiment.name) if word not in common)
+            label = f"{label} ({own})" if own else label
+        copies = sum(other == label or other.startswith(f"{label} #") for other in labels)
+        labels.append(f"{label} #{copies + 1}" if copies else label)
+    return labels
+
+
+def _words(name: str) -> list[str]:
+    return name.replace("-", "_").split("_")
+
+
+def _configuration(deployment: Deployment) -> str:
+    """``P1xTP4 D2xTP2 spread`` or ``4xTP2 collocated``."""
+    topology = deployment.topology
+    if isinstance(topology, Disaggregated):
+        return f"P{_pool(topology.prefill)} D{_pool(topology.decode)} {topology.placement}"
+    return f"{_pool(topology.pool)} collocated"
+
+
+def _pool(pool: Pool) -> str:
+    return pool.label.upper().replace("X", "x", 1)
+
+
+def workload_name(experiment: Experiment) -> str:
+    found = dict.fromkeys(
+        f"{run.workload.sent_input_tokens}:{run.workload.sent_output_tokens}"
+        + ("" if run.workload.mode == "mixed" else f" {run.workload.mode}")
+        for run in experiment.runs
+    )
+    return ", ".join(found)
+
+
+def per_million_tokens(price_per_gpu_hour: float, gpus: int, tokens_per_s: Estimate) -> Estimate:
+    """price * GPUs / (tokens/s * 3600) * 10^6, in the price's currency; infinite at no throughput.
+
+    The relative standard error is that of the throughput.
+    """
+    if tokens_per_s.value <= 0:
+        return Estimate(value=float("inf"))
+    value = price_per_gpu_hour * gpus / (tokens_per_s.value * 3600) * 1e6
+    error = tokens_per_s.relative_error
+    return tokens_per_s._replace(value=value, standard_error=None if error is None else error * value)
+
+
+def of_point(curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float) -> Estimate:
+    """Cost per million tokens of that kind at one level; all of the deployment's GPUs are paid for."""
+    return per_million_tokens(price_per_gpu_hour, curve.gpus.total, point.rate_estimate(metric))

@@ -1,0 +1,283 @@
+"""The most that a configuration serves within an SLO, who serves most, and by how much.
+
+Goodput as DistServe has it (Zhong et al., OSDI 2024): the highest rate at which the share of requests
+within every bound is at least the SLO's quantile. The share is counted request by request where the
+requests were kept. Where only percentiles are known, each bound alone is held against its own
+percentile: that is a necessary condition, not the same one (a request may miss one bound or the other).
+Where that very SLO was searched for (`pdlab.bench.slo_search`), the search's bracket is the answer, at its confidence.
+
+Between two neighbouring valid levels share and throughput are taken as straight; nothing is extended
+beyond the levels measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdlab.analysis.bootstrap import Line, line
+from pdlab.analysis.curves import Curve, Figures, Metric, Point, View
+from pdlab.analysis.intervals import Comparison, Estimate, Interval, blocks, of_blocks, of_repeats
+from pdlab.analysis.ranking import Ranked, own, rank
+from pdlab.analysis.requests import Requests
+from pdlab.analysis.shrinkage import moderate_all
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Slo
+from pdlab.results.schema import SloSearch
+from pdlab.results.slo import bracket_at
+
+How = Literal["requests", "percentiles", "search"]
+
+
+class Capacity(Frozen):
+    """``throughput`` in tokens/s as the view counts them, ``requests_per_gpu_s`` good requests per GPU.
+
+    ``how``: share counted over requests, each bound against its percentile, or searched for. ``capped``:
+    the highest load measured still meets the SLO, so there may be more. ``searches``: one for each repeat
+    that searched; the figures are then at the mean of their best rates, and one request/s of the whole
+    deployment is ``throughput_of_one`` as the view counts it.
+    """
+
+    label: str
+    throughput: Estimate
+    requests_per_gpu_s: Estimate
+    how: How
+    capped: bool
+    searches: tuple[SloSearch, ...] = ()
+    throughput_of_one: float = 0.0
+
+    @property
+    def bracket_rps(self) -> tuple[float | None, float | None]:
+        """What the searches found, in requests/s of the whole deployment: the lowest end that meets the SLO
+        and the highest that misses it; None where one of them has no such end."""
+        lows = [each.low_rps for each in self.searches if each.low_rps is not None]
+        highs = [each.high_rps for each in self.searches if each.high_rps is not None]
+        count = len(self.searches)
+        return (min(lows) if len(lows) == count else None, max(highs) if len(highs) == count else None)
+
+    @property
+    def bracket_confidence(self) -> float:
+        """Of each search; the lowest where they differ."""
+        return min(each.confidence for each in self.searches)
+
+    def interval(self, level: float) -> Interval | None:
+        """Of the throughput. A search's requests are judged anew at that level; of several searches it
+        reaches from the lowest end to the highest."""
+        if not self.searches:
+            return self.throughput.interval(level)
+        ends = [bracket_at(search, level) for search in self.searches]
+        low = min(0.0 if end is None else end for end, _ in ends)
+        high = max(math.inf if end is None else end for _, end in ends)
+        one = self.throughput_of_one
+        return Interval(low=low * one, high=high * one, level=level, basis="search")
+
+
+class Pick(Frozen):
+    """Capacities by throughput, highest first, with the first compared with each other one.
+
+    ``missed`` meet the SLO at no level measured; ``unknown`` have neither requests nor the percentile.
+    """
+
+    slo: Slo
+    capacities: tuple[Capacity, ...]
+    ranking: tuple[Ranked, ...]
+    missed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def margin(self) -> Comparison | None:
+        """The best against the second; None for one alone."""
+        return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
+
+    @property
+    def best(self) -> str | None:
+        """The configuration that is best beyond the noise; None where there is none or no telling."""
+        others = self.ranking[1:]
+        return self.ranking[0].label if self.ranking and not any(ranked.tied for ranked in others) else None
+
+
+@lru_cache(maxsize=1 << 16)
+def met_share(requests: Requests, slo: Slo) -> float:
+    """Share of the requests of one run within every bound.
+
+    A request that failed is within none; one of a single output token has no TPOT to miss.
+    """
+    count = len(requests) + requests.failed
+    return int(_met(requests, slo).sum()) / count if count else 0.0
+
+
+def met_estimate(requests: Requests, slo: Slo) -> Estimate:
+    """`met_share` with the scatter within that run."""
+    met = _met(requests, slo)
+    count = len(met) + requests.failed
+    cut = blocks(len(met), requests.together)
+    found = of_blocks(met.astype(np.float64), cut, met_share(requests, slo))
+    if cut is None or found.standard_error is None:
+        return found
+    # All or none within the bounds is no proof of certainty: at least the error of a share with two
+    # more hits and two more misses (Agresti and Coull 1998).
+    guess = (int(met.sum()) + 2) / (count + 4)
+    least = math.sqrt(guess * (1 - guess) / (count + 4))
+    return found._replace(standard_error=max(found.standard_error, least))
+
+
+def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
+    met = np.ones(len(requests), dtype=bool)
+    if slo.ttft_s is not None:
+        met &= requests.ttft_s <= slo.ttft_s
+    if slo.e2el_s is not None:
+        met &= requests.e2el_s <= slo.e2el_s
+    if slo.tpot_s is not None:
+        met &= ~(requests.tpot_s > slo.tpot_s)
+    return met
+
+
+def share_at(point: Point, slo: Slo) -> Estimate | None:
+    """Share of a level's requests within the SLO, mean over repeats; None where requests are not known."""
+    known = [sample.requests for sample in point.samples if sample.requests is not None]
+    if len(known) < point.repeats:
+        return None
+    return of_repeats([met_share(each, slo) for each in known]) if len(known) > 1 else met_estimate(known[0], slo)
+
+
+def goodput_at(point: Point, slo: Slo) -> Estimate | None:
+    """Requests/s within the SLO at one level, whole deployment; None where requests are not known."""
+    known = [(sample.requests, sample) for sample in point.samples if sample.requests is not None]
+    if len(known) < point.repeats:
+        return None
+    if len(known) > 1:
+        return of_repeats([met_share(requests, slo) * sample.requests_per_s for requests, sample in known])
+    share, rate = met_estimate(known[0][0], slo), point.rate_estimate("requests")
+    value = share.value * rate.value
+    if share.standard_error is None or rate.standard_error is None:
+        return Estimate(value=value)
+    error = math.hypot(share.standard_error * rate.value, share.value * rate.standard_error)
+    return share._replace(value=value, standard_error=error)
+
+
+def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:
+    """The most that the curve gives within the SLO: by a search for it where there was one."""
+    searches = tuple(search for search in curve.searches if search.slo == slo)
+    if searches and curve.points:
+        return _searched(curve, searches, view)
+    found: list[Capacity] = []
+    known = False
+    metric = view.throughput_metric
+    for points in curve.lines().values():
+        valid = [point for point in points if point.valid]
+        how = _how(valid, slo)
+        if how is None:
+            continue
+        known = True
+        tokens = _line(curve, valid, slo, how, lambda s: s.tokens_per_s(metric), curve.scale(view))
+        requests = _line(curve, valid, slo, how, lambda s: s.requests_per_s, 1 / curve.gpus.total)
+        bound = np.array([1 - slo.quantile if how == "requests" else 1.0])
+        most, rate = tokens.estimates(tokens.reach(bound))[0], requests.estimates(requests.reach(bound))[0]
+        if most is None or rate is None:
+            continue
+        capped = bool(tokens.x[0, -1] <= bound[0])
+        found.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, capped=capped))
+    if found:
+        return max(found, key=lambda each: each.throughput.value)
+    return "missed" if known else "unknown"
+
+
+def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capacity | Literal["missed", "unknown"]:
+    """The answer of finished and unfinished searches; a rate is turned into tokens by the requests measured."""
+    best = [search.best_rps for search in searches if search.best_rps is not None]
+    if not best:
+        return "missed" if any(search.high_rps is not None for search in searches) else "unknown"
+    served = [point for point in curve.points if point.requests_per_s > 0]
+    each = fmean(point.tokens_per_s(view.throughput_metric) / point.requests_per_s for point in served)
+    one, rate = each * curve.scale(view), fmean(best)
+    return Capacity(
+        label=curve.label,
+        throughput=Estimate(value=rate * one),
+        requests_per_gpu_s=Estimate(value=rate / curve.gpus.total),
+        how="search",
+        capped=any(search.high_rps is None for search in searches),
+        searches=searches,
+        throughput_of_one=one,
+    )
+
+
+def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
+    """Every configuration's capacity within the SLO, ranked."""
+    answers = [(curve.label, capacity(curve, slo, view)) for curve in own(curves)]
+    met = [answer for _, answer in answers if isinstance(answer, Capacity)]
+    throughput = moderate_all([each.throughput for each in met])
+    per_gpu = moderate_all([each.requests_per_gpu_s for each in met])
+    moderated = [
+        each.model_copy(update={"throughput": tokens, "requests_per_gpu_s": requests})
+        for each, tokens, requests in zip(met, throughput, per_gpu, strict=True)
+    ]
+    capacities = sorted(moderated, key=lambda each: -each.throughput.value)
+    return Pick(
+        slo=slo,
+        capacities=tuple(capacities),
+        ranking=rank(
+            [(each.label, each.throughput) for each in capacities],
+            view.confidence,
+            {each.label: each.interval for each in capacities if each.searches},
+        ),
+        missed=tuple(label for label, answer in answers if answer == "missed"),
+        unknown=tuple(label for label, answer in answers if answer == "unknown"),
+    )
+
+
+def _how(points: Sequence[Point], slo: Slo) -> How | None:
+    """How the SLO can be judged at every one of these levels; None where it cannot."""
+    if not points:
+        return None
+    if all(sample.requests is not None for point in points for sample in point.samples):
+        return "requests"
+    return "percentiles" if all(_worst(sample, slo) is not None for p in points for sample in p.samples) else None
+
+
+def _worst(figures: Figures, slo: Slo) -> float | None:
+    """The largest of latency percentile / bound, at most 1 where each bound is met; None: not known."""
+    statistic = f"p{100 * slo.quantile:g}"
+    bounds: dict[Metric, float | None] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2el": slo.e2el_s}
+    ratios = []
+    for metric, bound_s in bounds.items():
+        if bound_s is None:
+            continue
+        value_ms = figures.ms(metric, statistic)
+        if value_ms is None:
+            return None
+        ratios.append(value_ms / 1000 / bound_s)
+    return max(ratios)
+
+
+def _line(
+    curve: Curve, points: Sequence[Point], slo: Slo, how: How, rate: Callable[[Figures], float], factor: float
+) -> Line:
+    """Throughput (y) against the share that misses the SLO, or the worst ratio to a bound (x)."""
+
+    def misses(point: Point) -> Estimate | None:
+        if how == "percentiles":
+            worst = _worst(point, slo)
+            return None if worst is None else Estimate(value=worst)
+        share = share_at(point, slo)
+        return None if share is None else share._replace(value=1 - share.value)
+
+    def each_misses(point: Point) -> list[float]:
+        if how == "percentiles":
+            return [_worst(sample, slo) or 0.0 for sample in point.samples]
+        return [1 - met_share(s.requests, slo) for s in point.samples if s.requests is not None]
+
+    def rates(point: Point) -> Estimate:
+        within = point.rate_estimate("requests").relative_error if point.repeats == 1 else None
+        value = rate(point)
+        error = None if within is None else within * value
+        return Estimate(value=value, standard_error=error, dof=1.0 if error is not None else None)
+
+    found = line(curve, points, (misses, each_misses), (rates, lambda p: [rate(s) for s in p.samples]), y_factor=factor)
+    assert found is not None, "a curve without points was asked for"
+    return found

@@ -1,0 +1,297 @@
+"""How sure a figure is: standard errors, Student intervals, and whether two figures differ. Pure; numpy only.
+
+**Repeats** are the unit. A figure is measured once per repeat; its estimate is the mean, its interval
+is mean +- t * s / sqrt(R), with Student's t of R - 1 degrees of freedom. A percentile bootstrap of
+three repeats covers far less than it says (docs/decisions has the measured rates): resampling 3
+values cannot look beyond the smallest and the largest. So the bootstrap here gives the standard error,
+also of figures that are no means (throughput at a bound, a crossover), and Student's t the width.
+Hesterberg, What Teachers Should Know About the Bootstrap (2015), sections 4 and 5: bootstrap t with
+bootstrap standard errors, and the factor R / (R - 1) that a resampled variance lacks.
+
+The scatter between repeats already holds the scatter of requests within each, so requests are not
+resampled a second time beneath repeats (Davison and Hinkley, Bootstrap Methods, 1997, section 3.8).
+
+**One repeat** has no scatter to measure. Its requests, in blocks of neighbours because neighbours are
+alike, say how well this run measured itself; what another run would give, they cannot say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdlab.core.schema import Frozen
+from pdlab.core.text import ROUNDING
+
+Array = NDArray[np.float64]
+Basis = Literal["repeats", "requests", "assumed", "search"]
+Verdict = Literal["better", "worse", "not distinguishable"]
+
+# Beyond this, Student's t is the normal distribution to four digits.
+NORMAL_DOF = 1e5
+MAX_BLOCKS = 20
+MIN_BLOCKS = 5
+# A quantile with fewer requests than this beyond it is set by single requests.
+MIN_BEYOND = 5
+
+
+class Interval(Frozen):
+    """From ``low`` to ``high`` at a confidence ``level``; ``basis`` says which scatter it covers.
+
+    ``repeats``: between repeats of the level, so also what changes from start to start. ``requests``:
+    one repeat, the scatter within that run alone. ``assumed``: one repeat, with a repeat-to-repeat
+    scatter that was not measured here. ``search``: the bracket of a search for the highest rate.
+    """
+
+    low: float
+    high: float
+    level: float
+    basis: Basis
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+class Estimate(NamedTuple):
+    """A figure with its standard error, in the figure's unit, and the degrees of freedom of that error.
+
+    All three are None where nothing is known of the scatter. ``dof`` may be infinite. ``edge``: read off a curve where
+    it ends; in more draws than chance allows there is no such figure, so it may be no better, and not there at all.
+    """
+
+    value: float
+    standard_error: float | None = None
+    dof: float | None = None
+    basis: Basis | None = None
+    edge: bool = False
+
+    def interval(self, level: float) -> Interval | None:
+        """value +- t * standard error; None where the scatter is not known. Nothing here is below 0."""
+        if self.standard_error is None or self.dof is None or self.basis is None:
+            return None
+        half = student_t((1 + level) / 2, self.dof) * self.standard_error
+        low = max(0.0, self.value - half) if self.value >= 0 else self.value - half
+        return Interval(low=low, high=self.value + half, level=level, basis=self.basis)
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same figure in another unit."""
+        error = None if self.standard_error is None else self.standard_error * abs(factor)
+        return self._replace(value=self.value * factor, standard_error=error)
+
+    @property
+    def relative_error(self) -> float | None:
+        """Standard error / value; None where unknown or the value is 0."""
+        return None if self.standard_error is None or not self.value else self.standard_error / abs(self.value)
+
+
+class Comparison(Frozen):
+    """``first`` against ``second`` as a ratio with its interval; ``better`` means that first is higher."""
+
+    ratio: float
+    low: float
+    high: float
+    level: float
+    verdict: Verdict
+    basis: Basis
+
+
+def of_repeats(values: Sequence[float]) -> Estimate:
+    """Mean of one value per repeat. One value alone has no measured scatter."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return Estimate(value=mean)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return Estimate(value=mean, standard_error=math.sqrt(variance / count), dof=count - 1, basis="repeats")
+
+
+def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 1) -> Comparison | None:
+    """Ratio first / second of two independent positive figures; None where either scatter is unknown.
+
+    On the logarithm, with relative standard errors: ln(a/b) +- t * sqrt(ra^2 + rb^2), degrees of
+    freedom after Welch and Satterthwaite (the two need not scatter alike). With ``comparisons`` > 1
+    made for one statement each takes its share of the error (Bonferroni).
+    """
+    errors = first.relative_error, second.relative_error
+    if None in errors or not first.dof or not second.dof or first.value <= 0 or second.value <= 0:
+        return None
+    a, b = (error or 0.0 for error in errors)
+    if math.isinf(a) or math.isinf(b):
+        ratio = first.value / second.value
+        return Comparison(
+            ratio=ratio,
+            low=0.0,
+            high=math.inf,
+            level=level,
+            verdict="not distinguishable",
+            basis=first.basis or "assumed",
+        )
+    middle, error = math.log(first.value / second.value), math.hypot(a, b)
+    dof = math.inf
+    if error:
+        shares = (a / error) ** 4 / first.dof + (b / error) ** 4 / second.dof
+        dof = 1 / shares if shares else math.inf
+    tail = (1 - level) / 2 / max(1, comparisons)
+    half = student_t(1 - tail, dof) * error
+    low, high = _exp(middle - half), _exp(middle + half)
+    verdict: Verdict = "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
+    basis: Basis = "assumed" if "assumed" in (first.basis, second.basis) else first.basis or "assumed"
+    return Comparison(ratio=_exp(middle), low=low, high=high, level=level, verdict=verdict, basis=basis)
+
+
+def apart(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
+    """Ratio of two figures that are known by their intervals alone: they differ where these do not meet.
+
+    Each end of an interval fails with half of its error at most, and a wrong verdict needs the lower end of
+    one or the upper end of the other to fail: together no more than the error of one interval (union bound).
+    """
+    low = first.low / second.high if second.high else 0.0
+    high = first.high / second.low if second.low else math.inf
+    verdict: Verdict = "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
+    return Comparison(ratio=ratio, low=low, high=high, level=level, verdict=verdict, basis="search")
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
+
+
+def multipliers(seed: Sequence[int], draws: int, repeats: int) -> Array:
+    """(draws, repeats) standard normal weights of a multiplier bootstrap: see `resample`."""
+    return np.random.default_rng(list(seed)).standard_normal((draws, repeats))
+
+
+def resample(values: Array, weights: Array) -> Array:
+    """Draws of the mean over repeats. values: (R, ...), weights: (draws, R) -> (draws, ...).
+
+    mean + sum over r of w_r (x_r - mean) / sqrt(R (R - 1)): its standard deviation is the standard
+    error s / sqrt(R) exactly. Against resampling whole repeats it is smooth at R = 2 or 3, and a level
+    that lacks one of the repeats still has draws. Figures that share the weights keep their correlation.
+    """
+    count = values.shape[0]
+    mean = values.mean(axis=0)
+    if count < 2:
+        return np.broadcast_to(mean, (weights.shape[0], *mean.shape)).copy()
+    drawn: Array = mean + np.tensordot(weights, values - mean, axes=1) / math.sqrt(count * (count - 1))
+    return drawn
+
+
+def blocks(count: int, least: int) -> int | None:
+    """Blocks of neighbours for ``count`` requests of which ``least`` belong together; None: too few."""
+    found = min(MAX_BLOCKS, count // max(1, least))
+    return found if found >= MIN_BLOCKS else None
+
+
+def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict[str, Estimate]:
+    """Mean and percentiles of one run's requests, ordered in time, keyed ``mean``, ``p50``, ...
+
+    The run is cut into at most 20 blocks of at least ``least`` neighbours. The block bootstrap's
+    variance of a mean is known without drawing: the variance between block means over their number.
+    A percentile takes the share of requests at or below it as that mean, and the interval of the
+    share back through the ordered values (Woodruff 1952). Percentiles with fewer than 5 requests
+    beyond them, and runs of fewer than 5 blocks, have an estimate without an error.
+    """
+    ordered = np.sort(values)
+    count = len(ordered)
+    cut = blocks(count, least)
+    shares = np.array(percentiles) / 100
+
+    def at(share: Array) -> Array:
+        """Percentiles of the ordered values, linear between neighbours."""
+        position = np.clip(share, 0.0, 1.0) * (count - 1)
+        low = position.astype(np.intp)
+        high = np.minimum(low + 1, count - 1)
+        between: Array = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+        return between
+
+    names = [f"p{q:g}" for q in percentiles]
+    middle = at(shares)
+    found = {name: Estimate(value) for name, value in zip(names, middle.tolist(), strict=True)}
+    found["mean"] = of_blocks(values, cut, float(values.mean()))
+    if cut is None:
+        return found
+    edges = np.linspace(0, count, cut + 1).astype(np.intp)
+    below = (values <= middle[:, None]).astype(np.float64)
+    errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(cut)
+    halves = (at(shares + errors) - at(shares - errors)) / 2
+    for name, share, half in zip(names, shares.tolist(), halves.tolist(), strict=True):
+        if min(share, 1 - share) * count >= MIN_BEYOND:
+            found[name] = Estimate(found[name].value, half, cut - 1, "requests")
+    return found
+
+
+def of_blocks(values: Array, cut: int | None, value: float) -> Estimate:
+    """``value`` with the standard error of the mean of ``values`` over ``cut`` blocks of neighbours."""
+    if cut is None:
+        return Estimate(value=value)
+    edges = np.linspace(0, len(values), cut + 1).astype(np.intp)
+    means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+    return Estimate(
+        value=value, standard_error=float(means.std(ddof=1)) / math.sqrt(cut), dof=cut - 1, basis="requests"
+    )
+
+
+@lru_cache(maxsize=4096)
+def student_t(probability: float, dof: float) -> float:
+    """Quantile of Student's t for ``probability`` in (0, 1): the x with P(T <= x) = probability.
+
+    Newton's method on the distribution function, kept inside a bracket; accurate to about 1e-10.
+    """
+    if dof >= NORMAL_DOF:
+        return NormalDist().inv_cdf(probability)
+    if probability < 0.5:
+        return -student_t(1 - probability, dof)
+    tail = 1 - probability
+    low, high = 0.0, 1.0
+    while _upper_tail(high, dof) > tail:
+        low, high = high, high * 2
+    # ln of the density's constant: gamma((n + 1) / 2) / (gamma(n / 2) sqrt(n pi)).
+    constant = math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2) - 0.5 * math.log(dof * math.pi)
+    x = (low + high) / 2
+    for _ in range(100):
+        excess = _upper_tail(x, dof) - tail
+        low, high = (x, high) if excess > 0 else (low, x)
+        density = math.exp(constant - (dof + 1) / 2 * math.log1p(x * x / dof))
+        step = excess / density if density else math.inf
+        following = x + step if low < x + step < high else (low + high) / 2
+        if abs(following - x) <= 1e-12 * max(1.0, x):
+            return following
+        x = following
+    return x
+
+
+def _upper_tail(x: float, dof: float) -> float:
+    """P(T > x) for x >= 0: half the regularised incomplete beta function I(dof / (dof + x^2); dof/2, 1/2)."""
+    return 0.5 * _incomplete_beta(dof / (dof + x * x), dof / 2, 0.5)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Regularised I_x(a, b) by Lentz's continued fraction (Numerical Recipes, 3rd edition, section 6.4)."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    if x >= (a + 1) / (a + b + 2):
+        return 1 - front * _beta_fraction(1 - x, b, a) / b
+    return front * _beta_fraction(x, a, b) / a
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    tiny = 1e-300
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
+    h = d
+    for m in range(1, 1000):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / (1 + term * d or tiny)
+            c = 1 + term / c or tiny
+            h *= d * c
+        if abs(d * c - 1) < 1e-15:
+            break
+    return h

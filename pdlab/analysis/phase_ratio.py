@@ -1,0 +1,189 @@
+"""From the phases alone to the P:D ratio that they imply: ``python -m pdlab ratio``.
+
+One prefill replica serves r_P requests/s (prefill-only), one decode replica r_D (decode-only, at the
+real context length). A deployment of p and d replicas serves at most min(p r_P, d r_D), and wastes
+nothing where p r_P = d r_D: the rate-matched ratio P:D is r_D : r_P (DistServe, Zhong et al., OSDI 2024,
+section 4). r_D is a function of the batch and so of the TPOT that is accepted: one line per level.
+The KV transfer between the phases is no part of either, so this is a bound, printed beside what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen
+from pdlab.results.schema import Experiment, Run, Summary
+
+MOST_REPLICAS = 8
+
+
+class PhaseRate(Frozen):
+    """One level of a phase: ``per_replica_rps`` requests/s of one replica, mean over ``repeats`` valid repeats."""
+
+    value: float
+    per_replica_rps: float
+    tpot_p50_s: float | None
+    ttft_p50_s: float | None
+    repeats: int
+
+
+class Implied(Frozen):
+    """Rate-matched ratio at one decode level: ``prefill_per_decode`` = r_D / r_P; ``ratio`` the nearest
+    of small whole numbers; ``rps_per_gpu`` what that ratio could serve per GPU, without any transfer."""
+
+    decode: PhaseRate
+    prefill_per_decode: float
+    ratio: Fraction
+    rps_per_gpu: float
+
+
+class Measured(Frozen):
+    """A measured PD deployment: its replicas and the highest requests/s per GPU among its valid levels."""
+
+    name: str
+    label: str
+    prefill: int
+    decode: int
+    best_rps_per_gpu: float
+    at: str
+    tpot_p50_s: float | None
+
+
+def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
+    """Requests/s per replica of each closed-loop level. Raises UsageError when it is not that phase, or
+    nothing in it is valid."""
+    pool = _pool(experiment)
+    runs = [r for r in experiment.runs if r.workload.mode == mode and r.validity.valid and r.key.kind == "concurrency"]
+    if not runs:
+        raise UsageError(f"{experiment.name}: no valid closed-loop level of mode {mode}")
+    found = []
+    for value in sorted({run.key.value for run in runs}):
+        windows = [_window(run) for run in runs if run.key.value == value]
+        found.append(
+            PhaseRate(
+                value=value,
+                per_replica_rps=_mean(w.requests_per_s for w in windows) / (pool.replicas * pool.dp),
+                tpot_p50_s=_mean_or_none(w.tpot.p50_s if w.tpot else None for w in windows),
+                ttft_p50_s=_mean_or_none(w.ttft.p50_s if w.ttft else None for w in windows),
+                repeats=len(windows),
+            )
+        )
+    return tuple(found)
+
+
+def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[Implied, ...]]:
+    """The prefill rate used (its best level) and the ratio at every decode level.
+
+    Raises UsageError when the two are of different models or prompt lengths.
+    """
+    p_workload, d_workload = prefill.runs[0].workload, decode.runs[0].workload
+    if p_workload.input_tokens != d_workload.input_tokens:
+        raise UsageError(
+            f"{prefill.name} has {p_workload.input_tokens} input tokens, {decode.name} {d_workload.input_tokens}: "
+            "the phases must be of the same workload"
+        )
+    best = max(rates(prefill, "prefill-only"), key=lambda rate: rate.per_replica_rps)
+    p_gpus, d_gpus = _pool(prefill).gpus_per_replica, _pool(decode).gpus_per_replica
+    found = []
+    for rate in rates(decode, "decode-only"):
+        each = rate.per_replica_rps / best.per_replica_rps
+        ratio = nearest(each)
+        p, d = ratio.numerator, ratio.denominator
+        served = min(p * best.per_replica_rps, d * rate.per_replica_rps)
+        found.append(
+            Implied(decode=rate, prefill_per_decode=each, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus))
+        )
+    return best, tuple(found)
+
+
+def nearest(prefill_per_decode: float) -> Fraction:
+    """P:D of at most 8 replicas each, nearest on a logarithmic scale."""
+    options = {Fraction(p, d) for p in range(1, MOST_REPLICAS + 1) for d in range(1, MOST_REPLICAS + 1)}
+
+    def distance(option: Fraction) -> tuple[float, int]:
+        quotient = prefill_per_decode / float(option)
+        return max(quotient, 1 / quotient), option.numerator + option.denominator
+
+    return min(sorted(options), key=distance)
+
+
+def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
+    """The PD deployments among them, best first."""
+    found = []
+    for experiment in experiments:
+        deployment = experiment.manifest.deployment
+        runs = [run for run in experiment.runs if run.validity.valid and run.workload.mode == "mixed"]
+        if deployment is None or not isinstance(deployment.topology, Disaggregated) or not runs:
+            continue
+        best = max(runs, key=lambda run: _window(run).requests_per_s)
+        window = _window(best)
+        found.append(
+            Measured(
+                name=experiment.name,
+                label=deployment.label,
+                prefill=deployment.topology.prefill.replicas * deployment.topology.prefill.dp,
+                decode=deployment.topology.decode.replicas * deployment.topology.decode.dp,
+                best_rps_per_gpu=window.requests_per_s / deployment.gpus,
+                at=best.key.stem,
+                tpot_p50_s=window.tpot.p50_s if window.tpot else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda m: -m.best_rps_per_gpu))
+
+
+def report(prefill: Experiment, decode: Experiment, others: Sequence[Experiment]) -> str:
+    """Both phases, the ratios that they imply, and those that were measured, as text."""
+    best, found = implied(prefill, decode)
+    lines = [
+        f"prefill alone ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica "
+        f"(concurrency {best.value:g}, TTFT p50 {_ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
+        f"decode alone ({decode.name}), and the rate-matched ratio",
+        "  concurrency  TPOT p50 ms  requests/s per replica  P per D  nearest P:D  requests/s per GPU, at most",
+    ]
+    for item in found:
+        ratio = f"{item.ratio.numerator}:{item.ratio.denominator}"
+        lines.append(
+            f"  {item.decode.value:11g}  {_ms(item.decode.tpot_p50_s):>11}  {item.decode.per_replica_rps:22.2f}"
+            f"  {item.prefill_per_decode:7.2f}  {ratio:>11}  {item.rps_per_gpu:27.2f}"
+        )
+    ranked = measured(others)
+    if ranked:
+        lines.append("measured")
+        lines.append("  P:D  requests/s per GPU  at              TPOT p50 ms  deployment")
+        for one in ranked:
+            lines.append(
+                f"  {one.prefill}:{one.decode}  {one.best_rps_per_gpu:18.2f}  {one.at:<14}  {_ms(one.tpot_p50_s):>11}  "
+                f"{one.name} ({one.label})"
+            )
+    for note in dict.fromkeys(note for run in decode.runs for note in run.validity.notes):
+        lines.append(f"note: {note}")
+    lines.append("note: neither phase has the KV transfer in it, and a batch of mixed lengths is none of one length")
+    return "\n".join(lines)
+
+
+def _pool(experiment: Experiment) -> Pool:
+    deployment = experiment.manifest.deployment
+    if deployment is None or deployment.mode != "collocated":
+        raise UsageError(f"{experiment.name}: a phase alone is measured on a collocated deployment of known size")
+    return next(iter(deployment.pools.values()))
+
+
+def _window(run: Run) -> Summary:
+    return run.steady or run.whole
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def _mean_or_none(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return _mean(found) if found else None
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"

@@ -1,0 +1,213 @@
+"""A table that somebody published -> curves beside ours: shown, never ranked.
+
+A CSV file, one row per measured point, its columns named with their units; ``#`` begins a comment.
+
+| column | meaning |
+|---|---|
+| source | where it was published; every row says it |
+| configuration | any notation of `pdlab.core.notation` |
+| input_tokens, output_tokens | of one request |
+| concurrency or rate_rps | the load, of the whole deployment |
+| per | what the rates are of: deployment (default), gpu, node, role-gpu, role-node |
+| gpus_per_node | 8 unless said |
+| requests_per_s, input_tokens_per_s, output_tokens_per_s | at least one |
+| METRIC_STATISTIC_UNIT | ttft_p95_s, tpot_mean_ms, e2el_p50_s, ... |
+| model, tp | optional: the model, and the TP of a group in the notation of nodes |
+
+``role-node``: input tokens/s per prefill node and output tokens/s per decode node, as reports on
+large-scale serving give them. With fixed lengths requests/s times tokens per request is the token
+rate, so rates that a row lacks follow from one it has; where input and output rates are given and
+disagree, each is kept as published.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pdlab.analysis.curves import METRICS, Curve, Gpus, Metric, Point, Sample
+from pdlab.core import notation
+from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.workload import Closed, Load, Open, Workload
+
+_LATENCY = re.compile(r"(?P<metric>ttft|tpot|itl|e2el)_(?P<statistic>mean|p\d+(?:\.\d+)?)_(?P<unit>ms|s)")
+RATES = ("requests_per_s", "input_tokens_per_s", "output_tokens_per_s")
+PER = ("deployment", "gpu", "node", "role-gpu", "role-node")
+REQUIRED = ("source", "configuration", "input_tokens", "output_tokens")
+OPTIONAL = ("concurrency", "rate_rps", "per", "gpus_per_node", "model", "tp", *RATES)
+
+
+def load(path: Path) -> list[Curve]:
+    """One curve per source, configuration, lengths and model, in the order of the table.
+
+    Raises StoreError when it cannot be read, UsageError naming line, column and rule.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise StoreError(f"{path}: cannot be read ({reason}); give a CSV file") from error
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
+    if len(numbered) < 2:
+        raise UsageError(f"{path}: holds no table; write a line of column names and one line per point")
+    head, *rows = list(csv.reader([line for _, line in numbered]))
+    columns = [name.strip() for name in head]
+    _check_columns(path, columns)
+    found: dict[tuple[str, ...], list[tuple[Deployment, Point]]] = {}
+    for (n, _), cells in zip(numbered[1:], rows, strict=True):
+        where = f"{path}, line {n}"
+        if len(cells) != len(columns):
+            raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns; quote a cell that has a comma")
+        row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
+        key = tuple(row.get(name, "") for name in ("source", "configuration", "input_tokens", "output_tokens", "model"))
+        group = found.setdefault(key, [])
+        deployment, point = _point(where, row)
+        if any((other.kind, other.value) == (point.kind, point.value) for _, other in group):
+            raise UsageError(f"{where}: {key[1]} at this load is there already; one row is one point")
+        group.append((deployment, point))
+    several = len({key[2:4] for key in found}) > 1
+    return [
+        Curve(
+            name=path.name,
+            label=f"{key[1]}, {key[0]}" + (f" ({key[2]}:{key[3]})" if several else ""),
+            gpus=_gpus(group[0][0]),
+            deployment=group[0][0],
+            workload=f"{key[2]}:{key[3]}",
+            points=tuple(sorted((point for _, point in group), key=lambda p: (p.kind, p.value))),
+            published=key[0],
+        )
+        for key, group in found.items()
+    ]
+
+
+def _gpus(deployment: Deployment) -> Gpus:
+    topology = deployment.topology
+    if isinstance(topology, Disaggregated):
+        return Gpus(total=deployment.gpus, prefill=topology.prefill.gpus, decode=topology.decode.gpus)
+    return Gpus(total=deployment.gpus)
+
+
+def _check_columns(path: Path, columns: list[str]) -> None:
+    unknown = [name for name in columns if name not in (*REQUIRED, *OPTIONAL) and not _LATENCY.fullmatch(name)]
+    if unknown:
+        raise UsageError(
+            f"{path}: column {unknown[0]!r} is not known; use {', '.join((*REQUIRED, *OPTIONAL))}, or a latency such "
+            "as ttft_p95_s or tpot_mean_ms"
+        )
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise UsageError(f"{path}: column {twice!r} is there twice; keep one")
+    missing = [name for name in REQUIRED if name not in columns]
+    if missing:
+        raise UsageError(f"{path}: column {missing[0]!r} is missing; every point says its {', '.join(REQUIRED)}")
+
+
+def _point(where: str, row: Mapping[str, str]) -> tuple[Deployment, Point]:
+    for name in REQUIRED:
+        if name not in row:
+            raise UsageError(f"{where}: {name} is empty; every point says it")
+    gpus_per_node, tp = _whole(where, row, "gpus_per_node", 8), _whole(where, row, "tp", 1)
+    try:
+        topology = notation.parse(row["configuration"], gpus_per_node=gpus_per_node, tp=tp)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    deployment = Deployment(model=row.get("model", "unknown"), topology=topology)
+    workload = Workload(
+        input_tokens=_whole(where, row, "input_tokens"), output_tokens=_whole(where, row, "output_tokens")
+    )
+    load = _load(where, row)
+    requests, input_tokens, output_tokens = _rates(where, row, deployment, workload, gpus_per_node)
+    sample = Sample(
+        repeat=0,
+        requests_per_s=requests,
+        input_tokens_per_s=input_tokens,
+        output_tokens_per_s=output_tokens,
+        latency_ms=_latencies(where, row),
+    )
+    point = Point(
+        kind=load.kind,
+        value=load.value,
+        window="whole",
+        samples=(sample,),
+        requests_per_s=requests,
+        input_tokens_per_s=input_tokens,
+        output_tokens_per_s=output_tokens,
+        latency_ms=sample.latency_ms,
+    )
+    return deployment, point
+
+
+def _load(where: str, row: Mapping[str, str]) -> Load:
+    if ("concurrency" in row) == ("rate_rps" in row):
+        raise UsageError(f"{where}: give either concurrency or rate_rps")
+    if "concurrency" in row:
+        return Closed(concurrency=_whole(where, row, "concurrency"))
+    return Open(rate_rps=_number(where, row, "rate_rps"))
+
+
+def _rates(
+    where: str, row: Mapping[str, str], deployment: Deployment, workload: Workload, gpus_per_node: int
+) -> tuple[float, float, float]:
+    """requests/s, input and output tokens/s of the whole deployment."""
+    per = row.get("per", "deployment")
+    if per not in PER:
+        raise UsageError(f"{where}: per is {per!r}; use one of {', '.join(PER)}")
+    sizes = {"prefill": deployment.gpus, "decode": deployment.gpus}
+    if per.startswith("role-"):
+        if not isinstance(deployment.topology, Disaggregated):
+            raise UsageError(f"{where}: per {per} needs a prefill-decode configuration; use gpu or node")
+        if "requests_per_s" in row:
+            raise UsageError(f"{where}: requests_per_s has no role; give it per deployment, gpu or node")
+        sizes = {"prefill": deployment.topology.prefill.gpus, "decode": deployment.topology.decode.gpus}
+    unit = gpus_per_node if per.endswith("node") else 1
+    factors = {role: 1.0 if per == "deployment" else gpus / unit for role, gpus in sizes.items()}
+    given = {name: _number(where, row, name) for name in RATES if name in row}
+    if not given:
+        raise UsageError(f"{where}: no rate; give at least one of {', '.join(RATES)}")
+    input_tokens = given["input_tokens_per_s"] * factors["prefill"] if "input_tokens_per_s" in given else None
+    output_tokens = given["output_tokens_per_s"] * factors["decode"] if "output_tokens_per_s" in given else None
+    requests = given["requests_per_s"] * factors["prefill"] if "requests_per_s" in given else None
+    if requests is None:
+        # Every request makes its output at the end: a published output rate is of finished requests.
+        requests = (
+            output_tokens / workload.output_tokens
+            if output_tokens is not None
+            else (input_tokens or 0.0) / workload.input_tokens
+        )
+    if input_tokens is None:
+        input_tokens = requests * workload.input_tokens
+    if output_tokens is None:
+        output_tokens = requests * workload.output_tokens
+    return requests, input_tokens, output_tokens
+
+
+def _latencies(where: str, row: Mapping[str, str]) -> dict[Metric, dict[str, float]]:
+    """In ms, what the table has."""
+    known: dict[Metric, dict[str, float]] = {}
+    for name in row:
+        if match := _LATENCY.fullmatch(name):
+            metric = next(metric for metric in METRICS if metric == match["metric"])
+            ms = _number(where, row, name) * (1 if match["unit"] == "ms" else 1000)
+            known.setdefault(metric, {})[match["statistic"]] = ms
+    return known
+
+
+def _number(where: str, row: Mapping[str, str], name: str) -> float:
+    try:
+        value = float(row[name].replace(",", ""))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{where}: {name} is {row[name]!r}; expected a number above 0")
+    return value
+
+
+def _whole(where: str, row: Mapping[str, str], name: str, default: int | None = None) -> int:
+    if name not in row and default is not None:
+        return default
+    value = _number(where, row, name)
+    if value != int(value):
+        raise UsageError(f"{where}: {name} is {row[name]!r}; expected a whole number")
+    return int(value)

@@ -1,0 +1,320 @@
+"""Curves against each other: Pareto frontier, throughput at a latency bound, and what the repeats let one say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from pdlab.analysis.bootstrap import SINGLE_REPEAT_SD, Line, line
+from pdlab.analysis.curves import Curve, Point, View
+from pdlab.analysis.intervals import Comparison, Estimate, Interval, apart, compare, student_t
+from pdlab.analysis.shrinkage import moderate_all
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen
+
+# The interval of a figure at a level; None where nothing is known of its scatter.
+IntervalAt = Callable[[float], Interval | None]
+
+
+class Spot(NamedTuple):
+    """A drawable point of a curve: ``x`` latency or interactivity, ``y`` throughput, as the view shows them."""
+
+    curve: Curve
+    point: Point
+    x: float
+    y: float
+
+
+class FrontierPoint(NamedTuple):
+    """A point with its intervals, whether it is on the frontier, and in which share of the draws it is.
+
+    ``x``, ``y`` and ``share`` are None where nothing is known of the scatter.
+    """
+
+    spot: Spot
+    x: Interval | None
+    y: Interval | None
+    on_it: bool
+    share: float | None
+
+
+def spots(all_curves: Sequence[Curve], view: View) -> list[Spot]:
+    """Every point that can be drawn, invalid ones included; a point without that latency cannot."""
+    found = []
+    for curve in all_curves:
+        for point in curve.points:
+            x = point.latency(view)
+            if x is not None:
+                found.append(Spot(curve, point, x, curve.throughput(point, view)))
+    return found
+
+
+def own(all_curves: Sequence[Curve]) -> list[Curve]:
+    """The curves that may be ranked: not those of published tables."""
+    return [curve for curve in all_curves if curve.published is None]
+
+
+def require_latency(all_curves: Sequence[Curve], view: View) -> None:
+    """Raises UsageError when no point has the latency that the view asks for."""
+    if not spots(all_curves, view):
+        what = f"{view.statistic} of {view.latency_name}"
+        raise UsageError(
+            f"no level has the {what}; choose another --stat or --latency-mode (prefill-only runs have no TPOT)"
+        )
+
+
+def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True) -> list[int]:
+    """Indexes of the points that no other beats, by increasing x; higher y is better.
+
+    A point is beaten by one that is at least as good in both and better in one; equal points
+    are both kept.
+    """
+    sign = 1.0 if lower_x_is_better else -1.0
+    order = sorted(range(len(points)), key=lambda i: (sign * points[i][0], -points[i][1]))
+    kept: list[int] = []
+    for i in order:
+        if not kept or points[i][1] > points[kept[-1]][1] or points[i] == points[kept[-1]]:
+            kept.append(i)
+    return sorted(kept, key=lambda i: (points[i][0], i))
+
+
+def frontier(all_curves: Sequence[Curve], view: View) -> list[Spot]:
+    """The Pareto frontier over all experiments, valid points only, by increasing x."""
+    valid = [spot for spot in spots(own(all_curves), view) if spot.point.valid]
+    return [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)]
+
+
+def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
+    """Every valid point with its intervals and how often the draws have it on the frontier."""
+    all_curves = own(all_curves)
+    valid = [spot for spot in spots(all_curves, view) if spot.point.valid]
+    best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
+    share = _shares(all_curves, view)
+    return [
+        FrontierPoint(
+            spot,
+            estimate.interval(view.confidence) if (estimate := spot.point.latency_estimate(view)) else None,
+            spot.curve.throughput_estimate(spot.point, view).interval(view.confidence),
+            i in best,
+            share.get(id(spot.point)),
+        )
+        for i, spot in enumerate(valid)
+    ]
+
+
+def _shares(all_curves: Sequence[Curve], view: View) -> dict[int, float]:
+    """Point -> share of draws in which no other point beats it; empty where no level has repeats."""
+    if not any(point.repeats > 1 for curve in all_curves for point in curve.points if point.valid):
+        return {}
+    drawn: list[tuple[list[Point], Line]] = []
+    for curve in all_curves:
+        for points in curve.lines().values():
+            usable = [p for p in points if p.valid and p.latency(view) is not None]
+            found = line_of(curve, usable, view)
+            if found:
+                drawn.append((usable, found))
+    x = np.concatenate([found.x[1:] for _, found in drawn], axis=1)
+    y = np.concatenate([found.y[1:] for _, found in drawn], axis=1)
+    order = np.argsort(x, axis=1, kind="stable")
+    sorted_y = np.take_along_axis(y, order, axis=1)
+    highest = np.maximum.accumulate(sorted_y, axis=1)
+    shares = np.zeros(x.shape[1])
+    np.add.at(shares, order.ravel(), (sorted_y >= highest).ravel())
+    every = [point for points, _ in drawn for point in points]
+    return {id(point): float(share) / len(x) for point, share in zip(every, shares, strict=True)}
+
+
+def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
+    """Throughput (y) against latency (x, lower is better whatever the view) with draws; points valid and known."""
+    sign = 1.0 if view.lower_is_better else -1.0
+    metric = view.throughput_metric
+    return line(
+        curve,
+        points,
+        (lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples]),
+        (lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        sign,
+        curve.scale(view),
+    )
+
+
+def lines_of(curve: Curve, view: View) -> list[Line]:
+    """One per kind of load that has a valid level with that latency."""
+    usable = [[p for p in ps if p.valid and p.latency(view) is not None] for ps in curve.lines().values()]
+    return [found for points in usable if (found := line_of(curve, points, view))]
+
+
+def estimate_at(curve: Curve, view: View, bound: float) -> Estimate | None:
+    """Highest throughput that meets the latency bound; None when no valid point does.
+
+    Between two neighbouring valid levels the curve is taken as straight; it is never extended beyond
+    what was measured. ``bound`` is an upper bound, or a lower one for interactivity.
+    """
+    sign = 1.0 if view.lower_is_better else -1.0
+    bounds = np.array([sign * bound])
+    found = [estimate for each in lines_of(curve, view) for estimate in each.estimates(each.reach(bounds)) if estimate]
+    return max(found, key=lambda estimate: estimate.value, default=None)
+
+
+def throughput_at(curve: Curve, view: View, bound: float) -> float | None:
+    """`estimate_at` without its scatter."""
+    found = estimate_at(curve, view, bound)
+    return None if found is None else found.value
+
+
+class Ranked(Frozen):
+    """One configuration at the bound. ``best_over_it`` compares the first of the ranking with it (None
+    for the first itself), all of these together at the level of confidence."""
+
+    label: str
+    estimate: Estimate
+    best_over_it: Comparison | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether it cannot be told from the best."""
+        return self.best_over_it is None or self.best_over_it.verdict != "better"
+
+
+class Reading(Frozen):
+    """The comparison at one latency bound, best first.
+
+    ``single_repeat``: a scatter between repeats is assumed, not measured. ``missed`` meet the bound
+    nowhere; ``unsure`` neither, but it is within the noise of their best latency. ``capped`` stop below it, so
+    their throughput may be higher than their sweep shows.
+    """
+
+    bound: float
+    ranking: tuple[Ranked, ...]
+    single_repeat: bool
+    missed: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
+    capped: tuple[str, ...] = ()
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """Labels that cannot be told from the best, the best included."""
+        return tuple(ranked.label for ranked in self.ranking if ranked.tied)
+
+    @property
+    def margin(self) -> Comparison | None:
+        """The best against the second; None for one alone."""
+        return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
+
+
+def rank(
+    estimates: Sequence[tuple[str, Estimate]], confidence: float, searched: Mapping[str, IntervalAt] | None = None
+) -> tuple[Ranked, ...]:
+    """Highest first, each compared with the first; the comparisons share the error (Bonferroni).
+
+    ``searched`` are figures known by the bracket of a search, by label: they are compared by their ends.
+    """
+    ordered = sorted(estimates, key=lambda item: -item[1].value)
+    if not ordered:
+        return ()
+    (best, most), *others = ordered
+    known = searched or {}
+
+    def ahead_of(label: str, value: Estimate) -> Comparison:
+        if best not in known and label not in known:
+            return _compared(_ahead(most, value, confidence, len(others)), most, value, confidence)
+        level = 1 - (1 - confidence) / len(others)
+        first, second = known.get(best, most.interval)(level), known.get(label, value.interval)(level)
+        found = apart(_ratio(most, value), first, second, confidence) if first and second else None
+        return _compared(found, most, value, confidence)
+
+    return (
+        Ranked(label=best, estimate=most),
+        *(Ranked(label=label, estimate=value, best_over_it=ahead_of(label, value)) for label, value in others),
+    )
+
+
+def _ahead(first: Estimate, second: Estimate, confidence: float, comparisons: int = 1) -> Comparison | None:
+    # Where the best is at its edge, another start might not give it at all; a second that is at its own is only worse.
+    return None if first.edge else compare(first, second, confidence, comparisons)
+
+
+def _compared(found: Comparison | None, first: Estimate, second: Estimate, confidence: float) -> Comparison:
+    if found:
+        return found
+    # Nothing is known of the scatter, a figure is 0, or the best is at its edge: nothing can be told apart.
+    return Comparison(
+        ratio=_ratio(first, second),
+        low=0.0,
+        high=float("inf"),
+        level=confidence,
+        verdict="not distinguishable",
+        basis="assumed",
+    )
+
+
+def _ratio(first: Estimate, second: Estimate) -> float:
+    return first.value / second.value if second.value else float("inf")
+
+
+def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
+    """Who gives most throughput at a latency that they share; None when no point is valid.
+
+    The bound is the geometric middle of the range that all curves cover; where there is none,
+    the median latency of the frontier.
+    """
+    by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in own(all_curves)]
+    measured = [(curve, xs) for curve, xs in by_curve if xs]
+    if not measured:
+        return None
+    low, high = max(min(xs) for _, xs in measured), min(max(xs) for _, xs in measured)
+    middle = (low * high) ** 0.5 if low <= high else median(s.x for s in frontier(all_curves, view))
+    bound = _two_digits(middle, low, high) if low <= high else _two_digits(middle, 0, float("inf"))
+    estimates = moderate_all([estimate_at(curve, view, bound) for curve, _ in measured])
+    values = [(curve.label, value) for (curve, _), value in zip(measured, estimates, strict=True)]
+    ranking = rank([(label, value) for label, value in values if value is not None], view.confidence)
+    if not ranking:
+        return None
+    slowest = max if view.lower_is_better else min
+    sign = 1.0 if view.lower_is_better else -1.0
+    beyond = [curve for (curve, _), value in zip(measured, estimates, strict=True) if value is None]
+    unsure = tuple(curve.label for curve in beyond if _may_reach(curve, view, bound, ranking[0].estimate))
+    return Reading(
+        bound=bound,
+        ranking=ranking,
+        single_repeat=any(ranked.estimate.basis == "assumed" for ranked in ranking),
+        missed=tuple(curve.label for curve in beyond if curve.label not in unsure),
+        unsure=unsure,
+        capped=tuple(curve.label for curve, xs in measured if sign * slowest(xs) < sign * bound),
+    )
+
+
+def _may_reach(curve: Curve, view: View, bound: float, most: Estimate) -> bool:
+    """Whether the bound is within the interval of the curve's best latency, at a throughput that is not clearly
+    below ``most``."""
+    best = min if view.lower_is_better else max
+    spot = best((s for s in spots([curve], view) if s.point.valid), key=lambda each: each.x)
+    latency = spot.point.latency_estimate(view)
+    if latency is None:
+        return False
+    start_sd = SINGLE_REPEAT_SD[curve.gpus.device]
+    sure = _with_starts(latency, start_sd)
+    half = student_t((1 + view.confidence) / 2, sure.dof or math.inf) * (sure.standard_error or 0.0)
+    if (spot.x - half > bound) if view.lower_is_better else (spot.x + half < bound):
+        return False
+    rate = _with_starts(spot.point.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
+    found = _ahead(most, rate, view.confidence)
+    return found is None or found.verdict != "better"
+
+
+def _with_starts(estimate: Estimate, start_sd: float) -> Estimate:
+    """With the scatter from start to start: the repeats' own, or one that is assumed."""
+    if estimate.basis == "repeats":
+        return estimate
+    error = math.hypot(estimate.relative_error or 0.0, start_sd) * abs(estimate.value)
+    return estimate._replace(standard_error=error, dof=math.inf, basis="assumed")
+
+
+def _two_digits(value: float, low: float, high: float) -> float:
+    """The value to two significant digits where that stays within [low, high]."""
+    rounded = float(f"{value:.2g}")
+    return rounded if low <= rounded <= high else value

@@ -1,0 +1,183 @@
+"""The requests of one run as columns of numbers, read without building a value per request.
+
+A level has thousands of requests and an experiment thousands of levels, of which intervals and
+goodput need three times each. The rule of the window is `metrics.steady`'s; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic_core import from_json
+
+from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requests
+from pdlab.core.errors import StoreError
+from pdlab.core.workload import Closed, Load
+from pdlab.results.metrics import OPEN_CUT
+from pdlab.results.schema import PERCENTILES, RequestRecord, Run
+from pdlab.results.store import Store
+
+Latency = Literal["ttft", "tpot", "e2el"]
+
+# By far most of a record's text, and no latency here needs it: cut out before the numbers are read.
+_GAPS = re.compile(rb',"itl_s":\[[^\]]*\]')
+
+
+# A size claimed beyond this is not believed before it is read.
+MAX_GUESS = 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The judged requests of one window, ordered by arrival; ``tpot_s`` is NaN for one output token.
+
+    ``finish_s`` are the finishes inside the window of ``window_s`` seconds, from its opening.
+    ``failed`` requests arrived inside the window and were not answered.
+    """
+
+    ttft_s: Array
+    tpot_s: Array
+    e2el_s: Array
+    finish_s: Array
+    window_s: float
+    failed: int
+
+    def __len__(self) -> int:
+        return len(self.e2el_s)
+
+    @cached_property
+    def in_flight(self) -> float:
+        """Mean number in flight, by Little's law."""
+        return float(self.e2el_s.sum()) / self.window_s if self.window_s > 0 else 0.0
+
+    def latency_s(self, latency: Latency) -> Array:
+        """The values that are defined."""
+        values = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2el": self.e2el_s}[latency]
+        defined: Array = values[~np.isnan(values)]
+        return defined
+
+    @cached_property
+    def _estimates(self) -> dict[str, dict[str, Estimate]]:
+        return {}
+
+    def estimates(self, latency: Latency) -> dict[str, Estimate]:
+        """Mean and percentiles in seconds with the scatter within this run; empty when not defined."""
+        if latency not in self._estimates:
+            values = self.latency_s(latency)
+            found = of_requests(values, PERCENTILES, self.together) if len(values) else {}
+            self._estimates[latency] = found
+        return self._estimates[latency]
+
+    @property
+    def together(self) -> int:
+        """Neighbours that are alike: those in flight at once."""
+        return max(1, round(self.in_flight))
+
+    @cached_property
+    def rate(self) -> Estimate:
+        """Finished requests/s; its scatter is that of the gaps between finishes, in blocks of neighbours."""
+        value = len(self.finish_s) / self.window_s if self.window_s > 0 else 0.0
+        cut = blocks(len(self.finish_s), self.together)
+        if cut is None or not value:
+            return Estimate(value=value)
+        gap = of_blocks(np.diff(self.finish_s, prepend=0.0), cut, 1 / value)
+        return gap._replace(value=value, standard_error=(gap.relative_error or 0.0) * value)
+
+
+def load_requests(folder: Path, run: Run) -> Requests | None:
+    """The requests behind the figures of ``run``: of its steady window where it has one, else all.
+
+    None where no records were kept. Raises StoreError when they cannot be read, or are fewer than were completed.
+    """
+    path = Store(folder).records_path(run.key)
+    try:
+        packed = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path}: records cannot be read ({error.strerror})") from error
+    remedy = "restore it, or delete it and do without goodput and intervals of that level"
+    if not packed:
+        raise StoreError(f"{path}: is empty (0 bytes); {remedy}")
+    try:
+        text = _unpack(packed)
+        table = parse(text)
+    except (EOFError, KeyError, TypeError, ValueError, OSError, zlib.error) as error:
+        raise StoreError(f"{path}: records cannot be read ({error})") from error
+    kept = table.shape[1]
+    if kept < run.completed:
+        raise StoreError(
+            f"{path}: holds {kept} requests, its level completed {run.completed}; it is not whole: restore it, or "
+            "delete it and do without goodput and intervals of that level"
+        )
+    if kept == 0:
+        return None
+    return window(table, run.load, steady=run.steady is not None)
+
+
+def _unpack(packed: bytes) -> bytes:
+    # The last four bytes of a gzip member are the size of its content: one call, one buffer, no copies.
+    size = int.from_bytes(packed[-4:], "little")
+    text = zlib.decompress(packed, wbits=31, bufsize=max(1, size)) if size < MAX_GUESS else b""
+    # Several members, of which one call reads the first, are the gzip module's work.
+    return text if len(text) == size else gzip.decompress(packed)
+
+
+def parse(text: bytes) -> Array:
+    """Records as they are kept -> (4, requests): arrival, first token, finish, output tokens; NaN in what a failed
+    request lacks. Raises KeyError, TypeError or ValueError."""
+    bare = _GAPS.sub(b"", text)
+    records = from_json(b"[" + bare.replace(b"\n", b",") + b"]")
+    nan = math.nan
+    rows = [
+        (record["arrival_s"], record.get("first_token_s", nan), record.get("finish_s", nan), record["output_tokens"])
+        for record in records
+    ]
+    table = np.array(rows, dtype=np.float64).T.reshape(4, -1)
+    if b'"error":' in bare:
+        table[2, [record.get("error") is not None for record in records]] = nan
+    # The first token of a request that failed later still ends the burst of the start, it is no answer.
+    table[2, np.isnan(table[1])] = nan
+    return table
+
+
+def of_records(records: list[RequestRecord], load: Load, steady: bool) -> Requests:
+    """The same from records in memory."""
+    return window(parse("\n".join(r.model_dump_json(exclude_defaults=True) for r in records).encode()), load, steady)
+
+
+def window(table: Array, load: Load, steady: bool) -> Requests:
+    """Cut the rows of `parse` to the window that `pdlab.results.metrics` uses for this load."""
+    arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]
+    answered = ~np.isnan(finish)
+    opens = float(arrival[0]) if len(arrival) else 0.0
+    closes = float(np.max(finish[answered], initial=opens))
+    inside, judged = answered, answered
+    failed = ~answered
+    if steady:
+        if isinstance(load, Closed):
+            opens, closes = float(np.nanmax(first[: load.concurrency])), float(arrival[-1])
+        else:
+            cut = math.ceil(OPEN_CUT * len(arrival))
+            opens, closes = float(arrival[cut]), float(arrival[-1 - cut])
+        inside = answered & (finish > opens) & (finish <= closes)
+        arrived = (arrival >= opens) & (arrival <= closes)
+        judged = inside & (arrival >= opens) if isinstance(load, Closed) else answered & arrived
+        failed = failed & arrived
+    ttft, e2el, n = (first - arrival)[judged], (finish - arrival)[judged], tokens[judged]
+    return Requests(
+        ttft_s=ttft,
+        tpot_s=np.where(n > 1, (e2el - ttft) / np.maximum(n - 1, 1), np.nan),
+        e2el_s=e2el,
+        finish_s=np.sort(finish[inside]) - opens,
+        window_s=closes - opens,
+        failed=int(failed.sum()),
+    )

@@ -1,0 +1,154 @@
+"""Three repeats say little about their own scatter; all levels together say much about scatter at large.
+
+Of three values the standard deviation is wrong by a factor of two half of the time, so one level seems
+exact and the next hopeless by chance. Smyth's moderated variance (Linear Models and Empirical Bayes
+Methods, 2004, sections 3 and 6.2; known from the R package limma) takes the relative variances s_g^2 of
+all levels, estimates from how far they lie apart how alike their true values are, and moves each towards
+the common one by that much:
+
+    s~^2 = (d0 s0^2 + d s^2) / (d0 + d)        with d0 + d degrees of freedom
+
+Never below its own, though: one that truly scatters more than the others must not be taken for as quiet
+as they are. That costs some width and keeps its coverage (tests/analysis/test_ranking.py has the trials).
+Where the levels truly scatter alike, d0 is large and this is the pooled variance of an analysis of
+variance; where they do not, d0 is small and each keeps its own.
+
+Levels of one curve share its repeats, so they are not independent witnesses. The degrees of freedom are
+therefore never taken above those of the independent repeats: the sum over curves of repeats - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from pdlab.analysis.intervals import Estimate
+
+S = TypeVar("S")
+# With fewer witnesses how alike they are is guesswork: coverage falls a per cent or two below its level.
+LEAST = 5
+
+
+class Prior(NamedTuple):
+    """``variance`` (relative, s0^2) with the weight of ``dof`` (d0, may be infinite) degrees of freedom."""
+
+    variance: float
+    dof: float
+
+
+class Study(Generic[S]):
+    """The repeats of every level that stands side by side: per curve, per level, one sample per repeat."""
+
+    def __init__(self, curves: Sequence[Sequence[Sequence[S]]]) -> None:
+        self._levels = [level for curve in curves for level in curve if len(level) > 1]
+        self._dof = sum(max((len(level) - 1 for level in curve), default=0) for curve in curves)
+        self._priors: dict[Hashable, Prior | None] = {}
+
+    def moderate(self, own: Estimate, key: Hashable, of: Callable[[S], float | None]) -> Estimate:
+        """``own`` (of repeats) with its scatter moderated. ``key`` names the figure ``of`` a sample."""
+        if own.standard_error is None or own.dof is None or own.basis != "repeats" or not own.value:
+            return own
+        if key not in self._priors:
+            self._priors[key] = self._prior(of)
+        prior = self._priors[key]
+        return own if prior is None else _moved(own, prior, self._dof)
+
+    def _prior(self, of: Callable[[S], float | None]) -> Prior | None:
+        variances = []
+        for level in self._levels:
+            values = [value for sample in level if (value := of(sample)) is not None]
+            if len(values) == len(level) and (found := _relative_variance(values)):
+                variances.append((found, len(values) - 1))
+        return estimate_prior(variances)
+
+
+def moderate_all(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
+    """One figure of several independent configurations, such as throughput at a bound: each moderated by all.
+
+    Nothing changes for fewer than five. Those that do not rest on repeats, or are at the edge of what
+    was measured, stay as they are.
+    """
+    usable = [e for e in estimates if e and e.basis == "repeats" and e.dof and e.relative_error is not None]
+    usable = [e for e in usable if not e.edge and not math.isinf(e.relative_error or 0.0)]
+    witnesses = [(_variance(e), round(e.dof or 1)) for e in usable if _variance(e) > 0]
+    prior = estimate_prior(witnesses)
+    if prior is None:
+        return list(estimates)
+    independent = math.fsum(e.dof or 0.0 for e in usable)
+    chosen = {id(e) for e in usable}
+    return [_moved(e, prior, independent) if e is not None and id(e) in chosen else e for e in estimates]
+
+
+def _variance(estimate: Estimate) -> float:
+    """Relative variance of one repeat, from the error of the mean of dof + 1."""
+    return (estimate.relative_error or 0.0) ** 2 * ((estimate.dof or 0.0) + 1)
+
+
+def _moved(own: Estimate, prior: Prior, most_dof: float) -> Estimate:
+    assert own.dof is not None
+    if math.isinf(prior.dof):
+        variance, dof = prior.variance, math.inf
+    else:
+        dof = prior.dof + own.dof
+        variance = (prior.dof * prior.variance + own.dof * _variance(own)) / dof
+    return own._replace(
+        standard_error=math.sqrt(max(variance, _variance(own)) / (own.dof + 1)) * abs(own.value),
+        dof=max(own.dof, min(dof, most_dof)),
+    )
+
+
+def estimate_prior(variances: Sequence[tuple[float, int]]) -> Prior | None:
+    """Smyth's moments of log variances: (variance > 0, its degrees of freedom) per level; None for too few."""
+    count = len(variances)
+    if count < LEAST:
+        return None
+    logs = [math.log(v) - digamma(d / 2) + math.log(d / 2) for v, d in variances]
+    mean = math.fsum(logs) / count
+    spread = math.fsum((e - mean) ** 2 for e in logs) / (count - 1)
+    excess = spread - math.fsum(trigamma(d / 2) for _, d in variances) / count
+    if excess <= 0:
+        # No further apart than chance: the pooled variance, which the mean of logs would put too low.
+        pooled = math.fsum(v * d for v, d in variances) / sum(d for _, d in variances)
+        return Prior(pooled, math.inf)
+    half = inverse_trigamma(excess)
+    return Prior(math.exp(mean + digamma(half) - math.log(half)), 2 * half)
+
+
+def _relative_variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    if not mean:
+        return 0.0
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / mean**2
+
+
+def digamma(x: float) -> float:
+    """Derivative of ln gamma, for x > 0 (recurrence, then Abramowitz and Stegun 6.3.18)."""
+    shift = 0.0
+    while x < 8:
+        shift -= 1 / x
+        x += 1
+    y = 1 / (x * x)
+    return shift + math.log(x) - 0.5 / x - y * (1 / 12 - y * (1 / 120 - y * (1 / 252 - y / 240)))
+
+
+def trigamma(x: float) -> float:
+    """Second derivative of ln gamma, for x > 0 (recurrence, then Abramowitz and Stegun 6.4.12)."""
+    shift = 0.0
+    while x < 8:
+        shift += 1 / (x * x)
+        x += 1
+    y = 1 / (x * x)
+    return shift + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y * (1 / 42 - y / 30)))
+
+
+def inverse_trigamma(value: float) -> float:
+    """The x > 0 with trigamma(x) = value, by bisection on a logarithmic scale."""
+    low, high = 1e-8, 1e8
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if trigamma(middle) > value:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)

@@ -1,0 +1,154 @@
+"""Where the time to the first token goes, from the engines' own metrics.
+
+vLLM's histograms, as differences over a level and means over requests (vllm/v1/metrics/stats.py and
+the NIXL connector's stats.py of vLLM 0.29):
+
+- ``time_to_first_token_seconds``: from the request's arrival at this engine to the first token that it makes.
+- ``request_queue_time_seconds``: from the request's arrival in the engine core to its first scheduling.
+- ``request_prefill_time_seconds``: from there to the first token.
+- ``nixl_xfer_time_seconds``: one KV transfer, from posting it to the poll that finds it done.
+
+Collocated: one engine, its queue, its prefill, rest. Prefill-decode: a request is queued and prefilled on P; on D
+it is first scheduled when its KV cache has come, so D's queue time holds the transfer, and D's "prefill" is the one
+step that makes the first token the client sees. What the client measured beyond the engines is the way: HTTP,
+routing, tokenising, streaming, and the network.
+
+Ray's exporter keeps a histogram's buckets and loses its sum (`pdlab.deploy.engine_metrics`). A mean is then known to
+lie between the means of the buckets' lower and upper ends: every part is a range, which is a point where the sum is
+known.
+
+The engines' means are over every request that finished in the level, the client's TTFT is over the
+level's window: in the ramp-up requests queue longer, so parts can exceed the whole. The split says so
+(a rest below 0) and hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from pdlab.core.schema import Frozen
+from pdlab.results.schema import EngineCounters, Run
+
+
+class Range(Frozen):
+    """A mean in seconds that is at least ``low_s`` and at most ``high_s`` (None: no upper end is known)."""
+
+    low_s: float
+    high_s: float | None
+
+    def __add__(self, other: Range) -> Range:
+        high_s = None if self.high_s is None or other.high_s is None else self.high_s + other.high_s
+        return Range(low_s=self.low_s + other.low_s, high_s=high_s)
+
+    def beyond(self, other: Range) -> Range:
+        """This less a part of it, at least 0."""
+        low_s = 0.0 if other.high_s is None else max(0.0, self.low_s - other.high_s)
+        return Range(low_s=low_s, high_s=None if self.high_s is None else max(0.0, self.high_s - other.low_s))
+
+
+class Split(Frozen):
+    """Means in seconds per request; None where the engines did not say.
+
+    ``engine`` is the prefill (or collocated) engine's whole part, of which ``queue`` and ``prefill``; ``decode_engine``
+    the decode engine's, of which ``kv_transfer``, ``decode_wait`` (its queue without the transfer: waiting for a free
+    place and for KV blocks) and ``first_step``. From ``rest_low_s`` to ``rest_high_s`` is what the client measured
+    beyond the engines (None: no end known).
+    """
+
+    ttft_s: float
+    engine: Range | None = None
+    queue: Range | None = None
+    prefill: Range | None = None
+    decode_engine: Range | None = None
+    kv_transfer: Range | None = None
+    decode_wait: Range | None = None
+    first_step: Range | None = None
+    rest_low_s: float | None = None
+    rest_high_s: float | None = None
+
+
+PARTS = ("engine", "queue", "prefill", "decode_engine", "kv_transfer", "decode_wait", "first_step")
+
+
+def split(run: Run) -> Split | None:
+    """The split of one level; None without the engines' counters or without a TTFT."""
+    # The whole run: the counters cover all of its requests.
+    if run.whole.ttft is None or not run.engines_after:
+        return None
+    pool = "prefill" if "prefill" in run.engines_after else "collocated"
+    found = {
+        "engine": _mean(run, pool, "ttft", "ttft_count"),
+        "queue": _mean(run, pool, "queue", "queue_count"),
+        "prefill": _mean(run, pool, "prefill", "prefill_count"),
+    }
+    if pool == "prefill":
+        transfer = _mean(run, "decode", "kv_transfer", "kv_transfers")
+        waited = _mean(run, "decode", "queue", "queue_count")
+        found["decode_engine"] = _mean(run, "decode", "ttft", "ttft_count")
+        found["kv_transfer"] = transfer
+        found["decode_wait"] = waited.beyond(transfer) if waited and transfer else waited
+        found["first_step"] = _mean(run, "decode", "prefill", "prefill_count")
+    if all(part is None for part in found.values()):
+        return None
+    return _with_rest(Split(ttft_s=run.whole.ttft.mean_s, **found))
+
+
+def mean_split(repeats: Sequence[Split]) -> Split:
+    """Mean over repeats of every part that each of them has."""
+
+    def mean(name: str) -> Range | None:
+        parts: list[Range] = [part for each in repeats if (part := getattr(each, name)) is not None]
+        if len(parts) < len(repeats):
+            return None
+        highs = [part.high_s for part in parts if part.high_s is not None]
+        high_s = fmean(highs) if len(highs) == len(parts) else None
+        return Range(low_s=fmean(part.low_s for part in parts), high_s=high_s)
+
+    return _with_rest(Split(ttft_s=fmean(each.ttft_s for each in repeats), **{name: mean(name) for name in PARTS}))
+
+
+def _with_rest(found: Split) -> Split:
+    first = found.engine or _sum(found.queue, found.prefill)
+    second = found.decode_engine or _sum(found.kv_transfer, found.decode_wait, found.first_step)
+    engines = _sum(first, second)
+    if engines is None:
+        return found
+    low_s = None if engines.high_s is None else found.ttft_s - engines.high_s
+    return found.model_copy(update={"rest_low_s": low_s, "rest_high_s": found.ttft_s - engines.low_s})
+
+
+def _sum(*parts: Range | None) -> Range | None:
+    known = [part for part in parts if part is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def _mean(run: Run, pool: str, name: str, count: str) -> Range | None:
+    """Of a sum and its count, else of buckets; None when nothing was counted, or an engine began anew."""
+    after = run.engines_after.get(pool)
+    before = run.engines_before.get(pool, EngineCounters())
+    if after is None:
+        return None
+    many, much = (_difference(before, after, field) for field in (count, f"{name}_s"))
+    if many and many > 0 and much is not None and much >= 0:
+        return Range(low_s=much / many, high_s=much / many)
+    return _of_buckets(before.buckets.get(name, {}), after.buckets.get(name, {}))
+
+
+def _of_buckets(before: Mapping[str, float], after: Mapping[str, float]) -> Range | None:
+    """From cumulative counts by upper end: the mean is between those of the buckets' ends."""
+    grown = sorted((float(end), count - before.get(end, 0.0)) for end, count in after.items())
+    if not grown or grown[-1][0] != float("inf") or grown[-1][1] <= 0 or any(count < 0 for _, count in grown):
+        return None
+    total, low, high, counted, begin = grown[-1][1], 0.0, 0.0, 0.0, 0.0
+    for end, cumulative in grown:
+        inside = cumulative - counted
+        low += begin * inside
+        high += end * inside if inside else 0.0
+        counted, begin = cumulative, end
+    return Range(low_s=low / total, high_s=None if high == float("inf") else high / total)
+
+
+def _difference(before: EngineCounters, after: EngineCounters, name: str) -> float | None:
+    value: float | None = getattr(after, name)
+    return None if value is None else value - (getattr(before, name) or 0.0)

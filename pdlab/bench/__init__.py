@@ -1,0 +1,1 @@
+"""Load to runs: levels, the target, measurement, validity gates, sweeps, the SLO search."""

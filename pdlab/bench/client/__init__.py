@@ -1,0 +1,1 @@
+"""The load generator: vLLM's own benchmark code in processes of its own."""

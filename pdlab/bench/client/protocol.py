@@ -1,0 +1,164 @@
+"""What the driver and the load generator's processes tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pdlab.bench.levels import prefix_seed
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
+from pdlab.results.schema import ClientLoad, RequestRecord
+
+
+class ClientLevel(Frozen):
+    """One load as sent to the load-generator process (one JSON line).
+
+    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Lengths in tokens,
+    exact; the first ``prefix_tokens`` are the same in every request and drawn from ``prefix_seed``.
+    ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
+    vLLM servers without a serving layer. ``tokenizer`` is a folder or a Hugging Face id. Of several
+    processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
+    are of the whole level, and each process takes its share.
+    """
+
+    name: str
+    backend: Literal["openai", "pd-bare"] = "openai"
+    base_url: str | None = None
+    prefill_url: str | None = None
+    decode_url: str | None = None
+    model: str
+    tokenizer: str
+    input_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1)
+    num_requests: int = Field(ge=1)
+    seed: int = Field(ge=0, lt=2**32)
+    concurrency: int | None = Field(default=None, ge=1)
+    rate_rps: float | None = Field(default=None, gt=0)
+    ramp: Ramp | None = None
+    burstiness: float = Field(default=1.0, gt=0)
+    prefix_tokens: int = Field(default=0, ge=0)
+    prefix_seed: int = Field(default=0, ge=0, lt=2**32)
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    part: int = Field(default=0, ge=0)
+    parts: int = Field(default=1, ge=1)
+
+    @property
+    def own_concurrency(self) -> int | None:
+        """This process's share of the concurrency; the first ones take what is left over."""
+        if self.concurrency is None:
+            return None
+        return self.concurrency // self.parts + (self.part < self.concurrency % self.parts)
+
+    @property
+    def own_requests(self) -> range:
+        """Numbers, within the level, of the requests of this process: in an open loop every ``parts``-th,
+        in a closed loop as many as its share of the concurrency."""
+        if self.concurrency is None:
+            return range(self.part, self.num_requests, self.parts)
+        before = sum(self.concurrency // self.parts + (k < self.concurrency % self.parts) for k in range(self.part))
+        own = self.own_concurrency or 0
+        total = self.num_requests
+        return range(total * before // self.concurrency, total * (before + own) // self.concurrency)
+
+    @model_validator(mode="after")
+    def _complete(self) -> ClientLevel:
+        if [self.concurrency, self.rate_rps, self.ramp].count(None) != 2:
+            raise ValueError("give one of concurrency, rate_rps and ramp")
+        if self.part >= self.parts or self.parts > (self.concurrency or self.num_requests):
+            raise ValueError(f"part {self.part} of {self.parts}: more processes than there is load for")
+        if self.backend == "openai" and not self.base_url:
+            raise ValueError("backend openai needs base_url")
+        if self.backend == "pd-bare" and not (self.prefill_url and self.decode_url):
+            raise ValueError("backend pd-bare needs prefill_url and decode_url")
+        return self
+
+
+class ClientAnswer(Frozen):
+    """What the load generator measured for one level.
+
+    ``records`` are ordered by arrival, times in seconds since the first arrival. ``cpu_share`` is
+    the CPU time of the whole client process over wall time between the first arrival and the last
+    answer (1 = one core); ``loop_lag_s`` the 95th percentile of how late its event loop woke up;
+    ``clock_step_s`` how far the wall clock moved against the monotonic one meanwhile. Of several
+    ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock, ``schedule_s``
+    where the schedule of an open loop begins there: lateness counts from the most punctual request.
+    ``started_at`` and ``finished_at`` are ISO 8601, UTC.
+    """
+
+    name: str
+    records: tuple[RequestRecord, ...]
+    cpu_share: float | None = None
+    loop_lag_s: float | None = None
+    clock_step_s: float | None = None
+    origin_s: float = 0.0
+    schedule_s: float | None = None
+    processes: int = 1
+    started_at: str
+    finished_at: str
+
+    @property
+    def load(self) -> ClientLoad:
+        return ClientLoad(
+            processes=self.processes,
+            cpu_share=self.cpu_share,
+            loop_lag_s=self.loop_lag_s,
+            clock_step_s=self.clock_step_s,
+        )
+
+
+def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
+    """The answers of several processes of one machine as one: they share its monotonic clock and one schedule."""
+    origin_s = min(answer.origin_s for answer in answers)
+    schedule_s = min((answer.schedule_s for answer in answers if answer.schedule_s is not None), default=None)
+    records = []
+    for answer in answers:
+        late_s = answer.schedule_s - schedule_s if answer.schedule_s is not None and schedule_s is not None else 0.0
+        for record in answer.records:
+            moved = record.shifted(answer.origin_s - origin_s) if answer.origin_s > origin_s else record
+            if late_s and moved.lateness_s is not None:
+                moved = moved.model_copy(update={"lateness_s": round(moved.lateness_s + late_s, 6)})
+            records.append(moved)
+
+    def worst(field: str) -> float | None:
+        found = [value for answer in answers if (value := getattr(answer, field)) is not None]
+        return max(found, key=abs) if found else None
+
+    return ClientAnswer(
+        name=answers[0].name,
+        records=tuple(sorted(records, key=lambda record: record.arrival_s)),
+        cpu_share=worst("cpu_share"),
+        loop_lag_s=worst("loop_lag_s"),
+        clock_step_s=worst("clock_step_s"),
+        origin_s=origin_s,
+        schedule_s=schedule_s,
+        processes=len(answers),
+        started_at=min(answer.started_at for answer in answers),
+        finished_at=max(answer.finished_at for answer in answers),
+    )
+
+
+def client_level(
+    level: Level, workload: Workload, *, base_url: str, model: str, tokenizer: str, request_timeout_s: float
+) -> ClientLevel:
+    """A level of a sweep in the client's form."""
+    load = level.load
+    return ClientLevel(
+        name=level.key.stem,
+        base_url=base_url,
+        model=model,
+        tokenizer=tokenizer,
+        input_tokens=workload.sent_input_tokens,
+        output_tokens=workload.sent_output_tokens,
+        num_requests=level.num_requests,
+        seed=level.seed,
+        concurrency=load.concurrency if isinstance(load, Closed) else None,
+        rate_rps=load.rate_rps if isinstance(load, Open) else None,
+        ramp=load if isinstance(load, Ramp) else None,
+        burstiness=1.0 if isinstance(load, Closed) else load.burstiness,
+        prefix_tokens=workload.shared_prefix_tokens,
+        prefix_seed=prefix_seed(workload),
+        request_timeout_s=request_timeout_s,
+    )

@@ -1,0 +1,414 @@
+"""The load generator's process: vLLM's own ``bench serve`` code, all levels of a sweep in one start.
+
+``python -m pdlab.bench.client.worker`` reads one ``ClientLevel`` per line on standard input and answers on
+standard output with JSON lines: ``{"event": "ready"}`` after its imports, then per level any number
+of ``{"event": "progress", "name", "done", "failed", "total"}`` and one of ``{"event": "done",
+"answer": ClientAnswer}`` or ``{"event": "refused", "name", "message"}`` (nothing was sent). One
+of several processes says ``{"event": "prepared", "name"}`` when its prompts are drawn and begins at
+the monotonic time on the next line, so that all begin together. What
+vLLM prints goes to standard error. It ends when standard input does, at once and in the middle of
+a level too: the load must not outlive the sweep.
+
+Requests are made and timed by ``vllm.benchmarks.serve.benchmark``; its command line is not used,
+because it starts anew for each level (10 s of imports) and fails in the CPU package, where no
+distribution is named "vllm". Ours are how prompts are drawn, see `_dataset`, and when those of an open loop are due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timezone
+from functools import lru_cache, partial
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from pdlab.bench.client.arrivals import due_s, scheduled
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
+from pdlab.core.errors import UsageError
+from pdlab.deploy.endpoint import key_of
+from pdlab.results.schema import RequestRecord
+
+PROGRESS_EVERY_S = 0.5
+LAG_PROBE_S = 0.05
+MAX_DRAWS = 50
+MIN_WORDS = 500
+ERROR_CHARS = 300
+PR_SET_PDEATHSIG = 1
+
+RequestFunc = Callable[..., Awaitable[Any]]
+
+
+def main() -> int:
+    """Serve levels until standard input ends."""
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: the end of standard input has to do
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    levels: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read_levels, args=(levels,), daemon=True).start()
+    try:
+        importlib.import_module("vllm.benchmarks.serve")
+    except ImportError as error:
+        _say(answers, event="refused", name="", message=f"vLLM cannot be imported ({error}); install requirements.txt")
+        return 1
+    _say(answers, event="ready")
+    while True:
+        line = levels.get()
+        name = ""
+        try:
+            level = ClientLevel.model_validate_json(line)
+            name = level.name
+            tokenizer = _tokenizer(level.tokenizer)
+            samples = _samples(level, tokenizer)
+            if level.parts > 1:
+                _say(answers, event="prepared", name=name)
+                time.sleep(max(0.0, float(levels.get()) - time.perf_counter()))
+            answer = asyncio.run(_drive(level, samples, tokenizer, answers))
+        except (ValidationError, UsageError) as error:
+            _say(answers, event="refused", name=name, message=" ".join(str(error).split()))
+        else:
+            _say(answers, event="done", answer=answer.model_dump(mode="json", exclude_defaults=True))
+
+
+def _read_levels(levels: queue.Queue[str]) -> None:
+    for line in sys.stdin:
+        if line.strip():
+            levels.put(line)
+    os._exit(0)
+
+
+def _say(answers: TextIO, **message: object) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers: TextIO) -> ClientAnswer:
+    """Run one level, or this process's share of it, through vLLM's ``benchmark``."""
+    import numpy as np
+    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
+    from vllm.benchmarks.serve import TaskType, benchmark
+    from vllm.utils.gc_utils import freeze_gc_heap
+
+    meter = Meter(level, answers)
+    ASYNC_REQUEST_FUNCS["pdlab"] = partial(meter.request, _request_func(level))
+    random.seed(level.seed)
+    np.random.seed(level.seed)  # vLLM draws the gaps between arrivals from numpy's global state
+    freeze_gc_heap()
+    base_url = level.base_url or level.decode_url or ""
+    if base_url and (key := key_of(base_url)):
+        os.environ["OPENAI_API_KEY"] = key  # vLLM's benchmark sends it as the bearer token
+    probe = asyncio.create_task(meter.probe())
+    started_at = _now()
+    clocks = time.time(), time.perf_counter()
+    result = await benchmark(
+        task_type=TaskType.GENERATION,
+        endpoint_type="pdlab",
+        api_url=f"{base_url}/v1/completions",
+        base_url=base_url,
+        model_id=level.model,
+        model_name=level.model,
+        tokenizer=tokenizer,
+        input_requests=samples,
+        logprobs=None,
+        request_rate=level.rate_rps if level.rate_rps is not None else float("inf"),
+        burstiness=level.burstiness,
+        disable_tqdm=True,
+        num_warmups=0,
+        profile=False,
+        selected_percentile_metrics=["ttft", "tpot", "itl", "e2el"],
+        selected_percentiles=[50.0, 90.0, 95.0, 99.0],
+        ignore_eos=True,
+        goodput_config_dict={},
+        max_concurrency=level.own_concurrency,
+        lora_modules=None,
+        extra_headers=None,
+        extra_body={"temperature": 0.0},
+        ready_check_timeout_sec=0,
+        self_timed=scheduled(level),
+    )
+    clock_step_s = (time.time() - clocks[0]) - (time.perf_counter() - clocks[1])
+    finished_at = _now()
+    probe.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await probe
+    outputs = [meter.outputs[sample.request_id] for sample in samples]
+    schedule_s = None
+    late_s: list[float | None] = [meter.waited_s.get(sample.request_id) for sample in samples]
+    if scheduled(level):
+        begins = [output.start_time - sample.timestamp for output, sample in zip(outputs, samples, strict=True)]
+        schedule_s = min(begins)
+        late_s = [began - schedule_s for began in begins]
+    return ClientAnswer(
+        name=level.name,
+        records=tuple(_records(outputs, result["output_lens"], late_s)),
+        cpu_share=meter.cpu_share,
+        loop_lag_s=meter.loop_lag_s,
+        clock_step_s=round(clock_step_s, 6),
+        origin_s=min(output.start_time for output in outputs),
+        schedule_s=schedule_s,
+        started_at=started_at,
+        finished_at=finished_at,
+    )
+
+
+class Meter:
+    """Counts what vLLM's request function answers, and how hard this process works meanwhile."""
+
+    def __init__(self, level: ClientLevel, answers: TextIO) -> None:
+        self.level = level
+        self.answers = answers
+        self.outputs: dict[str, Any] = {}
+        self.waited_s: dict[str, float] = {}
+        """Closed loop: how long the place of each request had been free when it was sent."""
+        self.failed = 0
+        self._sent = 0
+        self._freed: deque[float] = deque()
+        self._began: tuple[float, float] | None = None
+        self._ended: tuple[float, float] | None = None
+        self._lags: list[float] = []
+
+    async def request(self, func: RequestFunc, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        """Pass one request to vLLM's function under a time limit and keep its output."""
+        start = time.perf_counter()
+        self._began = self._began or (start, time.process_time())
+        # The first ones are due together; after them each takes the place of the one that ended longest ago.
+        first = self._sent < (self.level.own_concurrency or self._sent + 1)
+        free_since = self._began[0] if first or not self._freed else self._freed.popleft()
+        self._sent += 1
+        try:
+            output = await asyncio.wait_for(func(request_func_input, session, pbar), self.level.request_timeout_s)
+        except asyncio.TimeoutError:
+            from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
+
+            output = RequestFuncOutput(
+                error=f"no complete answer within {self.level.request_timeout_s:g} s",
+                prompt_len=request_func_input.prompt_len,
+                start_time=start,
+            )
+        self._ended = (time.perf_counter(), time.process_time())
+        self._freed.append(self._ended[0])
+        self.waited_s[request_func_input.request_id] = output.start_time - free_since
+        self.outputs[request_func_input.request_id] = output
+        self.failed += not output.success
+        return output
+
+    async def probe(self) -> None:
+        """Measure the event loop's lag and report progress, until cancelled."""
+        said = time.perf_counter()
+        while True:
+            slept = time.perf_counter()
+            await asyncio.sleep(LAG_PROBE_S)
+            now = time.perf_counter()
+            if self._began:
+                self._lags.append(now - slept - LAG_PROBE_S)
+            if now - said >= PROGRESS_EVERY_S:
+                said = now
+                done, total = len(self.outputs), len(self.level.own_requests)
+                name = self.level.name
+                _say(self.answers, event="progress", name=name, done=done, failed=self.failed, total=total)
+
+    @property
+    def cpu_share(self) -> float | None:
+        """CPU time over wall time from the first request's start to the last answer."""
+        if not self._began or not self._ended or self._ended[0] <= self._began[0]:
+            return None
+        return round((self._ended[1] - self._began[1]) / (self._ended[0] - self._began[0]), 4)
+
+    @property
+    def loop_lag_s(self) -> float | None:
+        """95th percentile (nearest rank) of the lag; None for a level too short to tell."""
+        return round(sorted(self._lags)[int(0.95 * (len(self._lags) - 1))], 6) if self._lags else None
+
+
+def _records(outputs: list[Any], output_lens: list[int], late_s: list[float | None]) -> list[RequestRecord]:
+    """vLLM's outputs as records, ordered by arrival; times since the first arrival, to the microsecond."""
+    origin = min(output.start_time for output in outputs)
+    records = []
+    for output, output_len, late in zip(outputs, output_lens, late_s, strict=True):
+        arrival_s = output.start_time - origin
+        error = None
+        if not output.success:
+            lines = [line.strip() for line in (output.error or "").splitlines() if line.strip()]
+            error = (lines[-1] if lines else "failed without a reason")[:ERROR_CHARS]
+        records.append(
+            RequestRecord(
+                arrival_s=round(arrival_s, 6),
+                first_token_s=round(arrival_s + output.ttft, 6) if output.ttft else None,
+                finish_s=round(arrival_s + output.latency, 6) if output.success else None,
+                input_tokens=output.prompt_len,
+                output_tokens=output_len if output.success else (output.output_tokens or 0),
+                itl_s=tuple(round(gap, 6) for gap in output.itl),
+                error=error,
+                lateness_s=None if late is None else max(0.0, round(late, 6)),
+            )
+        )
+    return sorted(records, key=lambda record: record.arrival_s)
+
+
+def _request_func(level: ClientLevel) -> RequestFunc:
+    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
+
+    if level.prefill_url and level.decode_url:
+        ASYNC_REQUEST_FUNCS["pd-bare"] = partial(_pd_bare, level.prefill_url, level.decode_url)
+    func: RequestFunc = ASYNC_REQUEST_FUNCS[level.backend]
+    return func
+
+
+async def _pd_bare(prefill_url: str, decode_url: str, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+    """One request through two bare vLLM servers: prefill posts, then decode streams with the
+    transfer parameters that prefill answered. Timing starts before the prefill post."""
+    from dataclasses import replace
+
+    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput, async_request_openai_completions
+
+    start = time.perf_counter()
+    body = {
+        "model": request_func_input.model_name or request_func_input.model,
+        "prompt": request_func_input.prompt,
+        "max_tokens": 1,
+        "stream": False,
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        },
+        **(request_func_input.extra_body or {}),
+    }
+    headers = {"x-request-id": request_func_input.request_id}
+    try:
+        async with session.post(f"{prefill_url}/v1/completions", json=body, headers=headers) as response:
+            response.raise_for_status()
+            transfer = (await response.json())["kv_transfer_params"]
+    except Exception as error:  # as vLLM's own functions: whatever goes wrong is that request's failure
+        failed = RequestFuncOutput(prompt_len=request_func_input.prompt_len, start_time=start)
+        failed.error = f"prefill: {type(error).__name__}: {error}"
+        return failed
+    output = await async_request_openai_completions(
+        replace(
+            request_func_input,
+            api_url=f"{decode_url}/v1/completions",
+            extra_body={**(request_func_input.extra_body or {}), "kv_transfer_params": transfer},
+        ),
+        session,
+        pbar,
+    )
+    prefill_s = output.start_time - start
+    output.start_time = start
+    if output.ttft:
+        output.ttft += prefill_s
+    if output.success:
+        output.latency += prefill_s
+    return output
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(name: str) -> Any:
+    from vllm.tokenizers import get_tokenizer
+
+    try:
+        return get_tokenizer(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(
+            f"tokenizer {name!r} cannot be loaded ({reason}); give its folder or Hugging Face id with --tokenizer"
+        ) from error
+
+
+def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
+    """This process's requests: distinct prompts of exactly ``input_tokens`` tokens, in an open loop with the time
+    at which each is due."""
+    own = level.own_requests
+    seed = level.seed if level.parts == 1 else (level.seed + 0x9E3779B9 * (level.part + 1)) % 2**32
+    samples: list[Any] = _dataset(seed, level.prefix_tokens, level.prefix_seed).sample(
+        tokenizer,
+        len(own),
+        request_id_prefix=f"{level.name}-{seed:08x}-",
+        input_len=level.input_tokens,
+        output_len=level.output_tokens,
+    )
+    if scheduled(level):
+        due = due_s(level)
+        for sample, number in zip(samples, own, strict=True):
+            sample.timestamp = due[number]
+    return samples
+
+
+def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0) -> Any:
+    """vLLM's random dataset with another way to draw a prompt.
+
+    vLLM takes consecutive token ids from a random start, so there are only as many prompts as
+    the vocabulary has entries and they repeat within a sweep; and after decoding and encoding
+    again some have a token too many. Here every token is drawn, and a prompt is drawn anew until
+    it has exactly the length asked and has not been drawn before in the level.
+    """
+    import numpy as np
+    from vllm.benchmarks.datasets import RandomDataset
+    from vllm.benchmarks.datasets.datasets import gen_prompt_decode_to_target_len
+
+    class DistinctRandomDataset(RandomDataset):  # type: ignore[misc]
+        drawn: set[str]
+        prefix: list[int]
+        words: Any = None
+
+        def generate_token_sequence(
+            self, *, tokenizer: Any, input_len: int, allowed_tokens: Any, **_: Any
+        ) -> tuple[str, int, int]:
+            if self.words is None:
+                self.drawn = set()
+                self.words = _whole_tokens(tokenizer, allowed_tokens)
+                shared = np.random.default_rng(prefix_seed).integers(0, len(self.words), size=prefix_tokens)
+                self.prefix = self.words[shared].tolist()
+            own = input_len - prefix_tokens
+            for draw in range(MAX_DRAWS):
+                ids = self.prefix + self.words[self._rng.integers(0, len(self.words), size=own)].tolist()
+                prompt, tokens, mismatch = gen_prompt_decode_to_target_len(tokenizer, ids, input_len, rng=self._rng)
+                few = len(self.words) ** min(own, 4) < 10 * (len(self.drawn) + 1)
+                if mismatch == 0 and (prompt not in self.drawn or (few and draw == MAX_DRAWS - 1)):
+                    self.drawn.add(prompt)
+                    return prompt, len(tokens), 0
+            raise UsageError(
+                f"no prompt of exactly {input_len} tokens was found in {MAX_DRAWS} draws; "
+                "is the tokenizer the model's own?"
+            )
+
+    return DistinctRandomDataset(random_seed=seed)
+
+
+def _whole_tokens(tokenizer: Any, allowed_tokens: Any) -> Any:
+    """Tokens to draw from: whole words with their leading space that encode to themselves, so that
+    a row of them nearly always comes back as it went in; in a vocabulary with few of those, every
+    token that is text by itself (a piece of a UTF-8 character comes back as other tokens)."""
+    texts = tokenizer.batch_decode([[int(token)] for token in allowed_tokens])
+    words = [(i, text) for i, text in enumerate(texts) if text[:1] == " " and text[1:].isalpha()]
+    if len(words) >= MIN_WORDS:
+        back = tokenizer([text for _, text in words], add_special_tokens=False)["input_ids"]
+        same = [i for (i, _), ids in zip(words, back, strict=True) if ids == [int(allowed_tokens[i])]]
+        if len(same) >= MIN_WORDS:
+            return allowed_tokens[same]
+    whole = [bool(text) and "\ufffd" not in text for text in texts]
+    return allowed_tokens[whole] if any(whole) else allowed_tokens
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

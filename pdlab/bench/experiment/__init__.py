@@ -1,0 +1,1 @@
+"""Whole experiments from a file: schedule, launch, sweep, resume."""

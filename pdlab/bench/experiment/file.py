@@ -1,0 +1,374 @@
+"""A whole experiment as a file: deployments x workloads x loads x repeats (configs/sweeps/*.yaml).
+
+Pure: what a file asks for becomes launcher command lines, workloads and loads, checked before
+anything is started. docs/methodology.md says how an experiment is run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pdlab.bench.slo_search import Search
+from pdlab.core.deployment import Collocated, Deployment, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import Frozen, load_yaml, validate
+from pdlab.core.workload import Closed, Load, Open, Ramp, Slo, Workload
+from pdlab.deploy.options import build_parser, deployment_from
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
+# Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
+# (docs/startup.md), and a guess for a 120b model on a cluster.
+LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
+
+
+class Where(Frozen):
+    """``local`` Ray nodes on this machine, or a ``cluster`` (auto, a file, a name of configs/clusters/)."""
+
+    local: int | None = Field(default=None, ge=1)
+    cluster: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Where:
+        if (self.local is None) == (self.cluster is None):
+            raise ValueError("give either local (a number of nodes) or cluster (auto, a file, or a name)")
+        return self
+
+
+class TwoHosts(Frozen):
+    """The two nodes of ``local: 2`` on two hosts of this machine, with a link of that rate and delay."""
+
+    rate: str | None = None
+    delay_ms: float | None = Field(default=None, ge=0)
+
+
+class Entry(Frozen):
+    """One configuration to deploy: a ``label`` (collocated-4xtp2, pd-pack-p1xtp1-d1xtp1) or a ``config``
+    (a name of configs/deployments/ or a path relative to the experiment's file), and what differs from it.
+
+    ``name`` names its results (default: the label). ``workloads`` restricts it to some of the
+    experiment's (default: all that fit it). ``flags`` are further flags of launch_gptoss.py.
+    """
+
+    name: str | None = Field(default=None, pattern=f"^{NAME}$")
+    label: str | None = None
+    config: str | None = None
+    model: str | None = None
+    decode_bench: bool = False
+    ucx_tls: str | None = None
+    kv_backends: tuple[str, ...] | None = None
+    max_model_len: int | None = Field(default=None, ge=1)
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    two_hosts: TwoHosts | None = None
+    flags: tuple[str, ...] = ()
+    workloads: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Entry:
+        if (self.label is None) == (self.config is None):
+            raise ValueError("give either label (such as pd-pack-p1xtp4-d1xtp4) or config (a deployment file)")
+        return self
+
+
+class NamedWorkload(Frozen):
+    """A workload of the experiment; ``name`` ends its results' folder where there are several."""
+
+    name: str = Field(default="mixed", pattern=f"^{NAME}$")
+    input_tokens: int = Field(default=5000, ge=1)
+    output_tokens: int = Field(default=250, ge=1)
+    mode: Literal["mixed", "prefill-only", "decode-only", "decode-approx"] = "mixed"
+    shared_prefix_tokens: int = Field(default=0, ge=0)
+
+    def workload(self, seed: int) -> Workload:
+        """As the sweep takes it. Raises UsageError."""
+        data = self.model_dump(exclude={"name"}) | {"seed": seed}
+        return validate(Workload, data, where=f"workload {self.name}")
+
+
+class SloAsked(Frozen):
+    """The highest rate under an SLO; bounds in ms. ``start_rps``: where the search begins (default: from
+    the closed-loop levels measured before, else 1). It ends when the answer is known to ``resolution``
+    (a ratio less 1) or after ``max_points`` rates."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+    e2el_ms: float | None = Field(default=None, gt=0)
+    quantile: float = Field(default=0.95, gt=0, lt=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    resolution: float = Field(default=0.1, gt=0, le=1)
+    start_rps: float | None = Field(default=None, gt=0)
+    max_points: int = Field(default=16, ge=2)
+
+    @property
+    def slo(self) -> Slo:
+        """Raises UsageError without a bound."""
+        bounds = {f"{n}_s": ms / 1000 for n in ("ttft", "tpot", "e2el") if (ms := getattr(self, f"{n}_ms")) is not None}
+        return validate(Slo, {**bounds, "quantile": self.quantile}, where="slo")
+
+    @model_validator(mode="after")
+    def _some_bound(self) -> SloAsked:
+        if self.ttft_ms is None and self.tpot_ms is None and self.e2el_ms is None:
+            raise ValueError("give at least one bound: ttft_ms, tpot_ms or e2el_ms")
+        return self
+
+
+class RampAsked(Frozen):
+    """An open loop that goes from one rate to another."""
+
+    start_rps: float = Field(gt=0)
+    end_rps: float = Field(gt=0)
+    shape: Literal["linear", "exponential"] = "linear"
+
+
+class LoadsAsked(Frozen):
+    """One group of loads: exactly one of the lists, or a search for an SLO's highest rate.
+
+    ``concurrency_per_gpu`` times the deployment's GPUs (rounded, at least 1) compares deployments of
+    different sizes at the same pressure. ``workloads`` restricts the group (default: all).
+    """
+
+    concurrency: tuple[int, ...] | None = None
+    concurrency_per_gpu: tuple[float, ...] | None = None
+    rate_rps: tuple[float, ...] | None = None
+    ramp: tuple[RampAsked, ...] | None = None
+    slo: SloAsked | None = None
+    burstiness: float = Field(default=1.0, gt=0)
+    workloads: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> LoadsAsked:
+        kinds = ("concurrency", "concurrency_per_gpu", "rate_rps", "ramp", "slo")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of {', '.join(kinds)}, not {' and '.join(given) or 'none'}")
+        values = getattr(self, given[0])
+        if given[0] != "slo":
+            if not values:
+                raise ValueError(f"{given[0]} is empty")
+            if len(set(values)) != len(values):
+                raise ValueError(f"{given[0]} has a value twice; repeats measure a level again")
+            if given[0] != "ramp" and not all(0 < value < math.inf for value in values):
+                raise ValueError(f"{given[0]}: numbers above 0, got {list(values)}")
+        if self.burstiness != 1.0 and given[0].startswith("concurrency"):
+            raise ValueError("burstiness belongs to rate_rps and ramp")
+        return self
+
+    def loads(self, gpus: int) -> tuple[Load, ...]:
+        """The levels of this group on a deployment of that many GPUs (none for a search)."""
+        if self.concurrency is not None:
+            return tuple(Closed(concurrency=value) for value in self.concurrency)
+        if self.concurrency_per_gpu is not None:
+            return tuple(Closed(concurrency=max(1, round(v * gpus)), per_gpu=v) for v in self.concurrency_per_gpu)
+        if self.rate_rps is not None:
+            return tuple(Open(rate_rps=value, burstiness=self.burstiness) for value in self.rate_rps)
+        return tuple(Ramp(**ramp.model_dump(), burstiness=self.burstiness) for ramp in self.ramp or ())
+
+    def search(self) -> Search | None:
+        """The search of this group, if it is one. Raises UsageError."""
+        if self.slo is None:
+            return None
+        asked = {name: getattr(self.slo, name) for name in ("confidence", "resolution", "start_rps", "max_points")}
+        return validate(Search, {**asked, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
+
+
+class Expected(Frozen):
+    """For the time estimate alone: seconds of a start, to the first token, and per output token."""
+
+    launch_s: float | None = Field(default=None, gt=0)
+    ttft_s: float = Field(default=0.5, gt=0)
+    tpot_s: float = Field(default=0.02, gt=0)
+
+
+class ExperimentFile(Frozen):
+    """configs/sweeps/*.yaml: every deployment under every workload and load, ``repeats`` times.
+
+    Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
+    the levels of a visit in an order drawn likewise: drift hits all configurations alike.
+    """
+
+    name: str = Field(pattern=f"^{NAME}$")
+    description: str | None = None
+    where: Where
+    deployments: tuple[Entry, ...] = Field(min_length=1)
+    workloads: tuple[NamedWorkload, ...] = Field(min_length=1)
+    loads: tuple[LoadsAsked, ...] = Field(min_length=1)
+    repeats: int = Field(default=3, ge=1)
+    seed: int = Field(default=0, ge=0)
+    prompts_per_level: int | None = Field(default=None, ge=1)
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    launch_timeout_s: float = Field(default=1800.0, gt=0)
+    expect: Expected = Expected()
+
+    @field_validator("workloads")
+    @classmethod
+    def _distinct(cls, value: tuple[NamedWorkload, ...]) -> tuple[NamedWorkload, ...]:
+        names = [workload.name for workload in value]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two workloads are called {twice[0]}; give each a name")
+        return value
+
+    @model_validator(mode="after")
+    def _known_workloads(self) -> ExperimentFile:
+        known = {workload.name for workload in self.workloads}
+        for asked in [entry.workloads for entry in self.deployments] + [group.workloads for group in self.loads]:
+            for name in asked or ():
+                if name not in known:
+                    raise ValueError(f"workloads: {name!r} is none of {', '.join(sorted(known))}")
+        return self
+
+
+class Configuration(Frozen):
+    """An entry made ready: its launcher flags, the deployment that they ask for, and its workloads."""
+
+    name: str
+    argv: tuple[str, ...]
+    deployment: Deployment
+    entry: Entry
+    workloads: tuple[NamedWorkload, ...]
+
+
+def load_experiment_file(name_or_path: str) -> tuple[ExperimentFile, Path]:
+    """Read an experiment and where it was found: a path, or a name of configs/sweeps/. Raises UsageError."""
+    path = Path(name_or_path)
+    if not path.exists() and re.fullmatch(NAME, name_or_path):
+        named = CONFIGS / "sweeps" / f"{name_or_path}.yaml"
+        if not named.exists():
+            known = ", ".join(sorted(found.stem for found in named.parent.glob("*.yaml")))
+            raise UsageError(f"experiment {name_or_path!r}: no such file, and none of configs/sweeps/ ({known})")
+        path = named
+    return load_yaml(path, ExperimentFile), path
+
+
+def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...]:
+    """Every entry of the file as what will be launched, in the file's order.
+
+    Raises UsageError for an entry that cannot be launched, two of one name, or one without a workload.
+    """
+    found: list[Configuration] = []
+    for number, entry in enumerate(file.deployments, start=1):
+        argv = launch_flags(file, entry, path)
+        try:
+            deployment = deployment_from(build_parser().parse_args(list(argv)))
+        except UsageError as error:
+            raise UsageError(f"{path}: deployments.{number}: {error}") from error
+        name = entry.name or deployment.label
+        if name in [other.name for other in found]:
+            raise UsageError(f"{path}: two deployments are called {name}; give each a name")
+        mine = [w for w in file.workloads if fits(deployment, w) and w.name in (entry.workloads or (w.name,))]
+        asked = set(entry.workloads or ())
+        if wrong := sorted(asked - {w.name for w in mine}):
+            needs = "decode_bench: true" if not deployment.decode_bench else "a workload of mode decode-only"
+            raise UsageError(f"{path}: {name} cannot run workload {wrong[0]}: that takes {needs}")
+        if not mine:
+            raise UsageError(
+                f"{path}: no workload fits {name}: decode-only runs on deployments with decode_bench: true alone, "
+                "and nothing else does there"
+            )
+        found.append(Configuration(name=name, argv=argv, deployment=deployment, entry=entry, workloads=tuple(mine)))
+    used = {workload.name for configuration in found for workload in configuration.workloads}
+    for workload in file.workloads:
+        if workload.name not in used:
+            raise UsageError(f"{path}: no deployment runs workload {workload.name}")
+    return tuple(found)
+
+
+def fits(deployment: Deployment, workload: NamedWorkload) -> bool:
+    """decode-only runs on engines that fill KV cache, and nothing else does."""
+    return deployment.decode_bench == (workload.mode == "decode-only")
+
+
+def launch_flags(file: ExperimentFile, entry: Entry, path: Path) -> tuple[str, ...]:
+    """Flags of launch_gptoss.py for an entry, without --detach and the port. Raises UsageError."""
+    flags = _topology_flags(entry, path)
+    if file.where.local is not None:
+        flags += ["--local", str(file.where.local)]
+    elif file.where.cluster != "auto":
+        flags += ["--cluster", str(file.where.cluster)]
+    for flag, value in (("--model", entry.model), ("--ucx-tls", entry.ucx_tls)):
+        flags += [flag, value] if value is not None else []
+    flags += ["--kv-backend", ",".join(entry.kv_backends)] if entry.kv_backends else []
+    flags += ["--max-model-len", str(entry.max_model_len)] if entry.max_model_len else []
+    for key, value in entry.engine_args.items():
+        flags += ["--engine-arg", f"{key}={_yaml_word(value)}"]
+    flags += ["--decode-bench"] if entry.decode_bench else []
+    if entry.two_hosts is not None:
+        flags.append("--two-hosts")
+        flags += ["--link-rate", entry.two_hosts.rate] if entry.two_hosts.rate else []
+        flags += ["--link-delay-ms", f"{entry.two_hosts.delay_ms:g}"] if entry.two_hosts.delay_ms is not None else []
+    return (*flags, *entry.flags)
+
+
+def _topology_flags(entry: Entry, path: Path) -> list[str]:
+    if entry.config is not None:
+        beside = path.parent / entry.config
+        return ["--config", str(beside) if beside.is_file() else entry.config]
+    assert entry.label is not None
+    topology = parse_label(entry.label)
+    if isinstance(topology, Collocated):
+        return ["--collocated", *_pool_flags("--", topology.pool.model_dump())]
+    mode = f"--pd-{topology.placement}"
+    return [
+        mode,
+        *_pool_flags("--p-", topology.prefill.model_dump()),
+        *_pool_flags("--d-", topology.decode.model_dump()),
+    ]
+
+
+def _pool_flags(prefix: str, pool: dict[str, Any]) -> list[str]:
+    flags = [f"{prefix}num", str(pool["replicas"]), f"{prefix}tp", str(pool["tp"])]
+    flags += [word for key in ("dp", "pp") if pool[key] > 1 for word in (f"{prefix}{key}", str(pool[key]))]
+    return flags + ([f"{prefix}ep"] if pool["expert_parallel"] else [])
+
+
+def _yaml_word(value: Any) -> str:
+    """A value as one word that YAML reads back equal: JSON is YAML."""
+    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) else json.dumps(value)
+
+
+def order(file: ExperimentFile, names: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    """(repeat, deployment) in the order of measurement, drawn from the seed.
+
+    Every repeat visits all deployments once (complete blocks). The orders of as many repeats as there
+    are deployments are the rotations of one random order, themselves in random order: a Latin square, in
+    which every deployment comes first, second and so on equally often.
+    """
+    rng = random.Random(f"order {file.seed}")
+    visits: list[tuple[int, str]] = []
+    base, turns = list(names), [0]
+    for repeat in range(file.repeats):
+        if repeat % len(names) == 0:
+            rng.shuffle(base)
+            turns = rng.sample(range(len(names)), len(names))
+        turn = turns[repeat % len(names)]
+        visits += [(repeat, name) for name in base[turn:] + base[:turn]]
+    return tuple(visits)
+
+
+def folder_name(configuration: Configuration, workload: NamedWorkload, file: ExperimentFile) -> str:
+    """Folder of one configuration's levels under one workload, within the experiment's folder."""
+    return configuration.name if len(file.workloads) == 1 else f"{configuration.name}-{workload.name}"
+
+
+def asked_of(
+    file: ExperimentFile, configuration: Configuration, workload: NamedWorkload
+) -> tuple[tuple[Load, ...], tuple[Search, ...]]:
+    """The loads and searches of one configuration under one workload. Raises UsageError when there are
+    none, or when two are the same level."""
+    groups = [group for group in file.loads if workload.name in (group.workloads or (workload.name,))]
+    loads = tuple(load for group in groups for load in group.loads(configuration.deployment.gpus))
+    searches = tuple(search for group in groups if (search := group.search()))
+    where = f"{configuration.name} under workload {workload.name}"
+    if not loads and not searches:
+        raise UsageError(f"no load applies to {where}; name it in the workloads of a group of loads")
+    keys = [(load.kind, load.value) for load in loads]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is asked for twice")
+    return loads, searches

@@ -1,0 +1,301 @@
+"""Run an experiment: launch each configuration, measure it, go on; survive what fails; leave nothing behind.
+
+A deployment is started by the launcher's own command line in a process of its own, so that this one
+imports neither Ray nor vLLM and a start that dies takes nothing with it. Local Ray nodes stay up from
+one deployment to the next and are stopped at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from pdlab.bench.experiment.schedule import Part, Plan, Planned, asked_for, earlier_record, left, visit_s
+from pdlab.bench.progress import ExperimentProgress, Progress
+from pdlab.bench.sweep import SweepOptions, SweepResult, run_sweep
+from pdlab.core.errors import PdlabError, WriteError
+from pdlab.core.files import ROOT
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Workload
+from pdlab.deploy.endpoint import reach
+from pdlab.results.provenance import now
+from pdlab.results.schema import ExperimentRecord, Run, Visit
+from pdlab.results.store import Store, write_record
+
+LAUNCHER = ROOT / "launch_gptoss.py"
+STOP_TIMEOUT_S = 90.0
+POLL_S = 0.2
+
+
+class RunOptions(Frozen):
+    """How to run a plan: results go to ``out``/NAME/; ``command`` is the exact command line."""
+
+    out: Path = Path("bm_results")
+    port: int = 8000
+    resume: bool = False
+    client_processes: int | None = None
+    command: str = "pdlab.bench.experiment.run.run(...)"
+
+
+class RunResult(Frozen):
+    """``record`` says what became of every visit; ``runs`` are all levels that this experiment has now."""
+
+    folder: Path
+    record: ExperimentRecord
+    runs: dict[str, tuple[Run, ...]]
+
+    @property
+    def failed(self) -> tuple[Visit, ...]:
+        return tuple(visit for visit in self.record.visits if visit.status == "failed")
+
+
+class LaunchFailed(PdlabError):
+    """A configuration did not start; the message is the launcher's own last complaint."""
+
+
+def run(plan: Plan, options: RunOptions, stream: TextIO | None = None) -> RunResult:
+    """Measure what is not measured yet of ``plan``.
+
+    A configuration that does not start is marked with its error, not tried again in this run, and the
+    others go on. Raises StoreError when the folder holds another experiment, this one without ``resume`` or with
+    damaged levels, or cannot be written; UsageError when another run writes it. KeyboardInterrupt passes through
+    with everything taken down and all finished levels kept.
+    """
+    folder = options.out / plan.file.name
+    with Store(folder).held():
+        return _run_held(plan, options, folder, stream)
+
+
+def _run_held(plan: Plan, options: RunOptions, folder: Path, stream: TextIO | None) -> RunResult:
+    keeper = _Keeper(folder, plan, options)
+    keeper.start()
+    for store in {part.folder: Store(folder / part.folder) for visit in plan.visits for part in visit.parts}.values():
+        for kept in store.runs():
+            store.check_records(kept)
+    estimates_s = [visit_s(plan, visit, folder) for visit in plan.visits]
+    progress = ExperimentProgress(estimates_s, stream)
+    launcher = _Launcher(plan, options, progress)
+    runs: dict[str, tuple[Run, ...]] = {}
+    try:
+        for number, visit in enumerate(plan.visits):
+            if not estimates_s[number]:
+                keeper.done_before(number)
+                continue
+            progress.visit(number, f"{visit.configuration.name}, repeat {visit.repeat}")
+            _visit(number, visit, plan, options, keeper, launcher, progress)
+    finally:
+        progress.close()
+        launcher.stop()
+    for part in {part.folder: part for visit in plan.visits for part in visit.parts}.values():
+        runs[part.folder] = tuple(Store(folder / part.folder).runs())
+    return RunResult(folder=folder, record=keeper.finish(), runs=runs)
+
+
+def _visit(
+    number: int,
+    visit: Planned,
+    plan: Plan,
+    options: RunOptions,
+    keeper: _Keeper,
+    launcher: _Launcher,
+    progress: ExperimentProgress,
+) -> None:
+    """One configuration launched and measured; whatever goes wrong with it is kept with the visit."""
+    name = visit.configuration.name
+    measured = False
+    keeper.update(number, started_at=now(), status="interrupted", command=launcher.shown(visit), error=None)
+    try:
+        began = time.monotonic()
+        launcher.launch(visit)
+        keeper.update(number, launch_s=round(time.monotonic() - began, 1))
+        for part in visit.parts:
+            loads, searches = left(part, visit.repeat, options.out / plan.file.name)
+            if loads or searches:
+                with reach(f"http://127.0.0.1:{options.port}"):
+                    _sweep(part, visit, plan, options, progress)
+        measured = True
+    except LaunchFailed as error:
+        launcher.given_up[name] = str(error)
+        keeper.update(number, status="failed", error=str(error), finished_at=now())
+        progress.visit_done(f"DID NOT START: {error}", measured=False)
+    except WriteError:
+        raise  # nothing more can be kept
+    except PdlabError as error:
+        keeper.update(number, status="failed", error=str(error), finished_at=now())
+        progress.visit_done(f"FAILED: {error}", measured=False)
+    else:
+        keeper.update(number, status="done", finished_at=now())
+        progress.visit_done("done", measured=measured)
+
+
+def _sweep(part: Part, visit: Planned, plan: Plan, options: RunOptions, progress: Progress) -> SweepResult:
+    file = plan.file
+    workload: Workload = part.workload.workload(file.seed)
+    return run_sweep(
+        SweepOptions(
+            loads=part.loads,
+            searches=part.searches,
+            workload=workload,
+            base_url=f"http://127.0.0.1:{options.port}",
+            name=part.folder,
+            only_repeat=visit.repeat,
+            shuffle=f"{file.seed} {part.folder} {visit.repeat}",
+            prompts_per_level=file.prompts_per_level,
+            resume=True,
+            out=options.out / file.name,
+            request_timeout_s=file.request_timeout_s,
+            client_processes=options.client_processes,
+            command=f"{options.command}  # {part.folder}, repeat {visit.repeat}",
+        ),
+        progress,
+    )
+
+
+class _Keeper:
+    """The experiment's record on disk, written at every change."""
+
+    def __init__(self, folder: Path, plan: Plan, options: RunOptions) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._options = options
+        self._record: ExperimentRecord | None = None
+
+    def start(self) -> None:
+        """Raises StoreError, see `run`."""
+        file = self._plan.file
+        asked = asked_for(file)
+        earlier = earlier_record(self._folder, file, resume=self._options.resume)
+        before = {(visit.deployment, visit.repeat): visit for visit in earlier.visits} if earlier else {}
+        visits = [
+            before.get((v.configuration.name, v.repeat))
+            or Visit(deployment=v.configuration.name, repeat=v.repeat, status="planned")
+            for v in self._plan.visits
+        ]
+        folders: dict[str, tuple[str, ...]] = {}
+        for visit in self._plan.visits:
+            folders[visit.configuration.name] = tuple(part.folder for part in visit.parts)
+        self._record = ExperimentRecord(
+            name=file.name,
+            file=str(self._plan.path),
+            experiment=asked,
+            folders=folders,
+            visits=tuple(visits),
+            commands=(*(earlier.commands if earlier else ()), self._options.command),
+            started_at=earlier.started_at if earlier else now(),
+        )
+        self._write()
+
+    def update(self, number: int, **changes: object) -> None:
+        assert self._record
+        visits = list(self._record.visits)
+        visits[number] = visits[number].model_copy(update=changes)
+        self._record = self._record.model_copy(update={"visits": tuple(visits)})
+        self._write()
+
+    def done_before(self, number: int) -> None:
+        assert self._record
+        if self._record.visits[number].status != "done":
+            self.update(number, status="done", error=None)
+
+    def finish(self) -> ExperimentRecord:
+        assert self._record
+        self._record = self._record.model_copy(update={"finished_at": now()})
+        self._write()
+        return self._record
+
+    def _write(self) -> None:
+        assert self._record
+        write_record(self._folder, self._record)
+
+
+class _Launcher:
+    """The launcher's command line, as often as there are visits; and its end."""
+
+    def __init__(self, plan: Plan, options: RunOptions, progress: ExperimentProgress) -> None:
+        self._plan = plan
+        self._options = options
+        self._progress = progress
+        self._hosts: object = None
+        self._up = False
+        self.given_up: dict[str, str] = {}
+
+    def command(self, visit: Planned) -> list[str]:
+        timeout_s = self._plan.file.launch_timeout_s
+        how = ["--detach", "--port", str(self._options.port), "--timeout-s", f"{timeout_s:g}"]
+        return [sys.executable, str(LAUNCHER), *visit.configuration.argv, *how]
+
+    def shown(self, visit: Planned) -> str:
+        """The command as a person would type it."""
+        return shlex.join(["python", "launch_gptoss.py", *self.command(visit)[2:]])
+
+    def launch(self, visit: Planned) -> None:
+        """Returns when it is ready and checked. Raises LaunchFailed."""
+        name = visit.configuration.name
+        if name in self.given_up:
+            raise LaunchFailed(f"not tried again: {self.given_up[name].removeprefix('not tried again: ')}")
+        hosts = visit.configuration.entry.two_hosts is not None
+        if self._up and self._hosts not in (None, hosts):
+            self.stop()  # other nodes
+        self._hosts, self._up = hosts, True
+        code, said = self._call(self.command(visit), self._progress.waiting)
+        if code:
+            errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+            raise LaunchFailed(errors[-1] if errors else f"exit code {code}: {said[-1] if said else 'no word'}")
+
+    def stop(self) -> None:
+        """Take down what is served and, with ``local``, the nodes. A second Ctrl-C does not end it halfway."""
+        if not self._up:
+            return
+        self._up, self._hosts = False, None
+        command = [sys.executable, str(LAUNCHER), "--shutdown", "--port", str(self._options.port)]
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if _in_main_thread() else None
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=STOP_TIMEOUT_S, start_new_session=True
+            )
+            if done.returncode:
+                self._progress.note(f"the shutdown ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
+        except subprocess.TimeoutExpired:
+            self._progress.note(f"the shutdown took more than {STOP_TIMEOUT_S:g} s: {shlex.join(command)}")
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
+
+    def _call(self, command: list[str], say: Callable[[str], None]) -> tuple[int, list[str]]:
+        """Run a command to its end; its exit code and what it said."""
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                while process.poll() is None:
+                    time.sleep(POLL_S)
+                    if lines := _lines(log):
+                        say(f"launching: {lines[-1]}")
+            except BaseException:
+                # As a person's Ctrl-C: the launcher takes down what it began.
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_TIMEOUT_S)
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+                raise
+            return process.returncode, _lines(log)
+
+
+def _lines(log: Any) -> list[str]:
+    log.seek(0)
+    return [line.strip() for line in log.read().splitlines() if line.strip()]
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,169 @@
+"""What an experiment file comes to: its visits in order, what is left to measure, and how long it takes.
+
+Starts nothing and imports neither Ray nor vLLM.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pdlab.bench import levels
+from pdlab.bench.experiment.file import (
+    CLUSTER_LAUNCH_S,
+    LOCAL_LAUNCH_S,
+    Configuration,
+    ExperimentFile,
+    NamedWorkload,
+    asked_of,
+    configurations,
+    folder_name,
+    load_experiment_file,
+    order,
+)
+from pdlab.bench.slo_search import Search
+from pdlab.bench.sweep import unfinished
+from pdlab.core.catalog import load_cluster, local_cluster
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Closed, Load, Ramp, RunKey
+from pdlab.placement.place import place
+from pdlab.results.schema import ExperimentRecord
+from pdlab.results.store import LOCK, RECORD, Store, read_record
+
+# Around a visit's levels: imports of the load generator, its warm-up; after a level: counters that come late.
+CLIENT_START_S, AFTER_LEVEL_S = 15.0, 2.0
+SEARCH_POINTS = 8  # rates that a search takes, as a rule
+
+
+class Part(Frozen):
+    """One workload on one configuration: its folder's name, levels and searches (the same in every repeat)."""
+
+    folder: str
+    workload: NamedWorkload
+    loads: tuple[Load, ...]
+    searches: tuple[Search, ...]
+
+
+class Planned(Frozen):
+    """One visit: ``configuration`` is launched and measured under every part, as ``repeat``."""
+
+    repeat: int
+    configuration: Configuration
+    parts: tuple[Part, ...]
+
+
+class Plan(Frozen):
+    """An experiment made ready. ``file`` is as it was read from ``path``."""
+
+    file: ExperimentFile
+    path: Path
+    visits: tuple[Planned, ...]
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """In the file's order."""
+        names = [visit.configuration.name for visit in self.visits]
+        first = {name: self.visits[names.index(name)].configuration for name in names}
+        return tuple(sorted(first.values(), key=lambda c: self.file.deployments.index(c.entry)))
+
+
+def make_plan(name_or_path: str) -> Plan:
+    """Read and check a file. Raises UsageError for anything that could not be run, PlacementError for a
+    deployment that does not fit the cluster of the file."""
+    file, path = load_experiment_file(name_or_path)
+    found = {configuration.name: configuration for configuration in configurations(file, path)}
+    view = None
+    if file.where.local is not None:
+        view = local_cluster(file.where.local)
+    elif file.where.cluster not in (None, "auto"):
+        view = load_cluster(str(file.where.cluster))
+    parts = {}
+    for name, configuration in found.items():
+        if view is not None and configuration.entry.two_hosts is None:
+            place(configuration.deployment, view)
+        parts[name] = tuple(_part(file, configuration, workload) for workload in configuration.workloads)
+    folders = [part.folder for some in parts.values() for part in some]
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise UsageError(f"{path}: two deployments would write to {twice[0]}; give them other names")
+    visits = [
+        Planned(repeat=repeat, configuration=found[name], parts=parts[name])
+        for repeat, name in order(file, tuple(found))
+    ]
+    return Plan(file=file, path=path, visits=tuple(visits))
+
+
+def _part(file: ExperimentFile, configuration: Configuration, workload: NamedWorkload) -> Part:
+    workload.workload(file.seed)
+    loads, searches = asked_of(file, configuration, workload)
+    folder = folder_name(configuration, workload, file)
+    return Part(folder=folder, workload=workload, loads=loads, searches=searches)
+
+
+def left(part: Part, repeat: int, out: Path) -> tuple[tuple[Load, ...], tuple[Search, ...]]:
+    """Loads and searches of a part that are not finished in the experiment's folder ``out``."""
+    store = Store(out / part.folder)
+    loads = [x for x in part.loads if not store.has(RunKey(kind=x.kind, value=x.value, repeat=repeat))]
+    return tuple(loads), tuple(search for search in part.searches if unfinished(store, search, repeat))
+
+
+def launch_s(file: ExperimentFile) -> float:
+    """Estimate of one start."""
+    return file.expect.launch_s or (LOCAL_LAUNCH_S if file.where.local is not None else CLUSTER_LAUNCH_S)
+
+
+def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: tuple[Search, ...]) -> float:
+    """Estimate of measuring those loads and searches in one visit, the load generator's start included.
+
+    A closed loop takes requests / concurrency times the expected time of one, an open loop requests /
+    rate. Expected times are the file's (``expect``): they do not know how load slows a server down.
+    """
+    if not loads and not searches:
+        return 0.0
+    workload = part.workload.workload(file.seed)
+    request_s = file.expect.ttft_s + (workload.sent_output_tokens - 1) * file.expect.tpot_s
+    total = CLIENT_START_S + request_s
+    for load in loads:
+        requests = file.prompts_per_level or levels.num_requests(load)
+        if isinstance(load, Closed):
+            total += requests / load.concurrency * request_s
+        else:
+            total += requests / (load.mean_rps if isinstance(load, Ramp) else load.rate_rps) + request_s
+        total += AFTER_LEVEL_S
+    for search in searches:
+        rate = search.start_rps or 1 / request_s
+        total += SEARCH_POINTS * (search.requests_needed / rate + AFTER_LEVEL_S)
+    return total
+
+
+def visit_s(plan: Plan, visit: Planned, out: Path) -> float:
+    """Estimate of what is left of a visit; 0 when it is finished."""
+    rest = [(part, *left(part, visit.repeat, out)) for part in visit.parts]
+    if not any(loads or searches for _, loads, searches in rest):
+        return 0.0
+    return launch_s(plan.file) + sum(part_s(plan.file, *item) for item in rest)
+
+
+def earlier_record(folder: Path, file: ExperimentFile, *, resume: bool) -> ExperimentRecord | None:
+    """What an earlier run left in ``folder``, None: nothing. Raises StoreError when ``file`` may not go there."""
+    earlier = read_record(folder)
+    if earlier is None and folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        raise StoreError(f"{folder} holds results of something else ({RECORD} is missing); use another --out")
+    if earlier is not None:
+        _same(earlier.experiment, asked_for(file), folder)
+        if not resume:
+            raise StoreError(f"{folder} already has this experiment; use --resume to go on, or another --out")
+    return earlier
+
+
+def asked_for(file: ExperimentFile) -> dict[str, Any]:
+    """The file as a record keeps it."""
+    return file.model_dump(mode="json", exclude_defaults=True)
+
+
+def _same(before: dict[str, object], after: dict[str, object], folder: Path) -> None:
+    """What was measured and what is asked must be one experiment; more repeats and better guesses are."""
+    free = {"repeats", "expect", "description"}
+    for key in sorted({*before, *after} - free):
+        if before.get(key) != after.get(key):
+            raise StoreError(f"{folder} was measured with another {key} in its file; use another name or --out")

@@ -1,0 +1,451 @@
+"""Rules after which a level does not count: each is a gate with a name, and says what it found. Pure.
+
+Every rule, its limit and its source: docs/methodology.md. A gate whose data is missing is not
+passed but *unchecked*, with the reason. New gates join `GATES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from pydantic import Field
+
+from pdlab.core.errors import BenchError
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Closed, Load, Ramp, Workload
+from pdlab.results.schema import ClientLoad, EngineCounters, NixlCounters, RequestRecord, Summary, Trend, Validity
+
+MAX_CPU_SHARE = 0.9
+# At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
+# 50 ms after which Ray Serve LLM hands tokens on, for no latency is measured finer than that.
+LATE_SHARE, LATE_FLOOR_S = 0.25, 0.05
+# Linux slews a clock by at most 500 ppm (adjtimex(2)): twice that, and a little, is a step.
+CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
+ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
+CACHE_SLACK = 0.01
+LEAST_STEADY = 9  # from there on the 95 % interval of a median stays off the sample's extremes
+MAX_CHANGE = 0.2
+MAX_GROWTH = 0.1
+# Student's t, two-sided 0.1 %, by degrees of freedom (slices - 2).
+T_LIMIT = {3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41, 8: 5.04}
+FILLED_LEAST = 0.99
+# Ray Serve LLM hands tokens on every 50 ms, so a short answer may come in one piece. 64 tokens in 50 ms are 0.8 ms
+# each: no engine decodes one request so fast. Chunks that arrive together are microseconds apart.
+LEAST_STREAMED, AT_ONCE_S = 64, 1e-4
+
+
+class Outcome(Frozen):
+    """What gates look at. ``*_before`` and ``*_after`` are counters around the level, None where they
+    could not be read. ``kv_expected``: the deployment moves KV cache, and its counters can be read.
+    ``strangers`` are replicas that the launch did not publish and that answered in the level, or appeared in it.
+    ``smoke``: too short by intention."""
+
+    records: tuple[RequestRecord, ...]
+    workload: Workload
+    load: Load
+    num_requests: int = Field(ge=1)
+    steady: Summary | None = None
+    trend: Trend | None = None
+    kv_expected: bool = False
+    nixl_before: NixlCounters | None = None
+    nixl_after: NixlCounters | None = None
+    engines_before: dict[str, EngineCounters] = Field(default_factory=dict)
+    engines_after: dict[str, EngineCounters] = Field(default_factory=dict)
+    strangers: tuple[str, ...] = ()
+    counters_error: str | None = None
+    client: ClientLoad | None = None
+    smoke: bool = False
+
+    @property
+    def answered(self) -> list[RequestRecord]:
+        return [record for record in self.records if record.ok]
+
+    @property
+    def duration_s(self) -> float:
+        """From the first arrival to the last answer."""
+        return max((record.finish_s or record.arrival_s for record in self.records), default=0.0)
+
+    def delta(self, field: str) -> float | None:
+        """How much a counter of the engines grew, all pools together; None where no pool exports it."""
+        found = [
+            after - (getattr(self.engines_before.get(pool), field, None) or 0.0)
+            for pool, counters in self.engines_after.items()
+            if (after := getattr(counters, field)) is not None
+        ]
+        return sum(found) if found else None
+
+    @property
+    def went_back(self) -> bool:
+        """Whether a counter is lower than before: it began anew."""
+        pairs: list[tuple[Frozen | None, Frozen | None]] = [(self.nixl_before, self.nixl_after)]
+        pairs += [(self.engines_before.get(pool), after) for pool, after in self.engines_after.items()]
+        for before, after in pairs:
+            if before is None or after is None:
+                continue
+            for name in type(after).model_fields:
+                old, new = getattr(before, name), getattr(after, name)
+                if isinstance(old, float) and isinstance(new, float) and new < old:
+                    return True
+        return False
+
+
+def failed_requests(outcome: Outcome) -> Iterator[str]:
+    """Any request without a complete answer."""
+    total = outcome.num_requests
+    if len(outcome.records) != total:
+        yield f"{len(outcome.records)} of {total} requests were recorded"
+    failed = [record for record in outcome.records if not record.ok]
+    if failed:
+        yield f"{len(failed)} of {total} requests failed (first: {failed[0].error or 'no answer'})"
+
+
+def token_counts(outcome: Outcome) -> Iterator[str]:
+    """An answered request whose token counts, as the server reports them, are not those asked for."""
+    yield from _wrong_counts(outcome.answered, outcome.workload)
+
+
+def _wrong_counts(answered: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
+    asked = {"input": workload.sent_input_tokens, "output": workload.sent_output_tokens}
+    for side, expected in asked.items():
+        counts = [record.input_tokens if side == "input" else record.output_tokens for record in answered]
+        wrong = [count for count in counts if count != expected]
+        if wrong:
+            yield f"{len(wrong)} of {len(counts)} answers have a wrong {side} token count ({wrong[0]}, not {expected})"
+
+
+def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
+    """What the warm-up's answers say of the levels to come: notes, where it is no proof.
+
+    Raises BenchError where every level would fail its gates or mean nothing: wrong token counts, no streaming.
+    """
+    answered = [record for record in records if record.ok]
+    wrong = list(_wrong_counts(answered, workload))
+    if wrong:
+        raise BenchError(
+            f"warm-up: {'; '.join(wrong)}: every level would be invalid; is --tokenizer the model's own, and does the "
+            "server count tokens as OpenAI's usage does?"
+        )
+    tokens = workload.sent_output_tokens
+    if tokens > 1 and answered and median(sum(record.itl_s) for record in answered) < AT_ONCE_S * (tokens - 1):
+        text = (
+            f"warm-up: the {tokens} tokens of an answer arrive at once: TTFT is the time of the whole answer then, "
+            "and TPOT means nothing"
+        )
+        if tokens >= LEAST_STREAMED:
+            raise BenchError(f"{text}; the server, or a proxy before it, does not stream")
+        yield f"{text}; the answers are too short to tell whether the server streams"
+
+
+def kv_transfers(outcome: Outcome) -> Iterator[str]:
+    """A KV transfer that failed or expired, or transfers that cannot be seen where they must happen."""
+    before, after = outcome.nixl_before, outcome.nixl_after
+    if after is None or outcome.went_back or outcome.strangers:
+        return  # counted by an engine that is gone, or by one that nobody knows: see `restarts`
+    delta = {
+        name: value - ((getattr(before, name) if before else None) or 0.0)
+        for name in NixlCounters.model_fields
+        if (value := getattr(after, name)) is not None
+    }
+    names = {
+        "failed_transfers": "KV transfers failed",
+        "failed_notifications": "KV-transfer notifications failed",
+        "kv_expired_requests": "requests' KV blocks expired before decode took them",
+    }
+    for name, words in names.items():
+        if delta.get(name, 0.0) > 0:
+            yield f"{delta[name]:g} {words}"
+    if outcome.kv_expected and outcome.answered and not delta.get("bytes_transferred"):
+        yield "no KV bytes were transferred, by vLLM's counters"
+
+
+def restarts(outcome: Outcome) -> Iterator[str]:
+    """A replica was replaced, or an engine began to count anew: its caches and connections were cold."""
+    if outcome.strangers:
+        yield (
+            f"a replica was replaced: {', '.join(outcome.strangers)} answers, which the launch did not start and "
+            "nobody has checked; wait until Ray Serve has replaced it, launch again, and measure anew"
+        )
+    elif outcome.went_back:
+        yield "an engine was restarted during the level: its counters went back"
+
+
+def other_requests(outcome: Outcome) -> Iterator[str]:
+    """Engines finished other requests than the client's: its figures are then of a deployment under another load."""
+    for pool, finished in _finished(outcome).items():
+        most, least = outcome.num_requests, len(outcome.answered)
+        where = "" if pool == "collocated" else f" {pool}"
+        if finished > most:
+            yield (
+                f"the{where} engines finished {finished:g} requests during the level, {most} are the client's: "
+                "somebody else used the deployment (another sweep, a user, a probe); measure again without them"
+            )
+        elif finished < least and pool != "prefill":
+            yield (
+                f"the{where} engines finished {finished:g} requests during the level, but the client has {least} "
+                "answers: others than the published replicas gave them; launch again and measure again"
+            )
+
+
+def _finished(outcome: Outcome) -> dict[str, float]:
+    """Requests that each pool's engines finished during the level, of the pools that count them."""
+    before = {pool: counters.requests or 0.0 for pool, counters in outcome.engines_before.items()}
+    return {
+        pool: counters.requests - before.get(pool, 0.0)
+        for pool, counters in outcome.engines_after.items()
+        if counters.requests is not None
+    }
+
+
+def preemptions(outcome: Outcome) -> Iterator[str]:
+    """The KV cache was full: requests lost theirs and were computed again."""
+    count = outcome.delta("preemptions")
+    if count and count > 0:
+        yield f"engines preempted requests {count:g} times: their KV cache was full"
+
+
+def prefix_cache(outcome: Outcome) -> Iterator[str]:
+    """More of the prompts came from the prefix cache than the workload declares."""
+    hits, asked = outcome.delta("prefix_cache_hits"), sum(record.input_tokens for record in outcome.answered)
+    if not asked or hits is None:
+        return
+    share, declared = hits / asked, outcome.workload.declared_cached_share
+    if share > declared + CACHE_SLACK:
+        yield f"{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}"
+
+
+def decode_context(outcome: Outcome) -> Iterator[str]:
+    """decode-only: the engines computed prompts instead of filling their KV cache."""
+    filled = outcome.delta("external_cache_hits")
+    wanted = len(outcome.answered) * (outcome.workload.sent_input_tokens - 1)
+    if filled is not None and wanted and filled < FILLED_LEAST * wanted:
+        yield f"only {filled:g} of {wanted} context tokens were filled: the others were computed, which is no decode"
+
+
+def client_saturation(outcome: Outcome) -> Iterator[str]:
+    """The load generator was the bottleneck: its timestamps then measure itself."""
+    client = outcome.client
+    if client is None:
+        return
+    if client.cpu_share is not None and client.cpu_share > MAX_CPU_SHARE:
+        yield f"load generator saturated: {client.cpu_share:.2f} of one core (limit {MAX_CPU_SHARE})"
+    # A late timestamp is part of the TTFT at the first token, of the decode time at the first and the last.
+    spans = {
+        "median TTFT": _median(record.ttft_s for record in outcome.answered),
+        "median decode time": _median(
+            record.e2el_s - record.ttft_s
+            for record in outcome.answered
+            if record.output_tokens > 1 and record.e2el_s is not None and record.ttft_s is not None
+        ),
+    }
+    limit_s, why = _late_limit(spans)
+    if client.loop_lag_s is not None and client.loop_lag_s > limit_s:
+        yield f"load generator saturated: event loop late by {1000 * client.loop_lag_s:.0f} ms (p95, limit {why})"
+
+
+def lateness(outcome: Outcome) -> Iterator[str]:
+    """Requests were sent later than they were due: in an open loop their wait is in no latency (coordinated omission),
+    in a closed loop fewer were in flight than the level says."""
+    late = sorted(record.lateness_s for record in outcome.records if record.lateness_s is not None)
+    if not late:
+        return
+    if isinstance(outcome.load, Closed):
+        limit_s, why = _late_limit({"median E2EL": _median(record.e2el_s for record in outcome.answered)})
+        when = "after another one had left its place"
+    else:
+        limit_s, why = _late_limit({"median TTFT": _median(record.ttft_s for record in outcome.answered)})
+        when = "after they were due"
+    p95_s = late[math.ceil(0.95 * len(late)) - 1]
+    if p95_s > limit_s:
+        yield f"load generator late: requests were sent {1000 * p95_s:.0f} ms {when} (p95, limit {why})"
+
+
+def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
+    """How late the load generator may be where those times in seconds are measured, and the rule in words."""
+    known = {name: span_s for name, span_s in spans.items() if span_s is not None}
+    name = min(known, key=lambda name: known[name], default=None)
+    if name is None or LATE_SHARE * known[name] <= LATE_FLOOR_S:
+        return LATE_FLOOR_S, f"{1000 * LATE_FLOOR_S:.0f} ms"
+    limit_s = LATE_SHARE * known[name]
+    return limit_s, f"{1000 * limit_s:.0f} ms, {LATE_SHARE:.0%} of the {name}"
+
+
+def _median(values_s: Iterable[float | None]) -> float | None:
+    known = [value for value in values_s if value is not None]
+    return median(known) if known else None
+
+
+def clock(outcome: Outcome) -> Iterator[str]:
+    """The client's clock was set during the level, or times are in an order that cannot be."""
+    for record in outcome.records:
+        times = [t for t in (record.arrival_s, record.first_token_s, record.finish_s) if t is not None]
+        if any(later < earlier - ORDER_SLACK_S for earlier, later in pairwise(times)):
+            yield f"clock: a request's times run backwards ({', '.join(f'{t:g}' for t in times)} s)"
+            break
+    step_s = outcome.client.clock_step_s if outcome.client else None
+    if step_s is not None and abs(step_s) > CLOCK_SLACK_S + CLOCK_PPM * outcome.duration_s:
+        yield f"clock: the wall clock moved {step_s:+.3f} s against the monotonic one during the level"
+
+
+def few_requests(outcome: Outcome) -> Iterator[str]:
+    """Too few requests finish in the steady window."""
+    load, steady = outcome.load, outcome.steady
+    needed = max(LEAST_STEADY, 2 * load.concurrency) if isinstance(load, Closed) else LEAST_STEADY
+    found = steady.completed if steady else 0
+    if found < needed:
+        seen = f"{found} requests finish in it" if steady else "there is none"
+        yield f"too few requests for a steady window: {needed} must finish in it, {seen}; give more prompts per level"
+
+
+def steady_state(outcome: Outcome) -> Iterator[str]:
+    """Throughput or the number in flight drifts inside the window that is called steady."""
+    drift = outcome.trend
+    if drift is None:
+        return
+    limit = T_LIMIT[min(drift.slices - 2, max(T_LIMIT))]
+    if isinstance(outcome.load, Closed):
+        if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > limit:
+            yield f"no steady state: output tokens/s changed by {drift.throughput_change:+.0%} within the window"
+        return
+    least = max(MAX_GROWTH * drift.arrivals, 3 * drift.in_flight_mean**0.5)
+    if drift.in_flight_growth > least and drift.in_flight_t > limit:
+        yield (
+            f"no steady state: requests in flight grew by {drift.in_flight_growth:.0f} while {drift.arrivals} arrived: "
+            "the rate is above what is served"
+        )
+
+
+Judge = Callable[[Outcome], Iterator[str]]
+
+
+def _nothing_missing(outcome: Outcome) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``missing`` says why a level cannot be judged by it, None where it can; ``applies`` whether it is asked."""
+
+    name: str
+    judge: Judge
+    missing: Callable[[Outcome], str | None] = _nothing_missing
+    applies: Callable[[Outcome], bool] = lambda outcome: True
+
+
+def _needs(*fields: str) -> Callable[[Outcome], str | None]:
+    def missing(outcome: Outcome) -> str | None:
+        if outcome.counters_error:
+            return f"the engines' metrics could not be read ({outcome.counters_error})"
+        if any(outcome.delta(field) is None for field in fields):
+            return "the engines' metrics are not known or do not have it"
+        return None
+
+    return missing
+
+
+def _kv_missing(outcome: Outcome) -> str | None:
+    if outcome.counters_error:
+        return f"KV-transfer counters could not be read ({outcome.counters_error})"
+    return None if outcome.kv_expected else "the KV-transfer counters are not known"
+
+
+def _restarts_missing(outcome: Outcome) -> str | None:
+    if outcome.counters_error:
+        return f"the engines' metrics could not be read ({outcome.counters_error})"
+    seen = bool(outcome.engines_after) or (outcome.nixl_after is not None and outcome.nixl_after.transfers is not None)
+    return None if seen else "the engines' metrics are not known"
+
+
+def _others_missing(outcome: Outcome) -> str | None:
+    if outcome.counters_error:
+        return f"the engines' metrics could not be read ({outcome.counters_error})"
+    if outcome.went_back or outcome.strangers:
+        return "an engine was restarted or replaced, and what it had counted is not known"
+    if not _finished(outcome):
+        return "the engines' metrics are not known or do not count requests"
+    if not outcome.engines_before:
+        return "the engines' metrics could not be read before the level"
+    if outcome.kv_expected and "collocated" in outcome.engines_after:
+        return "which engines prefill and which decode is not known"
+    return None
+
+
+def _client_missing(outcome: Outcome) -> str | None:
+    client = outcome.client
+    if client is None or (client.cpu_share is None and client.loop_lag_s is None):
+        return "the load generator was not measured"
+    return None
+
+
+def _lateness_missing(outcome: Outcome) -> str | None:
+    known = any(record.lateness_s is not None for record in outcome.records)
+    return None if known else "when requests were due was not recorded"
+
+
+def _clock_missing(outcome: Outcome) -> str | None:
+    return None if outcome.client and outcome.client.clock_step_s is not None else "the clocks were not compared"
+
+
+def _short(outcome: Outcome) -> str | None:
+    if outcome.smoke:
+        return "a smoke test is too short to tell"
+    return "a ramp has no steady state by intention" if isinstance(outcome.load, Ramp) else None
+
+
+def _trend_missing(outcome: Outcome) -> str | None:
+    return _short(outcome) or (None if outcome.trend else "too few requests finish in the window to fit a trend")
+
+
+GATES: tuple[Gate, ...] = (
+    Gate("failed_requests", failed_requests),
+    Gate("token_counts", token_counts),
+    Gate("kv_transfers", kv_transfers, _kv_missing),
+    Gate("restarts", restarts, _restarts_missing),
+    Gate("other_requests", other_requests, _others_missing),
+    Gate("preemptions", preemptions, _needs("preemptions")),
+    Gate(
+        "prefix_cache",
+        prefix_cache,
+        _needs("prefix_cache_hits"),
+        applies=lambda outcome: outcome.workload.mode != "decode-only",  # served without a prefix cache
+    ),
+    Gate(
+        "decode_context",
+        decode_context,
+        _needs("external_cache_hits"),
+        applies=lambda outcome: outcome.workload.mode == "decode-only",
+    ),
+    Gate("client_saturation", client_saturation, _client_missing),
+    Gate("lateness", lateness, _lateness_missing),
+    Gate("clock", clock, _clock_missing),
+    Gate("few_requests", few_requests, _short),
+    Gate("steady_state", steady_state, _trend_missing),
+)
+
+
+def validate_level(outcome: Outcome, notes: tuple[str, ...] = (), *, moves_kv: bool = True) -> Validity:
+    """Ask every gate. ``moves_kv`` False: the deployment has no KV transfers to ask for.
+
+    Metrics that could not be read where KV transfers must be proven fail ``kv_transfers``: HTTP 200 alone
+    proves no transfer.
+    """
+    reasons: list[str] = []
+    failed: list[str] = []
+    unchecked: dict[str, str] = {}
+    for gate in GATES:
+        if not gate.applies(outcome) or (gate.name == "kv_transfers" and not moves_kv):
+            continue
+        missing = gate.missing(outcome)
+        if missing and gate.name == "kv_transfers" and outcome.kv_expected:
+            found = [missing]
+        elif missing:
+            unchecked[gate.name] = missing
+            continue
+        else:
+            found = list(gate.judge(outcome))
+        reasons += found
+        failed += [gate.name] if found else []
+    return Validity(reasons=tuple(reasons), failed_gates=tuple(failed), unchecked=unchecked, notes=notes)

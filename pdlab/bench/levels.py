@@ -1,0 +1,118 @@
+"""How many requests a level takes, which seed each has, and the levels of a sweep."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+
+from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed, Level, Load, Ramp, RunKey, Sweep, Workload
+
+PROMPTS_PER_CONCURRENCY = 10
+MIN_PROMPTS = 20
+RATE_SECONDS = 60
+SMOKE_PROMPTS_PER_CONCURRENCY = 2
+SMOKE_RATE_SECONDS = 10
+MIN_SMOKE_PROMPTS = 8
+MIN_WARMUP = 8
+
+
+def num_requests(load: Load, *, smoke: bool = False) -> int:
+    """Requests of one level.
+
+    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: 60 s worth of arrivals,
+    at least 20. Smoke: 2 per unit or 10 s worth, at least 8.
+    """
+    least = MIN_SMOKE_PROMPTS if smoke else MIN_PROMPTS
+    if isinstance(load, Closed):
+        per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
+        return max(least, per_unit * load.concurrency)
+    seconds = SMOKE_RATE_SECONDS if smoke else RATE_SECONDS
+    return max(least, math.ceil(seconds * (load.mean_rps if isinstance(load, Ramp) else load.rate_rps)))
+
+
+def derive_seed(workload: Workload, *parts: str | float) -> int:
+    """32-bit seed from the experiment's seed, what its requests look like, and ``parts``."""
+    data = workload.model_dump(mode="json")
+    if not workload.shared_prefix_tokens:
+        del data["shared_prefix_tokens"]  # seeds of workloads without one stay what they were
+    text = json.dumps([data, *parts], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def prompt_stream(workload: Workload, *, smoke: bool = False) -> str:
+    """Name of the prompts that sweeps of a workload draw: two streams share none, whatever their attempts."""
+    return f"{'smoke' if smoke else 'level'} {derive_seed(workload):08x}"
+
+
+def level_seed(workload: Workload, key: RunKey, *, smoke: bool = False, attempt: int = 0) -> int:
+    """Seed of one level. ``attempt`` tells it from earlier starts of the sweep and from earlier sweeps of the same
+    deployment: a level that is measured again must not find its prompts in the prefix cache."""
+    return derive_seed(workload, "smoke" if smoke else "level", key.kind, key.value, key.repeat, attempt)
+
+
+def prefix_seed(workload: Workload) -> int:
+    """Seed of the prefix that all requests of a workload share: the same in all levels."""
+    return derive_seed(workload, "prefix")
+
+
+def warmup_seed(workload: Workload, *, smoke: bool = False, attempt: int = 0) -> int:
+    """Seed of the warm-up before the first level: like no level's."""
+    return derive_seed(workload, "smoke-warm-up" if smoke else "warm-up", attempt)
+
+
+def warmup_requests(deployment: Deployment | None) -> int:
+    """Warm-up prompts: two for every pair of a prefill and a decode engine (or for every
+    collocated engine), at least 8; 8 when the deployment is not known."""
+    if deployment is None:
+        return MIN_WARMUP
+    topology = deployment.topology
+    if isinstance(topology, Collocated):
+        return max(MIN_WARMUP, 2 * _engines(topology.pool))
+    return max(MIN_WARMUP, 2 * _engines(topology.prefill) * _engines(topology.decode))
+
+
+def _engines(pool: Pool) -> int:
+    return pool.replicas * pool.dp
+
+
+def build_sweep(
+    workload: Workload,
+    loads: Sequence[Load],
+    *,
+    repeats: int = 1,
+    prompts_per_level: int | None = None,
+    smoke: bool = False,
+    attempt: int = 0,
+    only_repeat: int | None = None,
+) -> Sweep:
+    """Levels in the order in which they are measured: every load once, then all again per repeat
+    (so that drift hits all loads alike). ``smoke``: the first load alone, once, short;
+    ``only_repeat``: that repeat alone.
+
+    Raises UsageError when nothing is asked.
+    """
+    if not loads:
+        raise UsageError("no load level given; use --concurrency or --request-rate")
+    if repeats < 1:
+        raise UsageError(f"--repeats: at least 1, got {repeats}")
+    if prompts_per_level is not None and prompts_per_level < 1:
+        raise UsageError(f"--prompts-per-level: at least 1, got {prompts_per_level}")
+    if smoke:
+        loads, repeats = loads[:1], 1
+    levels = []
+    for repeat in range(repeats) if only_repeat is None else [only_repeat]:
+        for load in loads:
+            key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
+            levels.append(
+                Level(
+                    load=load,
+                    repeat=repeat,
+                    num_requests=prompts_per_level or num_requests(load, smoke=smoke),
+                    seed=level_seed(workload, key, smoke=smoke, attempt=attempt),
+                )
+            )
+    return Sweep(workload=workload, levels=tuple(levels))

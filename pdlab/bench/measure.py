@@ -1,0 +1,321 @@
+"""Measure one level against a running deployment: drive it, read the engines' counters around it, judge it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pdlab.bench import gates, levels
+from pdlab.bench.client import protocol
+from pdlab.bench.client.processes import LoadClient
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
+from pdlab.bench.progress import Progress
+from pdlab.bench.target import Target, complaint, require_answering
+from pdlab.bench.watch import HEALTH_LAG_S, Watch
+from pdlab.core.deployment import Disaggregated
+from pdlab.core.errors import BenchError, ClusterError
+from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
+from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
+from pdlab.results import metrics
+from pdlab.results.schema import RequestRecord, Run
+
+WARMUP_CONCURRENCY = 8
+# Gates that say that the load generator was the bottleneck.
+OVERLOAD = {"client_saturation", "lateness"}
+# Ray's metrics agent exports every 10 s by default.
+SETTLE_TIMEOUT_S = 25.0
+SETTLE_POLL_S = 0.5
+# Counters that do not come out even may have requests to come that Ray has not exported: so long they must stand still.
+LOCAL_EXPORT_S, CLUSTER_EXPORT_S = 2.0, 11.0
+MANY_FAILED = 0.5
+
+S = TypeVar("S")
+
+
+class Driver:
+    """Measures levels of one workload against one target, with one load generator.
+
+    ``max_processes``: as many load-generator processes as it may grow to when one is saturated.
+    """
+
+    def __init__(
+        self,
+        client: LoadClient,
+        target: Target,
+        workload: Workload,
+        progress: Progress,
+        *,
+        request_timeout_s: float,
+        smoke: bool = False,
+        max_processes: int = 1,
+    ) -> None:
+        self._client = client
+        self._target = target
+        self._workload = workload
+        self._progress = progress
+        self._request_timeout_s = request_timeout_s
+        self._smoke = smoke
+        self._max_processes = max_processes
+        deployment = target.manifest.deployment
+        self._moves_kv = deployment is not None and isinstance(deployment.topology, Disaggregated)
+        self._snapshot: Snapshot | None = None
+        self._error: str | None = None
+        self._exports = bool(target.metrics_urls)
+        self._export_s = LOCAL_EXPORT_S if target.manifest.local else CLUSTER_EXPORT_S
+        self._watch = Watch(target.base_url, target.metrics_urls, target.replicas)
+
+    def warm_up(self, attempt: int) -> None:
+        """Send the warm-up's prompts and find out what the engines export.
+
+        Raises BenchError when none is answered, and where every level would be invalid: an answer has a wrong
+        token count, or the server does not stream.
+        """
+        warmup = self.warmup_level(attempt)
+        self._watch.require_replicas()
+        self._progress.level("warm-up, after the load generator's start", warmup.num_requests, counts=False)
+        self._read_counters(0)
+        answer = self._run(warmup)
+        failed = [record.error for record in answer.records if not record.ok]
+        if len(failed) == warmup.num_requests:
+            require_answering(self._target.base_url)
+            self._watch.require_replicas(HEALTH_LAG_S)
+            why = complaint(self._target.base_url, self._target.model_id)
+            raise BenchError(f"no warm-up request was answered (first: {failed[0]}){f'; {why}' if why else ''}")
+        for note in gates.judge_warm_up(answer.records, self._workload):
+            self._progress.note(note)
+        self._read_counters(len(answer.records) - len(failed), sent=None)
+        self._exports = self._snapshot is not None and (
+            self._snapshot.finished is not None or self._snapshot.nixl.transfers is not None
+        )
+        self._progress.level_done(f"{len(failed)} of {len(answer.records)} failed" if failed else "done")
+
+    def warmup_level(self, attempt: int) -> ClientLevel:
+        workload, target = self._workload, self._target
+        requests = levels.warmup_requests(target.manifest.deployment)
+        return ClientLevel(
+            name="warm-up",
+            base_url=target.base_url,
+            model=target.model_id,
+            tokenizer=target.tokenizer,
+            input_tokens=workload.sent_input_tokens,
+            output_tokens=workload.sent_output_tokens,
+            num_requests=requests,
+            seed=levels.warmup_seed(workload, smoke=self._smoke, attempt=attempt),
+            prefix_tokens=workload.shared_prefix_tokens,
+            prefix_seed=levels.prefix_seed(workload),
+            concurrency=min(requests, WARMUP_CONCURRENCY),
+            request_timeout_s=self._request_timeout_s,
+        )
+
+    def measure(self, level: Level) -> tuple[Run, tuple[RequestRecord, ...]]:
+        """One level as it came out. Where the load generator was the bottleneck it is measured again with
+        more processes, and new prompts. Raises BenchError when the server or the load generator dies."""
+        notes: list[str] = list(self._target.figure_notes)
+        while True:
+            answer, before = self._drive(level)
+            run = self._judge(level, answer, before, tuple(notes))
+            if not OVERLOAD & set(run.validity.failed_gates) or not self._grow(level, run, notes):
+                return run, answer.records
+            level = level.model_copy(
+                update={"seed": levels.derive_seed(self._workload, "again", level.seed, self._client.processes)}
+            )
+
+    def _grow(self, level: Level, run: Run, notes: list[str]) -> bool:
+        most = level.load.concurrency if isinstance(level.load, Closed) else level.num_requests
+        processes = min(2 * self._client.processes, self._max_processes, most)
+        if processes <= self._client.processes:
+            return False
+        found = next(reason for reason in run.validity.reasons if reason.startswith("load generator"))
+        notes.append(
+            f"measured again with {processes} load-generator processes: with {self._client.processes}, {found}"
+        )
+        self._progress.note(f"{level.key.stem}: {notes[-1]}")
+        self._client.grow(processes)
+        self._client.wait_ready()
+        return True
+
+    def _drive(self, level: Level) -> tuple[ClientAnswer, Snapshot | None]:
+        target = self._target
+        words = title(level.load) + (f", repeat {level.repeat}" if level.repeat else "")
+        self._progress.level(words, level.num_requests)
+        asked = protocol.client_level(
+            level,
+            self._workload,
+            base_url=target.base_url,
+            model=target.model_id,
+            tokenizer=target.tokenizer,
+            request_timeout_s=self._request_timeout_s,
+        )
+        stale = self._error
+        self._read_counters(0)
+        # Where they cannot be read now, those after the level before stand in, if they were read.
+        before, error = self._snapshot, stale if self._error else None
+        answer = self._run(asked)
+        answered = sum(record.ok for record in answer.records)
+        if answered < level.num_requests:
+            require_answering(target.base_url)
+        if answered < (1 - MANY_FAILED) * level.num_requests:
+            self._watch.require_replicas(HEALTH_LAG_S)
+        self._read_counters(answered, sent=level.num_requests)
+        self._error = self._error or error
+        return answer, before
+
+    def _run(self, asked: ClientLevel) -> ClientAnswer:
+        """Have the load made. Raises DeploymentDied when what is measured dies meanwhile."""
+
+        def update(done: int, failed: int) -> None:
+            self._watch.count(done - failed)
+            self._progress.update(done, failed)
+
+        with self._watch.beside(self._client.abort):
+            return self._client.run(asked, update)
+
+    def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[str, ...]) -> Run:
+        after = self._snapshot
+        new = self._strangers(before, after, sum(record.ok for record in answer.records))
+        steady = metrics.steady(answer.records, level.load)
+        trend = metrics.trend(answer.records, level.load)
+        outcome = gates.Outcome(
+            records=answer.records,
+            workload=self._workload,
+            load=level.load,
+            num_requests=level.num_requests,
+            steady=steady,
+            trend=trend,
+            kv_expected=self._moves_kv and bool(self._target.metrics_urls),
+            nixl_before=before.nixl if before else None,
+            nixl_after=after.nixl if after else None,
+            engines_before=before.engines if before else {},
+            engines_after=after.engines if after else {},
+            strangers=new,
+            counters_error=self._error,
+            client=answer.load,
+            smoke=self._smoke,
+        )
+        completed = sum(record.ok for record in answer.records)
+        return Run(
+            origin="measured",
+            label=self._target.manifest.label,
+            key=level.key,
+            workload=self._workload,
+            load=level.load,
+            num_requests=level.num_requests,
+            seed=level.seed,
+            completed=completed,
+            failed=level.num_requests - completed,
+            whole=metrics.whole(answer.records),
+            steady=steady,
+            steady_window_s=metrics.steady_window(answer.records, level.load),
+            trend=trend,
+            validity=gates.validate_level(outcome, notes, moves_kv=self._moves_kv),
+            nixl_before=outcome.nixl_before,
+            nixl_after=outcome.nixl_after,
+            engines_before=outcome.engines_before,
+            engines_after=outcome.engines_after,
+            client=answer.load.model_copy(
+                update={"lateness": metrics.distribution(record.lateness_s for record in answer.records)}
+            ),
+            client_cpu_share=answer.cpu_share,
+            started_at=answer.started_at,
+            finished_at=answer.finished_at,
+        )
+
+    def _strangers(self, before: Snapshot | None, after: Snapshot | None, answered: int) -> tuple[str, ...]:
+        """Replicas that the launch did not publish and that took part: new ones; and, where the published ones did
+        not finish what was answered, those that finished requests meanwhile (another application's may, too)."""
+        published = set(self._target.replicas)
+        if not published or after is None:
+            return ()
+        new = set(after.replicas) - (set(before.replicas) if before else set())
+        if before is not None and after.finished is not None and after.finished - (before.finished or 0.0) < answered:
+            new |= {name for name, count in after.finished_by.items() if count > before.finished_by.get(name, 0.0)}
+        return tuple(sorted(new - published))
+
+    def _read_counters(self, answered: int, sent: int | None = 0) -> None:
+        """Read the counters when they have counted the requests that were just answered, of ``sent`` in all. Where
+        they count another number than that, or ``sent`` is None, wait until Ray must have exported all there is."""
+        if not self._exports:
+            return
+        target, before = self._target, self._snapshot
+
+        def scrape() -> Snapshot:
+            return read_snapshot(target.metrics_urls, target.replicas, target.pools)
+
+        def complete(now: Snapshot) -> bool:
+            if before is None or (now.finished or 0.0) < (before.finished or 0.0):  # an engine began anew
+                return True
+            if self._moves_kv and (now.nixl.transfers or 0.0) < (before.nixl.transfers or 0.0) + answered:
+                return False
+            counted = [pool for pool, counters in now.engines.items() if counters.requests is not None]
+            if not counted:
+                return self._moves_kv
+            return all(_finished(now, pool) >= _finished(before, pool) + answered for pool in counted)
+
+        def still_s(now: Snapshot) -> float:
+            if not now.delayed or (before is not None and sent is not None and _counts(before, now, sent)):
+                return 0.0
+            return self._export_s
+
+        try:
+            self._snapshot = (
+                settled(scrape, complete, still_s, SETTLE_TIMEOUT_S, SETTLE_POLL_S) if answered else scrape()
+            )
+            self._error = None
+        except ClusterError as error:
+            self._error = str(error)
+
+
+def _counts(before: Snapshot, now: Snapshot, sent: int) -> bool:
+    """Whether every pool that counts has counted exactly that many."""
+    pools = [pool for pool, counters in now.engines.items() if counters.requests is not None]
+    return all(_finished(now, pool) - _finished(before, pool) == sent for pool in pools)
+
+
+def _finished(snapshot: Snapshot, pool: str) -> float:
+    counters = snapshot.engines.get(pool)
+    return (counters.requests if counters else None) or 0.0
+
+
+def settled(
+    scrape: Callable[[], S],
+    complete: Callable[[S], bool],
+    still_s: Callable[[S], float] = lambda counters: 0.0,
+    timeout_s: float = SETTLE_TIMEOUT_S,
+    poll_s: float = SETTLE_POLL_S,
+) -> S:
+    """Poll counters, which are exported late, until they are ``complete`` and have stood still for two polls and for
+    ``still_s``; at ``timeout_s`` whatever they are then."""
+    since = began = time.monotonic()
+    last = scrape()
+    while time.monotonic() < began + timeout_s:
+        time.sleep(poll_s)
+        current = scrape()
+        if current != last:
+            since = time.monotonic()
+        elif complete(current) and time.monotonic() - since >= still_s(current):
+            return current
+        last = current
+    return last
+
+
+def title(load: Load) -> str:
+    """A load in words."""
+    if isinstance(load, Closed):
+        return f"concurrency {load.concurrency}"
+    if isinstance(load, Ramp):
+        return f"{load.start_rps:g} to {load.end_rps:g} requests/s"
+    return f"{load.rate_rps:g} requests/s"
+
+
+def describe(run: Run) -> str:
+    """One line on a finished level."""
+    figures = f"{run.whole.output_tokens_per_s:.0f} output tokens/s"
+    if run.whole.ttft:
+        figures += f", TTFT p50 {1000 * run.whole.ttft.p50_s:.0f} ms"
+    if run.whole.tpot:
+        figures += f", TPOT p50 {1000 * run.whole.tpot.p50_s:.1f} ms"
+    if run.client and run.client.lateness:
+        late = run.client.lateness.percentiles_s
+        figures += f", sent late p50 {1000 * late['p50']:.1f} p99 {1000 * late['p99']:.1f} ms"
+    return figures if run.validity.valid else f"INVALID ({'; '.join(run.validity.reasons)}), {figures}"

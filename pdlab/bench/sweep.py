@@ -1,0 +1,359 @@
+"""Drive a sweep against a running deployment: warm up, measure every level and search, keep what came out.
+
+One level is kept at a time, so that an interruption loses only the level that was running. The
+folder's manifest is written before the first request: a later start knows that prompts were used.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from pdlab.bench import levels, slo_search
+from pdlab.bench.client.processes import LoadClient
+from pdlab.bench.measure import Driver, describe
+from pdlab.bench.progress import Progress
+from pdlab.bench.slo_search import Search
+from pdlab.bench.target import Target, normal_url, resolve_target
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
+from pdlab.deploy.endpoint import measured, next_attempt
+from pdlab.results import metrics
+from pdlab.results.provenance import client_versions, git_state, now
+from pdlab.results.schema import Manifest, Run, SloPoint, SloSearch
+from pdlab.results.store import MANIFEST, Store
+
+BASE_URL = "http://127.0.0.1:8000"
+MOST_CLIENTS = 8
+
+
+class SweepOptions(Frozen):
+    """Everything that a sweep is told.
+
+    ``name`` None: the running deployment's label (with the mode behind it unless mixed). ``per_gpu``:
+    closed loops of so many requests per GPU of the deployment. ``only_repeat``: that repeat alone.
+    ``retry_invalid``: measure each invalid level of ``loads`` once more, after all others, and keep the second
+    result whatever it is (`Store.replace`).
+    ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
+    grow to as many (None: half of this machine's cores). ``command`` is kept in the manifest as the
+    exact command line.
+    """
+
+    loads: tuple[Load, ...] = ()
+    per_gpu: tuple[float, ...] = ()
+    searches: tuple[Search, ...] = ()
+    workload: Workload = Workload()
+    base_url: str = BASE_URL
+    name: str | None = None
+    model: str | None = None
+    tokenizer: str | None = None
+    gpus: int | None = None
+    repeats: int = 1
+    only_repeat: int | None = None
+    shuffle: str | None = None
+    prompts_per_level: int | None = None
+    smoke: bool = False
+    resume: bool = False
+    force: bool = False
+    retry_invalid: bool = False
+    out: Path = Path("bm_results")
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    client_processes: int | None = Field(default=None, ge=1)
+    command: str = "pdlab.bench.sweep.run_sweep(...)"
+
+
+class SweepResult(Frozen):
+    """``runs`` are the sweep's levels in its order, the ones that --resume skipped included, then the
+    searches' levels by rate."""
+
+    folder: Path
+    runs: tuple[Run, ...]
+    searches: tuple[SloSearch, ...] = ()
+    measured: int
+
+    @property
+    def valid(self) -> bool:
+        """Every level that was asked for is valid, every search has its answer (levels of a search may
+        fail: the server is driven beyond what it serves)."""
+        searched = {(point.rate_rps, s.repeat) for s in self.searches for point in s.points}
+        runs = [run for run in self.runs if (run.key.value, run.key.repeat) not in searched]
+        return all(run.validity.valid for run in runs) and all(search.finished for search in self.searches)
+
+
+def run_sweep(options: SweepOptions, progress: Progress | None = None, client: LoadClient | None = None) -> SweepResult:
+    """Measure every level of ``options`` that is not finished yet, then every search that is not.
+
+    ``client``: a load generator that is not started yet (None: one of its own).
+
+    Raises UsageError for bad input, an unreachable server, and one or a folder that another sweep holds;
+    StoreError when the folder holds finished levels (without resume or force), another experiment or damaged
+    requests (with resume), or cannot be written; BenchError when the server or the load generator dies.
+    An invalid level is no error: it is kept with its reasons.
+    """
+    progress = progress or Progress()
+    workload = options.workload
+    _build(_with_loads(options, 1), attempt=0)  # bad input is said before anything is asked of the server
+    with measured(normal_url(options.base_url)):
+        target = resolve_target(
+            options.base_url,
+            workload=workload,
+            name=options.name,
+            model=options.model,
+            tokenizer=options.tokenizer,
+            gpus=options.gpus,
+            smoke=options.smoke,
+        )
+        store = Store(options.out / target.name)
+        with store.held():
+            return _run_held(_with_loads(options, target.manifest.gpus), target, store, progress, client)
+
+
+def _run_held(
+    options: SweepOptions, target: Target, store: Store, progress: Progress, client: LoadClient | None
+) -> SweepResult:
+    """`run_sweep` once nobody else measures the target or writes the folder."""
+    workload = options.workload
+    earlier = _earlier(store)
+    if earlier and options.resume:
+        for run in store.runs():
+            store.check_records(run)
+    attempt = len(earlier.commands) if earlier else 0
+    wanted = _build(options, attempt)
+    manifest = _start_manifest(target, earlier, options.command, store.folder)
+    todo = _todo(store, wanted, options)
+    repeat = options.only_repeat or 0
+    searching = any(unfinished(store, search, repeat) for search in options.searches)
+    again = options.retry_invalid and bool(_to_retry(store, [level for level in wanted if level not in todo]))
+    for note in (*target.notes, *target.figure_notes):
+        progress.note(note)
+    done = 0
+    if todo or searching or again:
+        # What another sweep sent to this start of the deployment is in its prefix cache.
+        attempt = next_attempt(target.base_url, levels.prompt_stream(workload, smoke=options.smoke), attempt)
+        todo = [level for level in _build(options, attempt) if level.key in {planned.key for planned in todo}]
+        store.write_manifest(manifest)
+        with client or LoadClient() as started:
+            driver = Driver(
+                started,
+                target,
+                workload,
+                progress,
+                request_timeout_s=options.request_timeout_s,
+                smoke=options.smoke,
+                max_processes=options.client_processes or max(1, min(MOST_CLIENTS, (os.cpu_count() or 1) // 2)),
+            )
+            warmup = levels.warmup_requests(target.manifest.deployment)
+            progress.begin(warmup + sum(level.num_requests for level in todo), len(todo))
+            sweeper = _Sweeper(driver, store, options, progress, attempt)
+            try:
+                sweeper.run(todo, wanted, manifest)
+            finally:
+                done = len(sweeper.measured)
+                progress.close()
+    kept = {run.key: run for run in store.runs()}
+    runs = [kept[level.key] for level in wanted]
+    asked = [search.slo for search in options.searches]
+    searches = tuple(s for s in store.searches() if s.slo in asked and s.repeat == repeat)
+    for search in searches:
+        keys = [RunKey(kind="rate", value=point.rate_rps, repeat=repeat) for point in search.points]
+        runs += [kept[key] for key in keys if key in kept and kept[key] not in runs]
+    return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, measured=done)
+
+
+def _with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
+    """The loads per GPU made absolute. Raises UsageError where the GPUs are not known, or two come out the same."""
+    if not options.per_gpu:
+        return options
+    if gpus is None:
+        raise UsageError("--concurrency-per-gpu: nothing says on how many GPUs this runs; give --gpus N")
+    loads = tuple(Closed(concurrency=max(1, round(value * gpus)), per_gpu=value) for value in options.per_gpu)
+    counts = [load.concurrency for load in loads]
+    if gpus > 1 and len(set(counts)) < len(counts):
+        raise UsageError(f"--concurrency-per-gpu: on {gpus} GPUs two of them come out as one concurrency ({counts})")
+    return options.model_copy(update={"loads": options.loads + loads, "per_gpu": ()})
+
+
+def _build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
+    if not options.loads and options.searches:
+        return ()
+    sweep: Sweep = levels.build_sweep(
+        options.workload,
+        options.loads,
+        repeats=options.repeats,
+        prompts_per_level=options.prompts_per_level,
+        smoke=options.smoke,
+        attempt=attempt,
+        only_repeat=options.only_repeat,
+    )
+    found = list(sweep.levels)
+    if options.shuffle is not None:
+        random.Random(options.shuffle).shuffle(found)
+    return tuple(found)
+
+
+def _earlier(store: Store) -> Manifest | None:
+    if (store.folder / MANIFEST).exists():
+        return store.read_manifest()
+    if any(store.folder.glob("*.json")):
+        raise StoreError(f"{store.folder} holds results without a {MANIFEST}; use another --exp-name or --out")
+    return None
+
+
+def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[Level]:
+    finished = [level for level in wanted if store.has(level.key)]
+    if not finished or options.force:
+        return list(wanted)
+    if not options.resume:
+        names = ", ".join(level.key.stem for level in finished)
+        raise StoreError(
+            f"{store.folder} already has {names}; use --resume to skip finished levels or --force to measure them again"
+        )
+    kept = {run.key: run for run in store.runs()}
+    for level in finished:
+        run = kept[level.key]
+        if run.num_requests != level.num_requests or run.load != level.load:
+            raise StoreError(
+                f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "
+                "asked; repeat the first command line, use --force, or another --exp-name"
+            )
+    return [level for level in wanted if level not in finished]
+
+
+def _to_retry(store: Store, wanted: Sequence[Level]) -> list[Level]:
+    """Those of ``wanted`` that are finished, invalid, and not the result of a second measurement already."""
+    kept = {run.key: run for run in store.runs()}
+    found = [(level, kept[level.key]) for level in wanted if level.key in kept]
+    return [level for level, run in found if not run.validity.valid and run.replaces is None]
+
+
+def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
+    """Raises StoreError when levels of ``current`` do not belong beside those of ``earlier``."""
+
+    def refuse(what: str, before: object, after: object) -> StoreError:
+        return StoreError(
+            f"{folder} was measured with {what} {before}, now it is {after}; use another --exp-name or --out"
+        )
+
+    if earlier.workload != current.workload:
+        old = earlier.workload.model_dump() if earlier.workload else {}
+        new = current.workload.model_dump() if current.workload else {}
+        what = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+        raise refuse(f"workload {what}", old.get(what), new.get(what))
+    before, after = earlier.deployment, current.deployment
+    if (before and before.fingerprint) != (after and after.fingerprint):
+        old_name = f"{before.label} ({before.fingerprint})" if before else "unknown"
+        new_name = f"{after.label} ({after.fingerprint})" if after else "unknown"
+        raise refuse("deployment", old_name, new_name)
+    if earlier.label != current.label:
+        raise refuse("label", earlier.label, current.label)
+    if earlier.gpus != current.gpus:
+        raise refuse("GPUs", earlier.gpus, current.gpus)
+
+
+def _start_manifest(target: Target, earlier: Manifest | None, command: str, folder: Path) -> Manifest:
+    commit, dirty = git_state()
+    manifest = target.manifest.model_copy(
+        update={
+            "versions": {**target.manifest.versions, **client_versions()},
+            "git_commit": commit or target.manifest.git_commit,
+            "git_dirty": target.manifest.git_dirty if dirty is None else dirty,
+            "commands": (*target.manifest.commands, command),
+            "started_at": now(),
+            "finished_at": None,
+        }
+    )
+    if earlier is None:
+        return manifest
+    same_experiment(earlier, manifest, folder)
+    launches = tuple(line for line in target.manifest.commands if line not in earlier.commands)
+    return manifest.model_copy(
+        update={"commands": (*earlier.commands, *launches, command), "started_at": earlier.started_at}
+    )
+
+
+class _Sweeper:
+    """One sweep being measured."""
+
+    def __init__(self, driver: Driver, store: Store, options: SweepOptions, progress: Progress, attempt: int) -> None:
+        self._driver = driver
+        self._store = store
+        self._options = options
+        self._progress = progress
+        self._attempt = attempt
+        self.measured: set[RunKey] = set()
+
+    def run(self, todo: Sequence[Level], wanted: Sequence[Level], manifest: Manifest) -> None:
+        """Measure ``todo``, then what of ``wanted`` is to be retried, then the searches."""
+        self._driver.warm_up(self._attempt)
+        for level in todo:
+            self._level(level)
+            self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
+        # After all others: what disturbed a level may have passed by then.
+        for level in _to_retry(self._store, wanted) if self._options.retry_invalid else ():
+            self._retry(level)
+            self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
+        for search in self._options.searches:
+            self._search(search)
+            self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
+
+    def _level(self, level: Level) -> None:
+        run, records = self._driver.measure(level)
+        run = self._store.write(run, records, force=self._options.force)
+        self.measured.add(run.key)
+        self._progress.level_done(describe(run))
+
+    def _retry(self, level: Level) -> None:
+        """Measure an invalid level again, with new prompts, and set its first result aside."""
+        self._progress.extend(level.num_requests)
+        self._progress.note(f"{level.key.stem}: was not valid, is measured again")
+        seed = levels.derive_seed(self._options.workload, "retry", level.seed)
+        run, records = self._driver.measure(level.model_copy(update={"seed": seed}))
+        run = self._store.replace(run, records)
+        self.measured.add(run.key)
+        self._progress.level_done(describe(run))
+
+    def _search(self, search: Search) -> None:
+        """Measure rates until the search has its answer; every rate is a level like any other, kept as such."""
+        repeat = self._options.only_repeat or 0
+        guess = _guess(self._store)
+        while True:
+            found = found_points(self._store, search, repeat)
+            answer = slo_search.result(found, search, label=self._store.read_manifest().label, repeat=repeat)
+            if found:
+                self._store.write_search(answer)
+            rate = slo_search.next_rate(found, search, guess)
+            if rate is None:
+                self._progress.note(f"{search.slo.label}: {answer.detail}")
+                return
+            load = Open(rate_rps=rate, burstiness=search.burstiness)
+            key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
+            requests = search.requests_needed
+            self._progress.extend(requests)
+            seed = levels.level_seed(self._options.workload, key, attempt=self._attempt)
+            self._level(Level(load=load, repeat=repeat, num_requests=requests, seed=seed))
+
+
+def found_points(store: Store, search: Search, repeat: int) -> tuple[SloPoint, ...]:
+    """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO."""
+    samples = []
+    for run in store.runs():
+        if isinstance(run.load, Open) and run.load.burstiness == search.burstiness and run.key.repeat == repeat:
+            judged = metrics.judged(store.read_records(run.key), run.load)
+            samples.append(slo_search.sample(run, judged, search.slo))
+    return slo_search.points(samples, search)
+
+
+def unfinished(store: Store, search: Search, repeat: int) -> bool:
+    """Whether a search has rates left to measure."""
+    return slo_search.next_rate(found_points(store, search, repeat), search) is not None
+
+
+def _guess(store: Store) -> float | None:
+    """Where a search begins: half of the highest rate that closed-loop levels reached."""
+    reached = [run.whole.requests_per_s for run in store.runs() if run.key.kind == "concurrency"]
+    return max(reached) / 2 if any(reached) else None

@@ -1,0 +1,245 @@
+"""What a sweep is aimed at: the server at a base URL, matched with what the launcher published of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from pdlab.core import api_key
+from pdlab.core.catalog import resolve_model
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import BenchError, UsageError
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Workload
+from pdlab.deploy.endpoint import Running, key_of, load_running
+from pdlab.results.schema import Manifest
+
+TIMEOUT_S = 10.0
+COMPLAINT_CHARS = 300
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
+
+
+class Target(Frozen):
+    """A server to measure. ``name`` is the experiment's folder, ``manifest`` what is known of the
+    deployment; ``notes`` are for the person, ``figure_notes`` belong beside every figure measured here;
+    ``pools`` says which pool each of the ``replicas`` is of."""
+
+    base_url: str
+    model_id: str
+    tokenizer: str
+    name: str
+    manifest: Manifest
+    metrics_urls: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
+    pools: dict[str, str] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    figure_notes: tuple[str, ...] = ()
+
+
+def resolve_target(
+    base_url: str,
+    *,
+    workload: Workload,
+    name: str | None = None,
+    model: str | None = None,
+    tokenizer: str | None = None,
+    gpus: int | None = None,
+    smoke: bool = False,
+) -> Target:
+    """Ask the server what it serves and match that with the launcher's record and the flags.
+
+    Raises UsageError when the server does not answer, does not serve ``model``, cannot hold the
+    workload, or when ``name`` or ``gpus`` contradicts what runs.
+    """
+    url = normal_url(base_url)
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, for it names a folder")
+    if gpus is not None and gpus < 1:
+        raise UsageError(f"--gpus: at least 1, got {gpus}")
+    running = load_running(url)
+    cards = _served_models(url)
+    model_id = _model(url, model, running, list(cards))
+    longest = cards[model_id].get("max_model_len")
+    asked = workload.sent_input_tokens + workload.sent_output_tokens
+    if isinstance(longest, int) and asked > longest:
+        raise UsageError(
+            f"--itl + --otl is {asked} tokens, but {model_id} is served with at most {longest}; "
+            "ask for less or launch with a larger max_model_len"
+        )
+    manifest = _manifest(name, running, gpus, workload)
+    _same_phase(url, manifest.deployment, workload)
+    if name is None:
+        name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
+    notes = []
+    if not manifest.gpus:
+        notes.append(f"note: nothing says on how many GPUs {name} runs: viz.py cannot draw it per node; give --gpus N")
+    return Target(
+        base_url=url,
+        model_id=model_id,
+        tokenizer=tokenizer or (running.tokenizer if running else model_id),
+        name=f"{name}-smoke" if smoke else name,
+        manifest=manifest,
+        metrics_urls=running.metrics_urls if running else (),
+        replicas=running.replicas if running else (),
+        pools=running.pools if running else {},
+        notes=tuple(notes),
+        figure_notes=_limits(manifest.deployment, workload),
+    )
+
+
+def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> None:
+    """decode-only is measured on engines that fill KV cache, and there nothing else means anything."""
+    filled = deployment is not None and deployment.decode_bench
+    if workload.mode == "decode-only" and not filled:
+        what = deployment.label if deployment else "what runs there, as far as is known,"
+        raise UsageError(
+            f"--mode decode-only: {what} at {url} computes prompts, so decode could not be told from prefill; launch "
+            "with launch_gptoss.py --collocated --decode-bench, or take --mode decode-approx (one input token: decode "
+            "of an empty context)"
+        )
+    if filled and workload.mode != "decode-only":
+        raise UsageError(
+            f"--mode {workload.mode}: {url} was launched with --decode-bench and fills KV cache instead of computing "
+            "prompts; use --mode decode-only, or launch without --decode-bench"
+        )
+
+
+def _limits(deployment: Deployment | None, workload: Workload) -> tuple[str, ...]:
+    """What decode-only does not measure (read in vLLM 0.29's decode_bench_connector.py)."""
+    if workload.mode == "decode-approx":
+        return (
+            "decode-approx: one input token per request; without the cost of attention over a real context it is an "
+            "upper bound of decode speed, and its one-token prompts repeat",
+        )
+    if workload.mode != "decode-only":
+        return ()
+    shape = resolve_model(deployment.model)[0] if deployment else None
+    notes = [
+        "decode-only: the KV cache of prompts is filled with random values; filling a prompt takes part of the step "
+        "that admits it, and TTFT is that step alone"
+    ]
+    if shape is None or shape.sliding_window:
+        notes.append(
+            "decode-only: the connector fills the first KV-cache group alone. Layers of the other groups (here those "
+            "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
+            "there before: time of attention is right, the choice of experts may differ"
+        )
+    return tuple(notes)
+
+
+def normal_url(text: str) -> str:
+    """``http://HOST[:PORT]`` without a trailing slash or /v1. Raises UsageError."""
+    url = text.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"--base-url {text!r}: expected http://HOST:PORT")
+    return url
+
+
+def answers(url: str) -> bool:
+    """Whether the server at ``url`` lists its models."""
+    try:
+        _served_models(url)
+    except UsageError:
+        return False
+    return True
+
+
+def _served_models(url: str) -> dict[str, dict[str, Any]]:
+    """Model id -> model card."""
+    try:
+        call = urllib.request.Request(f"{url}/v1/models", headers=api_key.header(key_of(url)))
+        with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
+            return {str(card["id"]): card for card in json.load(answer)["data"]}
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 401:
+                raise UsageError(
+                    f"{url} asks for its API key, and {'another one' if key_of(url) else 'none'} is known here: "
+                    f"set {api_key.KEY} to the key it was launched with"
+                ) from error
+            raise UsageError(f"{url}/v1/models answers HTTP {error.code}; is the deployment ready?") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "reason", error)
+        raise UsageError(
+            f"no OpenAI server answers at {url} ({reason}); start one with launch_gptoss.py or give its --base-url"
+        ) from error
+
+
+def _model(url: str, model: str | None, running: Running | None, served: list[str]) -> str:
+    if model is None and running is not None:
+        if running.model_id not in served:
+            raise UsageError(
+                f"{url} serves {', '.join(served) or 'nothing'}, but the launcher last started {running.model_id} "
+                "there; clear that record with launch_gptoss.py --shutdown"
+            )
+        return running.model_id
+    if model is None:
+        if len(served) == 1:
+            return served[0]
+        raise UsageError(f"{url} serves {', '.join(served) or 'no model'}; choose one with --served-model-name")
+    if model not in served:
+        raise UsageError(f"--served-model-name {model!r}: {url} serves {', '.join(served) or 'no model'}")
+    return model
+
+
+def _manifest(name: str | None, running: Running | None, gpus: int | None, workload: Workload) -> Manifest:
+    try:
+        named = parse_label(name) if name else None
+    except UsageError:
+        named = None
+    if running is not None:
+        known = running.manifest
+        deployment = known.deployment
+        if named and deployment and named.label != deployment.label:
+            raise UsageError(f"--exp-name {name}: what runs is {deployment.label}; use that label or a free name")
+        known_gpus = known.gpus or (deployment.gpus if deployment else None)
+        label = known.label
+    else:
+        if name is None:
+            raise UsageError("--exp-name is needed: the launcher on this machine has not published what runs here")
+        known = Manifest(origin="measured", label=name)
+        known_gpus = Deployment(topology=named).gpus if named else None
+        label = name
+    if gpus and known_gpus and gpus != known_gpus:
+        raise UsageError(f"--gpus {gpus}: {label} uses {known_gpus}; leave the flag out")
+    return known.model_copy(
+        update={"origin": "measured", "label": label, "gpus": known_gpus or gpus, "workload": workload}
+    )
+
+
+def complaint(url: str, model: str) -> str | None:
+    """What the server says to one short streamed completion where that is not a stream of tokens; None where it is
+    one, or where nothing is answered within TIMEOUT_S."""
+    body = json.dumps({"model": model, "prompt": "x", "max_tokens": 2, "stream": True}).encode()
+    asked = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+            kind = answer.headers.get_content_type()
+    except urllib.error.HTTPError as error:
+        with error:
+            said = " ".join(error.read(10 * COMPLAINT_CHARS).decode(errors="replace").split())[:COMPLAINT_CHARS]
+        return f"a completion of {model} is answered with HTTP {error.code}: {said or error.reason}"
+    except (OSError, ValueError):
+        return None
+    if kind == "text/event-stream":
+        return None
+    return f"the server does not stream: a streamed completion is answered as {kind}, not as text/event-stream"
+
+
+def require_answering(url: str) -> None:
+    """Raises BenchError when the server has gone away in the middle of a sweep."""
+    if not answers(url):
+        raise BenchError(
+            f"{url} no longer answers: the running level is not kept; bring the deployment back and use --resume"
+        )

@@ -1,0 +1,245 @@
+"""Does what is measured still live? Asked beside a level, so that nobody waits for what nobody answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from pdlab.core.errors import DeploymentDied
+
+LOOK_EVERY_S = 5.0
+LOOK_AGAIN_S = 1.0
+PAGES_EVERY_S = 10.0
+ANSWER_TIMEOUT_S = 8.0
+CONNECT_TIMEOUT_S = 4.0
+REFUSED_S = 8.0  # a server that restarts, or a full backlog, is back sooner
+SILENT_S = 12.0
+HEALTH_LAG_S = 25.0  # a health check of Ray Serve (10 s), Ray's export of it (10 s), and a look
+_HEALTH = re.compile(
+    r"^ray_serve_(?:(?P<healthy>deployment_replica_healthy)|health_check_failures(?:_total)+)"
+    r"\{(?P<labels>[^}\n]*)\} (?P<value>\S+)",
+    re.MULTILINE,
+)
+UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
+_GO_ON = "the running level is not kept; bring the deployment back and use --resume"
+
+
+class Health(NamedTuple):
+    """One Ray Serve replica, as its controller's metrics tell it: ``healthy`` None where they say nothing now, which
+    is no sign by itself, for Ray drops a gauge two exports after its last report. ``failures`` of health checks are
+    counted for ever."""
+
+    replica: str
+    deployment: str
+    healthy: bool | None
+    failures: float
+
+
+def replica_health(pages: Iterable[str]) -> list[Health]:
+    """The replicas that Prometheus pages tell of. Empty where Ray Serve exports no series per replica."""
+    deployments: dict[str, str] = {}
+    healthy: dict[str, bool] = {}
+    failures: dict[str, float] = {}
+    for match in (match for page in pages for match in _HEALTH.finditer(page)):
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', match["labels"]))
+        replica = labels.get("replica")
+        if replica is None:
+            continue
+        deployments[replica] = labels.get("deployment", "?")
+        if match["healthy"]:
+            healthy[replica] = float(match["value"]) > 0
+        else:
+            failures[replica] = failures.get(replica, 0.0) + float(match["value"])
+    return [
+        Health(replica, deployment, healthy.get(replica), failures.get(replica, 0.0))
+        for replica, deployment in deployments.items()
+    ]
+
+
+class Watch:
+    """Looks at one deployment: its address, its Ray nodes (their metrics pages), its published replicas.
+
+    Three signs end a level: nothing answers at the address, or accepts there and is silent while no request is
+    answered either; a node's metrics page refuses connections; Ray Serve calls a published replica dead.
+    """
+
+    def __init__(self, base_url: str, metrics_urls: Sequence[str] = (), replicas: Sequence[str] = ()) -> None:
+        self._base_url = base_url
+        self._pages = tuple(metrics_urls)
+        self._replicas = tuple(replicas)
+        self._answered = 0
+        self._found: str | None = None
+        self._unseen: dict[str, int] = {}
+
+    def count(self, answered: int) -> None:
+        """So many requests of the running level are answered: a sign of life."""
+        self._answered = answered
+
+    @contextlib.contextmanager
+    def beside(self, end: Callable[[], None]) -> Iterator[None]:
+        """Look from a thread of its own during the block; what is found dead calls ``end``, which must end the block.
+
+        Raises DeploymentDied then, in place of what ``end`` made the block raise.
+        """
+        self._answered, self._found = 0, None
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(over, end), daemon=True)
+        thread.start()
+        try:
+            yield
+        except Exception:
+            if self._found is None:
+                raise
+        finally:
+            over.set()
+            thread.join(ANSWER_TIMEOUT_S)
+        if self._found is not None:
+            raise DeploymentDied(self._found)
+
+    def require_replicas(self, within_s: float = 0.0) -> None:
+        """Raises DeploymentDied when a published replica is dead or was replaced, as told within that time.
+
+        Returns at once where Ray Serve's health of replicas cannot be read.
+        """
+        deadline = time.monotonic() + within_s
+        while True:
+            health = self._health()
+            dead = self._dead(health)
+            if dead:
+                raise DeploymentDied(dead)
+            waiting = time.monotonic() < deadline or any(self._unseen.values())
+            if not health or not waiting:
+                return
+            time.sleep(LOOK_AGAIN_S)
+
+    def _watch(self, over: threading.Event, end: Callable[[], None]) -> None:
+        server = _Patience(f"{self._base_url} no longer answers", _GO_ON)
+        nodes = {
+            url: _Patience(f"the Ray node whose metrics are at {urlsplit(url).netloc} no longer answers", _GO_ON)
+            for url in self._pages
+        }
+        unseen = {url for url in self._pages if not _accepts(url)}  # never there: no sign of a death
+        pages_at = time.monotonic() + PAGES_EVERY_S
+        wait_s, answered = LOOK_EVERY_S, 0
+        self._unseen.clear()
+        while not over.wait(wait_s):
+            began = time.monotonic()
+            silent = _silence(self._base_url)
+            if silent and silent.limit_s == SILENT_S and self._answered > answered:
+                silent = None  # too busy to say so, but it answers requests
+            answered = self._answered
+            found = server.told(silent, began)
+            for url, patience in nodes.items():
+                if url not in unseen:
+                    found = found or patience.told(None if _accepts(url) else _Silence("refused", REFUSED_S), began)
+            if not found and time.monotonic() >= pages_at:
+                pages_at = time.monotonic() + PAGES_EVERY_S
+                found = self._dead(self._health())
+            if found and not over.is_set():
+                self._found = found
+                end()
+                return
+            failing = server.failing or any(patience.failing for patience in nodes.values())
+            if any(self._unseen.values()):
+                failing, pages_at = True, 0.0
+            wait_s = LOOK_AGAIN_S if failing else LOOK_EVERY_S
+
+    def _health(self) -> list[Health]:
+        pages = []
+        for url in self._pages if self._replicas else ():
+            with (
+                contextlib.suppress(OSError, ValueError, http.client.HTTPException),
+                urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as answer,
+            ):
+                pages.append(answer.read().decode(errors="replace"))
+        return replica_health(pages)
+
+    def _dead(self, health: Sequence[Health]) -> str | None:
+        ours = [one for one in health if one.replica in self._replicas]
+        for one in ours:
+            others = [h.replica for h in health if h.deployment == one.deployment and h.healthy]
+            new = [replica for replica in others if replica not in self._replicas]
+            if one.healthy:
+                self._unseen[one.replica] = 0
+            elif one.healthy is None and one.failures:
+                self._unseen[one.replica] = self._unseen.get(one.replica, 0) + 1
+            gone = one.healthy is False or self._unseen.get(one.replica, 0) >= UNSEEN_LOOKS
+            if not gone and not (new and not one.healthy):
+                continue
+            self._unseen[one.replica] = 0
+            if new:
+                return (
+                    f"replica {one.replica} of {one.deployment} was replaced: {', '.join(new)} answers now, which "
+                    "nobody has checked and whose caches are cold; launch again, then use --resume"
+                )
+            return (
+                f"replica {one.replica} of {one.deployment} died and is not replaced yet: the running level is not "
+                "kept; wait until Ray Serve has replaced it and launch again, then use --resume"
+            )
+        return None
+
+
+class _Silence(NamedTuple):
+    reason: str
+    limit_s: float
+
+
+class _Patience:
+    """Something that fails is dead when it has failed without a break for long enough, and twice at least."""
+
+    def __init__(self, what: str, then: str) -> None:
+        self._what, self._then = what, then
+        self._since: float | None = None
+
+    @property
+    def failing(self) -> bool:
+        return self._since is not None
+
+    def told(self, silence: _Silence | None, began: float) -> str | None:
+        if silence is None:
+            self._since = None
+            return None
+        if self._since is None:
+            self._since = began
+            return None
+        for_s = time.monotonic() - self._since
+        if for_s < silence.limit_s:
+            return None
+        return f"{self._what} ({silence.reason}, for {for_s:.0f} s): {self._then}"
+
+
+def _silence(base_url: str) -> _Silence | None:
+    """Why the server does not list its models; None when it does."""
+    try:
+        with urllib.request.urlopen(f"{base_url}/v1/models", timeout=ANSWER_TIMEOUT_S) as answer:
+            answer.read()
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        # A server that wants credentials lives; one that is too busy may have no time for this.
+        return _Silence(f"HTTP {error.code}", SILENT_S) if error.code >= 500 else None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        slow = isinstance(reason, TimeoutError)
+        return _Silence(
+            f"no answer within {ANSWER_TIMEOUT_S:g} s" if slow else str(reason) or type(reason).__name__,
+            SILENT_S if slow else REFUSED_S,
+        )
+
+
+def _accepts(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 80), CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""The command lines, `python -m pdlab COMMAND`; no other package imports them."""

@@ -1,0 +1,346 @@
+"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab bench``; with ``run FILE`` of a whole
+experiment (pdlab.bench.experiment.run), with ``ratio`` of the P:D ratio that the phases imply
+(pdlab.analysis.phase_ratio).
+
+Exit codes: 0 every level is valid; 1 the load could not be driven; 2 bad input, which includes a
+server that does not answer and a folder that would be overwritten; 3 finished, but some level is
+invalid; 130 interrupted (finished levels are kept).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar, get_args
+
+from pdlab.bench.slo_search import Search
+from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
+from pdlab.bench.target import normal_url
+from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
+from pdlab.core.schema import validate
+from pdlab.core.workload import Closed, Load, Open, Ramp, Workload, WorkloadMode, parse_slo
+from pdlab.deploy.endpoint import reach
+from pdlab.results.schema import Distribution, Run
+
+INVALID = 3
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags; the published script's are accepted as they were."""
+    every = ",".join(str(value) for value in ALL_CONCURRENCIES)
+    rates = ",".join(f"{value:g}" for value in ALL_RATES_RPS)
+    flags = _Parser(
+        prog="run_bm.sh",
+        description="Sweep load levels against a running deployment; results go to OUT/EXP_NAME/.",
+        epilog="Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, "
+        "130 interrupted. Metrics: docs/metrics.md; gates: docs/methodology.md.",
+        allow_abbrev=False,
+    )
+    add = flags.add_argument
+    add("-e", "--exp-name", help="folder of the results (default: label of the running deployment)")
+    add(
+        "-t",
+        "--type",
+        choices=("concurrency", "request-rate", "ramp"),
+        help="closed loop, open loop, or open loop of a growing rate (default: by what is given, else concurrency)",
+    )
+    add("-c", "--concurrency", metavar="all|N,N,...", help=f"requests in flight; all = {every} (default)")
+    add("-r", "--request-rate", metavar="all|R,R,...", help=f"arrivals per second; all = {rates} (default)")
+    add("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
+    add("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
+    add("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
+    add("--burstiness", type=float, help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")
+    add("--itl", "--isl", "--input-len", dest="itl", type=int, default=5000, metavar="TOKENS",
+        help="input tokens of a request (default 5000)")  # fmt: skip
+    add("--otl", "--osl", "--output-len", dest="otl", type=int, default=250, metavar="TOKENS",
+        help="output tokens of a request (default 250)")  # fmt: skip
+    add("--mode", choices=get_args(WorkloadMode), default="mixed",
+        help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
+        "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
+    add("--shared-prefix", type=int, default=0, metavar="TOKENS",
+        help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
+    add("--slo", metavar="ttft_ms=N,tpot_ms=N[,e2el_ms=N]",
+        help="find the highest request rate of which --slo-quantile of the requests meet all bounds")  # fmt: skip
+    add("--slo-quantile", type=float, default=0.95, metavar="Q", help="share of requests that must (default 0.95)")
+    add("--slo-resolution", type=float, default=0.1, metavar="R",
+        help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
+    add(
+        "--slo-start", type=float, metavar="RATE", help="begin there (default: half of what closed loops reached, or 1)"
+    )
+    add("--client-processes", type=int, metavar="N",
+        help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
+    add("-u", "--base-url", default=BASE_URL, help=f"server (default {BASE_URL})")
+    add("-m", "--served-model-name", help="model to ask for (default: the launcher's, or the only one served)")
+    add("--tokenizer", help="folder or Hugging Face id (default: the launcher's, or the served model's name)")
+    add("-s", "--smoke", action="store_true",
+        help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
+    add("--repeats", type=int, default=1, metavar="N", help="measure every level N times, with new prompts (default 1)")
+    add("--seed", type=int, default=0, help="seed of the experiment, from which each level's is derived (default 0)")
+    add("--prompts-per-level", type=int, metavar="N",
+        help="requests of a level (default: 10 per unit of concurrency or 60 s of arrivals, at least 20)")  # fmt: skip
+    add("--request-timeout-s", type=float, default=600.0, metavar="S",
+        help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
+    add("--gpus", type=int, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
+    add("--resume", action="store_true", help="skip levels that are finished")
+    add("--force", action="store_true", help="measure finished levels again and replace them")
+    add("--retry-invalid", action="store_true",
+        help="measure each invalid level once more, after all others (with --resume the finished ones too); the second "
+        "result counts, the first moves to EXP_NAME/replaced/")  # fmt: skip
+    add("--out", type=Path, default=Path("bm_results"), metavar="DIR", help="where results go (default bm_results)")
+    return flags
+
+
+def options(argv: Sequence[str]) -> SweepOptions:
+    """Flags to options, without any I/O. Raises UsageError."""
+    args = parser().parse_args(argv)
+    if args.resume and args.force:
+        raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
+    if not math.isfinite(args.request_timeout_s) or args.request_timeout_s <= 0:
+        raise UsageError(f"--request-timeout-s: more than 0 seconds, got {args.request_timeout_s:g}")
+    workload: dict[str, Any] = {
+        "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed,
+        "shared_prefix_tokens": args.shared_prefix,
+    }  # fmt: skip
+    searches = _searches(args)
+    if searches and args.smoke:
+        raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
+    return SweepOptions(
+        loads=_loads(args, implied=not searches),
+        per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
+        searches=searches,
+        workload=validate(Workload, workload, where="--itl, --otl, --shared-prefix, --seed"),
+        base_url=args.base_url,
+        name=args.exp_name,
+        model=args.served_model_name,
+        tokenizer=args.tokenizer,
+        gpus=args.gpus,
+        repeats=args.repeats,
+        prompts_per_level=args.prompts_per_level,
+        smoke=args.smoke,
+        resume=args.resume,
+        force=args.force,
+        retry_invalid=args.retry_invalid,
+        out=args.out,
+        request_timeout_s=args.request_timeout_s,
+        client_processes=_at_least_one("--client-processes", args.client_processes),
+        command=shlex.join(["./run_bm.sh", *argv]),
+    )
+
+
+def _at_least_one(flag: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise UsageError(f"{flag}: at least 1, got {value}")
+    return value
+
+
+def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
+    if args.slo is None:
+        return ()
+    slo = parse_slo(args.slo, args.slo_quantile)
+    asked = {"slo": slo, "resolution": args.slo_resolution, "start_rps": args.slo_start}
+    asked |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
+    asked |= {"requests": args.prompts_per_level}
+    return (validate(Search, asked, where="--slo"),)
+
+
+def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
+    given = {
+        "concurrency": [("--concurrency", args.concurrency), ("--concurrency-per-gpu", args.concurrency_per_gpu)],
+        "request-rate": [("--request-rate", args.request_rate)],
+        "ramp": [("--ramp", args.ramp), ("--ramp-shape", args.ramp_shape)],
+    }
+    named = [kind for kind, flags in given.items() if any(value is not None for _, value in flags)]
+    kind = args.type or (named[-1] if len(named) == 1 else "concurrency")
+    for other, flags in given.items():
+        for flag, value in flags:
+            if other != kind and value is not None:
+                raise UsageError(f"{flag} belongs to --type {other}, but --type is {kind}")
+    if args.burstiness is not None:
+        if kind == "concurrency" and args.slo is None:
+            raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
+        if not 0 < args.burstiness < math.inf:
+            raise UsageError(f"--burstiness: a number above 0, got {args.burstiness:g}")
+    if not implied and args.type is None and not named:
+        return ()  # a search alone
+    shape = 1.0 if args.burstiness is None else args.burstiness
+    if kind == "concurrency":
+        if args.concurrency is None and args.concurrency_per_gpu is not None:
+            return ()
+        asked = parse_concurrencies("all" if args.concurrency is None else args.concurrency)
+        return tuple(Closed(concurrency=value) for value in asked)
+    if kind == "ramp":
+        if args.ramp is None:
+            raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
+        return parse_ramps(args.ramp, args.ramp_shape or "linear", shape)
+    return tuple(
+        Open(rate_rps=value, burstiness=shape)
+        for value in parse_rates("all" if args.request_rate is None else args.request_rate)
+    )
+
+
+def table(runs: Sequence[Run]) -> str:
+    """The levels as text: whole-run figures, and the steady-state output rate beside them."""
+    header = (
+        "level", "ok/asked", "req/s", "out tok/s", "steady", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "E2EL p50 ms"
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = [header]
+    for run in runs:
+        whole = run.whole
+        rows.append(
+            (
+                run.key.stem,
+                f"{run.completed}/{run.num_requests}",
+                f"{whole.requests_per_s:.2f}",
+                f"{whole.output_tokens_per_s:.1f}",
+                f"{run.steady.output_tokens_per_s:.1f}" if run.steady else "-",
+                *(_ms(whole.ttft, q) for q in ("p50", "p99")),
+                *(_ms(whole.tpot, q) for q in ("p50", "p99")),
+                _ms(whole.e2el, "p50"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells))
+    for run in runs:
+        if not run.validity.valid:
+            lines.append(f"INVALID {run.key.stem}: {'; '.join(run.validity.reasons)}")
+        if run.replaces:
+            lines.append(
+                f"measured twice: {run.key.stem}; the first result was not valid ({'; '.join(run.replaces.reasons)}) "
+                f"and is kept in {run.replaces.file}"
+            )
+    return "\n".join(lines)
+
+
+def _ms(values: Distribution | None, name: str) -> str:
+    return f"{1000 * values.percentiles_s[name]:.1f}" if values else "-"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the sweep of the command line; returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] in (["run"], ["ratio"]):
+        from pdlab.cli import experiment, ratio
+
+        return experiment.main(argv[1:]) if argv[0] == "run" else ratio.main(argv[1:])
+    # A shell starts background jobs with SIGINT ignored; a sweep must be stoppable all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        asked = options(argv)
+        with reach(normal_url(asked.base_url)):
+            result = run_sweep(asked)
+    except (BenchError, WriteError) as error:
+        print(f"run_bm.sh: error: {error}. Go on with: {_again(argv)}", file=sys.stderr)
+        return error.exit_code
+    except PdlabError as error:
+        print(f"run_bm.sh: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(
+            f"run_bm.sh: interrupted; finished levels are kept. Go on with: {_again(argv)}",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    except OSError as error:
+        print(f"run_bm.sh: error: {error}", file=sys.stderr)
+        return 1
+    report(result)
+    return 0 if result.valid else INVALID
+
+
+def _again(argv: Sequence[str]) -> str:
+    kept = [arg for arg in argv if arg not in ("--resume", "--force")]
+    return shlex.join(["./run_bm.sh", *kept, "--resume"])
+
+
+def report(result: SweepResult) -> None:
+    """The sweep's table and what to do next, on standard output."""
+    skipped = len(result.runs) - result.measured
+    print(table(result.runs))
+    for search in result.searches:
+        print(f"SLO {search.slo.label}: {search.detail}")
+    for note in dict.fromkeys(note for run in result.runs for note in run.validity.notes):
+        print(f"note: {note}")
+    if skipped > 0:
+        print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")
+    print(f"results: {result.folder}")
+    print(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
+
+
+ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
+ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
+MAX_VALUE = 100_000
+
+N = TypeVar("N", int, float)
+
+
+def parse_concurrencies(text: str) -> tuple[int, ...]:
+    """``all`` or ``4,8,16``. Raises UsageError."""
+    if text.strip() == "all":
+        return ALL_CONCURRENCIES
+    example = "--concurrency: expected all or whole numbers such as 4,8,16"
+    values = []
+    for part in text.split(","):
+        if not part.strip().isascii() or not part.strip().isdigit():
+            raise UsageError(f"{example}, got {text!r}")
+        values.append(int(part))
+    return _distinct("--concurrency", values)
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """``all`` or ``1,2.5,4`` (requests/s). Raises UsageError."""
+    if text.strip() == "all":
+        return ALL_RATES_RPS
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        example = "--request-rate: expected all or numbers such as 1,2.5,4 (requests/s)"
+        raise UsageError(f"{example}, got {text!r}") from error
+    return _distinct("--request-rate", values)
+
+
+def parse_per_gpu(text: str) -> tuple[float, ...]:
+    """``1,2.5,4`` requests in flight per GPU. Raises UsageError."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        example = "--concurrency-per-gpu: expected numbers such as 1,2,4"
+        raise UsageError(f"{example}, got {text!r}") from error
+    return _distinct("--concurrency-per-gpu", values)
+
+
+def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:
+    """``1:16,2:8``: from and to how many requests/s. Raises UsageError."""
+    ramps = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
+        if not match or not all(0 < float(value) <= MAX_VALUE for value in match.groups()):
+            raise UsageError(f"--ramp: expected START:END in requests/s above 0, such as 1:16, got {text!r}")
+        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
+    _distinct("--ramp", [ramp.end_rps for ramp in ramps])
+    return tuple(ramps)
+
+
+def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
+    for value in values:
+        if not 0 < value <= MAX_VALUE:
+            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_VALUE}")
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise UsageError(f"{flag}: {twice[0]:g} is given twice; use --repeats to measure a level again")
+    return tuple(values)

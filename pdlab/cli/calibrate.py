@@ -1,0 +1,121 @@
+"""Fit a hardware file to measured runs: ``python -m pdlab calibrate``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdlab.core.arguments import OneLineParser, check_writable, exit_code, positive
+from pdlab.core.catalog import load_model
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.schema import to_yaml
+from pdlab.plan.accuracy import median_errors, ranked, rankings, table, told
+from pdlab.plan.calibration import coarse, compare, cross_validate, fit, measured, other_kind
+from pdlab.results.published_folders import load_experiment
+from pdlab.results.store import experiment_folders
+from pdlab.sim.hardware import FitError, load_hardware
+
+if TYPE_CHECKING:
+    from pdlab.core.catalog import ModelShape
+    from pdlab.plan.accuracy import Measured
+
+
+def _rounds(text: str) -> int:
+    return 0 if text.strip() == "0" else positive(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m pdlab calibrate",
+        description="Fit a hardware file (configs/catalog/) to measured runs, and say how well it predicts.",
+        epilog="example: python -m pdlab calibrate --runs bm_results/* --start h100-vllm-0.11 --out my-cluster.yaml",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published"
+    )
+    parser.add_argument("--start", default="h100-vllm-0.11", help="hardware to start from (default %(default)s)")
+    parser.add_argument(
+        "--coarse-start",
+        action="store_true",
+        help="round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
+    )
+    parser.add_argument("--model", help="model that was measured (default: the one that the runs say)")
+    parser.add_argument(
+        "--prompts",
+        choices=("fresh", "repeated"),
+        default="fresh",
+        help="whether levels repeat the prompts of earlier levels, as the published runs do (default %(default)s)",
+    )
+    parser.add_argument("--rounds", type=_rounds, default=12, help="rounds of the search (default %(default)s)")
+    parser.add_argument("--name", help="name of the new hardware (default: that of --start)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the fitted hardware there")
+    parser.add_argument("--cross-validate", action="store_true", help="leave each experiment out once; takes minutes")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code(lambda: _run(_parser().parse_args(argv)))
+
+
+def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
+    models = [model] if model else sorted({experiment.deployment.model for experiment in experiments})
+    if len(models) > 1:
+        raise UsageError(
+            f"the runs are of {' and '.join(models)}; constants are fitted to one model: leave the others out"
+        )
+    shape = load_model(models[0])
+    if shape is None:
+        raise UsageError(f"--model {models[0]}: its shape is not in configs/models/; add a file there")
+    return shape
+
+
+def _run(args: argparse.Namespace) -> int:
+    start = load_hardware(args.start)
+    if args.coarse_start:
+        start = coarse(start)
+    if args.out is not None:
+        check_writable(args.out, "--out")  # before the minutes of a fit, not after
+    loaded = [load_experiment(folder) for folder in experiment_folders(args.runs)]
+    for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
+        print(f"note: {text}: give --start", file=sys.stderr)
+    experiments = [measured(experiment, args.prompts) for experiment in loaded]
+    shape = _shape(args.model, experiments)
+    if args.cross_validate and len(experiments) < 3:
+        raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    fitted = fit(start, shape, experiments, rounds=args.rounds, say=say)
+    inside = [point for experiment in experiments for point in compare(fitted, shape, experiment)]
+    print("fitted to all:", told(median_errors(inside)))
+    print(ranked(rankings(experiments, inside, start.gpus_per_node)))
+    error = None
+    if args.cross_validate:
+        outside = cross_validate(start, shape, experiments, args.rounds)
+        print("each left out once:", told(median_errors(outside)))
+        print(ranked(rankings(experiments, outside, start.gpus_per_node)))
+        print(table(outside))
+        found = median_errors(outside)
+        error = FitError(
+            tpot_percent=round(found["TPOT"], 1),
+            ttft_percent=round(found["mean TTFT"], 1),
+            requests_per_s_percent=round(found["requests/s"], 1),
+            points=len({(point.experiment, point.load) for point in outside}),
+            how="each experiment predicted by a fit to the others; medians, without the lowest load of each",
+        )
+    else:
+        print(table(inside))
+    if args.out:
+        changed = {"name": args.name or start.name, "fitted_on": tuple(e.name for e in experiments), "error": error}
+        text = to_yaml(fitted.model_copy(update=changed))
+        try:
+            args.out.write_text(text, encoding="utf-8")
+        except OSError as failure:
+            raise StoreError(f"--out {args.out}: cannot be written ({failure.strerror}); choose another") from failure
+        say(f"wrote {args.out}")
+    return 0

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Prove the KV transfer between prefill and decode: integrity, bandwidth, which wire. See readme_nixl_ray.md."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdlab.core.errors import PdlabError, StoreError, TransferError
+from pdlab.transfer.options import MODEL, build_parser, kv_shape, plan_from
+
+if TYPE_CHECKING:
+    from pdlab.transfer.ray_ranks import Outcome
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except TransferError as error:
+        print(f"CANNOT RUN: {error.kind}: {error}", file=sys.stderr)
+        return error.exit_code
+    except PdlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code if error.exit_code == 2 else TransferError.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(argv: list[str]) -> int:
+    args = build_parser("test_nixl_connector_ray.py").parse_args(argv)
+    plan = plan_from(args)
+    for path in (args.json, args.plot):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise StoreError(f"{path}: no such folder; make it, or choose another")
+
+    from pdlab.core.catalog import load_model
+    from pdlab.results.provenance import hardware, now, versions
+    from pdlab.transfer import ray_ranks, report
+    from pdlab.transfer.check import worst_code
+
+    predicted = load_model(MODEL)
+    assert predicted is not None
+    model = kv_shape(predicted)
+    command_s = time.process_time()  # imports, which wait for nothing but the CPU
+    outcomes = ray_ranks.check(plan, args.local, lambda text: print(text, file=sys.stderr, flush=True), command_s)
+    runs = []
+    for outcome in outcomes:
+        if outcome.result is None:
+            assert outcome.error is not None
+            print(report.render_error(outcome.backend, outcome.error))
+            runs.append(report.error_json(outcome.backend, outcome.error))
+        else:
+            print(report.render(plan, outcome.result, model, verbose=args.verbose))
+            runs.append(report.result_json(plan, outcome.result, model) | {"exit_code": outcome.code})
+    code = worst_code([outcome.code for outcome in outcomes])
+    if args.json:
+        facts = {"versions": versions(), "hardware": hardware(), "command": argv, "time": now()}
+        text = json.dumps(report.as_json(plan, runs, facts) | {"exit_code": code}, indent=1)
+        args.json.write_text(text + "\n", encoding="utf-8")
+    if args.plot:
+        _plot(plan, outcomes, args.plot)
+    return code
+
+
+def _plot(plan, outcomes: Sequence[Outcome], path: Path) -> None:  # type: ignore[no-untyped-def]
+    from pdlab.report import transfer_plot
+
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    if results:
+        transfer_plot.draw(plan, results, path)

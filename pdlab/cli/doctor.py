@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Ask every node what could make KV transfers slow or wrong, before or instead of guessing; see --help."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.arguments import OneLineParser, check_writable, exit_code, not_for
+from pdlab.core.errors import ClusterError, StoreError
+
+CANNOT_RUN, FOUND_ERRORS = 5, 3
+RANKS_PER_NODE = 8  # side-channel ports of each role that are looked at
+
+EPILOG = """\
+examples:
+  python debug/doctor.py                 every node of the Ray cluster of this machine; without one, this machine
+  python debug/doctor.py --here          this machine alone, no Ray
+  python debug/doctor.py --backends UCX,LIBFABRIC --json doctor.json
+
+exit code: 0 no errors, 3 errors found, 5 cannot run, 2 bad command line
+What each finding means, and which tool to use next: docs/debugging.md
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = OneLineParser(
+        prog="debug/doctor.py",
+        description="What KV transfers depend on, on every node: versions, libraries, devices, limits, settings.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument("--here", action="store_true", help="ask this machine alone, without Ray")
+    p.add_argument(
+        "--backends", default="UCX", metavar="NAME[,NAME]", help="NIXL backends to create (default %(default)s)"
+    )
+    p.add_argument("--quick", action="store_true", help="read only what is there: no process that loads NIXL")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write all facts and findings there")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code(lambda: _run(parser().parse_args(argv)), {ClusterError: CANNOT_RUN})
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pdlab.transfer.doctor import diagnosis
+
+    if args.json is not None:
+        check_writable(args.json, "--json")
+    if args.quick:
+        not_for(args, parser(), ["--backends"], "--quick, which creates none")
+    backends = tuple(name.strip().upper() for name in args.backends.split(",") if name.strip())
+    before = time.time()
+    facts = _here(args.quick, backends) if args.here else _nodes(args.quick, backends)
+    # The clock of a node is read first there, so a slow load of NIXL does not count.
+    findings = diagnosis.diagnose(facts, asked_s=(before, time.time()))
+    print(diagnosis.render(facts, findings))
+    if args.json is not None:
+        text = json.dumps(diagnosis.as_json(facts, findings), indent=1)
+        try:
+            args.json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"--json {args.json}: cannot be written ({error.strerror}); choose another") from error
+    return FOUND_ERRORS if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _here(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    from pdlab.remote import node as node_probe
+
+    ports = _ports()
+    return {"here": node_probe.quick(ports) if quick else node_probe.thorough(ports, backends=backends)}
+
+
+def _ports() -> tuple[int, ...]:
+    from pdlab.transfer.doctor.settings_rules import side_channel_ports
+
+    return side_channel_ports({"prefill": RANKS_PER_NODE, "decode": RANKS_PER_NODE})
+
+
+def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    from pdlab.cluster import local_nodes
+    from pdlab.cluster.connection import Cluster, prepare
+    from pdlab.core.nodes import NODE_NAME_LABEL
+    from pdlab.remote import node as node_probe
+
+    local = local_nodes.running()
+    if local:
+        prepare(local, {}).cancel()
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(Cluster(local))
+        except ClusterError:
+            if local or "RAY_ADDRESS" in os.environ:
+                raise  # somebody said that there is one
+            print("no Ray cluster on this machine: it alone is asked (as with --here)", file=sys.stderr)
+            return _here(quick, backends)
+        names = {
+            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8])
+            for node in cluster.alive()
+        }
+        ports = _ports()
+        if quick:
+            asked = cluster.ask_nodes(node_probe.quick, ports)
+        else:
+            asked = cluster.ask_nodes(node_probe.thorough, ports, None, backends)
+    silent = [name for node, name in names.items() if node not in asked]
+    if silent:
+        raise ClusterError(
+            f"no answer from {', '.join(silent)}: Ray runs no task there; look at `ray status`, "
+            "or ask this machine alone with --here"
+        )
+    return {names[node]: facts for node, facts in asked.items()}

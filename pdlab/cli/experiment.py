@@ -1,0 +1,192 @@
+"""Command line of whole experiments: ``python -m pdlab experiment FILE``.
+
+Exit codes: 0 everything is measured and valid; 1 nothing could be measured; 2 bad input; 3 finished, but
+some deployment failed or some level is invalid; 130 interrupted (finished levels are kept).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pdlab.analysis.phase_ratio import report
+from pdlab.bench.experiment.run import RunOptions, RunResult, run
+from pdlab.bench.experiment.schedule import Plan, earlier_record, launch_s, left, make_plan, part_s, visit_s
+from pdlab.bench.measure import title
+from pdlab.bench.progress import minutes
+from pdlab.core.arguments import READER_GONE, stdout_closed
+from pdlab.core.errors import PdlabError, StoreError, UsageError, WriteError
+from pdlab.results.schema import Experiment
+from pdlab.results.store import Store
+
+FAILED, INVALID, INTERRUPTED = 1, 3, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = _Parser(
+        prog="python -m pdlab experiment",
+        description="Run an experiment file: launch each configuration, measure it, go on.",
+        epilog="Exit codes: 0 all measured and valid, 1 nothing measured, 2 bad input, 3 some deployment failed or "
+        "some level is invalid, 130 interrupted. How it is run, and why: docs/methodology.md.",
+        allow_abbrev=False,
+    )
+    add = flags.add_argument
+    add("file", help="an experiment in YAML, or a name of configs/sweeps/")
+    add(
+        "--out",
+        type=Path,
+        default=Path("bm_results"),
+        metavar="DIR",
+        help="results go to DIR/NAME (default bm_results)",
+    )
+    add("--resume", action="store_true", help="go on with what is not measured yet; try failed deployments again")
+    add("--dry-run", action="store_true", help="print the plan and an estimate of its time; start nothing")
+    add("--port", type=int, default=8000, help="port to serve on (default %(default)s)")
+    add("--client-processes", type=int, metavar="N", help="a saturated load generator may grow to N processes")
+    return flags
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the experiment of the command line; returns the exit code."""
+    # A shell starts background jobs with SIGINT ignored; an experiment must be stoppable all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        args = parser().parse_args(list(argv))
+        if not 1 <= args.port <= 65535:
+            raise UsageError(f"--port: 1 to 65535, got {args.port}")
+        if args.client_processes is not None and args.client_processes < 1:
+            raise UsageError(f"--client-processes: at least 1, got {args.client_processes}")
+        plan = make_plan(args.file)
+        if args.dry_run:
+            print(describe(plan, args.out / plan.file.name, resume=args.resume))
+            sys.stdout.flush()
+            return 0
+        result = run(
+            plan,
+            RunOptions(
+                out=args.out,
+                port=args.port,
+                resume=args.resume,
+                client_processes=args.client_processes,
+                command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
+            ),
+        )
+    except WriteError as error:
+        print(f"experiment: error: {error}. Go on with: {_again(argv)}", file=sys.stderr)
+        return error.exit_code
+    except PdlabError as error:
+        print(f"experiment: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"experiment: interrupted; finished levels are kept. Go on with: {_again(argv)}", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not stdout_closed():
+            raise
+        return READER_GONE
+    except OSError as error:
+        print(f"experiment: error: {error}", file=sys.stderr)
+        return FAILED
+    print(summary(plan, result))
+    if not any(result.runs.values()):
+        return FAILED
+    valid = all(level.validity.valid for runs in result.runs.values() for level in runs)
+    return 0 if valid and not result.failed else INVALID
+
+
+def _again(argv: Sequence[str]) -> str:
+    return shlex.join(
+        ["python", "-m", "pdlab", "experiment", *(word for word in argv if word != "--resume"), "--resume"]
+    )
+
+
+def describe(plan: Plan, folder: Path, *, resume: bool = False) -> str:
+    """The plan in words: what is deployed, under what, in which order, how long that takes, and whether it may run."""
+    file = plan.file
+    lines = [f"{file.name}: {file.description}" if file.description else file.name, ""]
+    place = f"{file.where.local} local Ray nodes" if file.where.local else f"cluster {file.where.cluster}"
+    lines.append(f"{len(plan.configurations)} deployments on {place}, {file.repeats} repeats, results in {folder}")
+    for configuration in plan.configurations:
+        count = configuration.deployment.gpus
+        unit = "engine rank" if file.where.local else "GPU"
+        lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
+        lines.append(f"    python launch_gptoss.py {shlex.join(configuration.argv)} --detach")
+    lines.append("measured on them")
+    for visit in plan.visits[: len(plan.configurations)]:
+        for part in visit.parts:
+            w = part.workload
+            seconds = part_s(file, part, part.loads, part.searches)
+            loads = ", ".join(title(load) for load in part.loads)
+            searches = ", ".join(f"highest rate under {search.slo.label}" for search in part.searches)
+            what = "; ".join(filter(None, [loads, searches]))
+            lines.append(
+                f"  {part.folder}: {w.mode} {w.input_tokens}:{w.output_tokens}; {what} (about {minutes(seconds)})"
+            )
+    lines.append("order, drawn from seed " + str(file.seed))
+    total = 0.0
+    for number, visit in enumerate(plan.visits, start=1):
+        seconds = visit_s(plan, visit, folder)
+        total += seconds
+        rest = sum(len(x) for part in visit.parts for x in left(part, visit.repeat, folder))
+        words = f"about {minutes(seconds)}" if seconds else "finished"
+        lines.append(f"  {number}. repeat {visit.repeat}: {visit.configuration.name} ({rest} to measure, {words})")
+    lines.append(
+        f"about {minutes(total)} (minutes:seconds) in all: {launch_s(file):g} s a start, the rest by the file's expect"
+    )
+    try:
+        earlier_record(folder, file, resume=resume)
+    except StoreError as error:
+        lines.append(f"without --dry-run this is refused: {error}")
+    return "\n".join(lines)
+
+
+def summary(plan: Plan, result: RunResult) -> str:
+    """What is there now, what failed, and what to do next."""
+    lines = []
+    for folder, runs in result.runs.items():
+        bad = [level for level in runs if not level.validity.valid]
+        lines.append(f"{folder}: {len(runs)} levels, {len(runs) - len(bad)} valid")
+        lines += [f"  INVALID {level.key.stem}: {'; '.join(level.validity.reasons)}" for level in bad]
+    for visit in result.failed:
+        lines.append(f"FAILED {visit.deployment}, repeat {visit.repeat}: {visit.error}")
+    kept = [level for runs in result.runs.values() for level in runs]
+    for note in dict.fromkeys(note for level in kept for note in level.validity.notes):
+        lines.append(f"note: {note}")
+    lines += ratios(result)
+    lines.append(f"results: {result.folder}")
+    if kept:
+        lines.append(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
+    return "\n".join(lines)
+
+
+def ratios(result: RunResult) -> list[str]:
+    """For every prefill-only and decode-only deployment measured here, the P:D ratio that they imply, beside
+    the measured PD deployments of the same TP degrees."""
+    found = [Store(result.folder / folder).load() for folder, runs in result.runs.items() if runs]
+    phases = {mode: [e for e in found if e.runs[0].workload.mode == mode] for mode in ("prefill-only", "decode-only")}
+    texts = []
+    for prefill in phases["prefill-only"]:
+        for decode in phases["decode-only"]:
+            alike = [
+                e for e in found if _tp(e) == (_tp(prefill)[0], _tp(decode)[-1]) and e.runs[0].workload.mode == "mixed"
+            ]
+            with contextlib.suppress(UsageError):  # nothing valid in one of them: said above
+                texts.append(report(prefill, decode, alike))
+    return texts
+
+
+def _tp(experiment: Experiment) -> tuple[int, ...]:
+    deployment = experiment.manifest.deployment
+    return tuple(pool.tp for pool in deployment.pools.values()) if deployment else (0,)

@@ -1,0 +1,97 @@
+"""Ship a wheel through Ray to every node, install it, and prove that every node loads the same files."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdlab.core.arguments import OneLineParser, exit_code
+from pdlab.core.errors import ClusterError, UsageError
+
+DIFFERENT, CANNOT_RUN = 3, 5
+
+EPILOG = """\
+example, after debug/build_nixl_ucx_efa.sh --wheel:
+  python debug/install_on_nodes.py /opt/pdlab-nixl/wheels/nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl \\
+      --module nixl_cu13 --backends UCX
+
+Installs without dependencies, into the Python that Ray runs on each node, or into --target. Restart Ray's
+workers afterwards (launch anew): a process keeps what it has loaded.
+
+exit code: 0 every node has the same files (and loads the same libraries, where --backends asked for them),
+3 they differ or a node failed, 5 no cluster, 2 bad command line
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = OneLineParser(
+        prog="debug/install_on_nodes.py",
+        description="Install one wheel on every node of the Ray cluster, and compare what each node has then.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument("wheel", type=Path, help="the wheel to install")
+    p.add_argument("--module", metavar="NAME", help="import this afterwards, in a process of its own (default: none)")
+    p.add_argument(
+        "--backends",
+        metavar="NAME[,NAME]",
+        help="create these NIXL backends afterwards, in a process of its own, and compare the libraries that it loads",
+    )
+    p.add_argument("--target", metavar="DIR", help="install there, in place of the Python's own packages")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code(lambda: _run(parser().parse_args(argv)), {ClusterError: CANNOT_RUN})
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.wheel.suffix != ".whl" or not args.wheel.is_file():
+        raise UsageError(f"{args.wheel}: not a wheel; give a file that ends in .whl")
+    if args.target and not Path(args.target).is_absolute():
+        raise UsageError(f"--target {args.target}: must be an absolute path, the same on every node")
+    content = args.wheel.read_bytes()
+    backends = tuple(name.strip().upper() for name in (args.backends or "").split(",") if name.strip())
+
+    from pdlab.cluster import local_nodes
+    from pdlab.cluster.connection import Cluster, prepare
+    from pdlab.core.nodes import NODE_NAME_LABEL
+    from pdlab.remote import install
+    from pdlab.remote.node import load
+    from pdlab.transfer.doctor.software_rules import hashes, loads_alike
+
+    local = local_nodes.running()
+    if local:
+        prepare(local, {}).cancel()
+    with Cluster(local) as cluster:
+        names = {
+            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8])
+            for node in cluster.alive()
+        }
+        print(f"{args.wheel.name}, {len(content) / 1e6:.1f} MB, to {len(names)} nodes", file=sys.stderr)
+        answers = cluster.ask_nodes(install.install, args.wheel.name, content, args.target, args.module)
+        loads = cluster.ask_nodes(load, backends, None, args.target) if backends else {}
+    digests = {}
+    for node, name in names.items():
+        answer = answers.get(node, {"error": "no answer"})
+        digests[name] = answer.get("digest")
+        told = answer.get("error") or f"{answer['files']} files, {answer['digest']}, {answer['loaded']}"
+        print(f"{name}: {told}")
+    if None in digests.values() or len(set(digests.values())) != 1:
+        print("the nodes differ: mend the ones above, and run this again", file=sys.stderr)
+        return DIFFERENT
+    if backends:
+        facts = {name: {"loaded": loads.get(node)} for node, name in names.items()}
+        wrong = loads_alike(facts)
+        if wrong is not None:
+            print(f"the nodes have the same files and load others: {wrong}", file=sys.stderr)
+            return DIFFERENT
+        told = ", ".join(f"{library} {next(iter(nodes.values()))}" for library, nodes in sorted(hashes(facts).items()))
+        print(f"every node loads {told}")
+    expected = hashlib.sha256(content).hexdigest()[:12]
+    print(f"every node has the same files of the wheel {expected}")
+    return 0

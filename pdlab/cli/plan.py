@@ -1,0 +1,410 @@
+#!/usr/bin/env python3
+"""Predict before a GPU is booked: which P:D ratio, TP degrees and placement to run; see --help."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdlab.core.arguments import OneLineParser, above_zero, exit_code, not_for, numbers, positive
+from pdlab.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pdlab.core.catalog import ModelShape
+    from pdlab.core.nodes import ClusterView
+    from pdlab.core.workload import Slo, Workload
+    from pdlab.plan.planner import Scene
+    from pdlab.results.schema import Experiment
+    from pdlab.sim.hardware import Hardware
+    from pdlab.sim.level import Trace
+    from pdlab.sim.simulator import Prompts
+
+
+DEFAULT_MODEL = "gpt-oss-120b"
+
+EPILOG = """\
+examples:
+  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12
+      rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
+  python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
+      and write the best ones as files for launch_gptoss.py --config
+  python plan.py --gpus 8 --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
+      where the time of a request goes
+  python plan.py --compare bm_results/pd-pack-p1xtp2-d1xtp2
+      measured beside predicted, with the error
+  python plan.py --predict configurations.csv --out predicted.csv
+      predictions for your own list; the columns are in docs/planning.md
+
+Everything printed is simulated, from step times fitted to measured runs; docs/model.md says how
+well they predict runs that they were not fitted to. Check the winner with run_bm.sh before you buy.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = OneLineParser(
+        prog="plan.py",
+        description="Predict throughput and latency of collocated and PD deployments, and rank them for an SLO.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = p.add_argument_group("what to serve, on what")
+    what.add_argument(
+        "--model",
+        help=f"a model of configs/models/ (default {DEFAULT_MODEL}; with --compare the one that was measured)",
+    )
+    what.add_argument(
+        "--hardware",
+        default="h100-vllm-0.11",
+        help="calibrated step times, a name of configs/catalog/ or a file of pdlab calibrate (default %(default)s)",
+    )
+    what.add_argument(
+        "--node", default="p5.48xlarge", metavar="NAME", help="node type, of configs/clusters/ (default %(default)s)"
+    )
+    what.add_argument("--gpus", type=positive, default=8, metavar="N", help="GPUs to plan for (default 8)")
+    load = p.add_argument_group("workload")
+    load.add_argument("--itl", type=positive, metavar="TOKENS", help="input tokens per request (default 5000)")
+    load.add_argument("--otl", type=positive, metavar="TOKENS", help="output tokens per request (default 250)")
+    load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl and --otl")
+    load.add_argument("--rate", type=above_zero, metavar="RPS", help="plan for this request rate over all GPUs")
+    load.add_argument(
+        "--burstiness",
+        type=above_zero,
+        metavar="B",
+        help="with --rate: shape of the gamma-distributed gaps (default 1: Poisson; below 1 burstier)",
+    )
+    load.add_argument(
+        "--trace",
+        type=Path,
+        metavar="CSV",
+        help="plan for these requests: arrival_s, input_tokens, output_tokens (docs/planning.md)",
+    )
+    load.add_argument(
+        "--concurrency",
+        type=numbers,
+        metavar="N[,N...]",
+        help="plan for these numbers of requests in flight over all GPUs (default: a ladder per GPU)",
+    )
+    load.add_argument(
+        "--prefix-hit-rate",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of each prompt that the prefix cache answers (default 0)",
+    )
+    slo = p.add_argument_group("SLO: what a request must meet to count as goodput (unbounded where not given)")
+    slo.add_argument("--slo-ttft-ms", type=above_zero, metavar="MS", help="time to first token")
+    slo.add_argument("--slo-tpot-ms", type=above_zero, metavar="MS", help="time per output token")
+    slo.add_argument("--slo-e2el-ms", type=above_zero, metavar="MS", help="end-to-end latency")
+    slo.add_argument(
+        "--slo-quantile",
+        type=float,
+        default=0.95,
+        metavar="Q",
+        help="share of requests that must meet it (default %(default)s)",
+    )
+    how = p.add_argument_group("how")
+    how.add_argument(
+        "--placement",
+        choices=["pack", "spread", "any"],
+        default="any",
+        help="default any: pack where one node takes it",
+    )
+    how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
+    how.add_argument("--seed", type=int, default=0, help="of the simulation (default 0)")
+    how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
+    how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
+    other = p.add_argument_group("instead of a ranking").add_mutually_exclusive_group()
+    other.add_argument("--explain", metavar="LABEL", help="where a request's time goes in one deployment")
+    other.add_argument("--compare", nargs="+", type=Path, metavar="DIR", help="measured experiments beside predictions")
+    other.add_argument("--predict", type=Path, metavar="CSV", help="predict every row of a CSV")
+    p.add_argument(
+        "--prompts",
+        choices=["fresh", "repeated"],
+        help="with --compare: whether levels repeat prompts (default: published runs do, ours do not)",
+    )
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code(lambda: _run(parser().parse_args(argv)))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pdlab.core.catalog import load_model
+    from pdlab.sim.hardware import load_hardware
+
+    _applies(args)
+    hardware = load_hardware(args.hardware)
+    if args.predict:
+        return _predict(args, hardware)
+    if args.compare:
+        return _compare(args, hardware)
+    args.model = args.model or DEFAULT_MODEL
+    shape = load_model(args.model)
+    if shape is None:
+        raise UsageError(f"--model {args.model}: not in configs/models/; add its shape there, or use {DEFAULT_MODEL}")
+    if args.explain:
+        return _explain(args, hardware, shape)
+    return _rank(args, hardware, shape)
+
+
+def _applies(args: argparse.Namespace) -> None:
+    """A flag that would be passed over without a word is refused. Raises UsageError."""
+    load = ["--itl", "--otl", "--workload", "--rate", "--burstiness", "--trace", "--concurrency", "--prefix-hit-rate"]
+    slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
+    cluster = ["--node", "--gpus", "--placement", "--top"]
+    if args.predict:
+        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo]
+        not_for(args, parser(), unused, "--predict: the file's columns say it")
+    elif args.compare:
+        not_for(args, parser(), ["--out", *cluster, *load, *slo], "--compare: the measured runs say what is predicted")
+    elif args.explain:
+        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster], "--explain")
+    else:
+        not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
+
+
+def _slo(args: argparse.Namespace) -> Slo:
+    from pdlab.core.schema import validate
+    from pdlab.core.workload import Slo
+
+    bounds = {name: getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
+    return validate(
+        Slo,
+        {f"{name}_s": ms / 1000 for name, ms in bounds.items() if ms is not None} | {"quantile": args.slo_quantile},
+        where="--slo-quantile",
+    )
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    from pdlab.core.schema import load_yaml
+    from pdlab.core.workload import Workload
+
+    if not 0 <= args.prefix_hit_rate < 1:
+        raise UsageError(f"--prefix-hit-rate {args.prefix_hit_rate:g} must be from 0 to below 1")
+    if args.workload:
+        if args.itl or args.otl:
+            raise UsageError("--workload replaces --itl and --otl; give one or the other")
+        return load_yaml(Path(args.workload), Workload)
+    return Workload(input_tokens=args.itl or 5000, output_tokens=args.otl or 250)
+
+
+def _trace(args: argparse.Namespace) -> Trace | None:
+    """The requests of --trace, which say lengths and rate themselves."""
+    if args.trace is None:
+        return None
+    from pdlab.sim import traces
+
+    for name in ("rate", "concurrency", "itl", "otl", "workload", "burstiness"):
+        if getattr(args, name):
+            raise UsageError(f"--trace says lengths and moments of its requests itself; leave --{name} out")
+    return traces.read(args.trace)
+
+
+def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
+    """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple.
+
+    For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
+    """
+    from pdlab.core.catalog import load_cluster
+    from pdlab.core.nodes import ClusterView
+
+    try:
+        base = load_cluster(f"{args.node}-x2").engine_nodes[0]
+    except UsageError as error:
+        raise UsageError(f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; use p5.48xlarge") from error
+    if hardware.cpu:
+        not_for(args, parser(), ["--node"], f"--hardware {args.hardware}, which is CPUs of this machine")
+        base = base.model_copy(update={"gpus": hardware.gpus_per_node})
+    count = -(-args.gpus // base.gpus)
+    spread = args.placement == "spread"
+    nodes = []
+    for number in range(1, max(count, 2 if spread else 1) + 1):
+        name = f"node-{number}"
+        free = base.gpus if spread else min(base.gpus, args.gpus - (number - 1) * base.gpus)
+        changes = {"id": name, "head": number == 1, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
+        nodes.append(base.model_copy(update=changes))
+    kind = "local Ray node" if hardware.cpu else args.node
+    return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
+
+
+def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
+    from pdlab.core.workload import Workload
+    from pdlab.plan.planner import Scene
+
+    if args.burstiness and not args.rate:
+        raise UsageError("--burstiness is of arrivals at a rate; give --rate too")
+    trace, workload = _trace(args), _workload(args)
+    if trace is not None:
+        means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
+        workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
+    return Scene(hardware, shape, workload, slo, args.prefix_hit_rate, args.seed, args.burstiness or 1.0, trace)
+
+
+def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab.plan import next_steps
+    from pdlab.plan.planner import plan
+    from pdlab.plan.text import ranking
+
+    if args.rate and args.concurrency:
+        raise UsageError("--rate and --concurrency exclude each other: plan for one load")
+    if args.plot:
+        _check_suffix(args.plot)
+    scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
+    found = plan(
+        scene,
+        args.model,
+        view,
+        args.gpus,
+        placement=None if args.placement == "any" else args.placement,
+        concurrencies=args.concurrency,
+        rate_rps=scene.trace.rate_rps if scene.trace else args.rate,
+        on_progress=_progress,
+    )
+    _progress("")
+    print(ranking(found, scene, view, args.gpus))
+    best = [candidate for candidate in found.candidates if candidate.best][: args.top]
+    print()
+    told = "" if args.model == DEFAULT_MODEL else f" --model {args.model}"
+    told += "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
+    print(next_steps.commands(best, scene.workload, None if hardware.cpu else args.node, args.out, told))
+    if args.plot:
+        collocated = found.first(collocated=True)
+        drawn = list(found.candidates[: max(args.top, 5)])
+        drawn += [collocated] if collocated is not None and collocated not in drawn else []
+        plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware)
+        print(f"Plot (simulated): {args.plot}")
+    return 0
+
+
+def _progress(label: str) -> None:
+    """One line that is overwritten, on a terminal alone."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{label and 'simulating ' + label}", end="", file=sys.stderr, flush=True)
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
+
+
+def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab.core.deployment import Deployment, parse_label
+    from pdlab.core.vllm_limits import check_divisibility
+    from pdlab.plan.planner import evaluate, sized_alone
+    from pdlab.plan.text import explanation
+
+    deployment = Deployment(model=args.model, topology=parse_label(args.explain))
+    check_divisibility(deployment, shape)
+    scene = _scene(args, hardware, shape, _slo(args))
+    rate_rps = scene.trace.rate_rps if scene.trace else args.rate
+    loads = {"concurrencies": args.concurrency, "rate_rps": rate_rps}
+    candidate = evaluate(scene, sized_alone(scene, deployment), deployment.gpus, **loads)
+    print(explanation(candidate, scene))
+    return 0
+
+
+def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
+    from pdlab.plan import next_steps
+    from pdlab.plan.accuracy import median_errors, table
+    from pdlab.plan.calibration import compare, measured, other_kind
+    from pdlab.results.published_folders import load_experiment
+    from pdlab.results.store import experiment_folders
+
+    if args.plot:
+        _check_suffix(args.plot)
+    points, experiments, predicted, names = [], [], [], []
+    for folder in experiment_folders(args.compare):
+        experiment = load_experiment(folder)
+        published = experiment.manifest.origin == "imported"
+        prompts: Prompts = args.prompts or ("repeated" if published else "fresh")
+        found = measured(experiment, prompts)
+        shape = _measured_shape(args.model, found.deployment.model, folder)
+        names.append(shape.name)
+        other = other_kind(hardware, experiment)
+        if other:
+            print(f"plan.py: note: {other}: give --hardware", file=sys.stderr)
+        points += compare(hardware, shape, found)
+        if args.plot:
+            experiments.append(experiment)
+            whole = all(run.steady is None for run in experiment.runs)
+            predicted.append(next_steps.as_measured(found, hardware, shape, args.seed, whole))
+    models = " and ".join(dict.fromkeys(names))
+    print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
+    print(table(points))
+    errors = median_errors(points, skip_first=False)
+    print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
+    if args.plot:
+        plot(args.plot, predicted, experiments, hardware)
+        print(f"Plot (measured and simulated): {args.plot}")
+    return 0
+
+
+def _measured_shape(asked: str | None, model: str, folder: Path) -> ModelShape:
+    """The shape to predict with: of the model that was measured, or of the one that --model names."""
+    from pdlab.core.catalog import load_model
+
+    name = model.rpartition("/")[2]
+    shape = load_model(asked or name)
+    if shape is None and asked:
+        raise UsageError(f"--model {asked}: not in configs/models/; add its shape there, or leave --model out")
+    if shape is None:
+        raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
+    if shape.name != name:
+        print(f"plan.py: note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
+    return shape
+
+
+def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
+    from pdlab.plan import csv_predictions, csv_rows
+
+    try:
+        text = args.predict.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--predict {args.predict}: cannot be read as a text file; give a CSV") from error
+    header, rows, asked = csv_rows.read(text, str(args.predict), args.model or DEFAULT_MODEL)
+    found = csv_predictions.predict(asked, hardware)
+    for line in csv_predictions.refused(asked, found):
+        print(f"{args.predict}, {line}", file=sys.stderr)
+    out = csv_predictions.render(header, rows, found)
+    if args.out is None:
+        print(out, end="")
+        return 0
+    try:
+        args.out.write_text(out, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {args.out}: cannot be written ({error.strerror})") from error
+    print(f"wrote {args.out}: {len(rows)} rows", file=sys.stderr)
+    return 0
+
+
+def plot(path: Path, predicted: Sequence[Experiment], measured: Sequence[Experiment], hardware: Hardware) -> None:
+    """Measured and predicted curves in one picture, predicted ones with bands. Raises UsageError, StoreError."""
+    from pdlab.analysis.curves import View, curves
+    from pdlab.plan.next_steps import PREDICTED
+    from pdlab.report.plots import Band, draw
+    from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR
+
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
+    error = hardware.error or UNKNOWN_ERROR
+    band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
+    # Labels of each kind by themselves: told apart by the word, not by folder names.
+    drawn = [
+        curve.model_copy(update={"label": f"{curve.label}, {word}"})
+        for word, group in (("measured", measured), (PREDICTED, predicted))
+        for curve in curves(group)
+    ]
+    names = {experiment.name for experiment in predicted}
+    notes = [
+        f"Predicted curves are simulated, with step times of {hardware.name} ({hardware.stack}).",
+        f"Bands: 90 % of cases by the median errors on runs left out of the fit, TPOT {error.tpot_percent:g} %, "
+        f"TTFT {error.ttft_percent:g} %.",
+    ]
+    draw(drawn, View(), path, bands={name: band for name in names}, notes=notes)

@@ -1,0 +1,113 @@
+"""``python -m pdlab two-hosts up|down|shape|shell``: two hosts on this machine, with Ray on them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pdlab.cluster import local_nodes, two_hosts
+from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
+from pdlab.cluster.namespaces import INSIDE, spawn_in
+from pdlab.core.arguments import OneLineParser, exit_code
+from pdlab.core.errors import UsageError
+from pdlab.core.nodes import HOST_NAMES
+from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
+
+_EPILOG = """examples:
+  python -m pdlab two-hosts up --rate 1gbit --delay-ms 0.5
+  python -m pdlab two-hosts shell -- python debug/test_nixl_connector_ray.py --strategy spread
+  python -m pdlab two-hosts shell -- curl http://127.0.0.1:8000/v1/models
+  python -m pdlab two-hosts shape --rate 20mbit
+  python -m pdlab two-hosts down
+
+`launch_gptoss.py --local --two-hosts` serves on them (and starts them where they are not up); ./run_bm.sh
+finds what is served there by itself. docs/two-hosts.md tells what is separate and what is shared.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """The subcommand ``two-hosts``, with its own subcommands."""
+    parser = commands.add_parser(
+        "two-hosts",
+        help="two hosts on this machine, made of namespaces, a Ray node on each, a shaped link between them",
+        description="Two hosts on this machine, made of Linux namespaces: Ray's head on the first, a worker on the "
+        "second, a link between them that can be made slow. Needs Linux, root and iproute2.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="up|down|shape|shell", required=True)
+    up = actions.add_parser("up", help="make the hosts and start Ray on them")
+    shape = actions.add_parser("shape", help="give the link another rate and delay; traffic goes on")
+    for action in (up, shape):
+        action.add_argument("--rate", metavar="RATE", help="1gbit, 20mbit, ... or none (default): each way")
+        action.add_argument("--delay-ms", type=float, metavar="MS", help="one way (default 0)")
+    actions.add_parser("down", help="end everything on the hosts, and the hosts")
+    shell = actions.add_parser("shell", help="a shell, or a command after --, on one of the hosts")
+    shell.add_argument("--host", choices=("a", "b"), default="a", help="a (default): Ray's head and the driver; b")
+    shell.add_argument("command", nargs="*", metavar="-- COMMAND", help="default: $SHELL")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; returns the exit code. Raises PdlabError."""
+    if args.action in ("up", "shape"):
+        link = two_hosts.parse_shape(args.rate, args.delay_ms)
+    two_hosts.require()
+    if INSIDE in os.environ:
+        raise UsageError(f"this is {os.environ[INSIDE]}, one of the two hosts; run it outside (leave the shell first)")
+    if args.action == "up":
+        nodes = local_nodes.start(2, link)
+        print(describe(nodes))
+    elif args.action == "shape":
+        nodes = local_nodes.shape_link(link)
+        reshape_on_host(nodes.host(1).pid, link)
+        print(describe(nodes))
+    elif args.action == "down":
+        _down()
+    else:
+        return _shell(on_two_hosts(local_nodes.running()), args.host, args.command)
+    return 0
+
+
+def describe(nodes: LocalNodes) -> str:
+    """What is up, for the person."""
+    assert nodes.two_hosts is not None
+    lines = [f"{host.name}  {host.address}  PID 1 is {host.pid} here" for host in nodes.two_hosts.hosts]
+    return "\n".join([*lines, f"link     {nodes.two_hosts.shape}", f"Ray      {nodes.address} on {HOST_NAMES[0]}"])
+
+
+def _down() -> None:
+    nodes = local_nodes.running_or_salvaged()
+    if nodes is not None and nodes.pids and nodes.two_hosts is None:
+        raise UsageError("the local Ray nodes that are up are not on two hosts; launch_gptoss.py --shutdown stops them")
+    if nodes is not None:
+        local_nodes.stop(nodes)
+        if nodes.two_hosts:
+            clear_on_host(nodes.host(1).pid)
+    local_nodes.end_strays()
+    print("stopped the two hosts and everything on them" if nodes else "no two hosts were up")
+
+
+def _shell(nodes: LocalNodes, which: str, command: list[str]) -> int:
+    host = nodes.host(1 if which == "a" else 2)
+    words = command or [os.environ.get("SHELL") or "/bin/sh"]
+    env = environment_on(host, nodes)
+    try:
+        child = spawn_in(host.pid, words, dies_with_parent=True, env=env)
+    except FileNotFoundError as error:
+        raise UsageError(f"{words[0]}: no such command") from error
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which shares this terminal
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: child.terminate())
+    code = child.wait()
+    return code if code >= 0 else 128 - code  # as a shell says that a signal ended it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of ``python -m pdlab two-hosts``; returns the exit code."""
+    parser = OneLineParser(prog="python -m pdlab", description="Clusters of this machine.", allow_abbrev=False)
+    add_parser(parser.add_subparsers(dest="command", metavar="two-hosts", required=True))
+    return exit_code(lambda: run(parser.parse_args(["two-hosts", *(sys.argv[1:] if argv is None else argv)])))

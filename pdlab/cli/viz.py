@@ -1,0 +1,352 @@
+#!/usr/bin/env python3
+"""Result folders -> tables, plots and one plain sentence."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from pdlab.analysis.curves import Curve, View
+
+
+DESCRIPTION = """\
+Compare experiments: TPOT and TTFT against load, and throughput against latency, as plots and tables.
+
+Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
+compared; on a CPU cluster an engine rank stands for a GPU. The yellow band and the rings are the Pareto
+frontier: points that no other point beats in both latency and throughput. A crossed hollow point
+failed a check; it is shown, never compared. Bands and +- are intervals; a winner is named only where
+the intervals allow it.
+"""
+
+EPILOG = """\
+examples:
+  viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
+  viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
+  viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
+  viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
+  viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  viz.py --exps bm_results/* --report out/report.html
+  viz.py --audit bm_results/* published/*
+
+Formulas and units of every figure: docs/metrics.md
+"""
+
+
+FOUND_WRONG = 3
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; importing nothing heavy, so that --help answers at once."""
+    p = _Parser(
+        prog="viz.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--exps",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="experiment folders: of run_bm.sh, of a whole bench run, or as published (concN.json, concN_rrR.json)",
+    )
+    p.add_argument(
+        "--audit",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="in place of a plot: what in these folders would make a plot of them wrong; exit code 3 when something is",
+    )
+    p.add_argument(
+        "--gpus",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="the number of GPUs of the folder NAME, where neither a manifest nor its name tells it; repeatable",
+    )
+    shown = p.add_argument_group("what is shown")
+    shown.add_argument(
+        "--use-normalized",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="throughput per node (default), or with --no-use-normalized of the whole deployment",
+    )
+    shown.add_argument(
+        "--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8); 1: per GPU"
+    )
+    shown.add_argument(
+        "--per-role",
+        choices=["all", "prefill", "decode"],
+        default="all",
+        help="count all GPUs (default), or those of prefill or decode alone; collocated experiments are then left out",
+    )
+    shown.add_argument(
+        "--latency-mode",
+        choices=["token", "first_token", "chunk"],
+        default="token",
+        help="latency of the throughput plot: token = TPOT (default), first_token = TTFT, "
+        "chunk = (chunk size - 1) * TPOT + TTFT",
+    )
+    shown.add_argument(
+        "--chunk-size", type=int, default=None, metavar="TOKENS", help="with --latency-mode chunk (default 16)"
+    )
+    shown.add_argument(
+        "--use-interactivity",
+        action="store_true",
+        help="1000 / TPOT in tokens/s per user in place of the latency (higher is better)",
+    )
+    shown.add_argument(
+        "--throughput-metric",
+        choices=["output", "input", "total"],
+        default="output",
+        help="which tokens are counted (default output); requests/s are always written at the points",
+    )
+    shown.add_argument(
+        "--stat",
+        choices=["mean", "p50", "p90", "p95", "p99"],
+        default="p50",
+        help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median)",
+    )
+    shown.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
+    )
+    asked = p.add_argument_group("what is answered")
+    asked.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="BOUNDS",
+        help="which configuration serves most within ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable "
+        "(default: the SLOs that the experiments searched for)",
+    )
+    asked.add_argument(
+        "--slo-quantile",
+        type=float,
+        default=0.95,
+        metavar="Q",
+        help="share of requests that must be within every bound of --slo (default 0.95)",
+    )
+    asked.add_argument(
+        "--price-per-gpu-hour", type=float, default=None, metavar="PRICE", help="adds the cost of a million tokens"
+    )
+    asked.add_argument(
+        "--published",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="tables that others published, as CSV (docs/metrics.md has the columns): shown beside, never ranked",
+    )
+    made = p.add_argument_group("what is made")
+    made.add_argument("--log-latency", action="store_true", help="logarithmic latency axes")
+    made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")
+    made.add_argument(
+        "--plot-path", type=Path, default=None, metavar="FILE", help="where the plot goes (default out/viz.png)"
+    )
+    made.add_argument(
+        "--note",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a line under the plot and the tables, for what the folders do not tell; repeatable",
+    )
+    made.add_argument("--no-plot", action="store_true", help="tables and reading only")
+    made.add_argument(
+        "--report",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="one self-contained HTML file with all of it, in place of the plot and the printed tables "
+        "(add --plot-path or --show-tables to have these as well)",
+    )
+    made.add_argument(
+        "--show-tables",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="print the tables, raw and per node (default yes; no with --report)",
+    )
+    made.add_argument(
+        "--format", choices=["png", "svg", "pdf"], default=None, help="default: the suffix of --plot-path, else png"
+    )
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code, 2 for bad input."""
+    from pdlab.core.arguments import exit_code
+
+    def run() -> int:
+        args = parser().parse_args(argv)
+        if args.audit:
+            return _audit(args)
+        _show(args, sys.argv[1:] if argv is None else argv)
+        return 0
+
+    return exit_code(run, prog="viz.py")
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from pdlab.analysis.audit import rules
+    from pdlab.core.arguments import not_for
+    from pdlab.core.errors import UsageError
+    from pdlab.results.store import experiment_folders, unfinished
+
+    if args.exps:
+        raise UsageError("--audit examines folders and draws nothing; leave --exps out")
+    drawn = ["--report", "--plot-path", "--format", "--note", "--published", "--slo", "--price-per-gpu-hour"]
+    not_for(args, parser(), drawn, "--audit, which draws nothing")
+    folders = _distinct(experiment_folders(args.audit))
+    _note(unfinished(path) for path in args.audit)
+    findings = rules.audit(folders)
+    print(rules.render(findings, len(folders)))
+    return FOUND_WRONG if findings else 0
+
+
+def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    from pdlab.analysis import curves as analysis
+    from pdlab.analysis import goodput, loading, published_tables, ranking
+    from pdlab.core.errors import UsageError
+    from pdlab.core.schema import validate
+    from pdlab.core.workload import parse_slo
+    from pdlab.report import sections, tables, verdicts
+    from pdlab.results.store import experiment_folders, unfinished
+
+    if args.chunk_size is not None and args.latency_mode != "chunk":
+        raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
+    if args.no_plot and (args.plot_path or args.format):
+        raise UsageError("--no-plot makes no file; leave out --plot-path and --format, or --no-plot")
+    view = validate(
+        analysis.View,
+        {
+            "latency_mode": args.latency_mode,
+            "chunk_size": analysis.DEFAULT_CHUNK if args.chunk_size is None else args.chunk_size,
+            "use_interactivity": args.use_interactivity,
+            "throughput_metric": args.throughput_metric,
+            "statistic": args.stat,
+            "normalized": args.use_normalized,
+            "gpus_per_node": args.gpus_per_node,
+            "role": args.per_role,
+            "confidence": args.confidence,
+        },
+        where="command line",
+    )
+    plot_path = _plot_path(args.plot_path, args.format)
+    if args.report is not None and args.report.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--report {args.report}: give an .html file, for example {args.report.with_suffix('.html')}")
+    show_tables = args.report is None if args.show_tables is None else args.show_tables
+    draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
+    if not args.exps:
+        raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
+    slos = [parse_slo(text, args.slo_quantile) for text in args.slo]
+    if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
+        raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
+    paths = _distinct(experiment_folders(args.exps))
+    _note(unfinished(path) for path in args.exps)
+    loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
+    searched = [search.slo for each in loaded for search in each.experiment.searches]
+    if searched and not slos:
+        slos = list(dict.fromkeys(searched))
+        loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=True)
+    curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
+    curves += [curve for path in args.published for curve in published_tables.load(path)]
+    curves = _with_role(curves, view)
+    ranking.require_latency(ranking.own(curves), view)
+    texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
+    if args.price_per_gpu_hour is not None:
+        texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour))
+    if show_tables:
+        print("\n\n".join(text for text in [tables.render(curves, view), *texts] if text), end="\n\n")
+    if draw:
+        from pdlab.report import plots
+
+        scales = {"log_latency": args.log_latency, "log_load": args.log_concurrency}
+        plots.draw(curves, view, plot_path, **scales, remarks=args.note)
+        print(f"Plot: {plot_path}")
+    answers = []
+    for slo in slos:
+        found = goodput.pick(curves, slo, view)
+        texts.append(sections.slo_text(found, curves, view))
+        answers.append(verdicts.slo_sentence(found, curves, view))
+        if show_tables:
+            print(texts[-1], end="\n\n")
+        print(answers[-1])
+    if args.report is not None:
+        from pdlab.report import html
+
+        made = shlex.join(["python", "viz.py", *argv])
+        known = [text for text in texts if text]
+        contents = html.Contents(loaded, curves, view, made, answers, known, log_latency=args.log_latency)
+        html.write(contents, args.report)
+        print(f"Report: {args.report}")
+    print(verdicts.sentence(curves, view))
+
+
+def _note(texts: Iterable[str | None]) -> None:
+    for text in filter(None, texts):
+        print(f"viz.py: note: {text}", file=sys.stderr)
+
+
+def _with_role(curves: list[Curve], view: View) -> list[Curve]:
+    """The curves that the normalisation is defined for; those left out are named."""
+    from pdlab.core.errors import UsageError
+
+    without = [curve.label for curve in curves if not curve.has_role(view)]
+    if len(without) == len(curves):
+        raise UsageError(f"--per-role {view.role}: no experiment has {view.role} GPUs of its own; leave it out")
+    if without:
+        print(f"Left out, with no {view.role} GPUs of their own: {', '.join(without)}\n")
+    return [curve for curve in curves if curve.has_role(view)]
+
+
+def _plot_path(path: Path | None, kind: str | None) -> Path:
+    from pdlab.core.errors import UsageError
+
+    path = Path("out/viz") if path is None else path
+    suffix = path.suffix.lower().removeprefix(".")
+    if path.is_dir():
+        raise UsageError(f"--plot-path {path} is a folder; give a file in it, for example {path / 'viz.png'}")
+    if suffix in ("png", "svg", "pdf"):
+        if kind not in (None, suffix):
+            raise UsageError(f"--plot-path {path} and --format {kind} disagree; give one of them")
+        return path
+    if suffix and kind is None:
+        raise UsageError(f"--plot-path {path}: .{suffix} is not a known format; use png, svg or pdf")
+    return path.with_name(f"{path.name}.{kind or 'png'}")
+
+
+def _distinct(paths: list[Path]) -> list[Path]:
+    from pdlab.core.errors import UsageError
+
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise UsageError(f"--exps names {path} twice; name each folder once")
+        seen.add(path.resolve())
+    return paths
+
+
+def _gpus(texts: list[str], paths: list[Path]) -> dict[str, int]:
+    from pdlab.core.errors import UsageError
+
+    names = [path.resolve().name for path in paths]
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, count = text.rpartition("=")
+        if not name or not count.isdecimal() or int(count) < 1:
+            raise UsageError(f"--gpus {text}: expected NAME=N with N at least 1, for example --gpus my-folder=8")
+        if name not in names:
+            raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r} (they are {', '.join(names)})")
+        found[name] = int(count)
+    return found

@@ -1,0 +1,51 @@
+"""``make wire``: pack in memory, spread over a 1 Gbit/s wire, and a planted corruption, each called by its name.
+
+Runs the very commands that a person would type, and prints them. Needs root: the two hosts are namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pdlab.cli.demo import run
+
+CHECK = "debug/test_nixl_connector_ray.py"
+# What is checked, and the exit code of a check that tells the truth about it.
+CHECKS = (
+    (["--strategy", "pack"], 0),
+    (["--strategy", "spread"], 0),
+    (["--strategy", "spread", "--plant-fault", "swap-blocks"], 4),
+)
+MEANING = """
+What you saw: the KV cache of gpt-oss-120b prompts moved by NIXL, as vLLM's connector moves it, between two Ray
+nodes on two hosts made of namespaces. Pack went through memory, spread over a shaped link, each with its
+share of the ceiling; then two blocks were swapped on purpose, and the check said which. On two
+p5.48xlarge the same command, without the two hosts, says whether EFA carries it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pdlab wire", description=__doc__)
+    parser.add_argument("--rate", default="1gbit", help="of the link between the two hosts (default %(default)s)")
+    parser.add_argument("--tokens", default="1000,5000", help="KV-cache sizes (default %(default)s)")
+    args = parser.parse_args(argv)
+    hosts = [sys.executable, "-m", "pdlab", "two-hosts"]
+    try:
+        code = run([*hosts, "up", "--rate", args.rate])
+        if code:
+            return code  # what is up already is somebody else's, and stays
+        try:
+            for words, right in CHECKS:
+                command = [sys.executable, CHECK, *words, "--random-blocks", "--tokens", args.tokens]
+                code = run([*hosts, "shell", "--", *command])
+                if code != right:
+                    print(f"that check ended with code {code}, and should end with {right}", file=sys.stderr)
+                    return code or 1
+        finally:
+            run([*hosts, "down"])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    print(MEANING)
+    return 0

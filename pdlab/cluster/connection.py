@@ -1,0 +1,219 @@
+"""The connection to Ray: connect, see the nodes, run functions on them.
+
+Imports Ray inside functions: a command line that ends before it needs a cluster stays fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from pdlab.cluster import loopback
+from pdlab.cluster.local_nodes import LocalNodes, become_driver, ended, last_words
+from pdlab.cluster.namespaces import INSIDE
+from pdlab.core.errors import ClusterError
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
+from pdlab.remote.node import node_facts
+
+# For a node that neither joins nor ends.
+JOIN_TIMEOUT_S = 300.0
+# A first task starts a worker process, which imports Ray: 3 s of CPU, and many times that where others want the CPU.
+TASK_TIMEOUT_S = 180.0
+TOKEN_TIMEOUT_S = 10.0
+
+
+class Cluster:
+    """A connection to one Ray cluster; use as a context manager.
+
+    ``local`` are pdlab's own nodes on this machine; None connects to the Ray of this machine's
+    cluster (RAY_ADDRESS or the running one). ``env`` is set for every process that this driver
+    starts there, the Serve controller and its proxies included. Raises ClusterError.
+    """
+
+    def __init__(self, local: LocalNodes | None = None, env: Mapping[str, str] | None = None) -> None:
+        self.local = local
+        self.env = dict(env or {})
+
+    def __enter__(self) -> Cluster:
+        import ray
+
+        if self.local:
+            loopback.install()
+        if self.local and self.local.two_hosts and INSIDE not in os.environ:
+            raise ClusterError(
+                "the local Ray nodes are on two hosts, and what uses them has to run there: "
+                "python -m pdlab two-hosts shell -- COMMAND"
+            )
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self.env:
+            options["runtime_env"] = {"env_vars": self.env}
+        address = self.local.address if self.local else os.environ.get("RAY_ADDRESS", "auto")
+        try:
+            ray.init(address=address, **options)
+        except Exception as error:  # Ray raises what its layers raise: ConnectionError, ValueError, RuntimeError
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ClusterError(
+                f"no Ray cluster answers at {address} ({reason}); start Ray on its nodes (docs/setup.md), "
+                "or serve on this machine with --local"
+            ) from error
+        hush()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        ray.shutdown()
+
+    def _await_nodes(self, count: int) -> None:
+        assert self.local is not None
+        began = time.monotonic()
+        while len(self.alive()) < count:
+            gone = ended(self.local)
+            if gone is not None:
+                raise ClusterError(
+                    f"local Ray node {gone} of {count} ended at its start: {last_words(self.local, gone)}"
+                )
+            if time.monotonic() - began > JOIN_TIMEOUT_S:
+                logs = "; ".join(f"node {n}: {last_words(self.local, n)}" for n in range(1, count + 1))
+                raise ClusterError(
+                    f"{len(self.alive())} of {count} local Ray nodes joined within {JOIN_TIMEOUT_S:g} s ({logs})"
+                )
+            time.sleep(0.05)
+
+    def alive(self) -> list[dict[str, Any]]:
+        """Ray's records of the nodes that are alive."""
+        import ray
+
+        return [node for node in ray.nodes() if node["Alive"]]
+
+    def view(self) -> ClusterView:
+        """The nodes as they are now, with what is free on them.
+
+        Ray counts free GPUs but does not say which: the lowest indexes stand for them.
+        """
+        from ray._private.state import available_resources_per_node
+
+        if self.local:
+            self._await_nodes(self.local.count)
+        facts = self._local_facts() if self.local else self.ask_nodes(node_facts)
+        free = available_resources_per_node()
+        nodes = []
+        for node in self.alive():
+            fact = facts.get(node["NodeID"])
+            if fact is None:
+                raise ClusterError(f"Ray's node {node['NodeManagerAddress']} runs no task within {TASK_TIMEOUT_S:g} s")
+            total, left = node["Resources"], free.get(node["NodeID"], {})
+            labels = dict(node.get("Labels") or {})
+            accelerators = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
+            gpus = int(total.get("GPU", 0))
+            nodes.append(
+                ClusterNode(
+                    id=labels.get(NODE_NAME_LABEL, node["NodeID"]),
+                    gpu_type=accelerators[0] if accelerators else None,
+                    gpus=gpus,
+                    free_gpus=tuple(range(int(left.get("GPU", 0)))) if gpus else None,
+                    cpus=total.get("CPU", 0.0),
+                    free_cpus=min(left.get("CPU", 0.0), total.get("CPU", 0.0)),
+                    nic=Nic.model_validate(fact["nic"]),
+                    host=fact["host"],
+                    head="node:__internal_head__" in total,
+                    labels={NODE_ID_LABEL: node["NodeID"]}
+                    | ({NODE_NAME_LABEL: labels[NODE_NAME_LABEL]} if NODE_NAME_LABEL in labels else {}),
+                )
+            )
+        nodes.sort(key=lambda node: (not node.head, node.id))
+        return ClusterView(name=self._name(), nodes=tuple(nodes))
+
+    def _name(self) -> str:
+        if self.local is None:
+            return "ray"
+        return "two-hosts" if self.local.two_hosts else f"local-{self.local.count}"
+
+    def _local_facts(self) -> dict[str, Any]:
+        """As `node_facts` would answer on every node, without asking."""
+        pair = self.local.two_hosts if self.local else None
+        if pair is None:
+            return {node["NodeID"]: {"host": "localhost", "nic": {"kind": "loopback"}} for node in self.alive()}
+        names = {host.address: host.name for host in pair.hosts}
+        nic = {"kind": "ethernet", "gbit_per_s": pair.shape.gbit_per_s}
+        return {node["NodeID"]: {"host": names[node["NodeManagerAddress"]], "nic": nic} for node in self.alive()}
+
+    def ask_nodes(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+        """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
+
+        `pdlab.remote` and the function's module travel by value, for the nodes may have no pdlab.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        for module in ("pdlab.remote", function.__module__):
+            ray.cloudpickle.register_pickle_by_value(importlib.import_module(module))
+        task = ray.remote(num_cpus=0)(function)
+        asked = {}
+        for node in self.alive():
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asked[node["NodeID"]] = task.options(scheduling_strategy=there).remote(*args)
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=TASK_TIMEOUT_S)
+        answers = {}
+        for node_id, answer in asked.items():
+            with contextlib.suppress(Exception):  # it did not answer in time, or died meanwhile
+                answers[node_id] = ray.get(answer, timeout=0)
+        return answers
+
+    def asks_for_token(self) -> bool:
+        """Whether Ray's head refuses a caller without a token: asked without one. Raises ClusterError."""
+        import ray
+
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return True  # Ray's TLS is mutual: a caller without a certificate is not heard
+        grpc = importlib.import_module("grpc")
+        address = ray.get_runtime_context().gcs_address
+        with grpc.insecure_channel(address) as channel:
+            # An empty request for a key that does not exist; the bytes are the message.
+            get = channel.unary_unary("/ray.rpc.InternalKVGcsService/InternalKVGet")
+            try:
+                get(b"", timeout=TOKEN_TIMEOUT_S)
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise ClusterError(
+                        f"whether Ray asks for a token cannot be told: {address} answers {error.code().name}"
+                    ) from error
+                return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+        return False
+
+    def metrics_urls(self) -> tuple[str, ...]:
+        """The Prometheus page of every node."""
+        return tuple(f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in self.alive())
+
+
+def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
+    """Set this process up as a driver and import Ray Serve LLM in the background (8 s of CPU).
+
+    The environment comes first: Ray reads it when it is imported. ``ray.serve`` is imported here
+    and now, because answers of its controller import it too, and two threads must not do that at
+    once. Wait for the result before anything of ``ray.serve.llm`` is used.
+    """
+    if local:
+        become_driver(local)
+        os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"  # a driver has no event loop to share
+    os.environ.update(env)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    gc.set_threshold(200_000, 50, 50)  # as in pdlab/cluster/site/sitecustomize.py: a quarter of the import
+    importlib.import_module("ray.serve")
+    pool = ThreadPoolExecutor(max_workers=1)
+    loading = pool.submit(importlib.import_module, "ray.serve.llm")
+    pool.shutdown(wait=False)
+    return loading
+
+
+def hush() -> None:
+    """Ray Serve sets its logger up again and again; warnings are enough for a person at the launcher."""
+    for name in ("ray", "ray.serve", "vllm"):
+        logging.getLogger(name).setLevel(logging.WARNING)

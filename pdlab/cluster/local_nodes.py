@@ -1,0 +1,500 @@
+"""Ray nodes on this machine for ``--local``: started with `ray start`, found again, stopped to the last process.
+
+Every process that the nodes start inherits the marker ``PDLAB_LOCAL=<id>`` and writes to the nodes'
+own folder, so that stopping ends exactly those, whatever they are called and whoever their parent
+is by then. The nodes share this machine's loopback interface, or they are on the two hosts of
+`pdlab.cluster.two_hosts`, with a link between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pdlab.cluster import two_hosts
+from pdlab.cluster.loopback import LISTEN, LOOPBACK
+from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
+from pdlab.cluster.two_hosts import Host, TwoHosts
+from pdlab.core import api_key
+from pdlab.core.catalog import LOCAL_NODE_CPUS
+from pdlab.core.errors import ClusterError, UsageError
+from pdlab.core.files import cache_dir, holder, launch_lock, replace
+from pdlab.core.nodes import NODE_NAME_LABEL, LinkShape
+from pdlab.core.schema import Frozen, load_yaml, to_yaml
+
+MARKER = "PDLAB_LOCAL"
+# For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
+START_TIMEOUT_S = 300.0
+LAST_LINES = 3
+TERM_WAIT_S = 5.0
+KILL_WAIT_S = 10.0
+OBJECT_STORE_BYTES = 100_000_000
+# Python's semaphores and shared memory, UCX's segments; never a file that somebody put there, such as a model.
+_SHARED = re.compile(r"/dev/shm/(?:sem\.mp-\w{8}|psm_[0-9a-f]{8}|ucx_shm_posix_\w+)")
+TOKEN_FILE = "ray-token"
+NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")  # of another cluster, and read before what `environment` says
+# UCX opens a TCP listener on every network device, torch's gloo one at the host's name.
+LOOPBACK_ONLY = {"UCX_NET_DEVICES": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+# A raylet that is not told these ports waits until its agents have chosen them, and ends when one has not after 15 s:
+# two Python processes that import more than a thousand modules. `ray start` does not see that and gives up after 30 s.
+# Of the listening port `ray start` tells the agent alone: see pdlab/cluster/loopback.py.
+AGENT_PORTS = (
+    "metrics-export-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "runtime-env-agent-port",
+)
+
+# Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+class LocalNodes(Frozen):
+    """``count`` Ray nodes of this machine; ``pids`` are their `ray start` processes.
+
+    ``two_hosts``: where they run, the head on the first (None: side by side on the loopback interface).
+    """
+
+    id: str
+    count: int
+    gcs_port: int
+    temp_dir: str
+    pids: tuple[int, ...]
+    two_hosts: TwoHosts | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host(1).address if self.two_hosts else LOOPBACK}:{self.gcs_port}"
+
+    def host(self, number: int) -> Host:
+        """The host of node 1 or 2, where there are two."""
+        assert self.two_hosts is not None
+        return self.two_hosts.hosts[number - 1]
+
+    @property
+    def logs(self) -> Path:
+        """Where Ray and the engines write their logs."""
+        return Path(self.temp_dir) / "session_latest" / "logs"
+
+
+def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict[str, str]:
+    """Environment of a node at that address and of the driver there: a Ray that starts no process and takes
+    no core for nothing, listens at that address only, and answers nobody without the nodes' token."""
+    root = str(Path(__file__).resolve().parents[2])
+    left_out = {*NOT_OURS, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
+    env = {key: value for key, value in os.environ.items() if key not in left_out}
+    return (
+        env
+        | {
+            MARKER: cluster_id,
+            # Sockets and folders that Ray Serve, vLLM and torch make go with the nodes' own.
+            "TMPDIR": _scratch(temp_dir),
+            "VLLM_RPC_BASE_PATH": _scratch(temp_dir),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [f"{root}/pdlab/cluster/site", root, os.environ.get("PYTHONPATH")])
+            ),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": f"{temp_dir}/{TOKEN_FILE}",  # Ray's default: one in the home folder
+            LISTEN: address,
+            "VLLM_HOST_IP": address,
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+            "RAY_usage_stats_enabled": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of a small machine starve the engines
+            "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
+            "RAY_metrics_report_interval_ms": "1000",
+            "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": "1",  # of 10: Ray drops a gauge after two exports
+            "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per replica, gRPC between them, buffered logs
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here
+            "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s, three times, are too few on a busy machine
+            "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{temp_dir}/haproxy/metrics.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{temp_dir}/haproxy",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{temp_dir}/haproxy/server-state",
+        }
+        | (LOOPBACK_ONLY if address == LOOPBACK else {})
+    )
+
+
+def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:
+    """Environment of a process on that host: the nodes' own, with Ray's address and the host's."""
+    own = {INSIDE: host.name, "RAY_ADDRESS": nodes.address}
+    return environment(nodes.id, nodes.temp_dir, host.address) | own
+
+
+def become_driver(nodes: LocalNodes) -> None:
+    """Give this process the nodes' environment: Ray reads it when it is imported."""
+    here = next((host for host in _hosts(nodes) if host.name == os.environ.get(INSIDE)), None)
+    os.environ.update(environment_on(here, nodes) if here else environment(nodes.id, nodes.temp_dir))
+    for name in NOT_OURS:
+        os.environ.pop(name, None)
+
+
+def _hosts(nodes: LocalNodes) -> tuple[Host, ...]:
+    return nodes.two_hosts.hosts if nodes.two_hosts else ()
+
+
+def start(count: int, link: LinkShape | None = None) -> LocalNodes:
+    """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
+
+    With ``link`` they are two, on two hosts with that link between them. Raises UsageError when
+    other local nodes are up or just being started, or where two hosts cannot be made, ClusterError
+    when Ray does not start.
+    """
+    if link is not None:
+        two_hosts.require()
+    with _lock(fcntl.LOCK_EX):
+        if _found(_read()):
+            raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
+        return _start(count, link)
+
+
+def _start(count: int, link: LinkShape | None) -> LocalNodes:
+    cluster_id = uuid.uuid4().hex[:12]
+    # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
+    temp_dir = tempfile.mkdtemp(prefix="pdlab-")
+    Path(_scratch(temp_dir)).mkdir()
+    _write_token(Path(temp_dir) / TOKEN_FILE)
+    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=())
+    try:
+        if link is None:
+            return _start_ray(nodes)
+        end_strays()
+        _write(nodes)
+        with two_hosts.made(Path(temp_dir), link, environment(cluster_id, temp_dir), _owner()) as pair:
+            return _start_ray(nodes.model_copy(update={"two_hosts": pair}))
+    except BaseException:
+        stop(nodes)
+        raise
+
+
+def _start_ray(nodes: LocalNodes) -> LocalNodes:
+    with _held(1, nodes, 1) as ports:
+        port = next(iter(ports))
+        nodes = nodes.model_copy(update={"gcs_port": port})
+        flags = ["--head", f"--port={port}", f"--temp-dir={nodes.temp_dir}", "--include-dashboard=false"]
+        # The monitor is the autoscaler's, and these nodes neither grow nor shrink.
+        head = _ray_start(1, [*flags, "--no-monitor"], nodes, ports)
+    nodes = nodes.model_copy(update={"pids": (head.pid,)})
+    _write(nodes)
+    _wait_for(nodes, head)
+    others = [_ray_start(i, [f"--address={nodes.address}"], nodes, {}) for i in range(2, nodes.count + 1)]
+    nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
+    _write(nodes)
+    return nodes
+
+
+def _write_token(path: Path) -> None:
+    """A new token for Ray, which its owner alone can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+
+
+def shape_link(link: LinkShape) -> LocalNodes:
+    """Give the link between the two hosts another rate and delay. Raises UsageError where there are none."""
+    with _lock(fcntl.LOCK_EX):
+        nodes = on_two_hosts(_found(_read()))
+        assert nodes.two_hosts is not None
+        folder, env = Path(nodes.temp_dir), environment(nodes.id, nodes.temp_dir)
+        nodes = nodes.model_copy(update={"two_hosts": two_hosts.reshape(nodes.two_hosts, link, folder, env)})
+        _write(nodes)
+        return nodes
+
+
+def on_two_hosts(nodes: LocalNodes | None) -> LocalNodes:
+    """The same nodes. Raises UsageError unless they are on two hosts."""
+    if nodes is None or nodes.two_hosts is None:
+        raise UsageError("no two hosts are up; start them with python -m pdlab two-hosts up")
+    return nodes
+
+
+def end_strays() -> None:
+    """End two hosts that no record tells of any more."""
+    for pid, folder in two_hosts.strays(_owner()).items():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def running() -> LocalNodes | None:
+    """The local nodes that a launch left up; None when there are none (stale traces are removed).
+
+    Raises UsageError when another launch is just starting them, or when their record is damaged.
+    """
+    with _lock(fcntl.LOCK_SH):
+        return _found(_read())
+
+
+def running_or_salvaged() -> LocalNodes | None:
+    """For stopping: the same, whoever is starting them, and from a damaged record what can still be read of it."""
+    try:
+        return _found(_read())
+    except UsageError:
+        nodes = _salvage()
+        if processes(nodes):
+            return nodes
+        stop(nodes)
+        return None
+
+
+def _found(nodes: LocalNodes | None) -> LocalNodes | None:
+    # On one of two hosts the processes' numbers say nothing; whoever started this one knows that they are up.
+    inside = nodes is not None and INSIDE in os.environ and os.environ.get(MARKER) == nodes.id
+    if nodes is None or inside or any(_belongs(pid, nodes) for pid in nodes.pids):
+        return nodes
+    stop(nodes)
+    return None
+
+
+def stop(nodes: LocalNodes) -> None:
+    """End every process of the nodes and remove their files. Raises ClusterError if one will not end."""
+    shared = _shared_memory(nodes)
+    for number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+        for pid in processes(nodes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + wait_s
+        while processes(nodes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    left = processes(nodes)
+    for path in shared - _mapped(_all_pids()):
+        path.unlink(missing_ok=True)
+    _children[:] = [child for child in _children if child.poll() is None]
+    two_hosts.reap()
+    shutil.rmtree(nodes.temp_dir, ignore_errors=True)
+    if left:
+        raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
+    _state_file().unlink(missing_ok=True)
+
+
+def processes(nodes: LocalNodes) -> list[int]:
+    """Processes of the nodes, this one left out."""
+    return sorted(pid for pid in _all_pids() if pid != os.getpid() and _belongs(pid, nodes))
+
+
+def note_shared_memory(nodes: LocalNodes) -> None:
+    """Write down the semaphores and segments in /dev/shm that the nodes' processes use now, so that `stop` can remove
+    them also when those processes were killed: nothing else tells then whose they were."""
+    names = "".join(f"{path}\n" for path in sorted(_shared_memory(nodes)))
+    with contextlib.suppress(OSError):
+        (Path(nodes.temp_dir) / "shared-memory").write_text(names, encoding="utf-8")
+
+
+def _shared_memory(nodes: LocalNodes) -> set[Path]:
+    """What the nodes' processes have in /dev/shm: by their maps now, and as noted. Two hosts have a /dev/shm each."""
+    if nodes.two_hosts is not None:
+        return set()
+    noted = Path(nodes.temp_dir) / "shared-memory"
+    lines = noted.read_text(encoding="utf-8").splitlines() if noted.is_file() else []
+    found = {Path(line) for line in lines if _SHARED.fullmatch(line)} | _mapped(processes(nodes))
+    return {path for path in found if path.exists()}
+
+
+def _mapped(pids: Iterable[int]) -> set[Path]:
+    """Those of Python's and UCX's names in /dev/shm that these processes have mapped. By inode: glibc makes a semaphore
+    under another name, links it to its own and removes the first, which is what the maps go on showing."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+            inodes |= {line.split()[4] for line in text.splitlines() if "/dev/shm/" in line}
+    found = set()
+    for path in Path("/dev/shm").glob("*"):
+        with contextlib.suppress(OSError):
+            if _SHARED.fullmatch(str(path)) and str(path.stat().st_ino) in inodes:
+                found.add(path)
+    return found
+
+
+def _all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _scratch(temp_dir: str) -> str:
+    """Temporary folder of the nodes' processes; a short name, for it is the beginning of socket paths."""
+    return f"{temp_dir}/t"
+
+
+def keep_logs(nodes: LocalNodes) -> Path | None:
+    """Copy the logs to the cache folder before `stop` removes them; returns where they are (None: there are none)."""
+    kept = cache_dir() / "logs" / "last-failure"
+    shutil.rmtree(kept, ignore_errors=True)
+    with contextlib.suppress(OSError):  # no logs yet; a file that went meanwhile, after all others were copied
+        shutil.copytree(nodes.logs, kept, ignore_dangling_symlinks=True)
+    return kept if kept.is_dir() else None
+
+
+def hold_port() -> tuple[socket.socket, int]:
+    """A TCP port that is free on every interface, and the socket that keeps it so until it is closed.
+
+    The socket is bound and does not listen. The kernel gives its port to nobody who asks for any port (bind to
+    port 0, connect); a server that is told to listen on it can, if it sets SO_REUSEADDR as HAProxy, gRPC, Ray
+    Serve's proxy, vLLM and ZeroMQ do. Until then connections are refused.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held, int(held.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _held(count: int, nodes: LocalNodes, number: int) -> Iterator[dict[int, socket.socket]]:
+    """So many ports of the network of that node with the sockets that hold them during the block."""
+    with contextlib.ExitStack() as sockets:
+        with network_of(nodes.host(number).pid if nodes.two_hosts else None):
+            held = [hold_port() for _ in range(count)]
+        yield {port: sockets.enter_context(one) for one, port in held}
+
+
+def _ray_start(
+    number: int, args: list[str], nodes: LocalNodes, ports: Mapping[int, socket.socket]
+) -> subprocess.Popen[bytes]:
+    """`ray start` as node ``number``. It inherits what holds ``ports`` and the node's own, and so holds them itself:
+    Ray listens there seconds later, and HAProxy when something is deployed, and again when something else is."""
+    ray = shutil.which("ray", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    if ray is None:
+        raise ClusterError(f"`ray` is not installed beside {sys.executable}; install requirements-cpu.txt (make setup)")
+    host = nodes.host(number) if nodes.two_hosts else None
+    env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir)
+    env.pop("RAY_ADDRESS", None)  # `ray start --head` refuses it
+    with (Path(nodes.temp_dir) / f"node-{number}.log").open("w") as log, _held(6, nodes, number) as own:
+        metrics, stats, *agents = own
+        # Fixed ports by default, so another program's HAProxy, or another pdlab's, would keep ours from starting.
+        env |= {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats)}
+        command = [
+            ray, "start", *args, "--block", "--disable-usage-stats", "--include-log-monitor=false",
+            f"--num-cpus={LOCAL_NODE_CPUS}", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}",
+            f"--node-ip-address={host.address if host else LOOPBACK}", f"--labels={NODE_NAME_LABEL}=local-{number}",
+            *(f"--{flag}={port}" for flag, port in zip(AGENT_PORTS, agents, strict=True)),
+            "--min-worker-port=0", "--max-worker-port=0",  # chosen by each worker: two nodes of one machine, one range
+        ]  # fmt: skip
+        options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        options["pass_fds"] = [held.fileno() for held in (*ports.values(), *own.values())]
+        options["start_new_session"] = True
+        process = spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
+    _children.append(process)
+    return process
+
+
+def _wait_for(nodes: LocalNodes, head: subprocess.Popen[bytes]) -> None:
+    address = (nodes.address.partition(":")[0], nodes.gcs_port)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with network_of(nodes.host(1).pid if nodes.two_hosts else None):
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(address, 0.2):
+                return
+            if head.poll() is not None:
+                break
+            time.sleep(0.05)
+    raise ClusterError(f"Ray's head node did not start: {last_words(nodes, 1)}")
+
+
+def ended(nodes: LocalNodes) -> int | None:
+    """Number of a node whose `ray start` has ended; None: there is none, or it cannot be seen (on one of two hosts)."""
+    if INSIDE in os.environ:
+        return None
+    up = [_belongs(pid, nodes) for pid in nodes.pids]
+    return up.index(False) + 1 if False in up else None
+
+
+def last_words(nodes: LocalNodes, number: int) -> str:
+    """The end of what a node's `ray start` printed, in one line."""
+    try:
+        text = (Path(nodes.temp_dir) / f"node-{number}.log").read_text(errors="replace")
+    except OSError:
+        text = ""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[-LAST_LINES:]) if lines else "it logged nothing"
+
+
+def _belongs(pid: int, nodes: LocalNodes) -> bool:
+    """By the marker, or by output that goes to the nodes' folder: a process that changes its title
+    (Ray's workers and agents, vLLM's engines) overwrites the environment that others can read of it."""
+    proc = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):
+        if f"{MARKER}={nodes.id}".encode() in (proc / "environ").read_bytes().split(b"\0"):
+            return True
+    streams = [proc / "fd/1", proc / "fd/2"]
+    with contextlib.suppress(OSError):
+        # An agent of Ray writes to pipes at first; the raylet's log, which it inherits, gives it away.
+        if (proc / "cmdline").read_bytes().startswith(b"ray::"):
+            streams = list((proc / "fd").iterdir())
+    for stream in streams:
+        with contextlib.suppress(OSError):
+            if str(stream.readlink()).startswith(nodes.temp_dir + "/"):
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def _lock(kind: int) -> Iterator[None]:
+    """One launch at a time starts local nodes, and nobody looks for them meanwhile. Raises UsageError in the others."""
+    lock = cache_dir() / "local.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            who = holder(launch_lock(local=True)) or "another process"
+            raise UsageError(f"{who} is just starting local Ray nodes; try again when it is ready") from error
+        yield
+
+
+def _read() -> LocalNodes | None:
+    state = _state_file()
+    if not state.exists():
+        return None
+    try:
+        return load_yaml(state, LocalNodes)
+    except UsageError as error:
+        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it and what it still tells of") from error
+
+
+def _write(nodes: LocalNodes) -> None:
+    replace(_state_file(), to_yaml(nodes).encode())
+
+
+def _salvage() -> LocalNodes:
+    """The nodes of a damaged record: by their marker, by their folder, or by neither."""
+    state = _state_file()
+    try:
+        text = state.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    marker = re.search(r"^id: ['\"]?([0-9a-f]{12})\b", text, re.MULTILINE)
+    folder = re.search(r"^temp_dir: (/\S*/pdlab-[^/\s]+)$", text, re.MULTILINE)
+    return LocalNodes(
+        id=marker[1] if marker else "unknown",
+        count=1,
+        gcs_port=0,
+        temp_dir=folder[1] if folder else f"{state}.none",
+        pids=(),
+    )
+
+
+def _owner() -> str:
+    return str(cache_dir().resolve())
+
+
+def _state_file() -> Path:
+    return cache_dir() / "local.yaml"

@@ -1,0 +1,149 @@
+"""Loaded into every Python process of the local nodes: what Ray and Ray Serve open is opened at one address only.
+
+A node started with ``--node-ip-address=127.0.0.1`` would listen on loopback alone (Ray's C++ servers
+look at exactly that), but Ray's Python replaces the address by the machine's outward one, and the
+other listeners take no address at all. Ray has no option for any of it, so these modules are changed right
+after they are imported:
+
+- ``ray._private.services``: 127.0.0.1 stays what it is; the raylet is told that its agent has no HTTP server;
+- ``ray._private.node``: no Ray Client server;
+- ``ray.serve._private.replica``: replicas' gRPC listens at the node's address, not at ``[::]``;
+- ``ray.serve._private.haproxy_templates``: HAProxy's metrics and statistics listen on loopback;
+- ``ray.dashboard.http_server_agent``: the agents' HTTP server, which is the job API, is not started;
+- ``torch.distributed.rendezvous``: the store of a process group listens at the node's address.
+
+A module that is not as expected raises RuntimeError: its process ends rather than listening to everybody.
+Imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+LISTEN = "PDLAB_LISTEN"  # the node's address
+LOOPBACK = "127.0.0.1"
+
+
+def install() -> None:
+    """Change the modules above, those that are loaded already and those that will be."""
+    sys.meta_path.insert(0, _AfterImport())
+    for name, change in CHANGES.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+
+
+def _address() -> str:
+    return os.environ.get(LISTEN, LOOPBACK)
+
+
+def _services(module: Any) -> None:
+    _need(module, "resolve_ip_for_localhost")
+    _need(module, "start_ray_process")
+    module.resolve_ip_for_localhost = lambda host: host
+    start = module.start_ray_process
+
+    def start_ray_process(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
+        # Ray tells the agent this port, not the raylet, which then waits until the agent has said it: at most 15 s,
+        # after which it ends. The agent has imported more than a thousand modules by then: on a busy machine, or not.
+        if process_type == "raylet":
+            command = [*command, "--dashboard_agent_listen_port=-1"]
+        return start(command, process_type, *args, **kwargs)
+
+    module.start_ray_process = start_ray_process
+
+
+def _node(module: Any) -> None:
+    _need(module, "Node")
+    _need(module.Node, "start_ray_client_server")
+    module.Node.start_ray_client_server = lambda self: None
+
+
+def _replica(module: Any) -> None:
+    _need(module, "add_port_to_grpc_server")
+    add = module.add_port_to_grpc_server
+
+    def add_port(server: Any, address: str) -> Any:
+        return add(server, address.replace("[::]:", f"{_address()}:"))
+
+    module.add_port_to_grpc_server = add_port
+
+
+def _haproxy(module: Any) -> None:
+    _need(module, "HAPROXY_CONFIG_TEMPLATE")
+    text: str = module.HAPROXY_CONFIG_TEMPLATE
+    for what in ("bind :{{ config.metrics_port }}", "bind *:{{ config.stats_port }}"):
+        if text.count(what) != 1:
+            raise RuntimeError(f"{module.__name__}: expected one line {what!r} in HAPROXY_CONFIG_TEMPLATE")
+        text = text.replace(what, f"bind {LOOPBACK}:{what.partition(':')[2]}")
+    module.HAPROXY_CONFIG_TEMPLATE = text
+
+
+def _agent(module: Any) -> None:
+    _need(module, "HttpServerAgent")
+    _need(module.HttpServerAgent, "start")
+
+    async def start(self: Any, _: Sequence[Any]) -> None:
+        # Modules of the agent send with it; Ray takes port -1 for an agent that serves nothing.
+        self.http_session = module.aiohttp.ClientSession()
+        self.http_port = -1
+
+    async def cleanup(self: Any) -> None:
+        await self.http_session.close()
+
+    module.HttpServerAgent.start = start
+    module.HttpServerAgent.cleanup = cleanup
+
+
+def _rendezvous(module: Any) -> None:
+    _need(module, "TCPStore")
+    store = module.TCPStore
+
+    def tcp_store(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("is_master") or args or "master_listen_fd" in kwargs:
+            return store(*args, **kwargs)
+        listening = socket.create_server((_address(), kwargs["port"]))
+        return store(**{**kwargs, "port": listening.getsockname()[1], "master_listen_fd": listening.detach()})
+
+    module.TCPStore = tcp_store
+
+
+def _need(owner: Any, name: str) -> None:
+    if not hasattr(owner, name):
+        raise RuntimeError(f"{owner.__name__} has no {name}: another version than pdlab knows how to keep on loopback")
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "ray._private.services": _services,
+    "ray._private.node": _node,
+    "ray.serve._private.replica": _replica,
+    "ray.serve._private.haproxy_templates": _haproxy,
+    "ray.dashboard.http_server_agent": _agent,
+    "torch.distributed.rendezvous": _rendezvous,
+}
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds those modules as Python does, and changes them once they are executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        change = CHANGES.get(fullname)
+        spec = change and importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if not change or not spec or not spec.loader:
+            return None
+        execute: Any = spec.loader.exec_module
+
+        def execute_and_change(module: ModuleType) -> None:
+            execute(module)
+            change(module)
+
+        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
+        return spec

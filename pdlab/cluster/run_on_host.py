@@ -1,0 +1,103 @@
+"""Run a module of pdlab on a host made of namespaces as if it were a function: its errors come back as they were.
+
+A Ray driver has to be in the namespaces of its node: Ray watches it by its process number and
+shares memory with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+from pdlab.cluster.namespaces import spawn_in
+from pdlab.core import errors
+from pdlab.core.errors import PdlabError
+
+INTERRUPTED = 130
+# Held back from before the child is started until each side stands where it can answer them: a child that
+# is interrupted while it imports would end without a word of its own, and be taken for a failure.
+HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
+    """Run ``python -m MODULE`` on the host whose PID 1 is ``pid``, with ``text`` as its standard input.
+
+    Raises the PdlabError that `answering` caught there, KeyboardInterrupt when it was interrupted (an
+    interrupt here is passed on and waited for). The child ends with this process, however that ends.
+    """
+    theirs, ours = os.pipe()
+    with open(theirs) as said, contextlib.ExitStack() as writing, _holding() as release:  # noqa: PTH123
+        writing.callback(os.close, ours)
+        child = spawn_in(
+            pid, [sys.executable, "-m", module, str(ours)], dies_with_parent=True, env=dict(env),
+            stdin=subprocess.PIPE, pass_fds=(ours,), start_new_session=True,
+        )  # fmt: skip
+        writing.close()
+        code = _wait(child, text, release)
+        error = said.read()
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if error:
+        kind, message = json.loads(error)
+        raise getattr(errors, kind)(message)
+    if code != 0:
+        raise PdlabError(f"{module} on the first of the two hosts ended with exit code {code}")
+
+
+def answering(work: Callable[[str], None]) -> int:
+    """The other side of `call`: run ``work`` on standard input; returns the exit code."""
+    channel = int(sys.argv[1])
+    os.set_inheritable(channel, False)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        work(sys.stdin.read())
+    except PdlabError as error:
+        with os.fdopen(channel, "w") as out:
+            json.dump([type(error).__name__, str(error)], out)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+@contextlib.contextmanager
+def _holding() -> Iterator[Callable[[], None]]:
+    """Hold back HELD in the block, and in what it starts; yields what ends that and raises what came meanwhile.
+
+    The mask is for the child, which inherits it. Here a signal may be delivered to any other thread, and Python
+    then raises in this one all the same: so the handlers only note it.
+    """
+    came: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in HELD}
+
+    def release() -> None:
+        while handlers:
+            number, handler = handlers.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if came:
+            came.clear()
+            raise KeyboardInterrupt
+
+    try:
+        yield release
+    finally:
+        release()
+
+
+def _wait(child: subprocess.Popen[bytes], text: str, release: Callable[[], None]) -> int:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(text.encode())
+    while True:
+        try:
+            release()
+            return child.wait()
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)

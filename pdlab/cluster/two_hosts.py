@@ -1,0 +1,259 @@
+"""Two hosts on one machine, made of namespaces, and the link between them, which can be made slow.
+
+A host is a process (`pdlab.cluster.namespace_init`) that is PID 1 of namespaces of its own: network, PID, IPC,
+UTS, mount. UCX, NIXL, Ray and vLLM take two of them for two machines. Nothing of a host has a life
+of its own: no named namespace, no interface outside. When its PID 1 ends, the kernel removes
+whatever ran in it and both ends of the link. The link is a veth pair, or, where it is to have a
+delay, two TAP devices with a process between them (`pdlab.cluster.link_relay`); `tc tbf` sets its rate.
+
+The file system is the machine's, as if both hosts had mounted it; /dev/shm, /proc and /sys are
+their own. Everything here needs root and iproute2 (`ip`, `tc`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pdlab.cluster.namespaces import network_of, spawn_in, spawn_init, unavailable
+from pdlab.core.errors import ClusterError, UsageError
+from pdlab.core.nodes import HOST_NAMES, LinkShape
+from pdlab.core.schema import Frozen
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+INTERFACE = "pdlab0"
+MTU_BYTES = 9000  # as inside a data centre; 1500 would spend 4 % of the rate on headers
+QUEUE_S = 0.05  # what the shaper holds back at most before it drops
+BURST_S, LEAST_BURST_BYTES = 0.001, 16_384
+END_TIMEOUT_S = 10.0
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", re.IGNORECASE)
+_GBIT = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
+_HERE = Path(__file__).resolve().parent
+
+# Held so that Python does not warn of a dropped child; hosts outlive the command that makes them.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+class Host(Frozen):
+    """One host; ``pid`` is its PID 1 as the machine counts."""
+
+    name: str
+    address: str
+    pid: int
+
+
+class TwoHosts(Frozen):
+    """Two hosts and their link; ``relay`` is the process that delays it (None: nothing does)."""
+
+    hosts: tuple[Host, Host]
+    shape: LinkShape
+    relay: int | None = None
+
+
+def parse_shape(rate: str | None, delay_ms: float | None) -> LinkShape:
+    """``1gbit``, ``20mbit``, ``none`` or None (as fast as it goes), and a one-way delay. Raises UsageError."""
+    gbit_per_s = None
+    if rate not in (None, "none"):
+        match = _RATE.fullmatch(rate or "")
+        gbit_per_s = float(match[1]) * _GBIT[match[2].lower()] if match else 0.0
+        if not 0.001 <= gbit_per_s <= 100:
+            raise UsageError(f"link rate {rate!r}: from 1mbit to 100gbit, for example 1gbit or 20mbit, or none")
+    if delay_ms is not None and not 0 <= delay_ms <= 1000:
+        raise UsageError(f"link delay {delay_ms:g} ms: from 0 to 1000 ms one way")
+    return LinkShape(gbit_per_s=gbit_per_s, delay_s=(delay_ms or 0.0) / 1000)
+
+
+def require() -> None:
+    """Raises UsageError where two hosts cannot be made: one line with the reason."""
+    why = unavailable()
+    if why is None:
+        missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+        why = f"{' and '.join(missing)} not found: install iproute2" if missing else None
+    if why is not None:
+        raise UsageError(f"two hosts on this machine: {why}")
+
+
+@contextlib.contextmanager
+def made(folder: Path, shape: LinkShape, env: Mapping[str, str], owner: str) -> Iterator[TwoHosts]:
+    """Make two hosts, which stay when the block ends without an error.
+
+    Until then they end with this process, however it ends. ``folder`` keeps a few small files of
+    theirs; ``env`` is the environment of their PID 1, by which they are found; ``owner`` is what
+    `strays` finds them by. Raises UsageError where it cannot be done, ClusterError where it fails.
+    """
+    require()
+    with (folder / "hosts").open("w") as file:
+        file.write("127.0.0.1 localhost\n::1 localhost\n")
+        file.writelines(f"{address} {name}\n" for address, name in zip(ADDRESSES, HOST_NAMES, strict=True))
+    inits: list[subprocess.Popen[bytes]] = []
+    try:
+        for name in HOST_NAMES:
+            (folder / name).mkdir(exist_ok=True)
+            command = [sys.executable, "-I", str(_HERE / "namespace_init.py"), name, str(folder), owner]
+            with (folder / f"{name}.log").open("w") as errors:
+                init = spawn_init(
+                    command, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+                )  # fmt: skip
+            inits.append(init)
+        first, second = (
+            Host(name=name, address=address, pid=init.pid)
+            for name, address, init in zip(HOST_NAMES, ADDRESSES, inits, strict=True)
+        )
+        for init, host in zip(inits, (first, second), strict=True):
+            _await_ready(init, folder / f"{host.name}.log", host.name)
+            _net(host, "ip", "link", "set", "lo", "up")
+        pair = _connect(TwoHosts(hosts=(first, second), shape=shape), folder, env)
+        yield pair
+    except BaseException:
+        _end(inits)
+        raise
+    for init in inits:
+        assert init.stdin is not None
+        init.stdin.write(b"stay\n")
+        init.stdin.flush()
+        _close(init)
+    _children.extend(inits)
+
+
+def reshape(pair: TwoHosts, shape: LinkShape, folder: Path, env: Mapping[str, str]) -> TwoHosts:
+    """Give the link another rate and delay. Another delay means another link: what is under way on
+    the old one is sent again. Raises ClusterError."""
+    if shape.delay_s != pair.shape.delay_s:
+        return _connect(pair.model_copy(update={"shape": shape}), folder, env)
+    _set_rate(pair, shape)
+    return pair.model_copy(update={"shape": shape})
+
+
+def link_bytes(pair: TwoHosts) -> tuple[int, int]:
+    """Bytes that each host has sent over the link, frame headers included, as the kernel counts them."""
+    first, second = (_sent(host) for host in pair.hosts)
+    return first, second
+
+
+def reap() -> None:
+    """Let go of children that have ended: a PID 1 is gone only when whoever started its processes has noticed."""
+    _children[:] = [child for child in _children if child.poll() is None]
+
+
+def strays(owner: str) -> dict[int, Path]:
+    """PID 1 of every host of that owner, with the folder of its files."""
+    found = {}
+    for proc in Path("/proc").iterdir():
+        if proc.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (proc / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                if str(_HERE / "namespace_init.py").encode() in words and words[-1] == owner.encode():
+                    found[int(proc.name)] = Path(words[-2].decode())
+    return found
+
+
+def _end(inits: list[subprocess.Popen[bytes]]) -> None:
+    for init in inits:
+        init.kill()
+        _close(init)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while any(init.poll() is None for init in inits) and time.monotonic() < deadline:
+        reap()
+        time.sleep(0.01)
+
+
+def _connect(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> TwoHosts:
+    """A link as ``pair.shape`` says, in place of the one there is."""
+    first, second = pair.hosts
+    if pair.relay is not None:  # its TAP devices go with it
+        with contextlib.suppress(OSError):
+            if b"link_relay.py" in Path(f"/proc/{pair.relay}/cmdline").read_bytes():
+                os.kill(pair.relay, signal.SIGKILL)
+    elif _devices(first):
+        _net(first, "ip", "link", "del", INTERFACE)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while any(_devices(host) for host in pair.hosts) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    reap()
+    relay = None
+    if pair.shape.delay_s:
+        relay = _start_relay(pair, folder, env)
+    else:
+        _net(first, *f"ip link add {INTERFACE} type veth peer name {INTERFACE} netns {second.pid}".split())
+    for host in pair.hosts:
+        _net(host, *f"ip addr add {host.address}/24 dev {INTERFACE}".split())
+        _net(host, *f"ip link set {INTERFACE} mtu {MTU_BYTES} up".split())
+    _set_rate(pair, pair.shape)
+    return pair.model_copy(update={"relay": relay})
+
+
+def _start_relay(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> int:
+    first, second = pair.hosts
+    log = folder / "link.log"
+    with Path(f"/proc/{second.pid}/ns/net").open() as far, log.open("w") as errors:
+        command = [sys.executable, "-I", str(_HERE / "link_relay.py"), str(far.fileno()), INTERFACE]
+        relay = spawn_in(
+            first.pid, [*command, repr(pair.shape.delay_s)], env=dict(env), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=errors, pass_fds=(far.fileno(),), start_new_session=True,
+        )  # fmt: skip
+    _children.append(relay)
+    _await_ready(relay, log, "the process that delays the link")
+    _close(relay)
+    return relay.pid
+
+
+def _set_rate(pair: TwoHosts, shape: LinkShape) -> None:
+    for host in pair.hosts:
+        _net(host, "tc", "qdisc", "del", "dev", INTERFACE, "root", may_fail=True)  # there may be none
+        if shape.gbit_per_s is not None:
+            _net(host, *shaper(shape.gbit_per_s))
+
+
+def shaper(gbit_per_s: float) -> list[str]:
+    """The `tc` command that limits what a host sends: a token bucket of 1 ms (at least 16 KiB), a queue of 50 ms."""
+    bytes_per_s = gbit_per_s * 1e9 / 8
+    burst = max(LEAST_BURST_BYTES, round(bytes_per_s * BURST_S))
+    limit = burst + max(2 * MTU_BYTES, round(bytes_per_s * QUEUE_S))
+    rate = f"{round(gbit_per_s * 1e9)}bit"
+    return f"tc qdisc add dev {INTERFACE} root tbf rate {rate} burst {burst} limit {limit}".split()
+
+
+def _net(host: Host, *command: str, may_fail: bool = False) -> str:
+    """Run a tool of iproute2 in the network of ``host``."""
+    with network_of(host.pid):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode and not may_fail:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ClusterError(
+            f"the link between the two hosts: `{' '.join(command)}` fails: {said or 'it does not say why'}"
+        )
+    return done.stdout
+
+
+def _devices(host: Host) -> list[list[str]]:
+    """The line of /proc/net/dev of the host's end of the link: name and counters; none where it has no link."""
+    lines = Path(f"/proc/{host.pid}/net/dev").read_text().replace(":", " ").splitlines()
+    return [line.split() for line in lines if line.split()[0] == INTERFACE]
+
+
+def _sent(host: Host) -> int:
+    return int(_devices(host)[0][9])
+
+
+def _await_ready(process: subprocess.Popen[bytes], log: Path, what: str) -> None:
+    assert process.stdout is not None
+    if process.stdout.readline() != b"ready\n":
+        process.kill()
+        lines = [line for line in log.read_text().splitlines() if line.strip()]
+        raise ClusterError(f"{what} does not start: {lines[-1] if lines else 'no word of it'}")
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

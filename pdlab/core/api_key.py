@@ -1,0 +1,146 @@
+"""The served endpoint's password: who knows it, where it is kept, and the check in front of every route.
+
+A launch takes the key from ``--api-key-file`` or the environment variable ``PDLAB_API_KEY``, never from
+the command line, which every user of a machine can read. What Ray Serve's processes get is the
+key's SHA-256 (`DIGEST` in their environment), which opens nothing. They load `middlewares` through Ray
+Serve's own hook for HTTP servers, which covers both serving paths: the proxy, and with direct
+streaming the engine replicas' own servers. Runs there, so it imports the standard library alone,
+and of pdlab its errors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.errors import UsageError
+
+KEY = "PDLAB_API_KEY"
+DIGEST = "PDLAB_API_KEY_SHA256"
+MIN_CHARS = 16
+# Answered without the key: whether it lives, and what HAProxy asks the router on its own behalf, which is told
+# no more than which replica is next.
+OPEN = ("/health", "/ping", "/-/healthz", "/-/routes", "/internal/route")
+
+Message = MutableMapping[str, Any]
+App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
+
+
+def digest(key: str) -> str:
+    """SHA-256 of the key, in hexadecimal."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def allowed(headers: Iterable[tuple[bytes, bytes]], expected: str) -> bool:
+    """Whether a request's headers (ASGI's pairs) carry ``Authorization: Bearer KEY`` with the key of that digest."""
+    given = [value for name, value in headers if name.lower() == b"authorization"]
+    if len(given) != 1:
+        return False
+    scheme, _, key = given[0].partition(b" ")
+    found = hashlib.sha256(key.strip()).hexdigest()
+    return scheme.lower() == b"bearer" and hmac.compare_digest(found, expected)
+
+
+def header(key: str | None) -> dict[str, str]:
+    """The header that carries ``key``; none without a key."""
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+class Guard:
+    """ASGI middleware: 401 for what lacks the key."""
+
+    def __init__(self, app: App, expected: str) -> None:
+        self.app = app
+        self.expected = expected
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        kind = scope["type"]
+        if kind not in ("http", "websocket") or scope["path"] in OPEN or allowed(scope["headers"], self.expected):
+            await self.app(scope, receive, send)
+        elif kind == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            said = "this endpoint needs its API key: send the header Authorization: Bearer KEY"
+            body = json.dumps({"error": {"message": said, "type": "authentication_error", "code": 401}}).encode()
+            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+
+def middlewares() -> list[Any]:
+    """What Ray Serve puts in front of its HTTP servers (its RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    from starlette.middleware import Middleware
+
+    # Without the digest a KeyError: the server does not start, instead of starting open.
+    return [Middleware(Guard, expected=os.environ[DIGEST])]
+
+
+def serve_env(key: str | None) -> dict[str, str]:
+    """Environment of Ray Serve's processes that guards their HTTP servers with ``key``; nothing without one."""
+    if key is None:
+        return {}
+    return {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "pdlab.core.api_key:middlewares", DIGEST: digest(key)}
+
+
+def read(path: Path) -> str:
+    """The key in that file. Raises UsageError where there is none, or a weak one, or others can read it."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise UsageError(f"--api-key-file {path}: other users can read it; chmod 600 {path}")
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file {path}: cannot be read ({getattr(error, 'strerror', error)})") from error
+    return check(text, f"--api-key-file {path}")
+
+
+def check(key: str, where: str) -> str:
+    """The same key. Raises UsageError unless a header can carry it and nobody can guess it."""
+    if len(key) < MIN_CHARS or not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError(
+            f"{where}: a key is at least {MIN_CHARS} printable ASCII characters without spaces, this has {len(key)} "
+            "characters; make one with: openssl rand -hex 32"
+        )
+    return key
+
+
+def kept(folder: Path) -> Path:
+    """The file with this user's own key, made at the first call; others cannot read it."""
+    path = folder / "api-key"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path
+    with os.fdopen(file, "w") as made:
+        made.write(f"{secrets.token_hex(32)}\n")
+    return path
+
+
+def chosen(file: Path | None, environ: Mapping[str, str], *, needed: bool, folder: Path) -> Path | None:
+    """File with the key to serve with: the given one, one made of the variable PDLAB_API_KEY, or, where one is
+    ``needed``, this user's own in ``folder``; None: no key. Raises UsageError."""
+    if file is not None:
+        read(file)
+        return file.absolute()
+    if environ.get(KEY):
+        key = check(environ[KEY], KEY)
+        # Kept under its digest, so that the sweep finds the key of this deployment and not the last one.
+        path = folder / "api-keys" / digest(key)[:16]
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as made:
+            made.write(f"{key}\n")
+        return path
+    return kept(folder) if needed else None
+
+
+def known(path: str | None, environ: Mapping[str, str]) -> str | None:
+    """The key that a client sends: PDLAB_API_KEY, or the one of the file that the launcher published."""
+    if environ.get(KEY):
+        return check(environ[KEY], KEY)
+    return read(Path(path)) if path is not None else None

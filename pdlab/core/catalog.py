@@ -1,0 +1,133 @@
+"""Models and clusters of configs/: shapes with their sources, nodes, deployments by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape, Nic
+from pdlab.core.schema import Frozen, load_yaml
+
+LOCAL_NODE_CPUS = 4  # engine ranks that one node of `--local` takes
+
+
+class ModelShape(Frozen):
+    """Shape of one model; ``source`` says where the numbers are from.
+
+    ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself. ``engine_kwargs``
+    are vLLM engine arguments that this model wants everywhere. ``local`` models are built by
+    pdlab in the user's cache folder. ``expert_intermediate`` is an expert's inner width (None: as
+    ``hidden``), ``dense_layers`` the layers without experts (of ``dense_intermediate``),
+    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V,
+    ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
+    """
+
+    name: str
+    source: str
+    hf_id: str | None = None
+    local: bool = False
+    architecture: str
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    experts: int = Field(ge=1)
+    experts_per_token: int = Field(ge=1)
+    expert_intermediate: int | None = None
+    shared_experts: int = 0
+    dense_layers: int = 0
+    dense_intermediate: int | None = None
+    kv_latent: int | None = None
+    sliding_window: int | None = None
+    full_attention_layers: int | None = None
+    vocab: int = Field(ge=1)
+    weight_dtype: str
+    kv_dtype: str = "bfloat16"
+    kv_block_tokens: int = Field(default=16, ge=1)
+    max_context: int = Field(ge=1)
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+def known_models() -> dict[str, Path]:
+    """Names of configs/models/ with their files."""
+    return {path.stem: path for path in sorted((CONFIGS / "models").glob("*.yaml"))}
+
+
+def load_model(model: str) -> ModelShape | None:
+    """Shape of a model named as in configs/models/, or by its Hugging Face id; None: not in the catalogue."""
+    files = known_models()
+    if model in files:
+        return load_yaml(files[model], ModelShape)
+    for path in files.values():
+        shape = load_yaml(path, ModelShape)
+        if model == shape.hf_id:
+            return shape
+    return None
+
+
+def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
+    """Shape and source of a deployment's model: a catalogue name, a shape file, a folder or a Hugging Face id.
+
+    The shape is None for a model that the catalogue does not have, the source None for a model that
+    pdlab builds itself. Raises UsageError for a path that is not there and for a misspelt name.
+    """
+    path = Path(model).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        shape: ModelShape | None = load_yaml(path, ModelShape)
+    else:
+        shape = load_model(model)
+    if shape is not None:
+        return shape, None if shape.local else shape.hf_id or shape.name
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UsageError(f"model folder {model}: has no config.json; give the folder that holds the model's files")
+        return None, str(path.resolve())
+    if model.startswith((".", "~", "/")):
+        raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        raise UsageError(
+            f"model {model!r} is not known; give {_names()}, a folder, or a Hugging Face id such as org/name"
+        )
+    return None, model
+
+
+def _names() -> str:
+    return " or ".join(known_models())
+
+
+def local_cluster(nodes: int) -> ClusterView:
+    """Small Ray nodes on this machine, alike, the first one the head; configs/clusters/local-2.yaml is two of them."""
+    small = ClusterNode(id="local", cpus=LOCAL_NODE_CPUS, nic=Nic(kind="loopback"), host="localhost")
+    made = []
+    for number in range(1, nodes + 1):
+        name = f"local-{number}"
+        made.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
+    return ClusterView(name=f"local-{nodes}", nodes=tuple(made))
+
+
+def two_hosts_cluster(link: LinkShape) -> ClusterView:
+    """The two nodes of `--local --two-hosts`: as `local_cluster`, each on a host with a NIC of the link's rate."""
+    nic = Nic(kind="ethernet", gbit_per_s=link.gbit_per_s)
+    nodes = zip(local_cluster(2).nodes, HOST_NAMES, strict=True)
+    return ClusterView(
+        name="two-hosts", nodes=tuple(node.model_copy(update={"nic": nic, "host": host}) for node, host in nodes)
+    )
+
+
+def load_cluster(name_or_path: str) -> ClusterView:
+    """A cluster named as in configs/clusters/, or a YAML file. Raises UsageError."""
+    named = CONFIGS / "clusters" / f"{name_or_path}.yaml"
+    return load_yaml(named if named.exists() else Path(name_or_path), ClusterView)
+
+
+def load_deployment(name_or_path: str) -> Deployment:
+    """A deployment named as in configs/deployments/, or a YAML file. Raises UsageError."""
+    named = CONFIGS / "deployments" / f"{name_or_path}.yaml"
+    return load_yaml(named if named.exists() else Path(name_or_path), Deployment)

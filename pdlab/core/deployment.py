@@ -1,0 +1,275 @@
+"""What to run: ``Deployment`` and its parts, their YAML form and their label.
+
+A deployment is a value: frozen, unknown keys rejected, validated without any I/O.
+Prefill and decode are two values of one type, ``Pool``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen
+
+PlacementKind = Literal["pack", "spread"]
+Mode = Literal["collocated", "pd-pack", "pd-spread"]
+
+_POOL = re.compile(r"(?P<replicas>\d+)x(?:tp(?P<tp>\d+))?(?:pp(?P<pp>\d+))?(?:dp(?P<dp>\d+))?(?P<ep>ep)?")
+_LABEL = re.compile(
+    rf"collocated-(?P<pool>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
+    rf"|pd-(?P<placement>pack|spread)-p(?P<prefill>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
+    rf"-d(?P<decode>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
+)
+
+
+class Pool(Frozen):
+    """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
+
+    ``engine_kwargs`` are vLLM engine arguments for this pool alone; they win over the
+    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any).
+    """
+
+    replicas: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1)
+    dp: int = Field(default=1, ge=1)
+    expert_parallel: bool = False
+    gpu_type: str | None = None
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one replica: tp * pp * dp."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole pool."""
+        return self.replicas * self.gpus_per_replica
+
+    @property
+    def tp_groups(self) -> int:
+        """Number of TP groups in the pool: replicas * pp * dp, each of ``tp`` GPUs."""
+        return self.replicas * self.pp * self.dp
+
+    @property
+    def label(self) -> str:
+        """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (tp1 is left out when dp or pp says the size)."""
+        parts = "" if self.tp == 1 and (self.pp > 1 or self.dp > 1) else f"tp{self.tp}"
+        parts += f"pp{self.pp}" if self.pp > 1 else ""
+        parts += f"dp{self.dp}" if self.dp > 1 else ""
+        return f"{self.replicas}x{parts}{'ep' if self.expert_parallel else ''}"
+
+
+class Transport(Frozen):
+    """How KV cache moves from prefill to decode.
+
+    ``backends`` are NIXL backends in order of preference; ``ucx_tls`` is UCX_TLS (None: UCX
+    chooses); ``verbose`` turns on UCX and NIXL protocol logging, which costs 5 to 10 times in
+    transfer speed and is for debugging only.
+    """
+
+    connector: Literal["NixlConnector"] = "NixlConnector"
+    backends: tuple[str, ...] = ("UCX",)
+    ucx_tls: str | None = None
+    verbose: bool = False
+
+    @field_validator("backends")
+    @classmethod
+    def _some_backend(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or any(not re.fullmatch(r"[A-Z0-9_]+", b) for b in value):
+            raise ValueError("needs at least one NIXL backend name in capitals, for example UCX or LIBFABRIC")
+        return value
+
+
+class Collocated(Frozen):
+    """Prefill and decode in the same engines."""
+
+    kind: Literal["collocated"] = "collocated"
+    pool: Pool
+
+    @property
+    def label(self) -> str:
+        return f"collocated-{self.pool.label}"
+
+
+class Disaggregated(Frozen):
+    """Prefill and decode in different engines, KV cache moved between them.
+
+    ``pack``: every prefill and decode replica on one node. ``spread``: prefill and decode on
+    disjoint sets of nodes. Ray Serve LLM pairs any prefill with any decode replica, so a pack
+    over several nodes would send KV across the network; it is therefore not a pack.
+    """
+
+    kind: Literal["disaggregated"] = "disaggregated"
+    prefill: Pool
+    decode: Pool
+    placement: PlacementKind
+    transport: Transport = Transport()
+
+    @property
+    def label(self) -> str:
+        return f"pd-{self.placement}-p{self.prefill.label}-d{self.decode.label}"
+
+
+class Requests(Frozen):
+    """What clients may ask for; docs/requests.md has the list of routes and what each shape of request gives.
+
+    ``expose``: routes beyond that list, as paths. ``max_body_bytes``: of a request's body.
+    ``max_prompts``: sequences of one request, its prompts times ``n``. ``max_tokens``: generated
+    tokens per sequence (None: what the model's context leaves). The canary's own requests must fit.
+    """
+
+    expose: tuple[str, ...] = ()
+    max_body_bytes: int = Field(default=2 * 2**20, ge=2**16)
+    max_prompts: int = Field(default=64, ge=1)
+    max_tokens: int | None = Field(default=None, ge=16)
+
+    @field_validator("expose")
+    @classmethod
+    def _paths(cls, expose: tuple[str, ...]) -> tuple[str, ...]:
+        for path in expose:
+            if not re.fullmatch(r"/[\w./-]*\w", path):
+                raise ValueError(f"{path!r} is not the path of a route, for example /detokenize")
+        return expose
+
+
+class Serving(Frozen):
+    """What Ray Serve puts between the client and the engines; docs/serving-path.md has what each costs.
+
+    ``direct_streaming``: HAProxy hands requests to the engine replicas themselves (alpha in Ray
+    2.60). ``tokenize_once``: decode takes the prompt's token ids from prefill.
+    ``stream_batching_ms``: output chunks of one request are held that long and sent together
+    (None: Ray's default of 50 ms; 0: every token at once). ``requests``: what is let through.
+    """
+
+    direct_streaming: bool = False
+    tokenize_once: bool = False
+    stream_batching_ms: float | None = Field(default=None, ge=0)
+    requests: Requests = Requests()
+
+
+class Deployment(Frozen):
+    """One thing to serve: a model, a topology, and engine arguments common to all pools.
+
+    ``model`` is a name from configs/models/, a Hugging Face id or a folder; ``model_id`` is the
+    name that clients use (None: the model's own). ``decode_bench``: the engines fill a prompt's KV
+    cache with random values instead of computing it, to measure decode alone; answers mean nothing.
+    """
+
+    name: str | None = None
+    model: str = "gpt-oss-120b"
+    model_id: str | None = None
+    topology: Collocated | Disaggregated = Field(discriminator="kind")
+    ingress_replicas: int = Field(default=1, ge=1)
+    serving: Serving = Serving()
+    max_model_len: int | None = Field(default=None, ge=1)
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    decode_bench: bool = False
+
+    @property
+    def label(self) -> str:
+        """Rendering of the topology, for example ``pd-spread-p1xtp4-d1xtp4``; see `parse_label`."""
+        return self.topology.label
+
+    @property
+    def mode(self) -> Mode:
+        if isinstance(self.topology, Collocated):
+            return "collocated"
+        return "pd-pack" if self.topology.placement == "pack" else "pd-spread"
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """Role -> pool: ``{"collocated": ...}`` or ``{"prefill": ..., "decode": ...}``."""
+        if isinstance(self.topology, Collocated):
+            return {"collocated": self.topology.pool}
+        return {"prefill": self.topology.prefill, "decode": self.topology.decode}
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in use, all pools together."""
+        return sum(pool.gpus for pool in self.pools.values())
+
+    @model_validator(mode="after")
+    def _no_reserved_engine_kwargs(self) -> Deployment:
+        for role, pool in self.pools.items():
+            for key in {**self.engine_kwargs, **pool.engine_kwargs}:
+                if key in RESERVED_ENGINE_KWARGS:
+                    raise ValueError(
+                        f"engine argument {key!r} ({role}) is set by pdlab: use {RESERVED_ENGINE_KWARGS[key]} instead"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _decode_bench_is_collocated(self) -> Deployment:
+        if self.decode_bench and not isinstance(self.topology, Collocated):
+            raise ValueError("decode_bench measures decode in collocated engines: there is no prefill to transfer from")
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
+        # What is not set is left out as long as there was no such field: stored fingerprints stay valid.
+        absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
+        if self.serving.requests == Requests():
+            absent["serving"] = {"requests": True}
+        text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+RESERVED_ENGINE_KWARGS = {
+    "model": "--model",
+    "served_model_name": "--model-id",
+    "tensor_parallel_size": "--tp / --p-tp / --d-tp",
+    "pipeline_parallel_size": "--p-pp / --d-pp",
+    "data_parallel_size": "--p-dp / --d-dp",
+    "enable_expert_parallel": "--p-ep / --d-ep",
+    "kv_transfer_config": "--kv-backend",
+}
+
+
+def parse_pool(text: str) -> Pool:
+    """Inverse of `Pool.label`. Raises UsageError."""
+    match = _POOL.fullmatch(text)
+    if not match or not (match["tp"] or match["pp"] or match["dp"]):
+        raise UsageError(f"pool {text!r}: expected REPLICASxtpN[ppN][dpN][ep], for example 2xtp4 or 1xdp32ep")
+    number = {key: int(match[key] or 1) for key in ("replicas", "tp", "pp", "dp")}
+    if min(number.values()) < 1:
+        raise UsageError(f"pool {text!r}: replicas, tp, pp and dp start at 1")
+    return Pool(**number, expert_parallel=bool(match["ep"]))
+
+
+def parse_label(label: str) -> Collocated | Disaggregated:
+    """Inverse of `Deployment.label` (the label speaks of the topology alone). Raises UsageError."""
+    match = _LABEL.fullmatch(label)
+    if not match:
+        raise UsageError(
+            f"label {label!r}: expected collocated-4xtp2 or pd-spread-p1xtp4-d1xtp4 (pack|spread, p POOL, d POOL)"
+        )
+    if match["pool"]:
+        return Collocated(pool=parse_pool(match["pool"]))
+    return Disaggregated(
+        prefill=parse_pool(match["prefill"]), decode=parse_pool(match["decode"]), placement=match["placement"]
+    )
+
+
+def launch_flags(deployment: Deployment) -> str:
+    """The flags of launch_gptoss.py that mean this deployment."""
+    topology = deployment.topology
+    model = "" if deployment.model == "gpt-oss-120b" else f" --model {deployment.model}"
+    if isinstance(topology, Collocated):
+        return f"--collocated{_pool_flags('', topology.pool)}{model}"
+    pools = _pool_flags("p-", topology.prefill) + _pool_flags("d-", topology.decode)
+    return f"--pd-{topology.placement}{pools}{model}"
+
+
+def _pool_flags(prefix: str, pool: Pool) -> str:
+    text = f" --{prefix}num {pool.replicas} --{prefix}tp {pool.tp}"
+    text += f" --{prefix}dp {pool.dp}" if pool.dp > 1 else ""
+    text += f" --{prefix}pp {pool.pp}" if pool.pp > 1 else ""
+    return text + (f" --{prefix}ep" if pool.expert_parallel else "")

@@ -1,0 +1,38 @@
+"""Bytes and parameters of a model, from its shape alone."""
+
+from __future__ import annotations
+
+from pdlab.core.catalog import ModelShape
+
+BYTES = {"mxfp4": 4.25 / 8, "fp4": 4.25 / 8, "fp8": 1.0, "int8": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
+
+
+# --- model arithmetic -------------------------------------------------------------------------
+
+
+def expert_bytes(shape: ModelShape) -> float:
+    """All routed experts: layers x experts x 3 matrices of hidden x intermediate."""
+    inner = shape.expert_intermediate or shape.hidden
+    return (shape.layers - shape.dense_layers) * shape.experts * 3 * shape.hidden * inner * BYTES[shape.weight_dtype]
+
+
+def dense_bytes(shape: ModelShape, *, with_embedding: bool) -> float:
+    """Attention, dense and shared feed-forward layers and output head; the embedding is stored, not read."""
+    wide = BYTES["bfloat16"] if shape.weight_dtype in ("mxfp4", "fp4") else BYTES[shape.weight_dtype]
+    head = shape.vocab * shape.hidden * BYTES["bfloat16"]
+    return dense_parameters(shape) * wide + head * (2 if with_embedding else 1)
+
+
+def dense_parameters(shape: ModelShape) -> float:
+    if shape.kv_latent:
+        # Multi-head latent attention, as published for DeepSeek-V3: down and up projections of q (rank 1536)
+        # and kv, output.
+        q = 1536 * (shape.hidden + shape.heads * (shape.head_dim + 64))
+        kv = shape.hidden * shape.kv_latent + (shape.kv_latent - 64) * shape.heads * 2 * shape.head_dim
+        attention = q + kv + shape.heads * shape.head_dim * shape.hidden
+    else:
+        attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+    inner = shape.expert_intermediate or shape.hidden
+    shared = (shape.layers - shape.dense_layers) * shape.shared_experts * 3 * shape.hidden * inner
+    dense = shape.dense_layers * 3 * shape.hidden * (shape.dense_intermediate or 0)
+    return shape.layers * attention + shared + dense

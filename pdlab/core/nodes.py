@@ -1,0 +1,179 @@
+"""Where things run: ``ClusterView`` (nodes as they are) and ``Placement`` (replicas on them)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pdlab.core.schema import Frozen
+
+Role = Literal["collocated", "prefill", "decode"]
+
+# A cluster file knows no Ray node ids; its nodes carry this label, given to `ray start --labels`.
+NODE_NAME_LABEL = "pdlab/node"
+
+# Two hosts made of namespaces on this machine (pdlab.cluster.two_hosts).
+HOST_NAMES = ("pdlab-a", "pdlab-b")
+
+
+class Nic(Frozen):
+    """Network of a node. ``gbit_per_s`` is the line rate of one NIC."""
+
+    kind: Literal["efa", "infiniband", "roce", "ethernet", "loopback"] = "ethernet"
+    count: int = Field(default=1, ge=1)
+    gbit_per_s: float | None = Field(default=None, gt=0)
+
+    @property
+    def node_gb_per_s(self) -> float | None:
+        """Line rate of the whole node in GB/s (10^9 bytes), None when a NIC's rate is not known."""
+        return None if self.gbit_per_s is None else self.count * self.gbit_per_s / 8
+
+
+class LinkShape(Frozen):
+    """What the link between the two hosts of `pdlab.cluster.two_hosts` is made to be, in each direction.
+
+    ``gbit_per_s`` counts bits on the wire, headers included (None: as fast as the machine moves it);
+    ``delay_s`` is added one way.
+    """
+
+    gbit_per_s: float | None = Field(default=None, ge=0.001, le=100)
+    delay_s: float = Field(default=0.0, ge=0, le=1)
+
+    def __str__(self) -> str:
+        rate = "unshaped" if self.gbit_per_s is None else f"{rate_text(self.gbit_per_s)} each way"
+        return rate + (f", {1000 * self.delay_s:g} ms one way" if self.delay_s else "")
+
+
+def rate_text(gbit_per_s: float) -> str:
+    """``1 Gbit/s``, ``20 Mbit/s``."""
+    return f"{gbit_per_s:g} Gbit/s" if gbit_per_s >= 1 else f"{1000 * gbit_per_s:g} Mbit/s"
+
+
+class ClusterNode(Frozen):
+    """One node. A node without GPUs serves on its CPUs: one free CPU takes one engine rank.
+
+    ``free_gpus`` are GPU indexes that nothing uses (None: all of ``gpus``); ``host`` tells nodes
+    that share a machine (None: a machine of its own); ``id`` is Ray's node id on a live cluster.
+    """
+
+    id: str
+    gpu_type: str | None = None
+    gpus: int = Field(default=0, ge=0)
+    free_gpus: tuple[int, ...] | None = None
+    cpus: float = Field(default=0, ge=0)
+    free_cpus: float | None = Field(default=None, ge=0)
+    nic: Nic = Nic()
+    host: str | None = None
+    head: bool = False
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _free_within_total(self) -> ClusterNode:
+        free = self.free_gpus
+        if free is not None and (len(set(free)) != len(free) or any(not 0 <= g < self.gpus for g in free)):
+            raise ValueError(f"free_gpus {list(free)} must be distinct indexes below gpus={self.gpus}")
+        if self.free_cpus is not None and self.free_cpus > self.cpus:
+            raise ValueError(f"free_cpus {self.free_cpus} is more than cpus {self.cpus}")
+        return self
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """What an engine rank can take: free GPU indexes, or free CPU numbers on a node without GPUs."""
+        if self.gpus:
+            return self.free_gpus if self.free_gpus is not None else tuple(range(self.gpus))
+        return tuple(range(int(self.available_cpus)))
+
+    @property
+    def available_cpus(self) -> float:
+        return self.cpus if self.free_cpus is None else self.free_cpus
+
+    @property
+    def machine(self) -> str:
+        """Identity of the physical machine: two nodes of one machine share memory."""
+        return self.host or self.id
+
+
+class ClusterView(Frozen):
+    """All nodes that may be used. A cluster is either of GPU nodes or of CPU nodes; a GPU-less
+    node of a GPU cluster (a head node) takes no engine."""
+
+    name: str = "cluster"
+    nodes: tuple[ClusterNode, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _distinct_ids(self) -> ClusterView:
+        ids = [node.id for node in self.nodes]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"node ids must be distinct, got {ids}")
+        return self
+
+    @property
+    def device(self) -> Literal["gpu", "cpu"]:
+        return "gpu" if any(node.gpus for node in self.nodes) else "cpu"
+
+    @property
+    def engine_nodes(self) -> tuple[ClusterNode, ...]:
+        """Nodes that can hold engines: those with GPUs, or all where no node has any."""
+        return tuple(node for node in self.nodes if node.gpus or self.device == "cpu")
+
+    def node(self, node_id: str) -> ClusterNode:
+        """The node of that id. Raises KeyError."""
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise KeyError(node_id)
+
+
+class TpGroup(Frozen):
+    """One TP group: node id -> slot indexes. One node, unless TP is larger than a node."""
+
+    slots: dict[str, tuple[int, ...]]
+
+
+class ReplicaPlacement(Frozen):
+    """One replica: its TP groups, ordered by DP rank and then PP stage."""
+
+    role: Role
+    index: int
+    groups: tuple[TpGroup, ...]
+
+    @property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """Node id -> all slot indexes of the replica, sorted."""
+        merged: dict[str, list[int]] = {}
+        for group in self.groups:
+            for node, slots in group.slots.items():
+                merged.setdefault(node, []).extend(slots)
+        return {node: tuple(sorted(slots)) for node, slots in merged.items()}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(self.slots)
+
+
+class Placement(Frozen):
+    """Every replica of a deployment on the nodes of one cluster."""
+
+    device: Literal["gpu", "cpu"]
+    replicas: tuple[ReplicaPlacement, ...]
+    ingress_nodes: tuple[str, ...] = ()
+
+    def of(self, role: Role) -> tuple[ReplicaPlacement, ...]:
+        return tuple(replica for replica in self.replicas if replica.role == role)
+
+    def nodes_of(self, role: Role) -> tuple[str, ...]:
+        """Node ids that hold replicas of ``role``, in order of first use."""
+        return tuple(dict.fromkeys(node for replica in self.of(role) for node in replica.nodes))
+
+    @property
+    def used_slots(self) -> dict[str, tuple[int, ...]]:
+        """Node id -> slots in use, all replicas together, sorted."""
+        used: dict[str, list[int]] = {}
+        for replica in self.replicas:
+            for node, slots in replica.slots.items():
+                used.setdefault(node, []).extend(slots)
+        return {node: tuple(sorted(slots)) for node, slots in used.items()}
+
+
+NODE_ID_LABEL = "ray.io/node-id"

@@ -1,0 +1,92 @@
+"""How others write prefill-decode configurations, and the same in ours.
+
+- Nodes, as in reports on large-scale expert parallelism: ``P4D9`` is one prefill group over 4 nodes
+  and one decode group over 9; ``(P3x3)D4`` is 3 prefill groups of 3 nodes each and one decode group of
+  4. Every group spans its nodes with one expert-parallel engine, its ranks data-parallel.
+- Instances: ``3P1D`` is three prefill instances and one decode instance; the size of an instance is
+  said elsewhere, so it has to be given.
+- Ours: ``4xtp2``, ``1xtp2-1xtp2``, ``collocated-4xtp2``, ``pd-spread-p1xtp4-d1xtp4``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pdlab.core.deployment import Collocated, Disaggregated, PlacementKind, Pool, parse_label, parse_pool
+from pdlab.core.errors import UsageError
+
+Topology = Collocated | Disaggregated
+
+_GROUP = r"\(?{role}(?P<{name}_nodes>[1-9]\d*)(?:x(?P<{name}_groups>[1-9]\d*))?\)?"
+_NODES = re.compile(_GROUP.format(role="P", name="p") + r"[- ]?" + _GROUP.format(role="D", name="d"), re.IGNORECASE)
+_INSTANCES = re.compile(r"(?P<p>[1-9]\d*)P[- :]?(?P<d>[1-9]\d*)D", re.IGNORECASE)
+_PAIR = re.compile(r"p?(?P<p>\d+x[a-z0-9]+)-d?(?P<d>\d+x[a-z0-9]+)", re.IGNORECASE)
+
+
+def parse(
+    text: str,
+    *,
+    gpus_per_node: int = 8,
+    tp: int = 1,
+    prefill_instance: str | None = None,
+    decode_instance: str | None = None,
+    placement: PlacementKind = "spread",
+) -> Topology:
+    """A configuration in any of the notations above. Raises UsageError.
+
+    In the notation of nodes a group of n nodes is one engine of ``n * gpus_per_node`` GPUs: TP ``tp``
+    and as many data-parallel ranks as that leaves, expert parallel. ``3P1D`` needs both instances,
+    such as ``tp4`` or ``dp8ep``. ``placement`` holds where the notation does not say it.
+    """
+    plain = text.strip()
+    if (match := _NODES.fullmatch(plain)) and plain.count("(") == plain.count(")"):
+        sizes = {name: int(match[name] or 1) for name in ("p_nodes", "p_groups", "d_nodes", "d_groups")}
+        return Disaggregated(
+            prefill=_span(plain, sizes["p_groups"], sizes["p_nodes"] * gpus_per_node, tp),
+            decode=_span(plain, sizes["d_groups"], sizes["d_nodes"] * gpus_per_node, tp),
+            placement=placement,
+        )
+    if match := _INSTANCES.fullmatch(plain):
+        if not prefill_instance or not decode_instance:
+            raise UsageError(
+                f"configuration {text!r} counts instances without their size; write the pools out, for example "
+                f"{match['p']}xtp4-{match['d']}xtp4"
+            )
+        return Disaggregated(
+            prefill=parse_pool(f"{match['p']}x{prefill_instance}".lower()),
+            decode=parse_pool(f"{match['d']}x{decode_instance}".lower()),
+            placement=placement,
+        )
+    if match := _PAIR.fullmatch(plain):
+        return Disaggregated(
+            prefill=parse_pool(match["p"].lower()), decode=parse_pool(match["d"].lower()), placement=placement
+        )
+    if re.fullmatch(r"\d+x[a-z0-9]+", plain, re.IGNORECASE):
+        return Collocated(pool=parse_pool(plain.lower()))
+    try:
+        return parse_label(plain)
+    except UsageError as error:
+        raise UsageError(
+            f"configuration {text!r}: expected P4D9 or (P3x3)D4 (nodes), 3xtp4-1xtp4 (pools), 4xtp2 (collocated), "
+            "or a label such as pd-spread-p1xtp4-d1xtp4"
+        ) from error
+
+
+def in_nodes(topology: Topology, gpus_per_node: int = 8) -> str | None:
+    """``(P3x3)D4``: the notation of nodes; None where a group does not fill whole nodes or for a collocated one."""
+    if isinstance(topology, Collocated):
+        return None
+    parts = []
+    for letter, pool in (("P", topology.prefill), ("D", topology.decode)):
+        nodes, rest = divmod(pool.gpus_per_replica, gpus_per_node)
+        if rest or not nodes:
+            return None
+        parts.append(f"{letter}{nodes}" if pool.replicas == 1 else f"({letter}{nodes}x{pool.replicas})")
+    return "".join(parts)
+
+
+def _span(text: str, groups: int, gpus: int, tp: int) -> Pool:
+    if gpus % tp:
+        raise UsageError(f"configuration {text!r}: a group of {gpus} GPUs is not divisible by TP {tp}; give another tp")
+    ranks = gpus // tp
+    return Pool(replicas=groups, tp=tp, dp=ranks, expert_parallel=ranks > 1)

@@ -1,0 +1,49 @@
+"""Tables and numbers as text, the same in every output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Sums of the same numbers in another order differ by less than this.
+ROUNDING = 1e-9
+
+Row = Sequence[str]
+
+
+def number(value: float | None) -> str:
+    """As many decimals as a measured figure deserves; ``-`` for what is not known."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    return f"{value:.{3 if size < 1 else 2 if size < 10 else 1 if size < 1000 else 0}f}"
+
+
+def table(head: Row, rows: Sequence[Row], left: Sequence[int] = ()) -> str:
+    """Aligned columns under a rule; the columns of ``left`` are left-aligned, the others right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(row: Row) -> str:
+        cells = (
+            cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(head), "  ".join("-" * width for width in widths), *(line(row) for row in rows)])
+
+
+def percent(share: float, other: float = 0.0) -> str:
+    """Whole per cent, or as many decimals as tell it from ``other`` (0: what is not nothing never reads as 0)."""
+    if abs(share - other) <= ROUNDING:
+        return f"{100 * share:.0f}".replace("-0", "0")
+    decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * other, d))
+    return f"{100 * share:.{decimals}f}"
+
+
+def plain(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
+
+
+def listed(labels: Sequence[str]) -> str:
+    if len(labels) > 4:
+        return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
+    return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))

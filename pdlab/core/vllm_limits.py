@@ -1,0 +1,84 @@
+"""Which TP, PP, DP and EP vLLM accepts for a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.errors import UsageError
+
+
+def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
+    """Rules of vLLM 0.29 on TP and PP degrees; returns warnings. Raises UsageError.
+
+    Without a shape only the rules between prefill and decode can be checked.
+
+    Heads must divide by TP. KV heads must divide by TP, or TP by KV heads (heads are then
+    replicated). Between prefill and decode one TP must divide the other, and a prefill TP larger
+    than decode's may not exceed the KV heads.
+
+    Neither prefill nor decode may have pipeline stages (nixl/base_worker.py): a consumer with PP > 1 is
+    refused, and so is either role where the model has several KV layouts; a consumer that pulls asks the
+    first stage of prefill alone, and fails because that has fewer layers than it has itself.
+    """
+    for role, pool in deployment.pools.items():
+        if shape is not None:
+            redundant = _redundant_experts({**deployment.engine_kwargs, **pool.engine_kwargs})
+            _check_pool(role, pool, shape, redundant)
+    pools = deployment.pools
+    if "prefill" not in pools:
+        return []
+    for role, pool in pools.items():
+        if pool.pp > 1:
+            raise UsageError(
+                f"{role} PP {pool.pp}: vLLM's NixlConnector moves KV between engines of one pipeline stage only; "
+                f"use --{role[0]}-pp 1 with a larger --{role[0]}-tp, or DP with EP, or collocated engines"
+            )
+    prefill_tp, decode_tp = pools["prefill"].tp, pools["decode"].tp
+    if max(prefill_tp, decode_tp) % min(prefill_tp, decode_tp):
+        raise UsageError(
+            f"prefill TP {prefill_tp} and decode TP {decode_tp}: one must divide the other "
+            f"(NIXL moves whole heads); use the same TP, or powers of two"
+        )
+    if prefill_tp > decode_tp:
+        if shape is not None and prefill_tp > shape.kv_heads:
+            raise UsageError(
+                f"prefill TP {prefill_tp} > decode TP {decode_tp} needs prefill TP of at most "
+                f"{shape.kv_heads}, the KV heads of {shape.name}; lower --p-tp or raise --d-tp"
+            )
+        return [
+            f"prefill TP {prefill_tp} > decode TP {decode_tp} is experimental in vLLM: "
+            "the canary check is compulsory for it"
+        ]
+    return []
+
+
+def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:
+    """Copies of experts that vLLM's expert load balancer adds: EP divides experts and copies together."""
+    config = engine_kwargs.get("eplb_config")
+    redundant = config.get("num_redundant_experts", 0) if isinstance(config, dict) else 0
+    return redundant if engine_kwargs.get("enable_eplb") and isinstance(redundant, int) else 0
+
+
+def _check_pool(role: str, pool: Pool, shape: ModelShape, redundant: int) -> None:
+    if shape.heads % pool.tp:
+        raise UsageError(
+            f"{role} TP {pool.tp} does not divide the {shape.heads} attention heads of {shape.name}; "
+            f"use one of {[t for t in range(1, 17) if shape.heads % t == 0]}"
+        )
+    if max(shape.kv_heads, pool.tp) % min(shape.kv_heads, pool.tp):
+        raise UsageError(
+            f"{role} TP {pool.tp} and the {shape.kv_heads} KV heads of {shape.name}: one must divide the other"
+        )
+    if pool.pp > shape.layers:
+        raise UsageError(f"{role} PP {pool.pp} is more than the {shape.layers} layers of {shape.name}")
+    ranks, slots = pool.tp * pool.dp, shape.experts + redundant
+    if pool.expert_parallel and slots % ranks:
+        copies = f" and {redundant} redundant ones" if redundant else ""
+        missing = redundant + ranks - slots % ranks
+        raise UsageError(
+            f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {shape.experts} experts of {shape.name}"
+            f"{copies}; use a divisor, or copies where vLLM balances experts: --engine-arg enable_eplb=true "
+            f"--engine-arg 'eplb_config={{num_redundant_experts: {missing}}}'"
+        )

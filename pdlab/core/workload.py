@@ -1,0 +1,209 @@
+"""What to ask of a deployment: ``Workload`` (the requests), ``Load`` (how they arrive), ``Slo``, ``Sweep``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen, validate
+
+WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
+LoadKind = Literal["concurrency", "rate", "ramp"]
+
+
+class Workload(Frozen):
+    """Random-token requests of fixed lengths, in tokens.
+
+    ``prefill-only`` asks for one output token. ``decode-only`` sends the whole prompt to engines that
+    fill its KV cache instead of computing it (``Deployment.decode_bench``), so that decode runs at the
+    real context length. ``decode-approx`` sends one input token to any engine: decode of an empty
+    context, which is not the same (see docs/methodology.md). The first ``shared_prefix_tokens`` of the
+    input are the same in every request: that share of the prompt may come from the prefix cache.
+    """
+
+    input_tokens: int = Field(default=5000, ge=1)
+    output_tokens: int = Field(default=250, ge=1)
+    mode: WorkloadMode = "mixed"
+    seed: int = Field(default=0, ge=0)
+    shared_prefix_tokens: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _prefix_is_part_of_the_input(self) -> Workload:
+        if self.shared_prefix_tokens and self.shared_prefix_tokens >= self.sent_input_tokens:
+            raise ValueError(
+                f"shared_prefix_tokens is {self.shared_prefix_tokens}, but a request has {self.sent_input_tokens} "
+                "input tokens and needs some of its own"
+            )
+        return self
+
+    @property
+    def sent_input_tokens(self) -> int:
+        """Input tokens of one request as sent."""
+        return 1 if self.mode == "decode-approx" else self.input_tokens
+
+    @property
+    def declared_cached_share(self) -> float:
+        """Share of the prompt tokens that the prefix cache may answer: the shared prefix of the input."""
+        return self.shared_prefix_tokens / self.sent_input_tokens
+
+    @property
+    def sent_output_tokens(self) -> int:
+        """Output tokens asked of one request."""
+        return 1 if self.mode == "prefill-only" else self.output_tokens
+
+
+class Closed(Frozen):
+    """Closed loop: ``concurrency`` requests in flight, a new one for each that finishes.
+
+    ``per_gpu`` is set where the load was asked for as so many requests per GPU of the deployment.
+    """
+
+    kind: Literal["concurrency"] = "concurrency"
+    concurrency: int = Field(ge=1)
+    per_gpu: float | None = Field(default=None, gt=0)
+
+    @property
+    def value(self) -> float:
+        return self.concurrency
+
+
+class Open(Frozen):
+    """Open loop: requests arrive at ``rate_rps`` whatever the server does.
+
+    ``burstiness`` is the shape of the gamma distribution of gaps: 1 is a Poisson process.
+    """
+
+    kind: Literal["rate"] = "rate"
+    rate_rps: float = Field(gt=0)
+    burstiness: float = Field(default=1.0, gt=0)
+
+    @property
+    def value(self) -> float:
+        return self.rate_rps
+
+
+class Ramp(Frozen):
+    """Open loop whose rate goes from ``start_rps`` to ``end_rps`` over the level's requests.
+
+    ``shape`` linear or exponential in the number of requests sent. Its key is the end rate.
+    """
+
+    kind: Literal["ramp"] = "ramp"
+    start_rps: float = Field(gt=0)
+    end_rps: float = Field(gt=0)
+    shape: Literal["linear", "exponential"] = "linear"
+    burstiness: float = Field(default=1.0, gt=0)
+
+    @property
+    def value(self) -> float:
+        return self.end_rps
+
+    @property
+    def mean_rps(self) -> float:
+        """Requests over time: with the rate a function of the share x of requests sent, the time of n
+        requests is n times the integral of 1 / rate(x) over x from 0 to 1, so the mean is its inverse."""
+        a, b = self.start_rps, self.end_rps
+        if a == b:
+            return a
+        ratio = math.log(b / a)
+        return (b - a) / ratio if self.shape == "linear" else ratio / (1 / a - 1 / b)
+
+
+Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
+
+
+class Slo(Frozen):
+    """A request meets it when every bound holds, a load when at least ``quantile`` of requests do.
+
+    Bounds in seconds; None is no bound, and without any every request meets it. This is the goodput of
+    DistServe (Zhong et al., OSDI 2024): the highest rate at which the share of requests within all bounds
+    is at least the quantile.
+    """
+
+    ttft_s: float | None = Field(default=None, gt=0)
+    tpot_s: float | None = Field(default=None, gt=0)
+    e2el_s: float | None = Field(default=None, gt=0)
+    quantile: float = Field(default=0.95, gt=0, lt=1)
+
+    @property
+    def bounded(self) -> bool:
+        return (self.ttft_s, self.tpot_s, self.e2el_s) != (None, None, None)
+
+    @property
+    def label(self) -> str:
+        """``ttft2000ms-tpot50ms-q0.95``: names a search's file."""
+        bounds = [(n, getattr(self, f"{n}_s")) for n in ("ttft", "tpot", "e2el")]
+        return "-".join([*(f"{n}{1000 * s:g}ms" for n, s in bounds if s is not None), f"q{self.quantile:g}"])
+
+    def stress(self, ttft_s: float, tpot_s: float, e2el_s: float) -> float:
+        """The latency that is worst in relation to its bound, over that bound: at most 1 meets the SLO."""
+        return max(
+            ttft_s / self.ttft_s if self.ttft_s else 0.0,
+            tpot_s / self.tpot_s if self.tpot_s else 0.0,
+            e2el_s / self.e2el_s if self.e2el_s else 0.0,
+        )
+
+    def stress_of(self, latencies: Sequence[Latencies], tpot: float = 1.0, ttft: float = 1.0) -> float:
+        """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
+        ordered = sorted(self.stress(t * ttft, p * tpot, e * tpot) for t, p, e in latencies)
+        return ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)]
+
+
+Latencies = tuple[float, float, float]  # TTFT, TPOT, E2EL of one request, seconds
+
+
+def parse_slo(text: str, quantile: float) -> Slo:
+    """``ttft_ms=2000,tpot_ms=50`` and a share of requests, as ``--slo`` and ``--slo-quantile`` give them.
+
+    Raises UsageError.
+    """
+    bounds: dict[str, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(ttft|tpot|e2el)_ms\s*=\s*(\d*\.?\d+|\d+\.)\s*", part)
+        number = float(match[2]) if match else 0.0
+        if not match or number <= 0:
+            raise UsageError(
+                f"--slo {text}: {part.strip()!r} is no bound; expected ttft_ms=2000,tpot_ms=50[,e2el_ms=N], above 0"
+            )
+        if f"{match[1]}_s" in bounds:
+            raise UsageError(f"--slo {text}: {match[1]}_ms is there twice; keep one")
+        bounds[f"{match[1]}_s"] = number / 1000
+    return validate(Slo, {**bounds, "quantile": quantile}, where=f"--slo {text}, --slo-quantile {quantile:g}")
+
+
+class RunKey(Frozen):
+    """Identity of one level within an experiment: (load kind, load value, repeat)."""
+
+    kind: LoadKind
+    value: float
+    repeat: int = Field(default=0, ge=0)
+
+    @property
+    def stem(self) -> str:
+        """File name without suffix: ``concurrency8``, ``rate2.5-r1``."""
+        return f"{self.kind}{self.value:g}" + (f"-r{self.repeat}" if self.repeat else "")
+
+
+class Level(Frozen):
+    """One point of a sweep: a load held for ``num_requests`` requests, prompts drawn from ``seed``."""
+
+    load: Load
+    repeat: int = Field(default=0, ge=0)
+    num_requests: int = Field(ge=1)
+    seed: int = Field(ge=0)
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(kind=self.load.kind, value=self.load.value, repeat=self.repeat)
+
+
+class Sweep(Frozen):
+    """A workload under a list of levels."""
+
+    workload: Workload
+    levels: tuple[Level, ...] = Field(min_length=1)

@@ -1,0 +1,1 @@
+"""A Deployment to a served and checked application: flags, Serve config, launch, canary, counters."""

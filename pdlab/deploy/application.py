@@ -1,0 +1,367 @@
+"""The one application that pdlab serves: submit it, watch it start, read it back, warm it, take it down.
+
+All through Ray Serve on a connected `pdlab.cluster.connection.Cluster`. Imports Ray inside functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field
+
+from pdlab.cluster.connection import Cluster, hush
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import ClusterError, DeployError
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
+from pdlab.core.schema import Frozen
+from pdlab.deploy.serve_config import ServeApp
+from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
+
+APP = "pdlab"
+_OUR_GROUP = re.compile(rf"SERVE_REPLICA::{APP}#|SERVE_GANG::{APP}_(?:Prefill|Decode|DPServer):")
+ENV_KEY = "pdlab:serve_env"
+POLL_S = 0.25
+STOP_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
+
+
+class ReplicaState(Frozen):
+    """One Ray Serve replica as the controller sees it. ``node`` is a Ray node id."""
+
+    deployment: str
+    replica: str
+    state: str
+    node: str | None = None
+    pid: int | None = None
+
+
+class AppState(Frozen):
+    """The application as the controller sees it; ``messages`` are its and its deployments' complaints."""
+
+    status: str
+    replicas: tuple[ReplicaState, ...] = ()
+    deployments: dict[str, str] = Field(default_factory=dict)
+    messages: tuple[str, ...] = ()
+
+
+class Application:
+    """pdlab's application on a connected cluster: there is at most one, under one name.
+
+    Methods raise ClusterError when Ray Serve itself is in the way, DeployError when the application is.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._submitted = 0.0
+
+    def start_serve(self, host: str, port: int) -> None:
+        """Start Ray Serve's controller and its proxy on the head node, or find them as asked.
+
+        Raises ClusterError when Serve is up otherwise and serves applications of others, or its proxy cannot start.
+        """
+        serve, errors = importlib.import_module("ray.serve"), importlib.import_module("ray.exceptions")
+        details = self._details()
+        if details is not None:
+            http = details.get("http_options") or {}
+            up = (http.get("host"), http.get("port"))
+            same_env = self._controller_env() == self.cluster.env
+            if up == (host, port) and same_env:
+                return
+            others = ", ".join(sorted(set(details.get("applications", {})) - {APP}))
+            if others and up != (host, port):
+                raise ClusterError(
+                    f"Ray Serve already runs on {up[0]}:{up[1]} with {others}; use --host {up[0]} --port {up[1]}"
+                )
+            if others:
+                raise ClusterError(
+                    f"Ray Serve already runs with {others}, and was started with other serving options "
+                    "(--direct-streaming or not); stop those applications, or ask for the same options"
+                )
+            serve.shutdown()
+        try:
+            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        except errors.RayError as error:
+            raise ClusterError(_why_no_proxy(str(error))) from error
+        self._record_env()
+        hush()
+
+    def _controller_env(self) -> dict[str, str]:
+        """Environment that Serve's controller was started with; none when it was not pdlab that started it."""
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        record = json.loads(_internal_kv_get(ENV_KEY) or "{}")
+        return record["env"] if record.get("controller") == _controller_id() else {}
+
+    def _record_env(self) -> None:
+        """Beside the controller's id, so that a controller that somebody else starts later is not taken for ours."""
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        _internal_kv_put(ENV_KEY, json.dumps({"controller": _controller_id(), "env": self.cluster.env}))
+
+    def submit(self, app: ServeApp) -> None:
+        """Hand the application to Ray Serve; does not wait for it. Raises DeployError when Ray refuses it."""
+        serve = importlib.import_module("ray.serve")
+        module, _, name = app.import_path.partition(":")
+        try:
+            application = getattr(importlib.import_module(module), name)(app.args)
+        except Exception as error:  # pydantic's, vLLM's and Ray's own complaints about the arguments
+            raise DeployError(f"Ray Serve LLM refuses the arguments: {' '.join(str(error).split())}") from error
+        self._submitted = time.time()
+        try:
+            serve.run_many(
+                [serve.RunTarget(target=application, name=APP, route_prefix="/")],
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
+        except Exception as error:  # Serve's own checks, a task's error, a controller that is gone
+            raise DeployError(f"Ray Serve refuses the application: {_last_line(str(error))}") from error
+
+    def state(self) -> AppState:
+        """What the controller says of the application now."""
+        app = ((self._details() or {}).get("applications") or {}).get(APP)
+        if app is None:
+            return AppState(status="NOT_STARTED")
+        replicas, messages = [], [app.get("message") or ""]
+        for name, deployment in app.get("deployments", {}).items():
+            messages.append(deployment.get("message") or "")
+            replicas += [
+                ReplicaState(
+                    deployment=name,
+                    replica=replica["replica_id"],
+                    state=_plain(replica["state"]),
+                    node=replica.get("node_id"),
+                    pid=replica.get("pid"),
+                )
+                for replica in deployment.get("replicas", [])
+            ]
+        return AppState(
+            status=_plain(app["status"]),
+            replicas=tuple(replicas),
+            deployments={name: _plain(d["status"]) for name, d in app.get("deployments", {}).items()},
+            messages=tuple(message for message in messages if message),
+        )
+
+    def wait(self, timeout_s: float) -> Iterator[AppState]:
+        """The application's state, over and over, until it runs.
+
+        Raises DeployError with the replica's own error when one fails to start, or when
+        ``timeout_s`` seconds are over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            state = self.state()
+            yield state
+            if state.status == "RUNNING":
+                return
+            if _failed(state):
+                raise DeployError(self._why(state, "a replica failed to start"))
+            if time.monotonic() > deadline:
+                raise DeployError(self._why(state, f"not ready within {timeout_s:g} s (--timeout-s)"))
+            time.sleep(POLL_S)
+
+    def _why(self, state: AppState, what: str) -> str:
+        tails = self.replica_logs()
+        cause = root_cause(tails) or next((_last_line(message) for message in state.messages), None)
+        waiting = sorted({r.deployment for r in state.replicas if r.state != "RUNNING"} or state.deployments)
+        lines = [f"{what} ({', '.join(waiting)}): {cause or 'Ray gave no reason'}"]
+        lines += [f"  {tail.node}: {tail.path}" for tail in tails if tail.error]
+        return "\n".join(lines)
+
+    def replica_logs(self) -> list[LogTail]:
+        """The end of every log of the submitted application's replicas, read on the nodes themselves."""
+        return [tail for tails in self._ask_logs(tail_logs) for tail in tails]
+
+    def _ask_logs(self, read: Callable[..., Any]) -> list[Any]:
+        """What ``read(folder, app, since)`` finds in every node's logs."""
+        if self.cluster.local:
+            return [read(str(self.cluster.local.logs), APP, self._submitted)]
+        import ray
+
+        folder = str(Path(ray._private.worker._global_node.get_session_dir_path()) / "logs")
+        return list(self.cluster.ask_nodes(read, folder, APP, self._submitted).values())
+
+    def bundles(self, deployment: Deployment, view: ClusterView, model_id: str) -> dict[Role, list[list[str]]]:
+        """Per role the node (by its id in ``view``) of every bundle, in rank order.
+
+        One list per gang of data parallel ranks where Ray Serve made gangs, else one per replica.
+        """
+        names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes}
+        groups = {
+            group["name"]: rank_order(group["bundles_to_node_id"])
+            for group in _placement_groups()
+            if group["state"] == "CREATED"
+        }
+        running = sorted(
+            (replica for replica in self.state().replicas if replica.state == "RUNNING"),
+            key=lambda replica: replica.replica,
+        )
+        seen: dict[Role, list[list[str]]] = {}
+        for role, name in deployment_names(deployment, model_id).items():
+            gangs = [groups[group] for group in sorted(groups) if group.startswith(f"SERVE_GANG::{APP}_{name}_")]
+            single = [
+                groups.get(f"SERVE_REPLICA::{APP}#{name}#{replica.replica}") or [replica.node or "an unknown node"]
+                for replica in running
+                if replica.deployment == name
+            ]
+            seen[role] = [[names.get(node, node) for node in bundles] for bundles in gangs or single]
+        return seen
+
+    def warm_pairs(self, model_id: str) -> int:
+        """One request over every pair of a prefill and a decode replica, so that no user's pays a handshake.
+
+        Ray's own prewarm runs when a decode replica starts and reaches the prefill replicas that are
+        up by then; running it again reaches all. Returns the number of pairs. Raises DeployError when
+        a decode replica was not reached, when its log tells of a prefill replica that gave no KV
+        parameters, or of fewer pairs than there are. That the bytes arrived is not proven here (the
+        prewarm ignores what the engine answers): the NIXL counters and the canary do that. Where logs
+        cannot be read, only the decode replicas that answered are counted.
+        """
+        serve = importlib.import_module("ray.serve")
+        broadcast = importlib.import_module("ray.llm._internal.serve.utils.broadcast").broadcast
+        decode = f"Decode:{_serve_name(model_id)}"
+        running = Counter(replica.deployment for replica in self.state().replicas if replica.state == "RUNNING")
+        pairs = running[f"Prefill:{_serve_name(model_id)}"] * running[decode]
+        before = self._prewarmed()
+        try:
+            reached = broadcast(serve.get_deployment_handle(decode, APP), "_maybe_prewarm")
+        except Exception as error:
+            why = self._why(self.state(), "a first KV transfer failed")
+            raise DeployError(f"{why}; {_last_line(str(error))}") from error
+        if len(reached) != running[decode]:
+            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas could be asked to warm up")
+        done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
+        if empty or 0 < done < pairs:
+            raise DeployError(
+                f"only {done} of {pairs} prefill x decode pairs made a first KV transfer "
+                f"({empty} times a prefill replica gave no KV parameters); see the replicas' logs"
+            )
+        return pairs
+
+    def _prewarmed(self) -> tuple[int, int]:
+        """How many pairs the decode replicas' logs call warmed so far, and how many they had to skip."""
+        counts = self._ask_logs(count_prewarmed)
+        return sum(done for done, _ in counts), sum(empty for _, empty in counts)
+
+    def ask_prefill(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Completions by a prefill engine alone, without KV transfer: the same model served collocated.
+
+        Raises DeployError.
+        """
+        serve = importlib.import_module("ray.serve")
+        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        handle = serve.get_deployment_handle(f"Prefill:{_serve_name(model_id)}", APP).options(stream=True)
+        answers = []
+        for request in requests:
+            try:
+                answer: Any = next(iter(handle.completions.remote(models.CompletionRequest(**request), None)), None)
+            except Exception as error:  # whatever the replica raised, as a RayTaskError
+                raise DeployError(f"the prefill engine alone cannot be asked: {_last_line(str(error))}") from error
+            if not hasattr(answer, "choices"):
+                raise DeployError(f"the prefill engine alone answers with an error: {answer or 'an empty stream'}")
+            answers.append(answer.model_dump(mode="json"))
+        return answers
+
+    def delete(self) -> bool:
+        """Take the application down, wait until its replicas and placement groups are gone; False: there was none."""
+        serve = importlib.import_module("ray.serve")
+        details = self._details()
+        if details is None:
+            return False
+        serve.delete(APP, _blocking=False)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while (up := self.state().status != "NOT_STARTED") or _placement_groups():
+            if time.monotonic() > deadline:
+                what = "the application is" if up else "placement groups of the application are"
+                raise ClusterError(f"{what} still up {STOP_TIMEOUT_S:g} s after it was told to stop")
+            time.sleep(POLL_S)
+        return APP in details.get("applications", {})
+
+    def stop_serve(self) -> None:
+        """End Ray Serve, unless it serves applications of others."""
+        details = self._details()
+        if details is not None and not set(details.get("applications", {})) - {APP}:
+            importlib.import_module("ray.serve").shutdown()
+
+    def _details(self) -> dict[str, Any] | None:
+        """Ray Serve's own account of itself; None when it is not running."""
+        import ray
+
+        try:
+            controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER_TIMEOUT_S)
+        except (ValueError, ray.exceptions.RayActorError):
+            return None
+        except ray.exceptions.GetTimeoutError as error:
+            raise ClusterError(f"Ray Serve's controller does not answer within {ANSWER_TIMEOUT_S:g} s") from error
+        return details
+
+
+def _controller_id() -> str:
+    import ray
+
+    return str(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")._actor_id.hex())
+
+
+def _why_no_proxy(text: str) -> str:
+    taken = re.findall(r"cannot bind socket .*:(\d+)\]", text)
+    if not taken:
+        return f"Ray Serve's proxy did not start: {_last_line(text)}"
+    return (
+        f"Ray Serve's HAProxy did not start: port {' and '.join(taken)} of the head node is taken (besides --port it "
+        "takes 9101 and 8404 there, RAY_SERVE_HAPROXY_METRICS_PORT and RAY_SERVE_HAPROXY_STATS_PORT of the "
+        "environment that Ray is started in); free it, or launch with --no-direct-streaming"
+    )
+
+
+def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:
+    """Role -> name of its Ray Serve deployment."""
+    prefix = {"prefill": "Prefill", "decode": "Decode"}
+    return {
+        cast(Role, role): f"{prefix.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
+        for role, pool in deployment.pools.items()
+    }
+
+
+def rank_order(nodes: Mapping[Any, str]) -> list[str]:
+    """Node of every bundle (bundle index -> node id) in the order in which ranks take bundles.
+
+    Ray Serve LLM and vLLM hand them out node by node, the node of the first bundle first.
+    """
+    by_index = [nodes[index] for index in sorted(nodes, key=int)]
+    return sorted(by_index, key=lambda node: (node != by_index[0], node))
+
+
+def _placement_groups() -> list[dict[str, Any]]:
+    """The placement groups that Ray Serve made for this application and that are not yet removed."""
+    from ray.util import placement_group_table
+
+    groups = placement_group_table().values()
+    return [group for group in groups if group["state"] != "REMOVED" and _OUR_GROUP.match(group["name"])]
+
+
+def _serve_name(model_id: str) -> str:
+    """Ray Serve LLM's own rule for a deployment's name."""
+    return model_id.replace("/", "--").replace(".", "_")
+
+
+def _plain(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _failed(state: AppState) -> bool:
+    """Serve tries a failing constructor three times; the first failure is enough to know."""
+    if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        return True
+    return any("failed to start" in message or "Retrying" in message for message in state.messages)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

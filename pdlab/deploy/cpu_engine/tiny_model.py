@@ -1,0 +1,108 @@
+"""The embedded model: a tiny GptOssForCausalLM with real, seeded weights and its own tokenizer.
+
+Runs on vLLM's CPU backend. vLLM's dummy weights would repeat one token whatever the prompt, so
+that no canary could fail on them; here weights are drawn at a scale at which the greedy
+continuation depends on early prompt tokens (tests/live proves it).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+from pdlab.core.catalog import ModelShape
+
+RECIPE = 1  # raise it when the code below changes: a cached model of another recipe is not used
+SEED = 0
+# Of the scales tried, 0.02 (transformers' default) repeats one token; at 0.2 every prompt token matters.
+INITIALIZER_RANGE = 0.2
+
+
+def tiny_model_folder(shape: ModelShape, cache: Path) -> Path:
+    """Where the model of this shape, built by this recipe, is or will be."""
+    digest = hashlib.sha256(f"{RECIPE} {shape.model_dump_json()}".encode()).hexdigest()[:8]
+    return cache / "models" / f"{shape.name}-{digest}"
+
+
+def ensure_tiny_model(shape: ModelShape, cache: Path) -> Path:
+    """Folder of the tiny model under ``cache``, built if it is not there (about 10 s, once).
+
+    Safe when several processes ask at once: one builds under a lock, the others wait; the folder
+    appears complete or not at all.
+    """
+    folder = tiny_model_folder(shape, cache)
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            build_tokenizer(part, shape.vocab)
+            _build_weights(part, shape)
+            part.rename(folder)
+    return folder
+
+
+def build_tokenizer(folder: Path, vocab: int) -> None:
+    """Train a byte-level BPE tokenizer of exactly ``vocab`` entries on seeded synthetic words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    rng = random.Random(SEED)
+    syllables = [a + b for a in "bcdfghjklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "el", "or")]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(4000)]
+    lines = [" ".join(rng.choices(words, k=20)) for _ in range(2000)]
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1_000_000,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+
+
+def _build_weights(folder: Path, shape: ModelShape) -> None:
+    import torch
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        num_local_experts=shape.experts,
+        num_experts_per_tok=shape.experts_per_token,
+        sliding_window=shape.sliding_window,
+        max_position_embeddings=shape.max_context,
+        initializer_range=INITIALIZER_RANGE,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(SEED)
+    model = GptOssForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder, safe_serialization=True)

@@ -1,0 +1,129 @@
+"""The dry run as text: label, replicas and links, GPUs used and idle, arguments, the commands that follow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import yaml
+
+from pdlab.core.deployment import Deployment
+from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
+from pdlab.deploy.serve_config import ServeApp
+from pdlab.placement.place import Link, links
+
+MAX_LINK_ROWS = 12
+# The workload of the published sweep, and one that a CPU engine answers in reasonable time.
+SWEEP = {"gpu": "-c 4,8,16,32,64 --itl 5000 --otl 250", "cpu": "-c 4,16 --itl 512 --otl 64"}
+
+
+def describe(
+    deployment: Deployment,
+    view: ClusterView,
+    placement: Placement,
+    app: ServeApp,
+    *,
+    base_url: str,
+    launch_command: str,
+    model_id: str,
+) -> str:
+    """The whole text. ``launch_command`` starts this deployment for real."""
+    unit = "GPU" if placement.device == "gpu" else "CPU slot"
+    used = placement.used_slots
+    sections = [
+        f"deployment  {deployment.label}" + (f"  ({deployment.name})" if deployment.name else ""),
+        f"model       {deployment.model}, served as {model_id} at {base_url}/v1",
+        f"cluster     {view.name}: {_count(len(view.engine_nodes), 'engine node')}, "
+        f"{deployment.gpus} {unit}s of {sum(len(node.slots) for node in view.engine_nodes)} free ones used",
+        f"ingress     {_count(deployment.ingress_replicas, 'replica')}, proxy on {', '.join(placement.ingress_nodes)}",
+        "",
+        _replica_table(view, placement, unit),
+        "",
+        _link_table(links(placement, view)),
+        _node_table(view, used, unit),
+        "",
+        f"Ray Serve LLM arguments ({app.import_path}):",
+        _indent(yaml.safe_dump(app.args, sort_keys=False, default_flow_style=None, width=110)),
+        "Commands that follow:",
+        _indent("\n".join(_commands(deployment, placement, launch_command, base_url, model_id))),
+    ]
+    return "\n".join(section for section in sections if section is not None)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _replica_table(view: ClusterView, placement: Placement, unit: str) -> str:
+    """One row per replica and node; the link column says how its KV cache travels."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for link in links(placement, view):
+        for key in (("prefill", link.prefill_node), ("decode", link.decode_node)):
+            kinds.setdefault(key, []).append(link.kind)
+    rows = [("replica", "node", f"{unit}s", "KV transfer over")]
+    for replica in placement.replicas:
+        for node, slots in replica.slots.items():
+            over = ", ".join(dict.fromkeys(kinds.get((replica.role, node), ["-"])))
+            rows.append((f"{replica.role} {replica.index}{_ranks(replica, node)}", node, ranges(slots), over))
+    return _table(rows)
+
+
+def _ranks(replica: ReplicaPlacement, node: str) -> str:
+    """Which of the replica's TP groups are on the node, where there are several nodes."""
+    if len(replica.nodes) == 1 or len(replica.groups) == 1:
+        return ""
+    numbers = [number for number, group in enumerate(replica.groups) if node in group.slots]
+    return f" TP groups {ranges(numbers)}" if len(numbers) > 1 else f" TP group {numbers[0]}"
+
+
+def _link_table(found: Sequence[Link]) -> str | None:
+    if not found:
+        return None
+    if len(found) > MAX_LINK_ROWS:
+        kinds = Counter(link.kind for link in found)
+        return "".join(f"KV links: {kind} between {count} pairs of nodes\n" for kind, count in kinds.items())
+    rows = [("prefill node", "decode node", "link", "replica pairs")]
+    rows += [(link.prefill_node, link.decode_node, link.kind, str(link.pairs)) for link in found]
+    return _table(rows) + "\n"
+
+
+def _node_table(view: ClusterView, used: dict[str, tuple[int, ...]], unit: str) -> str:
+    rows = [("node", f"{unit}s used", "idle", "taken by others")]
+    for node in view.engine_nodes:
+        mine = used.get(node.id, ())
+        idle = [slot for slot in node.slots if slot not in mine]
+        others = [slot for slot in range(node.gpus) if slot not in node.slots]
+        rows.append((node.id, ranges(mine), ranges(idle), ranges(others)))
+    return _table(rows)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3,6`` for 0, 1, 2, 3, 6; ``-`` for none."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) or "-"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(max(lines, key=len)), *lines[1:]])
+
+
+def _commands(
+    deployment: Deployment, placement: Placement, launch_command: str, base_url: str, model_id: str
+) -> list[str]:
+    name = deployment.name or deployment.label
+    return [
+        launch_command,
+        f"./run_bm.sh -e {name} -t concurrency {SWEEP[placement.device]} -u {base_url} -m {model_id}",
+        f"python viz.py --exps bm_results/{name} --use-normalized",
+    ]
+
+
+def _indent(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())

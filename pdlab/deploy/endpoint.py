@@ -1,0 +1,209 @@
+"""What is being served right now: written by the launcher, read by the sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import Field
+
+from pdlab.cluster.namespaces import INSIDE, network_of
+from pdlab.core import api_key
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.files import cache_dir, held, launch_lock, replace
+from pdlab.core.nodes import LinkShape
+from pdlab.core.schema import Frozen, load_yaml
+from pdlab.results.schema import Manifest
+
+
+class OnHost(Frozen):
+    """A host made of namespaces: its PID 1, and a line of that process's environment that tells it from others."""
+
+    pid: int
+    mark: str
+
+
+class Running(Frozen):
+    """A deployment that answers at ``base_url``.
+
+    ``manifest`` is the experiment's manifest as far as the launcher knows it (deployment, cluster,
+    placement as it came out, versions, hardware, canary). ``tokenizer`` is a folder or a Hugging
+    Face id. ``metrics_urls`` are Prometheus pages, one per Ray node; ``replicas`` are the Ray Serve
+    replicas of this deployment, for a page goes on showing the counters of replicas that are gone;
+    ``pools`` says which pool each is of: collocated, prefill, decode. ``on_host``: the host in whose
+    network all these addresses are (None: this machine's own); see `reach`. ``api_key_file`` has the
+    key that clients must send (None: none is asked for).
+    """
+
+    base_url: str
+    model_id: str
+    tokenizer: str
+    manifest: Manifest
+    metrics_urls: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
+    on_host: OnHost | None = None
+    pools: dict[str, str] = Field(default_factory=dict)
+    api_key_file: str | None = None
+
+    @property
+    def start(self) -> str:
+        """What tells this start of the deployment from another."""
+        return f"{self.manifest.started_at} {' '.join(sorted(self.replicas))}"
+
+
+def save_running(running: Running) -> None:
+    """Publish what is being served, for the sweep on this machine."""
+    # Defaults are written too: without its "kind" a topology inside the manifest cannot be read back.
+    text = yaml.safe_dump(running.model_dump(mode="json"), sort_keys=False)
+    replace(_path(running.base_url), text.encode())
+
+
+def load_running(base_url: str) -> Running | None:
+    """What the launcher said of ``base_url``; None when no launcher on this machine spoke of it."""
+    path = _path(base_url)
+    return load_yaml(path, Running) if path.exists() else None
+
+
+def key_of(base_url: str) -> str | None:
+    """The key to send to ``base_url``: PDLAB_API_KEY, or what its launcher published; None: none is known.
+
+    Raises UsageError when the published file is gone or damaged.
+    """
+    running = load_running(base_url)
+    return api_key.known(running.api_key_file if running else None, os.environ)
+
+
+def clear_running(base_url: str) -> None:
+    """Forget ``base_url``: it is no longer served."""
+    _path(base_url).unlink(missing_ok=True)
+    _sweeps_path(base_url).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def measured(base_url: str) -> Iterator[None]:
+    """Hold what answers at ``base_url`` for the block: one sweep measures it, and no launch replaces it meanwhile.
+
+    Raises UsageError, which says who has it. Seen by the processes that share this cache folder.
+    """
+    with held(measured_lock(base_url), f"the deployment at {base_url}"):
+        yield
+
+
+def measured_lock(base_url: str) -> Path:
+    """The lock file of `measured`."""
+    return _path(base_url).with_suffix(".lock")
+
+
+@contextlib.contextmanager
+def launching(base_url: str, *, local: bool) -> Iterator[None]:
+    """Hold the right to launch, on this machine's own nodes or on a cluster, for the block: no other launch begins,
+    no sweep measures what is replaced, and none begins at ``base_url``. Raises UsageError, which says who has it."""
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(held(launch_lock(local=local), "the right to launch (another launch is not finished)"))
+        served = {running.base_url for running in _published() if running.manifest.local == local}
+        for url in sorted(served | {base_url}):
+            locks.enter_context(measured(url))
+        yield
+
+
+def next_attempt(base_url: str, stream: str, least: int) -> int:
+    """A number, at least ``least``, that no sweep before has had of what answers at ``base_url`` for prompts of
+    ``stream``; it is taken from then on.
+
+    A deployment that was started again begins anew, for its prefix cache is empty. Where no launcher has published
+    it nobody knows when it was started, and the numbers go on.
+    """
+    path = _sweeps_path(base_url)
+    running = load_running(base_url)
+    start = running.start if running else ""
+    taken: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: begin anew
+        earlier = _Sweeps.model_validate_json(path.read_bytes())
+        taken = earlier.next if earlier.start == start else {}
+    attempt = max(least, taken.get(stream, 0))
+    replace(path, _Sweeps(start=start, next={**taken, stream: attempt + 1}).model_dump_json().encode())
+    return attempt
+
+
+class _Sweeps(Frozen):
+    """Which attempts the sweeps against one start of a deployment have had, by their stream of prompts."""
+
+    start: str
+    next: dict[str, int]
+
+
+def _sweeps_path(base_url: str) -> Path:
+    return _path(base_url).with_suffix(".sweeps.json")
+
+
+def clear_on_host(pid: int) -> None:
+    """Forget everything that was served on that host."""
+    for running in _on_host(pid):
+        clear_running(running.base_url)
+
+
+def reshape_on_host(pid: int, link: LinkShape) -> None:
+    """The link of the two hosts is another now: what is recorded of their NICs follows, for the manifests to come."""
+    for running in _on_host(pid):
+        cluster = running.manifest.cluster
+        if cluster is not None:
+            nodes = tuple(
+                node.model_copy(update={"nic": node.nic.model_copy(update={"gbit_per_s": link.gbit_per_s})})
+                for node in cluster.nodes
+            )
+            manifest = running.manifest.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})
+            save_running(running.model_copy(update={"manifest": manifest}))
+
+
+def _on_host(pid: int) -> list[Running]:
+    return [running for running in _published() if running.on_host is not None and running.on_host.pid == pid]
+
+
+def _published() -> list[Running]:
+    found = []
+    for path in (cache_dir() / "running").glob("*.yaml"):
+        with contextlib.suppress(UsageError):  # damaged: whoever needs it will say so
+            found.append(load_yaml(path, Running))
+    return found
+
+
+@contextlib.contextmanager
+def reach(base_url: str) -> Iterator[None]:
+    """Within the block this thread, and what it starts, is in the network in which ``base_url`` answers.
+
+    That is another one only for a deployment on two hosts of this machine. Raises UsageError where they
+    are gone, or where this process may not enter.
+    """
+    running = load_running(base_url)
+    host = None if running is None or INSIDE in os.environ else running.on_host
+    with contextlib.ExitStack() as network:
+        if host is not None:
+            try:
+                marks = Path(f"/proc/{host.pid}/environ").read_bytes().split(b"\0")
+                if host.mark.encode() not in marks:
+                    raise FileNotFoundError
+                network.enter_context(network_of(host.pid))
+            except PermissionError as error:
+                raise UsageError(
+                    f"{base_url} is on one of two hosts of this machine: it takes root to go there"
+                ) from error
+            except OSError as error:
+                raise UsageError(f"the two hosts that {base_url} was on are gone; launch it again") from error
+        yield
+
+
+def _path(base_url: str) -> Path:
+    try:
+        parts = urlsplit(base_url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise StoreError(f"base URL {base_url!r}: expected http://HOST:PORT, an IPv6 address in brackets")
+    # What listens everywhere is asked for at the loopback address.
+    host = {"localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return cache_dir() / "running" / f"{host}_{port}.yaml"

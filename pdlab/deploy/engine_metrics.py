@@ -1,0 +1,210 @@
+"""vLLM's own counters of a running deployment, from its Prometheus pages."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from pydantic import Field
+
+from pdlab.core.errors import ClusterError
+from pdlab.core.schema import Frozen
+from pdlab.results.schema import EngineCounters, NixlCounters
+
+TIMEOUT_S = 10.0
+_LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
+_SAMPLE = re.compile(
+    rf"^(?:ray_)?vllm[:_](?P<name>\w+?)(?P<total>_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
+)
+_RAY = 'otel_scope_name="ray._private.telemetry.'
+
+
+class Sample(NamedTuple):
+    """One line of a page; ``name`` is vLLM's, without ``vllm:``, ``ray_`` and a counter's ``_total``."""
+
+    name: str
+    labels: str
+    value: float
+
+    def label(self, name: str) -> str | None:
+        """The label's value; None without it."""
+        match = re.search(rf'[{{,]{name}="([^"]*)"', self.labels)
+        return match[1] if match else None
+
+    @property
+    def through_ray(self) -> bool:
+        """Written by Ray's exporter (ray/_private/telemetry of Ray 2.60), which makes the sum of a histogram of its
+        buckets' middles, not of what was observed: a queue of 1 ms, in a bucket from 0 to 0.3 s, counts as 0.15 s.
+        (Its older exporter, with ``RAY_enable_open_telemetry=0``, has exact sums, and fails on Ray Serve's metrics.)"""
+        return _RAY in self.labels
+
+
+def samples(page: str) -> Iterator[Sample]:
+    """The page's samples of vLLM's metrics. Some exporters give each counter twice, with and without ``_total``; it is
+    counted once."""
+    found = list(_SAMPLE.finditer(page))
+    counters = {match["name"] for match in found if match["total"]}
+    for match in found:
+        if match["total"] or match["name"] not in counters:
+            yield Sample(match["name"], match["labels"] or "", float(match["value"]))
+
+
+def read_pages(urls: Iterable[str]) -> list[str]:
+    """The pages' texts. Raises ClusterError when one does not answer."""
+    pages = []
+    for url in urls:
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+                pages.append(answer.read().decode())
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
+    return pages
+
+
+_FIELDS = {
+    "request_success": "requests",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "prefix_cache_queries": "prefix_cache_queries",
+    "prefix_cache_hits": "prefix_cache_hits",
+    "external_prefix_cache_queries": "external_cache_queries",
+    "external_prefix_cache_hits": "external_cache_hits",
+    "num_preemptions": "preemptions",
+    "time_to_first_token_seconds_sum": "ttft_s",
+    "time_to_first_token_seconds_count": "ttft_count",
+    "request_queue_time_seconds_sum": "queue_s",
+    "request_queue_time_seconds_count": "queue_count",
+    "request_prefill_time_seconds_sum": "prefill_s",
+    "request_prefill_time_seconds_count": "prefill_count",
+    "request_decode_time_seconds_sum": "decode_s",
+    "request_decode_time_seconds_count": "decode_count",
+    "e2e_request_latency_seconds_sum": "e2e_s",
+    "e2e_request_latency_seconds_count": "e2e_count",
+    "nixl_xfer_time_seconds_sum": "kv_transfer_s",
+    "nixl_xfer_time_seconds_count": "kv_transfers",
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds_bucket": "ttft",
+    "request_queue_time_seconds_bucket": "queue",
+    "request_prefill_time_seconds_bucket": "prefill",
+    "nixl_xfer_time_seconds_bucket": "kv_transfer",
+}
+# Counter -> one that is exported before it can grow.
+_IMPLIED = {
+    "preemptions": "generation_tokens",
+    "prefix_cache_hits": "prefix_cache_queries",
+    "external_cache_hits": "external_cache_queries",
+}
+
+
+class Snapshot(Frozen):
+    """All counters at one moment: NIXL's over the decode engines, the engines' per pool, and every Ray
+    Serve replica that has samples on the pages (those of deployments that are gone included), with the
+    requests that it has finished. ``delayed``: they came through Ray, which exports them now and then."""
+
+    nixl: NixlCounters
+    engines: dict[str, EngineCounters]
+    replicas: tuple[str, ...]
+    finished_by: dict[str, float] = Field(default_factory=dict)
+    delayed: bool = False
+
+    @property
+    def finished(self) -> float | None:
+        """Requests that the engines have finished where answers come from: decode or collocated ones."""
+        found = [counters.requests for pool, counters in self.engines.items() if pool != "prefill"]
+        known = [value for value in found if value is not None]
+        return sum(known) if known else None
+
+
+def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mapping[str, str]) -> Snapshot:
+    """Counters of Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
+
+    With ``replicas`` only samples of those count; ``pools`` says which pool each is of. A sample
+    without a known pool counts as collocated. Ray exports a counter when it first grows, so beside
+    another of the same engine its absence is a true zero: see `_IMPLIED`. Sums that Ray makes
+    of buckets are left out, and the buckets kept.
+    """
+    pages = list(pages)
+    totals: dict[str, dict[str, float]] = {}
+    buckets: dict[str, dict[str, dict[str, float]]] = {}
+    seen: dict[str, None] = {}
+    finished_by: dict[str, float] = {}
+    delayed = False
+    for sample in (sample for page in pages for sample in samples(page)):
+        field, histogram = _FIELDS.get(sample.name), _HISTOGRAMS.get(sample.name)
+        if field is None and histogram is None:
+            continue
+        replica = sample.label("ReplicaId")
+        if replica:
+            seen[replica] = None
+            if field == "requests":
+                finished_by[replica] = finished_by.get(replica, 0.0) + sample.value
+        delayed = delayed or sample.through_ray
+        if replicas and replica not in replicas:
+            continue
+        name = pools.get(replica or "", "collocated")
+        if histogram and sample.through_ray:
+            counts = buckets.setdefault(name, {}).setdefault(histogram, {})
+            end = sample.label("le") or "?"
+            counts[end] = counts.get(end, 0.0) + sample.value
+        elif field and not (sample.through_ray and sample.name.endswith("_sum")):
+            pool = totals.setdefault(name, {})
+            pool[field] = pool.get(field, 0.0) + sample.value
+    for fields in totals.values():
+        for field, beside in _IMPLIED.items():
+            if beside in fields:
+                fields.setdefault(field, 0.0)
+    engines = {pool: EngineCounters(**fields, buckets=buckets.get(pool, {})) for pool, fields in sorted(totals.items())}
+    return Snapshot(
+        nixl=parse_counters(pages, replicas),
+        engines=engines,
+        replicas=tuple(seen),
+        finished_by=finished_by,
+        delayed=delayed,
+    )
+
+
+def read_snapshot(
+    metrics_urls: Iterable[str], replicas: tuple[str, ...] = (), pools: Mapping[str, str] | None = None
+) -> Snapshot:
+    """Read the pages of a running deployment. Raises ClusterError when one does not answer."""
+    return parse_snapshot(read_pages(metrics_urls), replicas, pools or {})
+
+
+_NIXL_FIELDS = {
+    "nixl_bytes_transferred_sum": "bytes_transferred",
+    "nixl_xfer_time_seconds_count": "transfers",
+    "nixl_num_failed_transfers": "failed_transfers",
+    "nixl_num_failed_notifications": "failed_notifications",
+    "nixl_num_kv_expired_reqs": "kv_expired_requests",
+}
+
+
+def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
+    """Sum vLLM's NIXL metrics over Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
+
+    With ``replicas`` only samples of those Ray Serve replicas count.
+
+    A counter that no page has is None, unless transfers are counted: vLLM creates its failure
+    counters at the first failure, so beside counted transfers their absence is a true zero.
+    """
+    total: dict[str, float] = {}
+    for sample in (sample for page in pages for sample in samples(page)):
+        field = _NIXL_FIELDS.get(sample.name)
+        if field and (not replicas or sample.label("ReplicaId") in replicas):
+            total[field] = total.get(field, 0.0) + sample.value
+    if "transfers" in total:
+        for field in ("failed_transfers", "failed_notifications", "kv_expired_requests"):
+            total.setdefault(field, 0.0)
+    return NixlCounters(**total)
+
+
+def scrape_counters(metrics_urls: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
+    """Read the NIXL counters of a running deployment. Raises ClusterError when a page does not answer."""
+    return parse_counters(read_pages(metrics_urls), replicas)

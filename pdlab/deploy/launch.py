@@ -1,0 +1,343 @@
+"""From a request to a checked deployment: place, deploy, watch, warm, canary, counters, publish."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from pdlab.cluster import local_nodes, run_on_host
+from pdlab.cluster.connection import Cluster, prepare
+from pdlab.cluster.local_nodes import MARKER, LocalNodes
+from pdlab.cluster.namespaces import INSIDE
+from pdlab.core import api_key
+from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.errors import ClusterError, UsageError
+from pdlab.core.files import cache_dir, holder
+from pdlab.core.nodes import ClusterView, LinkShape, Placement
+from pdlab.deploy import preflight
+from pdlab.deploy.application import Application, AppState, deployment_names
+from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
+from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
+from pdlab.deploy.options import LaunchRequest
+from pdlab.deploy.serve_config import model_id, render, serving_env, transport_env
+from pdlab.deploy.verify import Progress, check
+from pdlab.placement.actual import observe
+from pdlab.placement.place import cautions, fits, place
+from pdlab.results.provenance import git_state, hardware, now, versions
+from pdlab.results.schema import Manifest
+
+RELEASE_TIMEOUT_S = 10.0
+RELEASE_POLL_S = 0.25
+
+
+def launch(request: LaunchRequest) -> None:
+    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it.
+
+    Other launches are refused until this one has published what it serves, or given up (on two hosts: until this
+    process ends). Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
+    """
+    with contextlib.ExitStack() as turn:
+        turn.enter_context(launching(_base_url(request), local=request.local_nodes is not None))
+        if request.two_hosts and INSIDE not in os.environ:
+            _launch_on_first_host(request)
+        else:
+            _launch(request, turn.close)
+
+
+def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None) -> None:
+    """`launch` in the network where it belongs, once it may; calls ``published`` when others may again."""
+    say = Progress()
+    _check_port(request)
+    with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
+        local = _local(request, undo, say)
+        env = serving_env(request.deployment) | api_key.serve_env(_key(request))
+        shape, source = resolve_model(request.deployment.model)
+        if source is None:
+            assert shape is not None
+            # Before anything else is imported in the background: `from transformers import ...` in two threads
+            # at once fails, for the package puts another module in its own place while it loads.
+            source = str(ensure_tiny_model(shape, cache_dir()))
+        loading = prepare(local, env)
+        with Cluster(local, env) as cluster, contextlib.ExitStack() as taken_down:
+            taken_down.callback(clear_running, _base_url(request))
+            if local is None and not request.accept_open_cluster:
+                _refuse_open(cluster)
+            app = Application(cluster)
+            if local is None:
+                taken_down.callback(_quietly, app.stop_serve)
+            taken_down.callback(_quietly, app.delete)
+            patience_s = 0.0
+            if app.state().status != "NOT_STARTED":
+                say("taking down what was served before")
+                app.delete()
+                patience_s = RELEASE_TIMEOUT_S
+            try:
+                running = _serve(app, request, shape, source, loading, say, patience_s)
+            except BaseException:
+                if local:
+                    local_nodes.note_shared_memory(local)
+                kept = local_nodes.keep_logs(local) if local else None
+                if kept:
+                    say(f"logs kept in {kept}")
+                raise
+            if local:
+                local_nodes.note_shared_memory(local)
+            if request.detach:
+                taken_down.pop_all()
+                undo.pop_all()
+                say(f"serving at {running.base_url}/v1; stop it with: python launch_gptoss.py --shutdown")
+                return
+            published()
+            say(f"serving at {running.base_url}/v1 until Ctrl-C")
+            while True:
+                signal.pause()
+
+
+def _launch_on_first_host(request: LaunchRequest) -> None:
+    """Bring two hosts up, or find them, and launch from the first: a driver belongs on its node's host."""
+    say = Progress()
+    # No other machine reaches these hosts, and what routes requests must reach the replicas on the second.
+    everywhere = replace(request, host="0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host)
+    with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
+        local = _local(request, undo, say)
+        assert local is not None
+        host = local.host(1)
+        text = TypeAdapter(LaunchRequest).dump_json(everywhere).decode()
+        run_on_host.call(host.pid, "pdlab.deploy.launch", text, local_nodes.environment_on(host, local))
+        undo.pop_all()
+
+
+def shutdown(host: str, port: int) -> None:
+    """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
+    if INSIDE in os.environ:
+        raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
+    say = Progress()
+    measuring = holder(measured_lock(base_url(host, port)))
+    if measuring:
+        say(f"warning: this ends what {measuring} is measuring")
+    local = local_nodes.running_or_salvaged()
+    if local:
+        local_nodes.stop(local)
+        local_nodes.end_strays()
+        say("stopped the local Ray nodes and everything on them")
+        clear_running(base_url(host, port))
+        return
+    with Cluster() as cluster:
+        app = Application(cluster)
+        there = app.delete()
+        app.stop_serve()
+    clear_running(base_url(host, port))
+    say(f"{'stopped the application' if there else 'nothing of pdlab is served'}; Ray's own nodes stay up")
+
+
+def live_view() -> ClusterView:
+    """The running cluster as it is now. Raises ClusterError when there is none."""
+    with Cluster() as cluster:
+        return cluster.view()
+
+
+def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) -> LocalNodes | None:
+    """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
+    if request.local_nodes is None:
+        return None
+    up = local_nodes.running()
+    if up and (up.two_hosts is not None) != request.two_hosts:
+        raise UsageError(
+            f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this asks for others "
+            f"({'without' if up.two_hosts else 'with'} --two-hosts); stop them first with launch_gptoss.py --shutdown"
+        )
+    if up and up.count != request.local_nodes:
+        raise UsageError(
+            f"{up.count} local Ray nodes are up, --local {request.local_nodes} asks for others; "
+            "stop them first with launch_gptoss.py --shutdown"
+        )
+    if up:
+        say(f"{up.count} local Ray nodes are up")
+    else:
+        say(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
+        up = local_nodes.start(request.local_nodes, (request.link or LinkShape()) if request.two_hosts else None)
+        undo.callback(local_nodes.stop, up)
+    if INSIDE not in os.environ and up.two_hosts:
+        link = request.link or up.two_hosts.shape
+        if link != up.two_hosts.shape:
+            up = local_nodes.shape_link(link)
+        say(f"the link between the two hosts: {link}")
+    return up
+
+
+def _serve(
+    app: Application,
+    request: LaunchRequest,
+    shape: ModelShape | None,
+    source: str,
+    loading: Future[Any],
+    say: Progress,
+    patience_s: float,
+) -> Running:
+    deployment = request.deployment
+    app.start_serve(request.host, request.port)
+    view, placement = _placed(app.cluster.view, deployment, patience_s)
+    say(
+        f"placed {deployment.label}: "
+        + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
+    )
+    for caution in cautions(deployment, placement, view):
+        say(f"warning: {caution}")
+    preflight.examine(app.cluster, deployment, say)
+    started = now()
+    loading.result()
+    app.submit(render(deployment, placement, view, shape, source))
+    name = model_id(deployment, shape)
+    manifest = _manifest(request, view, placement, started)
+    running = Running(
+        base_url=_base_url(request),
+        model_id=name,
+        tokenizer=source,
+        manifest=manifest,
+        metrics_urls=app.cluster.metrics_urls(),
+        on_host=_on_host(app.cluster.local),
+        api_key_file=request.api_key_file,
+    )
+    if not request.wait:
+        save_running(running)
+        say("submitted; not waited for, so nothing was checked: no canary, no transfer counters")
+        return running
+    for state in app.wait(request.timeout_s):
+        say(_stages(state))
+    roles = {served: role for role, served in deployment_names(deployment, name).items()}
+    pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
+    replicas = tuple(replica.replica for replica in state.replicas)
+    running = running.model_copy(update={"replicas": replicas, "pools": pools})
+    came_out = observe(placement, view, app.bundles(deployment, view, name))
+    result = check(app, deployment, running, say)
+    manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
+    running = running.model_copy(update={"manifest": manifest})
+    save_running(running)
+    return running
+
+
+def _placed(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> tuple[ClusterView, Placement]:
+    """The nodes and the plan for them. Ray tells what an application gave back with a delay: for ``patience_s`` after
+    one was taken down, a refusal is looked at again. Raises PlacementError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        view = see()
+        if fits(deployment, view) or time.monotonic() >= deadline:
+            return view, place(deployment, view)
+        time.sleep(RELEASE_POLL_S)
+
+
+def _stages(state: AppState) -> str:
+    """``Decode:m STARTING, Prefill:m RUNNING``: every replica and its stage."""
+    stages: dict[str, list[str]] = {}
+    for replica in state.replicas:
+        stages.setdefault(replica.deployment, []).append(replica.state.lower())
+    waiting = {name: ["no replica placed yet"] for name in state.deployments if name not in stages}
+    return "; ".join(f"{name}: {', '.join(found)}" for name, found in sorted((stages | waiting).items())) or "submitted"
+
+
+def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, started: str) -> Manifest:
+    commit, dirty = git_state()
+    topology = request.deployment.topology
+    return Manifest(
+        origin="measured",
+        label=request.deployment.label,
+        deployment=request.deployment,
+        cluster=view,
+        placement=placement,
+        gpus=request.deployment.gpus,
+        local=request.local_nodes is not None,
+        commands=request.command,
+        git_commit=commit,
+        git_dirty=dirty,
+        versions=versions(),
+        hardware=hardware(),
+        transport_env=transport_env(topology.transport) if isinstance(topology, Disaggregated) else {},
+        started_at=started,
+    )
+
+
+def _on_host(local: LocalNodes | None) -> OnHost | None:
+    if local is None or local.two_hosts is None:
+        return None
+    return OnHost(pid=local.host(1).pid, mark=f"{MARKER}={local.id}")
+
+
+def _refuse_open(cluster: Cluster) -> None:
+    if not cluster.asks_for_token():
+        raise ClusterError(
+            "this Ray cluster asks for no token: whoever reaches its ports can run code on every node. Start Ray on "
+            "all nodes with RAY_AUTH_MODE=token (docs/security.md), or give --accept-open-cluster where a firewall "
+            "keeps others away"
+        )
+
+
+def _key(request: LaunchRequest) -> str | None:
+    return api_key.read(Path(request.api_key_file)) if request.api_key_file else None
+
+
+def _roles(placement: Placement) -> list[Any]:
+    return list(dict.fromkeys(replica.role for replica in placement.replicas))
+
+
+def _base_url(request: LaunchRequest) -> str:
+    return base_url(request.host, request.port)
+
+
+def base_url(host: str, port: int) -> str:
+    """``http://HOST:PORT`` as a client on this machine reaches it."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _check_port(request: LaunchRequest) -> None:
+    """Another server on that port would be asked in our place. Raises UsageError.
+
+    Ray Serve on local nodes that are up holds its port also while it serves nothing.
+    """
+    ours = load_running(_base_url(request)) or (request.local_nodes and local_nodes.running())
+    if ours or request.host not in ("127.0.0.1", "localhost"):
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", request.port))
+        except OSError as error:
+            raise UsageError(f"port {request.port} is taken by another program; choose one with --port") from error
+
+
+def _quietly(function: Any, *args: Any) -> None:
+    """Undo as far as it goes: a second failure must not hide the first."""
+    with contextlib.suppress(Exception):
+        function(*args)
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a launch like Ctrl-C does: everything is taken down."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(run_on_host.answering(lambda text: _launch(TypeAdapter(LaunchRequest).validate_json(text))))

@@ -1,0 +1,422 @@
+"""The launcher's flags, and how flags and a configuration file become a Deployment."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from pdlab.core.arguments import OneLineParser, above_zero, backends, positive, seconds
+from pdlab.core.catalog import known_models, load_deployment
+from pdlab.core.deployment import (
+    RESERVED_ENGINE_KWARGS,
+    Collocated,
+    Deployment,
+    Disaggregated,
+    Mode,
+    Pool,
+    Requests,
+    Transport,
+)
+from pdlab.core.errors import UsageError
+from pdlab.core.nodes import ClusterView, LinkShape
+from pdlab.core.schema import validate
+
+LOCAL_MODEL = "tiny-gptoss"
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
+CLUSTER_TP, LOCAL_TP = 4, 1
+
+_EXAMPLES = f"""examples:
+  python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
+      what would go where on two p5.48xlarge; needs no cluster, no Ray and no GPU
+  python launch_gptoss.py --pd-pack --p-num 2 --p-tp 1 --d-tp 4
+      serve on the Ray cluster that this machine belongs to
+  python launch_gptoss.py --collocated --num 2 --local
+      two Ray nodes on this machine, a tiny gpt-oss built on the spot, no GPU
+  sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
+      prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
+  python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
+      a file of configs/deployments/ with one number changed, as a Serve config for `serve deploy`
+  python launch_gptoss.py --shutdown
+      stop what is being served, and the Ray nodes that --local started
+
+models of configs/models/: {", ".join(known_models())}
+"""
+
+
+def build_parser(prog: str = "launch_gptoss.py") -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog=prog,
+        description="Serve gpt-oss with Ray Serve LLM: collocated, or with prefill and decode disaggregated (PD).",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_what(parser)
+    _add_pools(parser)
+    _add_where(parser)
+    _add_serving(parser)
+    _add_requests(parser)
+    _add_transport(parser)
+    _add_engine(parser)
+    _add_how(parser)
+    return parser
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to serve (one is required, or --config)").add_mutually_exclusive_group()
+    group.add_argument(
+        "--collocated",
+        dest="mode",
+        action="store_const",
+        const="collocated",
+        help="every engine does prefill and decode",
+    )
+    group.add_argument(
+        "--pd-pack",
+        dest="mode",
+        action="store_const",
+        const="pd-pack",
+        help="PD, every prefill and decode replica on one node: KV cache moves over NVLink",
+    )
+    group.add_argument(
+        "--pd-spread",
+        dest="mode",
+        action="store_const",
+        const="pd-spread",
+        help="PD, prefill and decode on different nodes: KV cache crosses the network",
+    )
+    group.add_argument("--mode", dest="mode", choices=get_args(Mode), help="the same as one word")
+    more = parser.add_argument_group("model")
+    more.add_argument("--model", metavar="NAME|PATH", help="configs/models/ name or file, Hugging Face id, or folder")
+    more.add_argument("--model-id", metavar="ID", help="the name that clients use (default: the model's own)")
+    more.add_argument(
+        "--config", metavar="FILE", help="a deployment in YAML, or a name of configs/deployments/; flags win"
+    )
+
+
+def _add_pools(parser: argparse.ArgumentParser) -> None:
+    default = f"default {CLUSTER_TP}, with --local {LOCAL_TP}"
+    for title, prefix in (("collocated", ""), ("prefill pool", "p-"), ("decode pool", "d-")):
+        group = parser.add_argument_group(title)
+        group.add_argument(f"--{prefix}num", type=positive, metavar="N", help="replicas (default 1)")
+        group.add_argument(f"--{prefix}tp", type=positive, metavar="N", help=f"tensor parallel size ({default})")
+        group.add_argument(
+            f"--{prefix}dp", type=positive, metavar="N", help="data parallel ranks per replica (default 1)"
+        )
+        group.add_argument(f"--{prefix}pp", type=positive, metavar="N", help="pipeline stages per replica (default 1)")
+        group.add_argument(
+            f"--{prefix}ep",
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="expert parallel: experts are divided over all tp x dp ranks of a replica",
+        )
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where")
+    group.add_argument(
+        "--cluster",
+        metavar="auto|FILE",
+        help="auto (default): the running Ray; or a cluster in YAML, or a name of configs/clusters/",
+    )
+    group.add_argument(
+        "--local",
+        nargs="?",
+        type=positive,
+        const=2,
+        metavar="N",
+        help=f"N Ray nodes (default 2) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
+    )
+    group.add_argument(
+        "--two-hosts",
+        action="store_true",
+        help="with --local: its two nodes on two hosts made of namespaces, so that pd-spread crosses a real link "
+        "(Linux, root; docs/two-hosts.md)",
+    )
+    group.add_argument("--link-rate", metavar="RATE", help="of that link, for example 1gbit or 20mbit (default: none)")
+    group.add_argument("--link-delay-ms", type=_delay_ms, metavar="MS", help="of that link, one way (default 0)")
+    group.add_argument(
+        "--host", default=DEFAULT_HOST, help="address to serve on (default %(default)s: this machine alone)"
+    )
+    group.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default %(default)s")
+    group.add_argument(
+        "--api-key",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="clients must send a key: the one of --api-key-file or of the variable PDLAB_API_KEY, else one made once "
+        "and kept in the cache folder (default: on, unless --host is this machine alone)",
+    )
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key, in a file that only you can read")
+    group.add_argument(
+        "--accept-open-cluster",
+        action="store_true",
+        help="serve on a Ray cluster without token authentication, on which whoever reaches its ports can run code",
+    )
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("serving path (what each costs: docs/serving-path.md)")
+    group.add_argument(
+        "--ingress-replicas",
+        type=positive,
+        metavar="N",
+        help="HTTP ingress replicas (default 1; none with direct streaming)",
+    )
+    group.add_argument(
+        "--direct-streaming",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="HAProxy hands requests to the engine replicas, without an ingress replica (alpha in Ray 2.60; "
+        "default with --local)",
+    )
+    group.add_argument(
+        "--tokenize-once",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="PD: decode takes the prompt's token ids from prefill (default with --local)",
+    )
+    group.add_argument(
+        "--stream-batching-ms", type=above_zero, metavar="MS", help="hold output chunks that long (Ray's default is 50)"
+    )
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("requests (what is let through to the engines: docs/requests.md)")
+    default = Requests()
+    group.add_argument(
+        "--expose",
+        action="append",
+        default=[],
+        metavar="ROUTE",
+        help="serve this route of vLLM too, for example /detokenize (repeatable)",
+    )
+    group.add_argument(
+        "--max-body-bytes",
+        type=positive,
+        metavar="N",
+        help=f"longest body of a request, else HTTP 413 (default {default.max_body_bytes})",
+    )
+    group.add_argument(
+        "--max-prompts",
+        type=positive,
+        metavar="N",
+        help=f"sequences of one request, prompts times n, else HTTP 400 (default {default.max_prompts})",
+    )
+    group.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help="generated tokens per sequence, else HTTP 400 (default: what the context leaves)",
+    )
+
+
+def _add_transport(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("KV transfer (PD)")
+    backend = group.add_mutually_exclusive_group()
+    backend.add_argument("--kv-backend", type=backends, metavar="NAME[,NAME...]", help="NIXL backends (default UCX)")
+    backend.add_argument("--use-ucx", dest="kv_backend", action="store_const", const=("UCX",), help="--kv-backend UCX")
+    backend.add_argument(
+        "--use-libfabric", dest="kv_backend", action="store_const", const=("LIBFABRIC",), help="--kv-backend LIBFABRIC"
+    )
+    group.add_argument(
+        "--ucx-tls", metavar="LIST", help="UCX_TLS of the engines, for example tcp (default: UCX chooses)"
+    )
+    group.add_argument(
+        "--verbose",
+        action="store_true",
+        help="protocol logs of UCX and NIXL: shows the transport really used, costs 5 to 10 times in transfer speed",
+    )
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("vLLM engine arguments (repeatable; the value is read as YAML)")
+    group.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for every pool")
+    group.add_argument("--p-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for prefill alone")
+    group.add_argument("--d-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for decode alone")
+    group.add_argument(
+        "--max-model-len", type=positive, metavar="TOKENS", help="longest prompt + answer (default: the model's)"
+    )
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how")
+    group.add_argument(
+        "--decode-bench",
+        action="store_true",
+        help="collocated engines fill a prompt's KV cache with random values instead of computing it, so that decode "
+        "alone is measured at its real context length (run_bm.sh --mode decode-only); answers mean nothing",
+    )
+    group.add_argument("--dry-run", action="store_true", help="print placement, links and arguments; start nothing")
+    group.add_argument(
+        "--export", metavar="FILE", help="write a Serve config for `serve deploy` (- is stdout); start nothing"
+    )
+    group.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait until the deployment is ready and checked (default); --no-wait leaves it starting, as with --detach",
+    )
+    group.add_argument("--detach", action="store_true", help="leave it running when the launcher ends")
+    group.add_argument(
+        "--timeout-s", type=seconds, default=1800.0, metavar="S", help="give up a start after S seconds (1800)"
+    )
+    group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
+def _delay_ms(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
+    return float(text)
+
+
+def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
+    """``KEY=VALUE`` texts as engine arguments. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        key = key.strip().lstrip("-").replace("-", "_")
+        if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+            raise UsageError(f"{flag} {pair!r}: expected KEY=VALUE, for example {flag} gpu_memory_utilization=0.85")
+        if key in RESERVED_ENGINE_KWARGS:
+            raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
+        try:
+            found[key] = _number(text) if _EXPONENT.fullmatch(text.strip()) else yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UsageError(
+                f"{flag} {pair!r}: the value is not valid YAML ({' '.join(str(error).split())})"
+            ) from error
+    return found
+
+
+def _number(text: str) -> int | float:
+    """``4e9``: a number to everybody but YAML 1.1, which wants a point and a sign in it; whole ones are integers."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def deployment_from(args: argparse.Namespace) -> Deployment:
+    """The deployment that the flags ask for, over the one of --config where it is given. Raises UsageError."""
+    base = load_deployment(args.config) if args.config else None
+    mode: Mode | None = args.mode or (base.mode if base else None)
+    if mode is None:
+        raise UsageError("say what to serve: --collocated, --pd-pack or --pd-spread (or --config FILE)")
+    _refuse_flags_of_other_modes(args, mode)
+    data = base.model_dump(exclude={"topology"}) if base else {}
+    data["topology"] = _topology(args, mode, base)
+    if base and data["topology"].label != base.label:
+        data["name"] = None  # it was the file's name for something else
+    data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **engine_args(args.engine_arg, "--engine-arg")}
+    # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
+    model = args.model or (LOCAL_MODEL if args.local else None)
+    given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
+    given |= {"max_model_len": args.max_model_len, "decode_bench": args.decode_bench or None}
+    data |= {key: value for key, value in given.items() if value is not None}
+    names = ("direct_streaming", "tokenize_once", "stream_batching_ms")
+    serving = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    # Measured fastest where every replica is on this machine (docs/serving-path.md).
+    local = {"direct_streaming": True, "tokenize_once": mode != "collocated"} if args.local and not base else {}
+    asked = {"expose": tuple(args.expose) or None}
+    asked |= {name: getattr(args, name) for name in ("max_body_bytes", "max_prompts", "max_tokens")}
+    requests = {key: value for key, value in asked.items() if value is not None}
+    before = data.get("serving", {})
+    data["serving"] = {**before, **local, **serving, "requests": {**before.get("requests", {}), **requests}}
+    if data.get("decode_bench") and mode != "collocated":
+        raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
+    _refuse_unreachable(args, data["serving"])
+    return validate(Deployment, data, where="command line")
+
+
+def _refuse_unreachable(args: argparse.Namespace, serving: dict[str, Any]) -> None:
+    """With direct streaming the proxy calls engine replicas at --host, on whichever node they are."""
+    if serving.get("direct_streaming") and not args.local and args.host in ("127.0.0.1", "localhost", "::1"):
+        raise UsageError(
+            f"--direct-streaming with --host {args.host}: replicas on other nodes could not be reached; "
+            "give --host 0.0.0.0 (whoever reaches the nodes can then use the model), or leave it out"
+        )
+
+
+def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> Collocated | Disaggregated:
+    if mode == "collocated":
+        before = base.topology.pool if base and isinstance(base.topology, Collocated) else None
+        return Collocated(pool=_pool(args, "", before))
+    pd = base.topology if base and isinstance(base.topology, Disaggregated) else None
+    return Disaggregated(
+        prefill=_pool(args, "p_", pd.prefill if pd else None),
+        decode=_pool(args, "d_", pd.decode if pd else None),
+        placement="pack" if mode == "pd-pack" else "spread",
+        transport=_transport(args, pd.transport if pd else Transport()),
+    )
+
+
+def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
+    data: dict[str, Any] = before.model_dump() if before else {"tp": LOCAL_TP if args.local else CLUSTER_TP}
+    fields = {"replicas": "num", "tp": "tp", "dp": "dp", "pp": "pp", "expert_parallel": "ep"}
+    given = {field: getattr(args, prefix + flag) for field, flag in fields.items()}
+    data |= {field: value for field, value in given.items() if value is not None}
+    if prefix:
+        own = engine_args(getattr(args, f"{prefix}engine_arg"), f"--{prefix[0]}-engine-arg")
+        data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **own}
+    return validate(Pool, data, where="command line")
+
+
+def _transport(args: argparse.Namespace, before: Transport) -> Transport:
+    given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
+    data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
+    return validate(Transport, data, where="command line")
+
+
+def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
+    names = ("num", "tp", "dp", "pp", "ep")
+    pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")] + ["kv_backend", "ucx_tls"]
+    wrong, hint = (
+        (pd_only, "it is for --pd-pack and --pd-spread")
+        if mode == "collocated"
+        else (list(names), "use --p-... for prefill and --d-... for decode")
+    )
+    for name in wrong:
+        if getattr(args, name) not in (None, []):
+            raise UsageError(f"--{name.replace('_', '-')} does not apply to {mode}: {hint}")
+
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """Serve ``deployment``.
+
+    ``cluster`` is the cluster of a file, or None: the running Ray (or, where ``local_nodes`` is
+    given, that many Ray nodes started on this machine, with ``two_hosts`` on two hosts made of
+    namespaces; ``link``: what the link between them shall be, None: as it is, or unshaped).
+    ``wait``: return when the deployment is ready and checked, else at once. ``detach``: leave it
+    running when the launcher ends. ``timeout_s``: seconds until a start counts as failed.
+    ``command`` is the command line, for the manifest. ``api_key_file``: clients must send the key in it
+    (None: nobody is asked for one). ``accept_open_cluster``: serve on a Ray cluster that asks for no token.
+    """
+
+    deployment: Deployment
+    cluster: ClusterView | None = None
+    local_nodes: int | None = None
+    two_hosts: bool = False
+    link: LinkShape | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    wait: bool = True
+    detach: bool = False
+    timeout_s: float = 1800.0
+    api_key_file: str | None = None
+    accept_open_cluster: bool = False
+    command: tuple[str, ...] = ()

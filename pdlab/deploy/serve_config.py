@@ -1,0 +1,250 @@
+"""Deployment + Placement -> the plain arguments of `pdlab.deploy.serving.builders`. Imports neither Ray nor vLLM.
+
+Engine arguments, later ones win: device defaults, the model's, the deployment's, the pool's, and
+last the ones that pdlab itself owns (`pdlab.core.deployment.RESERVED_ENGINE_KWARGS`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, Transport
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterView, Placement, Role
+from pdlab.core.schema import Frozen
+from pdlab.placement.place import bundle_nodes
+
+OPENAI_BUILDER = "pdlab.deploy.serving.builders:build_openai_app"
+DP_BUILDER = "pdlab.deploy.serving.builders:build_dp_openai_app"
+PD_BUILDER = "pdlab.deploy.serving.builders:build_pd_openai_app"
+
+
+# KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
+CPU_KV_BYTES = 512 * 2**20
+
+
+class ServeApp(Frozen):
+    """One Ray Serve application: the builder's import path and the arguments it is called with."""
+
+    import_path: str
+    args: dict[str, Any]
+
+
+def render(
+    deployment: Deployment,
+    placement: Placement,
+    view: ClusterView,
+    shape: ModelShape | None,
+    model_source: str,
+) -> ServeApp:
+    """The application that serves ``deployment`` as placed.
+
+    ``shape`` is None for a model that is not in the catalogue; ``model_source`` is the Hugging
+    Face id or the folder that the engines load.
+    """
+    configs: dict[Role, dict[str, Any]] = {}
+    for role in dict.fromkeys(replica.role for replica in placement.replicas):
+        configs[role] = _llm_config(deployment, role, placement, view, shape, model_source)
+    # With direct streaming there is no ingress deployment, and Ray rejects options for one.
+    direct = deployment.serving.direct_streaming
+    ingress: dict[str, Any] = (
+        {} if direct else {"ingress_deployment_config": ingress_options(deployment, placement.device)}
+    )
+    ingress["guard"] = deployment.serving.requests.model_dump(mode="json")
+    if isinstance(deployment.topology, Disaggregated):
+        pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
+        return ServeApp(import_path=PD_BUILDER, args=pd)
+    if deployment.topology.pool.dp > 1:
+        return ServeApp(import_path=DP_BUILDER, args={"llm_config": configs["collocated"], **ingress})
+    return ServeApp(import_path=OPENAI_BUILDER, args={"llm_configs": [configs["collocated"]], **ingress})
+
+
+def model_id(deployment: Deployment, shape: ModelShape | None) -> str:
+    """The name that clients use: --model-id, the catalogue's name, the folder's name, or the Hugging Face id."""
+    if deployment.model_id:
+        return deployment.model_id
+    if shape is not None:
+        return shape.name
+    path = Path(deployment.model).expanduser()
+    return path.name if path.is_absolute() or deployment.model.startswith(".") else deployment.model
+
+
+def _llm_config(
+    deployment: Deployment,
+    role: Role,
+    placement: Placement,
+    view: ClusterView,
+    shape: ModelShape | None,
+    model_source: str,
+) -> dict[str, Any]:
+    pool = deployment.pools[role]
+    transport = deployment.topology.transport if isinstance(deployment.topology, Disaggregated) else None
+    cpu = placement.device == "cpu"
+    env = {**(cpu_env() if cpu else {}), **(transport_env(transport) if transport else {})}
+    batching_ms = deployment.serving.stream_batching_ms
+    config: dict[str, Any] = {
+        "model_loading_config": {"model_id": model_id(deployment, shape), "model_source": model_source},
+        "engine_kwargs": engine_kwargs(deployment, role, shape, cpu=cpu),
+        "placement_group_config": {
+            "bundle_per_worker": {"CPU": 1} if cpu else {"GPU": 1, "CPU": 1},
+            "strategy": _strategy(placement, role),
+        },
+        "deployment_config": {
+            "num_replicas": pool.replicas,
+            "placement_group_bundle_label_selector": [
+                {label: _one_of(values)} for label, values in _selectors(pool, placement, role, view)
+            ],
+        },
+    }
+    experimental: dict[str, Any] = {} if batching_ms is None else {"stream_batching_interval_ms": batching_ms}
+    if role == "decode":
+        experimental["_prewarm_prefill_decode"] = True
+        if deployment.serving.tokenize_once:
+            experimental["pd_tokenize_once"] = True
+    if experimental:
+        config["experimental_configs"] = experimental
+    if cpu:
+        config["accelerator_config"] = {"kind": "cpu"}
+        config["callback_config"] = {"callback_class": "pdlab.deploy.cpu_engine.replica.LocalCallback"}
+        config["deployment_config"]["ray_actor_options"] = cpu_actor_options()
+    if env:
+        config["runtime_env"] = {"env_vars": env}
+    return config
+
+
+def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, *, cpu: bool) -> dict[str, Any]:
+    """vLLM's engine arguments for one pool."""
+    pool = deployment.pools[role]
+    merged: dict[str, Any] = cpu_engine_kwargs() if cpu else {}
+    merged |= shape.engine_kwargs if shape else {}
+    if deployment.max_model_len is not None:
+        merged["max_model_len"] = deployment.max_model_len
+    merged |= deployment.engine_kwargs
+    merged |= pool.engine_kwargs
+    merged["tensor_parallel_size"] = pool.tp
+    if pool.pp > 1:
+        merged["pipeline_parallel_size"] = pool.pp
+    if pool.dp > 1:
+        merged["data_parallel_size"] = pool.dp
+    if pool.expert_parallel:
+        merged["enable_expert_parallel"] = True
+    if isinstance(deployment.topology, Disaggregated):
+        merged["kv_transfer_config"] = _kv_transfer_config(deployment.topology.transport, role, cpu=cpu)
+    elif deployment.decode_bench:
+        merged |= decode_bench_kwargs()
+    # Ray and vLLM write into what they are given: no pool shares a nested value with another.
+    return copy.deepcopy(merged)
+
+
+def _kv_transfer_config(transport: Transport, role: Role, *, cpu: bool) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "kv_connector": transport.connector,
+        "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
+        "kv_connector_extra_config": {"backends": list(transport.backends)},
+    }
+    if cpu:
+        config["kv_buffer_device"] = "cpu"
+    return config
+
+
+def decode_bench_kwargs() -> dict[str, Any]:
+    """vLLM's DecodeBenchConnector fills the KV cache of a prompt, all but its last token, so that the first
+    step of a request is a decode step at its full context. A prompt that came from the prefix cache
+    would not be filled. Constant values send every token to the same experts; hence a deviation,
+    of the size of the connector's own default mean.
+    """
+    fill = {"fill_mean": 0.015, "fill_std": 0.015}
+    connector = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both", "kv_connector_extra_config": fill}
+    return {"kv_transfer_config": connector, "enable_prefix_caching": False}
+
+
+def serving_env(deployment: Deployment) -> dict[str, str]:
+    """Environment of the driver and of Ray Serve's own processes that the serving path asks for."""
+    if not deployment.serving.direct_streaming:
+        return {}
+    return {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
+
+
+def transport_env(transport: Transport) -> dict[str, str]:
+    """Environment of the engines that steers UCX and NIXL."""
+    env = {"UCX_TLS": transport.ucx_tls} if transport.ucx_tls else {}
+    if transport.verbose:
+        # PROTO_INFO=used counts what was really transferred how; "y" would list candidates.
+        env |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "used", "NIXL_LOG_LEVEL": "DEBUG"}
+    return env
+
+
+def _strategy(placement: Placement, role: Role) -> str:
+    one_node_each = all(len(replica.nodes) == 1 for replica in placement.of(role))
+    return "STRICT_PACK" if one_node_each else "PACK"
+
+
+def _selectors(pool: Pool, placement: Placement, role: Role, view: ClusterView) -> list[tuple[str, tuple[str, ...]]]:
+    """Per bundle the label and the values of it that are allowed."""
+    names = [node.labels.get(NODE_NAME_LABEL) for node in view.nodes]
+    named = None not in names and len(set(names)) == len(names)
+    return [
+        (NODE_NAME_LABEL, tuple(view.node(node_id).labels[NODE_NAME_LABEL] for node_id in node_ids))
+        if named
+        else (NODE_ID_LABEL, node_ids)
+        for node_ids in bundle_nodes(pool, placement, role)
+    ]
+
+
+def _one_of(values: Sequence[str]) -> str:
+    """Ray's label selector: the value itself, or in(a,b)."""
+    return values[0] if len(values) == 1 else f"in({','.join(values)})"
+
+
+def ingress_options(deployment: Deployment, device: str) -> dict[str, Any]:
+    """Ray Serve options of the HTTP ingress; on small CPU nodes it takes no slot from an engine."""
+    # Ray's DP builder merges its autoscaling default in, which contradicts a number: None takes it out.
+    options: dict[str, Any] = {"num_replicas": deployment.ingress_replicas, "autoscaling_config": None}
+    if device == "cpu":
+        options["ray_actor_options"] = {"num_cpus": 0}
+    return options
+
+
+# CPU engines: vLLM's CPU backend on small nodes.
+
+
+def cpu_engine_kwargs() -> dict[str, Any]:
+    """gpt-oss experts run in bfloat16 only, and CPU attention takes KV blocks of multiples of 32."""
+    return {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "block_size": 32,
+        "kv_cache_memory_bytes": CPU_KV_BYTES,
+        "worker_extension_cls": "pdlab.deploy.cpu_engine.worker.WorkerExtension",
+    }
+
+
+def cpu_env() -> dict[str, str]:
+    """One thread per engine rank, no look at a model hub, and the worker in the engine core's process."""
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # vLLM's sampler compiles C++ for log-probabilities, which needs a compiler and seconds.
+        "TORCHDYNAMO_DISABLE": "1",
+        # vLLM sets it before it imports NIXL, which pdlab.deploy.cpu_engine.worker does earlier.
+        "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    }
+
+
+def cpu_actor_options() -> dict[str, Any]:
+    """The replica's own process takes no CPU slot: the engine ranks have them."""
+    return {"num_cpus": 0}
+
+
+def serve_config(app: ServeApp, *, name: str = "pdlab", host: str = "127.0.0.1", port: int = 8000) -> dict[str, Any]:
+    """What ``serve deploy FILE`` accepts: Ray's ServeDeploySchema as plain data."""
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": host, "port": port},
+        "applications": [{"name": name, "route_prefix": "/", "import_path": app.import_path, "args": app.args}],
+    }

@@ -1,0 +1,132 @@
+"""Ray Serve LLM's builders with pdlab's guard in front: the applications that are served.
+
+Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
+`pdlab.deploy.serving.guard.Rules`. The classes travel to the replicas by value, so that the nodes of a cluster
+need no pdlab; the machine that builds the application does. Imports Ray: no module of pdlab's own
+process imports it but by its name in `pdlab.deploy.serve_config`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pdlab.deploy.serving.guard import Guard, Rules
+from pdlab.deploy.serving.parts import for_one_engine, join, split
+
+_PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
+
+
+class Front:
+    """Mixed into the class that answers HTTP, an ingress or with direct streaming an engine's own server."""
+
+    rules: Rules
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        build = getattr(super(), "__serve_build_asgi_app__", None)
+        app: Any = await build() if build is not None else self._asgi_app  # type: ignore[attr-defined]
+        app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
+        app.add_middleware(Guard, rules=self.rules)
+        return app
+
+
+class OneByOne:
+    """Mixed into Ray's decode server: every sequence has a prefill and a KV transfer of its own.
+
+    What one engine has to answer whole (`pdlab.deploy.serving.parts.for_one_engine`) is answered by decode's alone.
+    """
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        return await self._answer("completions", request, raw_request_info)
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        return await self._answer("chat", request, raw_request_info)
+
+    async def _answer(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        pd: Any = importlib.import_module(_PD)
+        if for_one_engine(request):
+            alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
+            return alone
+        utils: Any = importlib.import_module("ray.llm._internal.serve.utils.server_utils")
+        own = request.request_id if "request_id" in request.model_fields_set else ""
+        request_id = own or utils.get_serve_request_id() or request.request_id
+        handle: Any = self._pd_handle_request  # type: ignore[attr-defined]
+        parts = split(request, request_id)
+        if len(parts) == 1:
+            one: AsyncIterator[Any] = handle(parts[0], raw)
+            return one
+        streams = [handle(part, raw) for part in parts]
+        return join(streams, request.n or 1, lambda item: isinstance(item, pd.ErrorResponse), request_id)
+
+    def _get_connector_backend(self) -> Any:
+        backend: Any = super()._get_connector_backend()  # type: ignore[misc]
+        if "prepare_prefill_request" not in vars(backend):
+            prepare = backend.prepare_prefill_request
+
+            def prepared(*, request: Any, peer: Any) -> Any:
+                prefill = prepare(request=request, peer=peer)
+                # Prefill makes one token, which is thrown away, and vLLM refuses more min_tokens than max_tokens.
+                prefill.min_tokens = 0
+                return prefill
+
+            backend.prepare_prefill_request = prepared
+        return backend
+
+
+def build_openai_app(args: dict[str, Any]) -> Any:
+    """One pool of engines. Raises what Ray's builder raises."""
+    return _build("build_openai_app", args)
+
+
+def build_dp_openai_app(args: dict[str, Any]) -> Any:
+    """One pool of data parallel engines. Raises what Ray's builder raises."""
+    return _build("build_dp_openai_app", args)
+
+
+def build_pd_openai_app(args: dict[str, Any]) -> Any:
+    """Prefill and decode disaggregated. Raises what Ray's builder raises."""
+    application = _build("build_pd_openai_app", args)
+    pd: Any = importlib.import_module(_PD)
+    for found in _applications(application):
+        if issubclass(found._bound_deployment.func_or_class, pd.PDOrchestratorMixin):
+            _mix_in(found, OneByOne, {})
+    return application
+
+
+def _build(name: str, args: dict[str, Any]) -> Any:
+    cloudpickle: Any = importlib.import_module("ray.cloudpickle")
+    for module in ("pdlab.deploy.serving.guard", "pdlab.deploy.serving.parts", __name__):
+        cloudpickle.register_pickle_by_value(sys.modules[module])
+    given = dict(args)
+    rules = given.pop("guard")
+    application: Any = getattr(importlib.import_module("ray.serve.llm"), name)(given)
+    _mix_in(application, Front, {"rules": Rules(**{**rules, "expose": tuple(rules["expose"])})})
+    return application
+
+
+def _mix_in(application: Any, mixin: type, more: dict[str, Any]) -> None:
+    """Put a class in front of the one that the application's deployment runs, under the same name."""
+    deployment = application._bound_deployment
+    before = deployment.func_or_class
+    mixed = type(before.__name__, (mixin, before), {**more, "__module__": before.__module__})
+    application._bound_deployment = deployment.options(func_or_class=mixed, _internal=True)
+
+
+def _applications(top: Any) -> list[Any]:
+    """The application and those that its deployments are bound to."""
+    found: list[Any] = []
+    waiting = [top]
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, type(top)):
+            if here not in found:
+                found.append(here)
+                bound = here._bound_deployment
+                waiting += [*bound.init_args, *bound.init_kwargs.values()]
+        elif isinstance(here, dict):
+            waiting += here.values()
+        elif isinstance(here, (list, tuple)):
+            waiting += here
+    return found

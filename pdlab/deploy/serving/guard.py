@@ -1,0 +1,217 @@
+"""What stands in front of the engines: an ASGI middleware that lets through what clients need and refuses the rest.
+
+Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+# docs/requests.md lists them for the user.
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/tokenize")
+# With them a client would steer KV or encoder-cache transfers: the engines and Ray's PD server set them themselves.
+INTERNAL = ("kv_transfer_params", "ec_transfer_params")
+# Names of the limit on generated tokens in completions, chat, responses, messages and generate.
+_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# A body that is too long is read and dropped up to this multiple of the limit, so that the client
+# reads the answer instead of a broken pipe.
+_DRAIN = 16
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a client may ask for.
+
+    ``expose``: further routes, as paths. ``max_body_bytes``: of the request's body. ``max_prompts``:
+    sequences of one request, its prompts times ``n``. ``max_tokens``: generated tokens per sequence
+    (None: what the model's context leaves, which the engine checks).
+    """
+
+    expose: tuple[str, ...] = ()
+    max_body_bytes: int = 2 * 2**20
+    max_prompts: int = 64
+    max_tokens: int | None = None
+
+    def allows(self, path: str) -> bool:
+        """Whether the path may be asked for; a model's own page is part of the list of models."""
+        return path in ROUTES or path in self.expose or path.startswith("/v1/models/")
+
+
+class Refused(Exception):
+    """The request is not let through: HTTP status, and the sentence that says why and what to do."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Guard:
+    """Answers 4xx with a JSON error in OpenAI's form, before the application sees the request."""
+
+    def __init__(self, app: App, rules: Rules) -> None:
+        self.app = app
+        self.rules = rules
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        try:
+            path = _path(scope)
+            if not self.rules.allows(path):
+                raise Refused(404, _not_served(path, self.rules))
+            if scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+                await self.app(scope, receive, send)
+                return
+            body = await self._body(scope, receive)
+            if body is None:  # the client has gone
+                return
+            check_body(body, _header(scope, b"content-type"), self.rules)
+        except Refused as refused:
+            await _refuse(scope, refused, send)
+            return
+        await self.app(scope, _replay(body, receive), send)
+
+    async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes | None:
+        """The whole body; None when the client went away before it was sent. Raises Refused."""
+        limit = self.rules.max_body_bytes
+        parts: list[bytes] = []
+        size = 0
+        more = True
+        while more and size <= _DRAIN * limit:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            more = message.get("more_body", False)
+        if size > limit:
+            said = _header(scope, b"content-length").decode("latin-1") or f"more than {limit}"
+            raise Refused(
+                413, f"the body has {said} bytes, the limit is {limit}: send a shorter prompt, or fewer in one request"
+            )
+        return b"".join(parts)
+
+
+def check_body(body: bytes, content_type: bytes, rules: Rules) -> None:
+    """Look at what a client posts. Raises Refused with 400 or 413."""
+    kind = content_type.split(b";")[0].strip().lower()
+    if kind in (b"multipart/form-data", b"application/x-www-form-urlencoded"):
+        for name in INTERNAL:
+            if name.encode() in body:
+                raise Refused(400, _internal(name))
+        return
+    if not body:
+        return
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is not JSON ({error})") from error
+    if _may_name(body, INTERNAL):
+        for name in _keys(asked):
+            if name in INTERNAL:
+                raise Refused(400, _internal(name))
+    if isinstance(asked, dict):
+        _check_amounts(asked, rules)
+
+
+def _check_amounts(asked: dict[str, Any], rules: Rules) -> None:
+    prompt = asked.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
+    within = asked.get("sampling_params")
+    for values in (asked, within if isinstance(within, dict) else {}):
+        n = values.get("n")
+        sequences = prompts * (n if isinstance(n, int) and n > 0 else 1)
+        if sequences > rules.max_prompts:
+            raise Refused(
+                400,
+                f"the request asks for {sequences} sequences ({prompts} prompts times n={n or 1}), the limit is "
+                f"{rules.max_prompts}: send several requests",
+            )
+    if rules.max_tokens is None:
+        return
+    given = [(name, v[name]) for v in (asked, within) if isinstance(v, dict) for name in _TOKENS if v.get(name)]
+    for name, value in given:
+        if isinstance(value, (int, float)) and value > rules.max_tokens:
+            raise Refused(400, f"{name} is {value}, the limit is {rules.max_tokens}: ask for fewer tokens")
+    if not given and "messages" in asked:
+        raise Refused(
+            400,
+            f"max_completion_tokens is not given, and the answer could take the whole context: the limit is "
+            f"{rules.max_tokens}, give max_completion_tokens up to it",
+        )
+
+
+def _may_name(body: bytes, names: tuple[str, ...]) -> bool:
+    """False when no key of the JSON text can be one of ``names``: a search of bytes, for walking a long prompt's
+    token ids costs more than parsing them. Escapes and UTF-16 and UTF-32 could hide a name, so they say True."""
+    return b"\\u" in body or b"\0" in body[:4] or body[:2] in (b"\xff\xfe", b"\xfe\xff") or any(
+        name.encode() in body for name in names
+    )  # fmt: skip
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """Every key of every object in a JSON value."""
+    waiting = [value]
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, dict):
+            yield from here
+            waiting += here.values()
+        elif isinstance(here, list):
+            waiting += [item for item in here if isinstance(item, (dict, list))]
+
+
+def _path(scope: MutableMapping[str, Any]) -> str:
+    """The path as the application's own routes will see it."""
+    path, root = str(scope["path"]), str(scope.get("root_path") or "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+def _header(scope: MutableMapping[str, Any], name: bytes) -> bytes:
+    return next((bytes(value) for key, value in scope.get("headers", ()) if key.lower() == name), b"")
+
+
+def _internal(name: str) -> str:
+    return f"{name} is set by the deployment itself and never taken from a client: leave it out"
+
+
+def _not_served(path: str, rules: Rules) -> str:
+    listed = ", ".join((*ROUTES, *rules.expose))
+    return f"{path} is not served here; the routes are {listed} (launch with --expose {path} to add it)"
+
+
+async def _refuse(scope: MutableMapping[str, Any], refused: Refused, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": "not served here"})
+        return
+    kind = "not_found_error" if refused.status == 404 else "invalid_request_error"
+    error = {"message": str(refused), "type": kind, "param": None, "code": refused.status}
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """What the application reads: the body that was read already, then whatever comes from the server."""
+    told = False
+
+    async def next_message() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_message

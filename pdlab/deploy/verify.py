@@ -1,0 +1,117 @@
+"""Whether a deployment that started is right: canary, first transfers, transfer counters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from pdlab.core import api_key
+from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.errors import CanaryError
+from pdlab.core.files import cache_dir
+from pdlab.deploy import canary
+from pdlab.deploy.application import Application
+from pdlab.deploy.endpoint import Running
+from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.results.schema import CanaryResult, NixlCounters
+
+COUNTERS_TIMEOUT_S = 30.0
+COUNTERS_POLL_S = 0.5
+
+
+class Progress:
+    """Lines on standard error: what is happening, and how long it has taken."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._last: str | None = None
+
+    def __call__(self, text: str) -> None:
+        if text != self._last:
+            print(f"[{time.monotonic() - self.began:6.1f} s] {text}", file=sys.stderr, flush=True)
+            self._last = text
+
+
+def check(app: Application, deployment: Deployment, running: Running, say: Progress) -> CanaryResult:
+    """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
+    topology = deployment.topology
+    key = _reference_key(deployment, running)
+    got = canary.ask(running.base_url, running.model_id, api_key.known(running.api_key_file, {}))
+    if deployment.decode_bench:
+        say("no canary: the KV cache of prompts is filled with random values")
+        return CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared")
+    _check_shapes(deployment, running, got, say)
+    if not isinstance(topology, Disaggregated):
+        canary.save_reference(cache_dir(), key, got)
+        say("canary: answers kept as the collocated reference")
+        return CanaryResult(equal=None, detail="collocated: this is the reference")
+    if topology.prefill.replicas * topology.prefill.dp > 1:
+        say(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
+    stored = canary.load_reference(cache_dir(), key) if topology.prefill.tp == topology.decode.tp else None
+    if stored is not None:
+        result = canary.compare(got, stored, "reference: a collocated launch")
+    else:
+        alone = app.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(got)])
+        result = canary.compare(got, [canary.read_answer(a) for a in alone], "reference: a prefill engine alone")
+    say(f"canary: {result.detail}")
+    if result.equal is False:
+        raise CanaryError(
+            f"the deployment answers, but wrongly: {result.detail}. KV cache arrives damaged or in the wrong place; "
+            "try another --kv-backend, equal --p-tp and --d-tp, and see docs/setup.md"
+        )
+    if result.equal is None and topology.prefill.tp > topology.decode.tp:
+        raise CanaryError(f"prefill TP > decode TP is only served when the canary can be compared; {result.detail}")
+    counters = _await_transfers(running)
+    say(describe_counters(counters))
+    if not counters.bytes_transferred:
+        raise CanaryError("vLLM counts no KV bytes: nothing was transferred, decode computed the prompt itself")
+    if counters.failed_transfers:
+        raise CanaryError(
+            f"vLLM counts {counters.failed_transfers:g} failed KV transfers; see the decode replica's log"
+        )
+    return result
+
+
+def _check_shapes(deployment: Deployment, running: Running, plain: Sequence[canary.Answer], say: Progress) -> None:
+    """The same prompts in other shapes of request must give the same tokens. Raises CanaryError."""
+    sequences = deployment.serving.requests.max_prompts
+    api = api_key.known(running.api_key_file, {})
+    found = canary.ask_shapes(running.base_url, running.model_id, plain, sequences, api)
+    wrong = [f"{name}: {result.detail}" for name, result in found.items() if result.equal is False]
+    if wrong:
+        raise CanaryError(f"the deployment answers some shapes of request wrongly: {'; '.join(wrong)}")
+    told = [name for name, result in found.items() if result.equal]
+    if told:
+        say(f"canary: {', '.join(told)}: the same tokens as asked one by one")
+
+
+def _reference_key(deployment: Deployment, running: Running) -> str:
+    """What a canary's answers depend on: the weights, the vLLM that runs them, its arguments, and the
+    TP degree, for sums over other shards round differently."""
+    tp = next(iter(deployment.pools.values())).tp
+    facts = [tp, running.tokenizer, running.manifest.versions.get("vllm"), deployment.engine_kwargs]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return f"{running.model_id}-{digest}"
+
+
+def _await_transfers(running: Running) -> NixlCounters:
+    """The counters once they show a transfer; Ray exports metrics with a delay."""
+    deadline = time.monotonic() + COUNTERS_TIMEOUT_S
+    while True:
+        counters = scrape_counters(running.metrics_urls, running.replicas)
+        if counters.transfers or time.monotonic() > deadline:
+            return counters
+        time.sleep(COUNTERS_POLL_S)
+
+
+def describe_counters(counters: NixlCounters) -> str:
+    """One line for the person. Bytes are an estimate (docs/metrics.md), so they get two digits and an "about"."""
+    if counters.transfers is None or counters.bytes_transferred is None:
+        return "KV transfers: vLLM exports no NIXL counters"
+    megabytes = float(f"{counters.bytes_transferred / 1e6:.2g}")
+    return (
+        f"KV transfers: {counters.transfers:g} done, about {megabytes:g} MB, {counters.failed_transfers or 0:g} failed"
+    )

@@ -1,0 +1,243 @@
+"""Why a deployment does not fit a cluster, and the smallest change that would make it fit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.placement.solver import cpus_per_group, eligible, groups_on, node_size, spans_nodes
+
+Fits = Callable[[Deployment, ClusterView], bool]
+
+MAX_MORE_NODES = 64
+# Enough for every change of one pool and the mildest changes of two on clusters of tens of nodes.
+MAX_ATTEMPTS = 400
+# Each search for advice may look at about so many (node, prefill units, decode units): about a second of work.
+MAX_WORK = 1_000_000
+_PREFIX = {"collocated": "", "prefill": "p-", "decode": "d-"}
+
+
+def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
+    """One line: what was asked, what each node has free, what would fit."""
+    ways, nothing = [], "nothing smaller, and no added node of the same kind"
+    for search in (_smaller, _elsewhere, _given_back, _more_nodes):
+        try:
+            ways.append(search(deployment, view, _Bounded(fits)))
+        except _EnoughError:
+            nothing = "not found among the changes that were tried"
+    change = "; or ".join(way for way in ways if way) or nothing
+    return (
+        f"{deployment.label} does not fit {view.name}: asked for {_asked(deployment, view)}; "
+        f"free: {_free(deployment, view)}; what would fit: {change}"
+    )
+
+
+class _EnoughError(Exception):
+    """A search for advice has used up its work."""
+
+
+class _Bounded:
+    """``fits`` until its work is used up: advice may be left out, but is never wrong and never slow."""
+
+    def __init__(self, fits: Fits) -> None:
+        self.fits, self.left = fits, MAX_WORK
+
+    def __call__(self, deployment: Deployment, view: ClusterView) -> bool:
+        work = len(view.engine_nodes)
+        if deployment.mode != "pd-pack":
+            for pool in deployment.pools.values():
+                work *= 1 + pool.tp_groups
+        self.left -= work
+        if self.left < 0:
+            raise _EnoughError
+        return self.fits(deployment, view)
+
+
+def _unit(view: ClusterView) -> str:
+    return "GPU" if view.device == "gpu" else "CPU"
+
+
+def _asked(deployment: Deployment, view: ClusterView) -> str:
+    unit = _unit(view)
+    parts = []
+    for role, pool in deployment.pools.items():
+        shape = f"{pool.replicas} x {pool.gpus_per_replica}" if pool.gpus_per_replica > 1 else f"{pool.replicas}"
+        groups = f", TP groups of {pool.tp} on one node each" if pool.tp > 1 else ""
+        if spans_nodes(pool, eligible(pool, view.engine_nodes)):
+            groups = f", TP groups of {pool.tp} on whole nodes of one size"
+        kind = f" of type {pool.gpu_type}" if pool.gpu_type else ""
+        parts.append(f"{role} {shape} {unit}s{kind}{groups}")
+    text = "; ".join(parts)
+    if isinstance(deployment.topology, Collocated):
+        return text
+    where = "all on one node" if deployment.mode == "pd-pack" else "the two pools on different nodes"
+    return f"{text}; {deployment.gpus} {unit}s in all, {where}"
+
+
+def _free(deployment: Deployment, view: ClusterView) -> str:
+    """Free slots per node, equal nodes together; CPUs where a GPU node has too few of them."""
+    unit = _unit(view)
+    same: dict[str, list[str]] = {}
+    for node in view.engine_nodes:
+        text = f"{len(node.slots)} of {node_size(node)} {unit}s"
+        if any(pool.gpu_type for pool in deployment.pools.values()):
+            text += f" ({node.gpu_type})"
+        if short := _short_of_cpus(deployment, node):
+            text += f" {short}"
+        same.setdefault(text, []).append(node.id)
+    return ", ".join(
+        f"{text} on {_listed(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
+    tp = min(pool.tp for pool in deployment.pools.values())
+    per_group = cpus_per_group(node, tp)
+    groups = len(node.slots) // tp
+    if not per_group or not groups or node.available_cpus >= groups * per_group:
+        return ""
+    return f"but only {node.available_cpus:g} CPUs (a TP group of {tp} takes {per_group})"
+
+
+def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """Fewest flags changed, then fewest GPUs given up, then the ratio of the two pools kept best."""
+    options = [(role, list(_reductions(role, pool, view))) for role, pool in deployment.pools.items()]
+    attempts = [({role: pool}, flag) for role, found in options for pool, flag in found]
+    attempts.sort(key=lambda attempt: -sum(pool.gpus for pool in attempt[0].values()))
+    if len(options) == 2:
+        (first, firsts), (second, seconds) = options
+        asked = math.log(deployment.pools[first].gpus / deployment.pools[second].gpus)
+        pairs = [
+            ({first: a, second: b}, f"{flag_a} {flag_b}")
+            for (a, flag_a), (b, flag_b) in itertools.product(firsts, seconds)
+        ]
+
+        def worth(attempt: tuple[dict[str, Pool], str]) -> tuple[int, float]:
+            a, b = attempt[0].values()
+            return -a.gpus - b.gpus, abs(math.log(a.gpus / b.gpus) - asked)
+
+        attempts += sorted(pairs, key=worth)
+    room = sum(len(node.slots) for node in view.engine_nodes)
+    if deployment.mode == "pd-pack":
+        room = max((len(node.slots) for node in view.engine_nodes), default=0)
+    tried = 0
+    for pools, flags in attempts:
+        changed = _with_pools(deployment, pools)
+        if changed.gpus > room or not _tp_ratio_allowed(changed, deployment):
+            continue
+        if fits(changed, view):
+            return f"{flags} ({changed.gpus} {_unit(view)}s)"
+        tried += 1
+        if tried == MAX_ATTEMPTS:
+            return None
+    return None
+
+
+def _reductions(role: str, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool, str]]:
+    """Every smaller pool that differs in one number and for which there are slots at all, with its flag."""
+    prefix = _PREFIX[role]
+    nodes = eligible(pool, view.engine_nodes)
+    slots = sum(len(node.slots) for node in nodes)
+    if not spans_nodes(pool, nodes):
+        slots = sum(groups_on(node, pool.tp) for node in nodes) * pool.tp
+    for replicas in range(min(pool.replicas - 1, slots // pool.gpus_per_replica), 0, -1):
+        yield pool.model_copy(update={"replicas": replicas}), f"--{prefix}num {replicas}"
+    for name in ("tp", "dp", "pp"):
+        for smaller in range(getattr(pool, name) - 1, 0, -1):
+            if getattr(pool, name) % smaller == 0:
+                yield pool.model_copy(update={name: smaller}), f"--{prefix}{name} {smaller}"
+
+
+def _with_pools(deployment: Deployment, pools: dict[str, Pool]) -> Deployment:
+    topology = deployment.topology
+    update = {"pool" if role == "collocated" else role: pool for role, pool in pools.items()}
+    return deployment.model_copy(update={"topology": topology.model_copy(update=update)})
+
+
+def _tp_ratio_allowed(changed: Deployment, asked: Deployment) -> bool:
+    """No advice that makes a TP ratio which NIXL refuses, or prefill TP > decode TP where it was not asked for."""
+    if not (isinstance(changed.topology, Disaggregated) and isinstance(asked.topology, Disaggregated)):
+        return True
+    prefill, decode = changed.topology.prefill.tp, changed.topology.decode.tp
+    experimental = asked.topology.prefill.tp > asked.topology.decode.tp
+    return not max(prefill, decode) % min(prefill, decode) and (prefill <= decode or experimental)
+
+
+def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated):
+        return None
+    other = "spread" if topology.placement == "pack" else "pack"
+    changed = deployment.model_copy(update={"topology": topology.model_copy(update={"placement": other})})
+    return f"--pd-{other}" if fits(changed, view) else None
+
+
+def _given_back(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """What others hold and would have to give back: the fewest on one node, or else on several."""
+    held = {node.id: node_size(node) - len(node.slots) for node in view.engine_nodes}
+    busy = [node for node in view.engine_nodes if held[node.id] or node.available_cpus < node.cpus]
+    unit = _unit(view)
+
+    def without(counts: Mapping[str, int]) -> bool:
+        nodes = tuple(_with_free(node, counts[node.id]) if node.id in counts else node for node in view.nodes)
+        return fits(deployment, view.model_copy(update={"nodes": nodes}))
+
+    for count in range(max(held.values(), default=0) + 1):
+        for node in busy:
+            if count <= held[node.id] and without({node.id: count}):
+                if not count:
+                    return f"the CPUs that others hold on {node.id} given back"
+                most = f"{count} of the " if count < held[node.id] else "the "
+                plural = "" if held[node.id] == 1 else "s"
+                return f"{most}{held[node.id]} {unit}{plural} that others hold on {node.id} given back"
+    everything = {node.id: held[node.id] for node in busy}
+    if not everything or not without(everything):
+        return None
+    for node_id, whole in list(everything.items()):
+        rest = {other: count for other, count in everything.items() if other != node_id}
+        everything = next(
+            fewer for count in range(whole + 1) if without(fewer := rest | ({node_id: count} if count else {}))
+        )
+    if len(everything) <= 3:
+        where = _listed([f"{count} on {node_id}" for node_id, count in everything.items()])
+    else:
+        where = f"{sum(everything.values())} on {len(everything)} nodes"
+    return f"of the {unit}s that others hold, {where} given back"
+
+
+def _with_free(node: ClusterNode, count: int) -> ClusterNode:
+    """The node with so many more free slots; the CPUs that others hold beside GPUs come back too."""
+    if not node.gpus:
+        return node.model_copy(update={"free_cpus": min(node.cpus, node.available_cpus + count)})
+    others = [gpu for gpu in range(node.gpus) if gpu not in node.slots]
+    return node.model_copy(update={"free_gpus": tuple(sorted((*node.slots, *others[:count]))), "free_cpus": None})
+
+
+def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """How many more free nodes, each like the biggest that the deployment may use, would do."""
+    usable = [node for pool in deployment.pools.values() for node in eligible(pool, view.engine_nodes)]
+    biggest = max(usable, key=node_size, default=None)
+    if biggest is None or (deployment.mode == "pd-pack" and len(biggest.slots) == node_size(biggest)):
+        return None
+    fresh = biggest.model_copy(update={"free_gpus": None, "free_cpus": None})
+
+    def with_more(count: int) -> ClusterView:
+        added = tuple(fresh.model_copy(update={"id": f"{biggest.id}+{i}", "head": False}) for i in range(count))
+        return view.model_copy(update={"nodes": view.nodes + added})
+
+    if not fits(deployment, with_more(MAX_MORE_NODES)):
+        return None
+    low, high = 1, MAX_MORE_NODES
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
+    nodes = "1 more node" if low == 1 else f"{low} more nodes"
+    return f"{nodes} with {node_size(biggest)} free {_unit(view)}s"

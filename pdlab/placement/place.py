@@ -1,0 +1,191 @@
+"""(Deployment, ClusterView) -> Placement, and the links that KV transfers will use. Pure: no Ray.
+
+Rules. Free slots and free CPUs count, not totals. Collocated replicas go on as few nodes as
+possible, nodes in partial use first. ``pack`` puts every prefill and decode replica on one node,
+``spread`` puts the two pools on disjoint sets of nodes. A TP group stays on one node, unless TP is
+larger than the biggest node: then it takes whole free nodes of one size. A replica stays on one
+node where that is possible at all, otherwise on few. A placement is found whenever there is one.
+
+Ray Serve has one label selector for all replicas of a deployment, so a pool is pinned to its *set*
+of nodes and Ray chooses within it: which replica of the pool lands on which of its nodes, and
+which of the free GPUs it gets, may differ from the plan; the sets do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pdlab.core.deployment import Deployment, Disaggregated, Pool
+from pdlab.core.errors import PlacementError
+from pdlab.core.nodes import ClusterNode, ClusterView, Placement, ReplicaPlacement, Role, TpGroup, rate_text
+from pdlab.core.schema import Frozen
+from pdlab.placement.explain import explain
+from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill, node_size
+
+# Per replica its TP groups, each as the ids of the nodes it is on.
+Layout = list[list[tuple[str, ...]]]
+
+
+class Link(Frozen):
+    """How KV cache gets from one prefill node to one decode node.
+
+    ``pairs`` counts the (prefill replica, decode replica) pairs whose transfers use it.
+    """
+
+    prefill_node: str
+    decode_node: str
+    kind: str
+    pairs: int
+
+
+def place(deployment: Deployment, view: ClusterView) -> Placement:
+    """Plan every replica. Raises PlacementError with the arithmetic and the smallest change that fits."""
+    layouts = _layouts(deployment, view)
+    if layouts is None:
+        raise PlacementError(explain(deployment, view, lambda d, v: _layouts(d, v) is not None))
+    free = {node.id: list(node.slots) for node in view.engine_nodes}
+    replicas: list[ReplicaPlacement] = []
+    for role, layout in layouts.items():
+        tp = deployment.pools[role].tp
+        for index, groups in enumerate(layout):
+            placed = tuple(_take(free, node_ids, tp) for node_ids in groups)
+            replicas.append(ReplicaPlacement(role=role, index=index, groups=placed))
+    head = next((node for node in view.nodes if node.head), view.nodes[0])
+    return Placement(device=view.device, replicas=tuple(replicas), ingress_nodes=(head.id,))
+
+
+def fits(deployment: Deployment, view: ClusterView) -> bool:
+    """Whether `place` would find a place; quicker than asking it, for a refusal is not explained."""
+    return _layouts(deployment, view) is not None
+
+
+def _layouts(deployment: Deployment, view: ClusterView) -> dict[Role, Layout] | None:
+    topology = deployment.topology
+    nodes = view.engine_nodes
+    by_role: dict[Role, Pool]
+    if isinstance(topology, Disaggregated):
+        by_role = {"prefill": topology.prefill, "decode": topology.decode}
+        if topology.placement == "pack":
+            node = _packing_node(list(by_role.values()), nodes)
+            if node is None:
+                return None
+            return {role: [[(node.id,)] * (pool.pp * pool.dp)] * pool.replicas for role, pool in by_role.items()}
+    else:
+        by_role = {"collocated": topology.pool}
+    chosen = choose_nodes(list(by_role.values()), nodes)
+    if chosen is None:
+        return None
+    return {role: fill(offer, node_ids) for role, (offer, node_ids) in zip(by_role, chosen, strict=True)}
+
+
+def _packing_node(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> ClusterNode | None:
+    """The fullest node that takes all pools."""
+    slots = sum(pool.gpus for pool in pools)
+    fitting = [
+        node
+        for node in nodes
+        if len(node.slots) >= slots
+        and all(eligible(pool, [node]) for pool in pools)
+        and (
+            not node.gpus
+            or node.available_cpus >= sum(pool.tp_groups * cpus_per_group(node, pool.tp) for pool in pools)
+        )
+    ]
+    return min(fitting, key=lambda node: len(node.slots), default=None)
+
+
+def _take(free: dict[str, list[int]], node_ids: Sequence[str], tp: int) -> TpGroup:
+    share = tp // len(node_ids)
+    slots = {}
+    for node_id in node_ids:
+        slots[node_id] = tuple(free[node_id][:share])
+        del free[node_id][:share]
+    return TpGroup(slots=slots)
+
+
+def links(placement: Placement, view: ClusterView) -> tuple[Link, ...]:
+    """The link of every (prefill node, decode node) pair, in order of the nodes; empty for collocated.
+
+    Ray Serve LLM pairs any prefill with any decode replica, so every pair of nodes is used.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    for prefill in placement.of("prefill"):
+        for decode in placement.of("decode"):
+            for pair in ((p, d) for p in prefill.nodes for d in decode.nodes):
+                counts[pair] = counts.get(pair, 0) + 1
+    return tuple(
+        Link(prefill_node=p, decode_node=d, kind=link_kind(view.node(p), view.node(d)), pairs=count)
+        for (p, d), count in counts.items()
+    )
+
+
+_NETWORK = {
+    "efa": "EFA/SRD",
+    "infiniband": "InfiniBand RDMA",
+    "roce": "RoCE RDMA",
+    "ethernet": "TCP",
+    "loopback": "TCP",
+}
+
+
+def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
+    """The link that UCX takes between two nodes when it finds everything it needs."""
+    on_gpus = bool(prefill.gpus and decode.gpus)
+    if prefill.id == decode.id:
+        return "NVLink (cuda_ipc)" if on_gpus else "shared memory (cma)"
+    if not on_gpus and prefill.machine == decode.machine:
+        return "shared memory (cma), same machine"
+    rates = [node.nic.gbit_per_s for node in (prefill, decode) if node.nic.gbit_per_s is not None]
+    if prefill.nic.kind == decode.nic.kind == "ethernet" and rates:
+        return f"TCP, {rate_text(min(rates))}"
+    if prefill.nic.kind == decode.nic.kind:
+        return _NETWORK[prefill.nic.kind]
+    return "TCP"
+
+
+def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str, ...]]:
+    """For each of the tp * pp bundles of one Ray Serve replica, the node ids it may be on.
+
+    A Ray Serve replica is one DP rank, and all of a pool share one list. So only a pool of one
+    replica and one DP rank can pin every bundle to its own node; others pin every bundle to the set.
+    """
+    replicas = placement.of(role)
+    if len(replicas) == 1 and pool.dp == 1:
+        return [(node,) for group in replicas[0].groups for node, slots in group.slots.items() for _ in slots]
+    return [placement.nodes_of(role)] * (pool.tp * pool.pp)
+
+
+def cautions(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
+    """What Ray may do differently from the plan in a way that matters, and unlike nodes; usually nothing.
+
+    Ray reserves single GPUs. Where a replica of TP groups spans nodes whose free GPUs are not a
+    multiple of TP and its bundles are not pinned one by one, Ray may cut a group at a node's edge.
+    """
+    found = []
+    for role in (replica.role for replica in placement.replicas if replica.index == 0):
+        pool = deployment.pools[role]
+        spanning = [replica for replica in placement.of(role) if len(replica.nodes) > 1]
+        ids = dict.fromkeys(node for replica in spanning for node in replica.nodes)
+        ragged = [i for i in ids if pool.tp < node_size(view.node(i)) and len(view.node(i).slots) % pool.tp]
+        if ragged and any(len(nodes) > 1 for nodes in bundle_nodes(pool, placement, role)):
+            found.append(
+                f"{role}: replicas span nodes whose free GPUs are no multiple of TP {pool.tp} "
+                f"({', '.join(ragged)}); Ray may split a TP group there, free those nodes first"
+            )
+    return found + _unlike(placement, view)
+
+
+def _unlike(placement: Placement, view: ClusterView) -> list[str]:
+    """Prefill and decode on nodes with other GPUs or networks: it serves, but hardly as it was meant."""
+    pools = [[view.node(node_id) for node_id in placement.nodes_of(role)] for role in ("prefill", "decode")]
+    facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [
+        ("GPUs", lambda node: node.gpu_type, "the slower ones set the pace"),
+        ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
+    ]
+    found = []
+    for what, of, then in facts:
+        prefill, decode = ({of(node) or "unknown" for node in pool} for pool in pools)
+        if prefill and decode and len(prefill | decode) > 1:
+            told = f"prefill {' and '.join(sorted(prefill))}, decode {' and '.join(sorted(decode))}"
+            found.append(f"nodes with other {what}: {told}; {then} (gpu_type of a pool in --config chooses)")
+    return found

@@ -1,0 +1,196 @@
+"""Which pool gets which nodes: exact search over sets of nodes, no Ray and no I/O.
+
+A pool's demand is counted in units that a node offers as a whole number: TP groups, or whole nodes
+where one TP group is larger than a node. Every node serves at most one pool here, so that choosing
+nodes is a partition problem; it is solved exactly by going through the nodes once and keeping, for
+every reachable pair of (units for the first pool, units for the second), the cheapest way to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pdlab.core.deployment import Pool
+from pdlab.core.nodes import ClusterNode
+
+
+def node_size(node: ClusterNode) -> int:
+    """Slots of the node when nothing runs on it: GPUs, or whole CPUs of a node without GPUs."""
+    return node.gpus or int(node.cpus)
+
+
+def cpus_per_group(node: ClusterNode, tp: int) -> int:
+    """CPUs that a TP group takes beside its slots: one per worker and one for the engine process.
+
+    On a node without GPUs the slots are the CPUs and nothing comes on top.
+    """
+    return tp + 1 if node.gpus else 0
+
+
+def groups_on(node: ClusterNode, tp: int) -> int:
+    """TP groups that the node can still take, by free slots and by free CPUs."""
+    by_slots = len(node.slots) // tp
+    per_group = cpus_per_group(node, tp)
+    return min(by_slots, int(node.available_cpus // per_group)) if per_group else by_slots
+
+
+def eligible(pool: Pool, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
+    """Nodes of the GPU type that the pool asks for."""
+    return [node for node in nodes if pool.gpu_type in (None, node.gpu_type)]
+
+
+def spans_nodes(pool: Pool, nodes: Sequence[ClusterNode]) -> bool:
+    """Whether one TP group is larger than the biggest of ``nodes``."""
+    return pool.tp > max((node_size(node) for node in nodes), default=0)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to serve a pool: units per node id, units per replica, what every node is worth.
+
+    ``single``: every replica on one node. ``rank`` orders ways from best to worst.
+    ``nodes_per_group`` is above 1 only where a TP group takes whole nodes. ``kinds``: GPU types of its nodes.
+    """
+
+    units: dict[str, int]
+    per_replica: int
+    replicas: int
+    single: bool
+    rank: tuple[int, int]
+    ragged: frozenset[str] = frozenset()
+    nodes_per_group: int = 1
+    kinds: frozenset[str | None] = frozenset()
+
+    @property
+    def need(self) -> int:
+        return self.replicas if self.single else self.replicas * self.per_replica
+
+    def gain(self, node_id: str) -> int:
+        units = self.units.get(node_id, 0)
+        return units // self.per_replica if self.single else units
+
+
+def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[Offer]:
+    """Every way to serve ``pool``: on one GPU type or on a mix, replicas on single nodes or not."""
+    usable = eligible(pool, nodes)
+    kinds = list(dict.fromkeys(node.gpu_type for node in usable))
+    choices = [([node for node in usable if node.gpu_type == kind], 0) for kind in kinds]
+    if len(kinds) > 1:
+        choices.append((usable, 1))
+    for chosen, mixed in choices:
+        if spans_nodes(pool, usable):
+            yield from _whole_node_offers(pool, chosen, mixed)
+            continue
+        units = {node.id: count for node in chosen if (count := groups_on(node, pool.tp))}
+        per_replica = pool.pp * pool.dp
+        types = _gpu_types(chosen)
+        yield Offer(units, per_replica, pool.replicas, True, (0, mixed), kinds=types)
+        if per_replica > 1:
+            # On such a node Ray, which sees single GPUs, could cut a TP group at the node's edge.
+            ragged = frozenset(node.id for node in chosen if len(node.slots) % pool.tp)
+            yield Offer(units, per_replica, pool.replicas, False, (1, mixed), ragged, kinds=types)
+
+
+def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> Iterator[Offer]:
+    """TP larger than a node: a group takes whole free nodes, all of one size that divides TP."""
+    for size in sorted({node_size(node) for node in nodes}, reverse=True):
+        if not size or pool.tp % size:
+            continue
+        units = {
+            node.id: 1
+            for node in nodes
+            if node_size(node) == len(node.slots) == size and node.available_cpus >= cpus_per_group(node, size)
+        }
+        nodes_per_group = pool.tp // size
+        per_replica = pool.pp * pool.dp * nodes_per_group
+        yield Offer(
+            units, per_replica, pool.replicas, False, (1, mixed), nodes_per_group=nodes_per_group,
+            kinds=_gpu_types(nodes),
+        )  # fmt: skip
+
+
+def _gpu_types(nodes: Sequence[ClusterNode]) -> frozenset[str | None]:
+    return frozenset(node.gpu_type for node in nodes)
+
+
+Cost = tuple[int, int, int]
+# Steps of one way through the nodes, newest first: ((pool number, node id), earlier steps).
+Steps = tuple[tuple[int, str], "Steps"] | None
+
+
+def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[tuple[Offer, list[str]]] | None:
+    """For every pool an offer and its set of node ids, the sets disjoint; None when there is no way.
+
+    Best rank first (replicas on single nodes, one GPU type for each pool and for both), then fewest
+    ragged nodes, fewest nodes, fewest free slots on them (nodes in partial use are filled up first),
+    earliest nodes.
+    """
+    ways = sorted(itertools.product(*(list(offers(pool, nodes)) for pool in pools)), key=_rank)
+    best: tuple[tuple[int, int], Cost, tuple[Offer, ...], list[list[str]]] | None = None
+    for way in ways:
+        rank = _rank(way)
+        if best and rank > best[0]:
+            break
+        found = _cheapest(way, nodes)
+        if found and (best is None or found[0] < best[1]):
+            best = (rank, found[0], way, found[1])
+    return list(zip(best[2], best[3], strict=True)) if best else None
+
+
+def _rank(way: Sequence[Offer]) -> tuple[int, int]:
+    types = frozenset().union(*(offer.kinds for offer in way))
+    return sum(offer.rank[0] for offer in way), sum(offer.rank[1] for offer in way) + len(types)
+
+
+def _cheapest(way: Sequence[Offer], nodes: Sequence[ClusterNode]) -> tuple[Cost, list[list[str]]] | None:
+    goal = tuple(offer.need for offer in way)
+    states: dict[tuple[int, ...], tuple[Cost, Steps]] = {tuple(0 for _ in way): ((0, 0, 0), None)}
+    for node in nodes:
+        reached: dict[tuple[int, ...], tuple[Cost, Steps]] = {}
+        for have, (cost, steps) in states.items():
+            for number, offer in enumerate(way):
+                gain = min(offer.gain(node.id), goal[number] - have[number])
+                if gain <= 0:
+                    continue
+                more = (*have[:number], have[number] + gain, *have[number + 1 :])
+                dearer = (cost[0] + (node.id in offer.ragged), cost[1] + 1, cost[2] + len(node.slots))
+                if more not in reached or dearer < reached[more][0]:
+                    reached[more] = (dearer, ((number, node.id), steps))
+            if have not in reached or cost <= reached[have][0]:
+                reached[have] = (cost, steps)
+        states = reached
+    if goal not in states:
+        return None
+    cost, steps = states[goal]
+    sets: list[list[str]] = [[] for _ in way]
+    while steps is not None:
+        (number, node_id), steps = steps
+        sets[number].insert(0, node_id)
+    return cost, sets
+
+
+def fill(offer: Offer, node_ids: Sequence[str]) -> list[list[tuple[str, ...]]]:
+    """Per replica its TP groups, each as the node ids it takes (one, unless TP is larger than a node).
+
+    A replica goes to a node that holds it whole as long as there is one, the fullest such node
+    first; a replica that no node holds takes the emptiest nodes, so that it touches few.
+    """
+    left = {node_id: offer.units[node_id] for node_id in node_ids}
+    replicas = []
+    for _ in range(offer.replicas):
+        taken: list[str] = []
+        while len(taken) < offer.per_replica:
+            wanted = offer.per_replica - len(taken)
+            holding = [node_id for node_id in node_ids if left[node_id] >= wanted]
+            if holding:
+                node_id, count = min(holding, key=left.__getitem__), wanted
+            else:
+                node_id = max(node_ids, key=left.__getitem__)
+                count = left[node_id]
+            left[node_id] -= count
+            taken += [node_id] * count
+        step = offer.nodes_per_group
+        replicas.append([tuple(taken[i : i + step]) for i in range(0, len(taken), step)])
+    return replicas

@@ -1,0 +1,215 @@
+"""Predicted beside measured: errors of every level, their medians, the order of the configurations. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdlab.core.deployment import Deployment
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Level, Load, Open, Workload
+from pdlab.sim.simulator import Prompts
+
+NAMES = ("TPOT", "mean TTFT", "requests/s")
+
+Values = tuple[float | None, float, float, float | None, float | None]
+
+
+class Measured(Frozen):
+    """One experiment to fit to: levels in the order in which they ran, and of each
+    (TPOT s, TTFT s, requests/s, median ITL s, p99 ITL s)."""
+
+    name: str
+    deployment: Deployment
+    workload: Workload
+    levels: tuple[Level, ...]
+    values: tuple[Values, ...]
+    prompts: Prompts
+
+
+class Point(Frozen):
+    """A predicted and a measured figure; ``metric`` is one of `NAMES`."""
+
+    experiment: str
+    load: str
+    metric: str
+    predicted: float
+    measured: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted / self.measured - 1)
+
+
+def name_of(load: Load) -> str:
+    """``concurrency 8``: repeats of a level have the same."""
+    return f"{load.kind} {load.value:g}"
+
+
+def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str, float]:
+    """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
+    first = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
+    kept = [point for point in points if first.get(point.experiment) != point.load]
+    return {
+        name: statistics.median(abs(point.error_percent) for point in kept if point.metric == name)
+        for name in NAMES
+        if any(point.metric == name for point in kept)
+    }
+
+
+def rankings(experiments: Sequence[Measured], points: Sequence[Point], node_gpus: int) -> dict[str, list[AtTarget]]:
+    """Input:output lengths -> rank correlation of the experiments of that workload by throughput per node at
+    equal TPOT, targets 7 to 12 ms (`pdlab.plan.accuracy` says what is left out).
+
+    Closed loops alone are ranked: at a request rate throughput is what was asked for. Repeats count as
+    their mean. A workload of fewer than three experiments has no entry.
+    """
+    rows = _rows(points)
+    groups: dict[str, dict[str, tuple[Curve, Curve]]] = {}
+    for experiment in experiments:
+        if not any(isinstance(level.load, Open) for level in experiment.levels):
+            workload = experiment.workload
+            lengths = f"{workload.sent_input_tokens}:{workload.sent_output_tokens}"
+            groups.setdefault(lengths, {})[experiment.name] = _curves(experiment, rows, node_gpus)
+    found = {}
+    for lengths, both in groups.items():
+        ours, theirs = ({name: curves[side] for name, curves in both.items()} for side in (0, 1))
+        if at := rank_correlations(ours, theirs):
+            found[lengths] = at
+    return found
+
+
+Rows = dict[tuple[str, str], dict[str, Point]]
+
+
+def _curves(experiment: Measured, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
+    """Predicted and measured (TPOT s, requests/s per node) by load, where a level has both."""
+    scale = node_gpus / experiment.deployment.gpus
+    loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
+    found = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
+    pairs = [(row["TPOT"], row["requests/s"]) for row in found if {"TPOT", "requests/s"} <= row.keys()]
+    return (
+        [(tpot.predicted, scale * rate.predicted) for tpot, rate in pairs],
+        [(tpot.measured, scale * rate.measured) for tpot, rate in pairs],
+    )
+
+
+def _rows(points: Sequence[Point]) -> Rows:
+    """(experiment, load) -> metric -> point, in order; repeats become their mean."""
+    repeats: dict[tuple[str, str], dict[str, list[Point]]] = {}
+    for point in points:
+        repeats.setdefault((point.experiment, point.load), {}).setdefault(point.metric, []).append(point)
+    return {key: {metric: _mean(of) for metric, of in row.items()} for key, row in repeats.items()}
+
+
+def _mean(points: Sequence[Point]) -> Point:
+    means = {side: statistics.fmean(getattr(point, side) for point in points) for side in ("predicted", "measured")}
+    return points[0].model_copy(update=means)
+
+
+def table(points: Sequence[Point]) -> str:
+    """Markdown: per experiment and load, predicted / measured (means over repeats) and the error of each metric."""
+    lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
+    for (name, load), row in _rows(points).items():
+        cells = []
+        for metric, factor, digits in zip(NAMES, (1e3, 1e3, 1.0), (2, 0, 2), strict=True):
+            at = row.get(metric)
+            if at is None:
+                cells.append("-")
+                continue
+            both = " / ".join(f"{value * factor:.{digits}f}" for value in (at.predicted, at.measured))
+            cells.append(f"{both} ({at.error_percent:+.0f} %)")
+        lines.append(f"| {name} | {load} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def told(errors: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()) + " (median absolute)"
+
+
+def ranked(found: dict[str, list[AtTarget]]) -> str:
+    """One line per workload: the mean, and every target with the number of configurations that reach it."""
+    if not found:
+        return "rank by throughput per node at equal TPOT: no target of 7 to 12 ms is reached by three experiments"
+    lines = []
+    for lengths, targets in found.items():
+        each = ", ".join(f"{1e3 * at.tpot_s:g} ms {at.correlation:.2f} of {len(at.configurations)}" for at in targets)
+        lines.append(
+            f"rank by throughput per node at equal TPOT, {lengths}: Spearman {mean_correlation(targets):.2f} ({each})"
+        )
+    return "\n".join(lines)
+
+
+TARGETS_S = (0.007, 0.008, 0.009, 0.010, 0.011, 0.012)
+FEWEST = 3  # configurations: two are in order or in reverse, whatever the model
+
+Curve = Sequence[tuple[float, float]]  # (TPOT s, throughput per node) of each level, by load
+
+
+class AtTarget(NamedTuple):
+    """Rank correlation of the configurations that reach one TPOT target."""
+
+    tpot_s: float
+    configurations: tuple[str, ...]
+    correlation: float
+
+
+def throughput_at(curve: Curve, tpot_s: float) -> float | None:
+    """Most throughput at that TPOT, straight between neighbouring levels; None where no part of the curve has it."""
+    found = []
+    for (tpot0_s, rate0), (tpot1_s, rate1) in pairwise(curve):
+        if min(tpot0_s, tpot1_s) <= tpot_s <= max(tpot0_s, tpot1_s):
+            share = (tpot_s - tpot0_s) / (tpot1_s - tpot0_s) if tpot1_s != tpot0_s else 1.0
+            found.append(rate0 + share * (rate1 - rate0))
+    return max(found, default=None)
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Rank correlation of two equally long sequences; None where one of them is all ties or has fewer than two."""
+    first, second = _ranks(one), _ranks(other)
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Ranks from 0, equal values share the mean of theirs."""
+    _, group, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    means: NDArray[np.float64] = ends - (counts + 1) / 2
+    return means[group]
+
+
+def rank_correlations(
+    predicted: Mapping[str, Curve], measured: Mapping[str, Curve], targets_s: Sequence[float] = TARGETS_S
+) -> list[AtTarget]:
+    """Spearman's rank correlation of the configurations by throughput per node at each TPOT target.
+
+    A configuration counts at a target where its predicted and its measured curve both pass through it: one
+    that never reaches the target, or only beyond its lowest or highest level, is left out there, for
+    nothing is extended. A target with fewer than three configurations, or where all are equal, is left out.
+    """
+    found = []
+    for tpot_s in targets_s:
+        rates = {
+            name: (ours, theirs)
+            for name in predicted
+            if (ours := throughput_at(predicted[name], tpot_s)) is not None
+            and (theirs := throughput_at(measured[name], tpot_s)) is not None
+        }
+        if len(rates) < FEWEST:
+            continue
+        correlation = spearman(*zip(*rates.values(), strict=True))
+        if correlation is not None:
+            found.append(AtTarget(tpot_s, tuple(rates), correlation))
+    return found
+
+
+def mean_correlation(found: Sequence[AtTarget]) -> float | None:
+    """Mean over the targets; None without any."""
+    return statistics.fmean(at.correlation for at in found) if found else None

@@ -1,0 +1,224 @@
+"""Fit the free constants of a hardware file to measured runs; `python -m pdlab calibrate --help`.
+
+Every level of every experiment is simulated as it was measured (same counts, same order, same
+repeated or fresh prompts), and the logarithms of simulated over measured mean TPOT, mean TTFT and
+requests/s, and of the median and the 99th percentile of ITL where they are known (they tell a
+decode step from one with a prefill in it), are made small: sum of sqrt(1 + (r / 0.04)^2) - 1
+(quadratic up to 4 %, linear beyond, so that one odd level does not bend the rest), plus a weak pull
+of each constant towards its start value (a factor of two counts like one residual of 4 %).
+Coordinate search with common random numbers: the simulator is cheap, and its small jumps (a request
+more or less in a step) defeat derivatives.
+
+Cross-validation leaves whole experiments out, one at a time, and predicts them by a fit to the others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from pdlab.analysis.curves import gpus_of
+from pdlab.core.catalog import ModelShape
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.workload import Level, Open
+from pdlab.plan.accuracy import NAMES, Measured, Point, Values, name_of
+from pdlab.results.schema import Experiment, Run
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.level import SimulatedLevel, figures, gaps
+from pdlab.sim.simulator import Prompts, simulate
+
+# TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
+WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
+FIRST_LEVEL = 0.2  # without a warm-up the first level holds handshakes and compilation
+SCALE = 0.04
+SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
+
+
+def measured(experiment: Experiment, prompts: Prompts) -> Measured:
+    """What to fit to. Request-rate levels far below their rate are left out, and such levels have prompts of
+    their own in any case: a sweep of them that repeats prompts was never seen.
+
+    Raises StoreError when the experiment does not say its deployment.
+    """
+    manifest = experiment.manifest
+    if manifest.deployment is None:
+        raise StoreError(f"{experiment.name}: its deployment is not known, so it cannot be simulated")
+    runs = [run for run in experiment.runs if run.whole.ttft is not None and run.validity.valid and not _saturated(run)]
+    if not runs:
+        raise StoreError(f"{experiment.name}: no valid level with a TTFT")
+    levels = tuple(
+        Level(load=run.load, repeat=run.key.repeat, num_requests=run.num_requests, seed=run.seed or 0) for run in runs
+    )
+    return Measured(
+        name=experiment.name,
+        deployment=manifest.deployment,
+        workload=runs[0].workload,
+        levels=levels,
+        values=tuple(_values(run) for run in runs),
+        prompts="fresh" if isinstance(runs[0].load, Open) else prompts,
+    )
+
+
+def _saturated(run: Run) -> bool:
+    return isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.load.rate_rps
+
+
+def _values(run: Run) -> Values:
+    whole = run.whole
+    assert whole.ttft is not None
+    itl = whole.itl.percentiles_s if whole.itl else {}
+    if whole.tpot and itl.get("p50", 0.0) < whole.tpot.mean_s / 2:
+        itl = {}  # chunks of several tokens: their gaps are not the engine's steps
+    return (
+        whole.tpot.mean_s if whole.tpot else None,
+        whole.ttft.mean_s,
+        whole.requests_per_s,
+        itl.get("p50"),
+        itl.get("p99"),
+    )
+
+
+def _simulated(level: SimulatedLevel) -> Values:
+    itl = gaps(level)
+    return (*figures(level), *((itl.percentiles_s["p50"], itl.percentiles_s["p99"]) if itl else (None, None)))
+
+
+def predict(hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int]) -> list[Values]:
+    """What `Measured.values` has of every level, means over the seeds."""
+    trials = [
+        [
+            _simulated(level)
+            for level in simulate(
+                experiment.deployment,
+                experiment.levels,
+                experiment.workload,
+                hardware,
+                shape,
+                seed=seed,
+                prompts=experiment.prompts,
+            )
+        ]
+        for seed in seeds
+    ]
+    return [_means(level) for level in zip(*trials, strict=True)]
+
+
+def _means(trials: Sequence[Values]) -> Values:
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else None
+
+    tpot, ttft, rate, middle, tail = (mean(values) for values in zip(*trials, strict=True))
+    assert ttft is not None and rate is not None
+    return tpot, ttft, rate, middle, tail
+
+
+def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured], seeds: Sequence[int]) -> float:
+    """The sum described above, without the pull; infinite where an experiment cannot run at all."""
+    total = 0.0
+    for experiment in experiments:
+        try:
+            found = predict(hardware, shape, experiment, seeds)
+        except UsageError:
+            return math.inf
+        for number, (ours, theirs) in enumerate(zip(found, experiment.values, strict=True)):
+            importance = FIRST_LEVEL if number == 0 else 1.0
+            for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
+                if value is None or truth is None:
+                    continue
+                residual = math.log(value / truth) if value > 0 else 9.0
+                total += importance * weight * (math.sqrt(1 + (residual / SCALE) ** 2) - 1)
+    return total
+
+
+def fit(
+    start: Hardware,
+    shape: ModelShape,
+    experiments: Sequence[Measured],
+    *,
+    seeds: Sequence[int] = (0, 1),
+    rounds: int = 12,
+    say: Callable[[str], None] = lambda _: None,
+) -> Hardware:
+    """``start`` with its fitted constants moved to where the experiments are met best."""
+    names = [name for name, constant in start.constants.items() if constant.basis == "fitted"]
+    origin = {name: start.value(name) for name in names}
+    values, steps = dict(origin), dict.fromkeys(names, 0.2)
+
+    def score(trial: dict[str, float]) -> float:
+        pull = sum((math.log(trial[name] / origin[name]) / math.log(2)) ** 2 / 2 for name in names if origin[name])
+        return loss(start.with_values(trial), shape, experiments, seeds) + 0.4 * pull
+
+    best = score(values)
+    for number in range(rounds):
+        for name in names:
+            for factor in (1 + steps[name], 1 / (1 + steps[name])):
+                trial = {**values, name: values[name] * factor}
+                found = score(trial)
+                if found < best:
+                    best, values = found, trial
+                    steps[name] = min(steps[name] * 1.4, 0.5)
+                    break
+            else:
+                steps[name] *= 0.5
+        say(f"round {number + 1} of {rounds}: {best:.2f}")
+        if max(steps.values()) < 0.004:
+            break
+    return start.with_values({name: float(f"{value:.4g}") for name, value in values.items()})
+
+
+def coarse(hardware: Hardware) -> Hardware:
+    """Every fitted constant as the nearest (in ratio) of 1, 2 and 5 times a power of ten: off by up to 1.58."""
+
+    def rounded(value: float) -> float:
+        power = 10.0 ** math.floor(math.log10(value))
+        return float(
+            f"{min((power * step for step in (1, 2, 5, 10)), key=lambda near: abs(math.log(near / value))):.4g}"
+        )
+
+    fitted = {name: at.value for name, at in hardware.constants.items() if at.basis == "fitted" and at.value > 0}
+    return hardware.with_values({name: rounded(value) for name, value in fitted.items()})
+
+
+def compare(
+    hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int] = (10, 11, 12, 13)
+) -> list[Point]:
+    """Predicted beside measured, every level and metric."""
+    points = []
+    found = predict(hardware, shape, experiment, seeds)
+    for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
+        load = name_of(level.load)
+        for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
+            if value is not None and truth is not None:
+                points.append(
+                    Point(experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth)
+                )
+    return points
+
+
+def _held_out(
+    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], number: int, rounds: int
+) -> list[Point]:
+    others = [*experiments[:number], *experiments[number + 1 :]]
+    return compare(fit(start, shape, others, rounds=rounds), shape, experiments[number])
+
+
+def cross_validate(
+    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], rounds: int = 12, workers: int = 2
+) -> list[Point]:
+    """Every experiment predicted by a fit to all the others."""
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [
+            pool.submit(_held_out, start, shape, experiments, number, rounds) for number in range(len(experiments))
+        ]
+        return [point for future in futures for point in future.result()]
+
+
+def other_kind(hardware: Hardware, experiment: Experiment) -> str | None:
+    """What to say where GPUs were measured and the hardware is of CPUs, or the other way round; else None."""
+    if (gpus_of(experiment).device == "cpu") == hardware.cpu:
+        return None
+    measured_on = "GPUs" if hardware.cpu else "engines on CPUs"
+    return f"{experiment.name} was measured on {measured_on}, but {hardware.name} is of {hardware.gpu}"

@@ -1,0 +1,215 @@
+"""Which deployments are worth a simulation: enumeration, shortlist, copies. Pure, no Ray.
+
+One kind of engine per way in which the model fits: TP within a node; where no TP degree holds it, PP over
+TP8, and DP with expert parallel over whole nodes. Prefill and decode pools of every two kinds make units
+of P:D replicas without a common factor, since 2:2 is 1:1 twice; a unit is run in as many *copies* as can
+be placed. Collocated pools fill a node, or all GPUs where these are no multiple of it. Units are compared
+by rate matching (`pdlab.plan.rate_matching`), the best are placed (`pdlab.placement.place`) and kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind
+from pdlab.core.errors import UsageError
+from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.vllm_limits import check_divisibility
+from pdlab.core.workload import Workload
+from pdlab.placement.place import fits, place
+from pdlab.plan.rate_matching import Engines, Matcher, Unit
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.step_time import kv_capacity_tokens
+
+TP_DEGREES = (1, 2, 4, 8)
+MOST_REPLICAS = 16  # of a pool in one unit
+TIGHTER = (0.7, 0.85, 1.0)  # TPOT bounds looked at, as shares of the SLO's
+LOOSER = (1.15, 1.5, 2.0, 4.0)  # without a bound: multiples of the fastest decode step
+PER_BOUND = 8  # units kept per TPOT bound
+WINDOW = 8  # nodes in partial use looked at for the next copy
+PER_SHAPES = 2  # of which of the same two kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A deployment, how many copies of it fit, and what it serves by rate matching (requests/s, one copy)."""
+
+    deployment: Deployment
+    copies: int
+    matched_rps: float
+    in_flight: float  # requests in flight at that rate, by Little's law
+
+
+def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Engines]:
+    """One replica of every way to run an engine that holds at least one request. Raises UsageError."""
+    request = workload.sent_input_tokens + workload.sent_output_tokens
+    if request > shape.max_context:
+        raise UsageError(
+            f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}: shorten --itl or --otl"
+        )
+    node = hardware.gpus_per_node
+    within = [Engines(tp=tp) for tp in TP_DEGREES if tp <= node]
+    across = [Engines(tp=node, pp=stages) for stages in range(2, 5)]
+    if shape.experts > 1:
+        across += [Engines(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
+    for wanted in (within, across):
+        found = [
+            of
+            for of in wanted
+            if of.gpus <= gpus
+            and shape.heads % of.tp == 0
+            and kv_capacity_tokens(hardware, shape, of.pool()) >= request
+        ]
+        if found:
+            return found
+    raise UsageError(
+        f"{shape.name} with a request of {request} tokens fits no TP degree of {TP_DEGREES} and no whole nodes with PP "
+        f"or expert parallel within {gpus} GPUs of {hardware.gpu}; give more GPUs or shorter requests"
+    )
+
+
+def units(shapes: Sequence[Engines], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
+    """Every unit within the GPUs that vLLM accepts, collocated ones first."""
+    for of in shapes:
+        fill = node if gpus % node == 0 and of.gpus <= node else gpus
+        yield Unit(of, fill // of.gpus, None, 0)
+    for prefill in shapes:
+        for decode in shapes:
+            one = Disaggregated(prefill=prefill.pool(), decode=decode.pool(), placement="spread")
+            try:
+                check_divisibility(Deployment(topology=one), shape)
+            except UsageError:
+                continue
+            for prefills in range(1, min(gpus // prefill.gpus, MOST_REPLICAS) + 1):
+                left = gpus - prefills * prefill.gpus
+                for decodes in range(1, min(left // decode.gpus, MOST_REPLICAS) + 1):
+                    if math.gcd(prefills, decodes) == 1:
+                        yield Unit(prefill, prefills, decode, decodes)
+
+
+def bounds(matcher: Matcher, shapes: Iterable[Engines], tpot_s: float | None) -> tuple[float, ...]:
+    """TPOT bounds at which units are compared: around the SLO's, or above the fastest decode step."""
+    if tpot_s is not None:
+        return tuple(share * tpot_s for share in TIGHTER)
+    fastest_s = min(matcher.step_s(of, 1) for of in shapes)
+    return (*(factor * fastest_s for factor in LOOSER), math.inf)
+
+
+def shortlist(
+    matcher: Matcher,
+    model: str,
+    view: ClusterView,
+    gpus: int,
+    shapes: Sequence[Engines],
+    tpot_s: float | None,
+    placement: PlacementKind | None,
+) -> tuple[list[Sized], int]:
+    """(deployments to simulate, number of units that fit).
+
+    All collocated ones; for each TPOT bound of `bounds` the units that serve most per GPU, no more than a few of
+    the same two kinds of engines; and the best of every two kinds that serves at least half of the most.
+    Everything returned has been placed.
+    """
+    node = matcher.hardware.gpus_per_node
+    every = [
+        unit
+        for unit in units(shapes, gpus, node, matcher.shape)
+        if unit.decode is None or placement != "pack" or unit.gpus <= node
+    ]
+    chosen: dict[Unit, Sized] = {}
+    refused: set[Unit] = set()
+
+    def take(unit: Unit) -> bool:
+        if unit not in chosen and unit not in refused:
+            sized = _sized(matcher, model, view, gpus, unit, tpot_s, placement)
+            if sized is None:
+                refused.add(unit)
+            else:
+                chosen[unit] = sized
+        return unit in chosen
+
+    for unit in every:
+        if unit.decode is None:
+            take(unit)
+    targets = bounds(matcher, shapes, tpot_s)
+    for bound_s in targets:
+        last = bound_s == targets[-1]
+        order: list[tuple[float, int, int, Unit]] = []
+        for unit in every:
+            if unit.decode is not None:
+                rps, _ = matcher.serves(unit, bound_s)
+                order.append((-rps * (gpus // unit.gpus) / gpus, unit.gpus, len(order), unit))
+        order.sort()
+        kept: dict[tuple[Engines, Engines | None], int] = {}
+        for value, _, _, unit in order:
+            if value == 0 and kept:
+                break
+            already = kept.get(unit.kind, 0)
+            among_best = sum(kept.values()) < PER_BOUND and already < PER_SHAPES
+            alone = last and not already and value <= order[0][0] / 2
+            if (among_best or alone) and take(unit):
+                kept[unit.kind] = already + 1
+    return list(chosen.values()), len(every)
+
+
+def _sized(
+    matcher: Matcher,
+    model: str,
+    view: ClusterView,
+    gpus: int,
+    unit: Unit,
+    tpot_s: float | None,
+    placement: PlacementKind | None,
+) -> Sized | None:
+    """The unit as a deployment, packed where one node takes it unless asked otherwise; None when it has no place."""
+    prefill = unit.prefill.pool(unit.prefills)
+    topology: Collocated | Disaggregated
+    if unit.decode is None:
+        topology = Collocated(pool=prefill)
+    else:
+        decode = unit.decode.pool(unit.decodes)
+        packs = unit.gpus <= matcher.hardware.gpus_per_node
+        topology = Disaggregated(prefill=prefill, decode=decode, placement=placement or ("pack" if packs else "spread"))
+    deployment = Deployment(model=model, topology=topology)
+    copies = copies_of(deployment, view, gpus)
+    if not copies:
+        return None
+    rps, in_flight = matcher.serves(unit, tpot_s or math.inf)
+    return Sized(deployment, copies, rps, in_flight)
+
+
+def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
+    """How many of it can be placed beside one another within ``gpus`` GPUs of the view, one after another.
+
+    Each is placed on the nodes in partial use that are emptiest and on as many free ones as it may need:
+    looking at every node of a large cluster for every copy would take long.
+    """
+    free, partial = list(view.engine_nodes), list[ClusterNode]()
+    node_gpus = max((len(node.slots) for node in free), default=1)
+    window = -(-deployment.gpus // node_gpus) + len(deployment.pools)
+    copies = 0
+    while copies < gpus // deployment.gpus:
+        partial.sort(key=lambda node: (-len(node.slots), node.id))
+        looked_at = partial[:WINDOW] + free[:window]
+        if not looked_at or not fits(deployment, narrowed := ClusterView(nodes=tuple(looked_at))):
+            break
+        copies += 1
+        used: dict[str, set[int]] = {}
+        for replica in place(deployment, narrowed).replicas:
+            for group in replica.groups:
+                for node_id, slots in group.slots.items():
+                    used.setdefault(node_id, set()).update(slots)
+        left = [
+            node.model_copy(update={"free_gpus": tuple(slot for slot in node.slots if slot not in used[node.id])})
+            if node.id in used
+            else node
+            for node in looked_at
+        ]
+        untouched = {node.id for node in free[:window]} - used.keys()
+        free = [node for node in left if node.id in untouched] + free[window:]
+        kept = partial[WINDOW:] + [node for node in left if node.id not in untouched]
+        partial = [node for node in kept if node.slots]
+    return copies

@@ -1,0 +1,191 @@
+"""`plan.py --predict FILE`: the rows of a CSV (`pdlab.plan.csv_rows`), and what is predicted for each.
+
+Rows that differ in the load alone are one sweep: they are simulated in ascending order on one
+deployment, caches carried from level to level where prompts repeat. A configuration that cannot run gets
+no figures and the reason; the other rows are predicted all the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pdlab.core.catalog import ModelShape, load_model
+from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.errors import UsageError
+from pdlab.core.vllm_limits import check_divisibility
+from pdlab.core.workload import Closed, Level
+from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, Asked
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.level import SimulatedLevel, figures
+from pdlab.sim.simulator import simulate
+
+SEEDS = (0, 1, 2, 3)
+PUBLISHED_LADDER = (4, 8, 16, 32, 48, 64)
+
+COLUMNS = (
+    "predicted_mean_tpot_ms",
+    "predicted_median_tpot_ms",
+    "predicted_mean_ttft_ms",
+    "predicted_median_ttft_ms",
+    "predicted_p99_ttft_ms",
+    "predicted_requests_per_s",
+    "predicted_output_tokens_per_s",
+    "predicted_output_tokens_per_s_per_node",
+    "predicted_mean_tpot_ms_low",
+    "predicted_mean_tpot_ms_high",
+    "predicted_mean_ttft_ms_low",
+    "predicted_mean_ttft_ms_high",
+    "predicted_requests_per_s_low",
+    "predicted_requests_per_s_high",
+)
+NOTE = "prediction_note"  # why a row has no figures, or what they leave out
+# Median absolute error -> standard deviation of a normal one -> 90 % of cases.
+TO_90 = 1.4826 * 1.6449
+
+
+def predict(asked: Sequence[Asked], hardware: Hardware, seeds: Sequence[int] = SEEDS) -> list[dict[str, Any]]:
+    """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError where none can run."""
+    sweeps: dict[tuple[str, ...], list[int]] = {}
+    for number, row in enumerate(asked):
+        sweeps.setdefault(row.sweep, []).append(number)
+    found: dict[int, dict[str, Any]] = {}
+    shapes = {row.deployment.model: _shape(row) for row in reversed(asked)}
+    for numbers in sweeps.values():
+        rows = [asked[number] for number in numbers]
+        deployment = rows[0].deployment
+        levels = _levels(rows)
+        try:
+            trials = [_trial(rows[0], levels, hardware, shapes[deployment.model], seed) for seed in seeds]
+        except UsageError as error:
+            note = f"cannot run: {error}"
+            found |= {number: {**dict.fromkeys(COLUMNS, ""), NOTE: note} for number in numbers}
+            continue
+        note = _caveat(deployment, hardware)
+        for number, row in zip(numbers, rows, strict=True):
+            at = levels.index(_level(row))
+            found[number] = {**_columns([trial[at] for trial in trials], deployment, hardware), NOTE: note}
+    if asked and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in found.values()):
+        raise UsageError(f"line {asked[0].line}, {asked[0].deployment.label}: {found[0][NOTE]}")
+    return [found[number] for number in range(len(asked))]
+
+
+def refused(asked: Sequence[Asked], found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for every row that has no figures."""
+    return [
+        f"line {row.line}, {row.deployment.label}: {columns[NOTE]}"
+        for row, columns in zip(asked, found, strict=True)
+        if not columns["predicted_requests_per_s"]
+    ]
+
+
+def _shape(row: Asked) -> ModelShape:
+    shape = load_model(row.deployment.model)
+    if shape is None:
+        raise UsageError(
+            f"line {row.line}: model {row.deployment.model!r} has no shape in configs/models/; add a file there"
+        )
+    return shape
+
+
+def _trial(
+    row: Asked, levels: Sequence[Level], hardware: Hardware, shape: ModelShape, seed: int
+) -> list[SimulatedLevel]:
+    """One seed of one sweep. Raises UsageError where vLLM would refuse the deployment or a request does not fit."""
+    check_divisibility(row.deployment, shape)
+    request = row.workload.sent_input_tokens + row.workload.sent_output_tokens
+    if request > shape.max_context:
+        raise UsageError(f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}")
+    link = row.link if isinstance(row.deployment.topology, Disaggregated) else None
+    return simulate(row.deployment, levels, row.workload, hardware, shape, seed=seed, prompts=row.prompts, link=link)
+
+
+def _caveat(deployment: Deployment, hardware: Hardware) -> str:
+    """What the prediction takes for granted and no node has."""
+    node = hardware.gpus_per_node
+    if deployment.mode == "pd-pack" and deployment.gpus > node:
+        return f"a pack of {deployment.gpus} GPUs fits no node of {node}: predicted as if one had them"
+    if (most := max(pool.tp for pool in deployment.pools.values())) > node:
+        return f"TP {most} spans nodes of {node} GPUs: its all-reduce is predicted as if NVLink joined them"
+    return ""
+
+
+def _level(row: Asked) -> Level:
+    return Level(load=row.load, num_requests=row.num_requests, seed=row.workload.seed)
+
+
+def _levels(rows: Iterable[Asked]) -> list[Level]:
+    """The sweep's levels in ascending order; with repeated prompts the published ladder's lower ones too,
+    since their prompts were served before (five per unit of concurrency)."""
+    levels = {_level(row) for row in rows}
+    asked = [level for level in levels if isinstance(level.load, Closed)]
+    first = next(iter(rows))
+    published = all(level.num_requests == PUBLISHED_PROMPTS * level.load.value for level in asked)
+    if asked and first.prompts == "repeated" and published:
+        highest = max(level.load.value for level in asked)
+        levels |= {
+            Level(load=Closed(concurrency=step), num_requests=PUBLISHED_PROMPTS * step, seed=first.workload.seed)
+            for step in PUBLISHED_LADDER
+            if step < highest
+        }
+    return sorted(levels, key=lambda level: (level.load.value, level.num_requests))
+
+
+def _columns(levels: Sequence[SimulatedLevel], deployment: Deployment, hardware: Hardware) -> dict[str, Any]:
+    means = [figures(level) for level in levels]
+    tpots = [tpot for tpot, _, _ in means if tpot is not None]
+    ttfts = [_ttft_ms(level) for level in levels]
+    medians = [
+        statistics.median(
+            (e - f) / (n - 1) * 1e3
+            for e, f, n in zip(level.finish_s, level.first_token_s, level.output_tokens, strict=True)
+        )
+        for level in levels
+        if level.output_tokens[0] > 1
+    ]
+    rps = statistics.fmean(rps for _, _, rps in means)
+    out = rps * levels[0].output_tokens[0]
+    tpot_ms = 1e3 * statistics.fmean(tpots) if tpots else None
+    ttft_ms = 1e3 * statistics.fmean(ttft for _, ttft, _ in means)
+    error = hardware.error
+    values: tuple[float | None, ...] = (
+        tpot_ms,
+        statistics.fmean(medians) if medians else None,
+        ttft_ms,
+        statistics.fmean(values[len(values) // 2] for values in ttfts),
+        statistics.fmean(values[min(int(0.99 * len(values)), len(values) - 1)] for values in ttfts),
+        rps,
+        out,
+        out * hardware.gpus_per_node / deployment.gpus,
+        *_interval(tpot_ms, error.tpot_percent if error else None),
+        *_interval(ttft_ms, error.ttft_percent if error else None),
+        *_interval(rps, error.requests_per_s_percent if error else None),
+    )
+    return {name: "" if value is None else f"{value:.5g}" for name, value in zip(COLUMNS, values, strict=True)}
+
+
+def _interval(value: float | None, percent: float | None) -> tuple[float | None, float | None]:
+    """Where 90 % of measured values are expected, from the held-out median error; unknown stays unknown."""
+    if value is None or percent is None:
+        return None, None
+    factor = math.exp(TO_90 * percent / 100)
+    return value / factor, value * factor
+
+
+def _ttft_ms(level: SimulatedLevel) -> list[float]:
+    return sorted(1e3 * (f - a) for f, a in zip(level.first_token_s, level.arrival_s, strict=True))
+
+
+def render(header: Sequence[str], rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as they came, in their order, with the predictions behind them."""
+    kept = [name for name in header if name not in (*COLUMNS, NOTE)]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*kept, *COLUMNS, NOTE], extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row, columns in zip(rows, found, strict=True):
+        writer.writerow({**row, **columns})
+    return out.getvalue()

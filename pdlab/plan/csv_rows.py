@@ -1,0 +1,363 @@
+"""The CSV that `plan.py --predict` reads: configurations and loads, one per row -> `Asked`. Pure.
+
+Columns and their meaning: docs/planning.md. People write such tables in many ways, so other names of a column,
+empty cells, comments and other delimiters are taken; what cannot be understood without guessing a TP degree or a
+number of replicas is refused with its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed, Load, Open, Workload
+from pdlab.results.published_folders import PUBLISHED_NODE_GPUS, parse_name
+from pdlab.sim.kv_transfer import LinkKind
+from pdlab.sim.simulator import Prompts
+
+PUBLISHED_PROMPTS = 5  # per unit of concurrency
+MOST_REQUESTS = 2_000_000  # of one level: about a minute of simulation
+
+# Our name -> other names under which people write the column.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "config": ("label", "configuration", "experiment", "name", "exp"),
+    "mode": ("topology", "kind", "deployment_mode", "serving_mode"),
+    "placement": ("strategy", "placement_strategy"),
+    "num": ("replicas", "n", "c_num", "collocated_replicas", "num_replicas", "c_replicas", "collocated_num"),
+    "tp": ("c_tp", "collocated_tp", "tensor_parallel", "tp_size", "tensor_parallel_size"),
+    "dp": ("c_dp", "collocated_dp"),
+    "pp": ("c_pp", "collocated_pp"),
+    "ep": ("c_ep", "collocated_ep", "expert_parallel", "enable_expert_parallel"),
+    **{
+        f"{p}_{field}": tuple(
+            other.format(p=p, role=role)
+            for other in ("{role}_" + field, field + "_{p}", field + "_{role}", "{p}" + field, *more)
+        )
+        for p, role in (("p", "prefill"), ("d", "decode"))
+        for field, more in {
+            "num": (
+                "{p}_replicas",
+                "{role}_replicas",
+                "{role}_num_replicas",
+                "num_{role}_replicas",
+                "replicas_{p}",
+                "n_{p}",
+                "n{p}",
+                "{p}",
+            ),
+            "tp": ("{p}_tp_size", "{role}_tensor_parallel", "{p}_tensor_parallel"),
+            "dp": (),
+            "pp": (),
+            "ep": ("{role}_expert_parallel", "{p}_expert_parallel"),
+        }.items()
+    },
+    "itl": ("isl", "input_tokens", "input_len", "input_length"),
+    "otl": ("osl", "output_tokens", "output_len", "output_length"),
+    "concurrency": ("max_concurrency", "conc"),
+    "request_rate": ("rate", "rate_rps", "rps"),
+    "num_prompts": ("prompts_per_level", "num_requests", "requests"),
+    "prompts": (
+        "reused_prompts",
+        "reused_prompt_policy",
+        "reused_prompts_policy",
+        "reuse_policy",
+        "reuse_prompts",
+        "prompt_policy",
+        "prompt_reuse",
+        "reuse",
+    ),
+    "link": ("transport", "wire", "kv_link"),
+    "model": (),
+}
+COUNTS = {f"{prefix}{field}" for prefix in ("", "p_", "d_") for field in ("num", "tp", "dp", "pp")}
+EMPTY = {"", "-", "nan", "none", "null", "na", "n/a"}
+MODES = {
+    "collocated": ("collocated", "colocated", "co-located", "collocate", "aggregated", "agg"),
+    "pd": ("pd", "p-d", "disaggregated", "disagg", "pd-disaggregated", "prefill-decode"),
+    "pd-pack": ("pd-pack", "pack"),
+    "pd-spread": ("pd-spread", "spread"),
+}
+YES, NO = {"1", "1.0", "true", "yes", "ep", "on"}, {"0", "0.0", "false", "no", "off"}
+REPEATED = {
+    *("repeated", "repeat", "reused", "reuse", "shared", "same", "same-seed", "as-measured", "published"),
+    *("yes", "true", "1", "1.0"),
+}
+FRESH = {"fresh", "distinct", "unique", "new", "none", "no", "false", "0", "0.0"}
+LINKS: dict[str, LinkKind | None] = {
+    "": None,
+    "auto": None,
+    "ucx": None,
+    "nvlink": "nvlink",
+    "cuda-ipc": "nvlink",
+    "srd": "srd",
+    "efa": "srd",
+    "efa/srd": "srd",
+    "efa-srd": "srd",
+    "tcp": "tcp",
+}
+
+
+class Asked(NamedTuple):
+    """One row, understood. ``line`` is its line in the file."""
+
+    line: int
+    deployment: Deployment
+    workload: Workload
+    load: Load
+    num_requests: int
+    prompts: Prompts
+    link: LinkKind | None
+
+    @property
+    def sweep(self) -> tuple[str, ...]:
+        """Rows of one sweep have the same."""
+        text = self.deployment.model_dump_json()
+        return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind)
+
+
+def read(text: str, source: str, model: str = "gpt-oss-120b") -> tuple[list[str], list[dict[str, str]], list[Asked]]:
+    """(header, rows as they are, rows understood). Raises UsageError naming the line and the column."""
+    numbered = _lines(text.lstrip("\ufeff"), source)
+    if not numbered:
+        raise UsageError(f"{source}: empty; the first line names the columns (docs/planning.md)")
+    header = [name.strip() for name in numbered[0][1]]
+    known = _known(header, source)
+    rows, asked = [], []
+    for line, cells in numbered[1:]:
+        where = f"{source}, line {line}"
+        if any(cell.strip() for cell in cells[len(header) :]):
+            raise UsageError(f"{where}: {len(cells)} cells for {len(header)} columns; quote a cell that has a comma")
+        row = dict(zip(header, [*cells, *[""] * len(header)], strict=False))
+        rows.append(row)
+        asked.append(_understood(line, {"model": model} | _cells(row, known), where))
+    if not rows:
+        raise UsageError(f"{source}: has a header and no rows")
+    return header, rows, asked
+
+
+def _lines(text: str, source: str) -> list[tuple[int, list[str]]]:
+    """(line number, cells) of every line that is neither empty nor a comment."""
+    head = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    reader = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=head.count))
+    try:
+        found = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise UsageError(f"{source}, line {reader.line_num}: not a CSV ({error})") from error
+    return [(n, cells) for n, cells in found if any(c.strip() for c in cells) and not cells[0].lstrip().startswith("#")]
+
+
+def _known(header: Sequence[str], source: str) -> dict[str, str]:
+    """Our column name -> the file's."""
+    plain: dict[str, str] = {}
+    for name in header:
+        key = name.strip().lower().replace("-", "_").replace(" ", "_")
+        if key and key in plain:
+            raise UsageError(f"{source}: column {name!r} is there twice; keep one")
+        plain[key] = name
+    known = {}
+    for name, others in ALIASES.items():
+        for candidate in (name, *others):
+            if candidate in plain:
+                known[name] = plain[candidate]
+                break
+    if not {"mode", "config", "tp", "p_tp"} & set(known):
+        raise UsageError(
+            f"{source}: no column says the configuration; give mode with num and tp or p_num, p_tp, d_num, d_tp, "
+            f"or config with labels such as pd-pack-p1xtp2-d1xtp4 (found: {', '.join(header)})"
+        )
+    if "concurrency" not in known and "request_rate" not in known:
+        raise UsageError(f"{source}: no column concurrency or request_rate (found: {', '.join(header)})")
+    return known
+
+
+def _cells(row: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """Our name -> cell, those that say nothing left out."""
+    cells = {name: row[column].strip() for name, column in known.items()}
+    blank = {name: {""} if name == "prompts" else EMPTY for name in cells}
+    return {name: cell for name, cell in cells.items() if cell.lower() not in blank[name]}
+
+
+def _understood(line: int, cells: Mapping[str, str], where: str) -> Asked:
+    topology = _topology(cells, where)
+    workload = Workload(input_tokens=_whole(cells, "itl", where, 5000), output_tokens=_whole(cells, "otl", where, 250))
+    load: Load
+    if "concurrency" in cells:
+        load = Closed(concurrency=_whole(cells, "concurrency", where, 1))
+        requests = _whole(cells, "num_prompts", where, PUBLISHED_PROMPTS * load.concurrency)
+    elif "request_rate" in cells:
+        rate = _real(cells, "request_rate", where)
+        load = Open(rate_rps=rate)
+        requests = _whole(cells, "num_prompts", where, max(round(64 * rate), 64))
+    else:
+        raise UsageError(f"{where}: neither concurrency nor request_rate is given")
+    if requests > MOST_REQUESTS:
+        raise UsageError(f"{where}: num_prompts {requests} is too many to simulate; use at most {MOST_REQUESTS}")
+    policy = _word(cells, "prompts", "repeated")
+    if policy not in {*REPEATED, *FRESH, "nan"}:
+        raise UsageError(f"{where}: prompts {cells['prompts']!r} is not known; use repeated or fresh")
+    wire = _word(cells, "link")
+    if wire not in LINKS:
+        raise UsageError(f"{where}: link {cells['link']!r} is not known; use nvlink, srd, tcp, or leave it empty")
+    return Asked(
+        line=line,
+        deployment=Deployment(model=cells["model"], topology=topology),
+        workload=workload,
+        load=load,
+        num_requests=requests,
+        prompts="fresh" if policy in FRESH else "repeated",
+        link=LINKS[wire],
+    )
+
+
+def _word(cells: Mapping[str, str], name: str, default: str = "") -> str:
+    return cells.get(name, default).lower().replace("_", "-").replace(" ", "-")
+
+
+def _topology(cells: Mapping[str, str], where: str) -> Collocated | Disaggregated:
+    named = cells.get("config", "")
+    sized = any(_count(cells, name) for name in COUNTS)
+    mode = _mode(cells, where)
+    labelled = cells.get("mode", "") if _looks_like_label(cells.get("mode", "")) else ""
+    told = None if sized else _from_label(named or labelled, where)
+    if isinstance(told, Collocated):
+        if mode not in ("", "collocated"):
+            raise UsageError(f"{where}: mode {mode} contradicts the configuration {named!r}, which is collocated")
+        return told
+    if not mode:
+        split = told is not None or any(_count(cells, f"{p}_{field}") for p in "pd" for field in ("num", "tp"))
+        mode = "pd" if split else "collocated"
+    if mode == "collocated":
+        if told is not None:
+            raise UsageError(f"{where}: mode collocated contradicts the configuration {named!r}, which is PD")
+        pool = _shared_pool(cells, where)
+        _agrees(named, (pool,), where)
+        return Collocated(pool=pool)
+    pools = (told.prefill, told.decode) if told else (_pool(cells, "p_", where), _pool(cells, "d_", where))
+    _agrees(named, pools, where)
+    placement = _placement(cells, mode, named, sum(pool.gpus for pool in pools), where, told)
+    return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement)
+
+
+def _agrees(named: str, pools: tuple[Pool, ...], where: str) -> None:
+    """A name that is a configuration must be the one of the columns (its flags may be told by these alone)."""
+    try:
+        told = _from_label(named, where)
+    except UsageError:
+        return  # a name like any other
+    parts = (told.pool,) if isinstance(told, Collocated) else (told.prefill, told.decode)
+    sizes = [[(p.replicas, p.tp, p.pp, p.dp) for p in each] for each in (parts, pools)]
+    if sizes[0] != sizes[1]:
+        found = "-".join(pool.label for pool in pools)
+        raise UsageError(f"{where}: the configuration {named!r} contradicts the columns, which say {found}")
+
+
+def _mode(cells: Mapping[str, str], where: str) -> str:
+    """One of MODES, or empty where the row does not say."""
+    word = _word(cells, "mode")
+    mode = next((mode for mode, words in MODES.items() if word in words), None)
+    if mode is None and word and _looks_like_label(cells["mode"]):
+        return ""
+    if mode is None and word:
+        raise UsageError(f"{where}: mode {cells['mode']!r} is not known; use collocated, pd-pack or pd-spread")
+    return mode or ""
+
+
+def _looks_like_label(text: str) -> bool:
+    try:
+        parse_label(text)
+    except UsageError:
+        return False
+    return True
+
+
+def _placement(
+    cells: Mapping[str, str], mode: str, named: str, gpus: int, where: str, told: Disaggregated | None
+) -> PlacementKind:
+    """What mode, the column placement, the configuration's name or the link say, in this order; else what fits."""
+    word = _word(cells, "placement").removeprefix("pd-")
+    if word not in ("", "any", "pack", "spread", "collocated"):
+        raise UsageError(f"{where}: placement {cells['placement']!r} is not known; use pack or spread")
+    said = [kind for kind in ("pack", "spread") if kind in (mode.removeprefix("pd-"), word)]
+    if len(said) > 1:
+        raise UsageError(f"{where}: mode {mode} contradicts placement {word}")
+    for kind in said or [kind for kind in ("pack", "spread") if kind in named.lower()]:
+        return "pack" if kind == "pack" else "spread"
+    if told is not None:
+        return told.placement
+    if LINKS.get(_word(cells, "link")) is not None:
+        return "pack" if LINKS[_word(cells, "link")] == "nvlink" else "spread"
+    return "pack" if gpus <= PUBLISHED_NODE_GPUS else "spread"
+
+
+def _from_label(label: str, where: str) -> Collocated | Disaggregated:
+    if not label:
+        raise UsageError(f"{where}: no TP degree is given; give tp, or p_tp and d_tp, or a configuration in config")
+    try:
+        return parse_label(label)
+    except UsageError as error:
+        topology = parse_name(label).topology
+        if topology is None:
+            raise UsageError(f"{where}: {error}") from error
+        return topology
+
+
+def _count(cells: Mapping[str, str], name: str) -> str:
+    """The cell of a number of replicas or ranks; a zero says nothing, where the row is of the other mode."""
+    cell = cells.get(name, "")
+    return "" if cell.strip("0.") == "" else cell
+
+
+def _shared_pool(cells: Mapping[str, str], where: str) -> Pool:
+    """A collocated row says its pool in num and tp, or where there are only columns of P and D, in one of these."""
+    merged: dict[str, str] = {}
+    for field in ("num", "tp", "dp", "pp", "ep"):
+        read = cells.get if field == "ep" else lambda name: _count(cells, name)
+        own = read(field)
+        others = {cell for p in "pd" if (cell := read(f"{p}_{field}"))}
+        if not own and len(others) > 1:
+            raise UsageError(
+                f"{where}: collocated, but p_{field} is {read('p_' + field)} and d_{field} {read('d_' + field)}; "
+                f"give {field}, or leave one of them empty"
+            )
+        if value := own or next(iter(others), None):
+            merged[field] = value
+    return _pool(merged, "", where)
+
+
+def _pool(cells: Mapping[str, str], prefix: str, where: str) -> Pool:
+    own = {
+        field: cell
+        for field in ("num", "tp", "dp", "pp", "ep")
+        if (cell := cells.get(f"{prefix}{field}") or ("" if field == "num" else cells.get(field)))
+    }
+    if not {"tp", "dp", "pp"} & set(own):
+        raise UsageError(f"{where}: no TP degree is given; give {prefix}tp")
+    flag = own.get("ep", "0").lower()
+    if flag not in YES | NO:
+        raise UsageError(f"{where}: {prefix}ep {flag!r} is not a flag; use 0 or 1")
+    number = {field: _whole(own, field, where, 1, shown=f"{prefix}{field}") for field in ("num", "tp", "dp", "pp")}
+    return Pool(replicas=number["num"], tp=number["tp"], dp=number["dp"], pp=number["pp"], expert_parallel=flag in YES)
+
+
+def _whole(cells: Mapping[str, str], name: str, where: str, default: int, shown: str | None = None) -> int:
+    if name not in cells:
+        return default
+    value = _real(cells, name, where, shown)
+    if value != int(value):
+        raise UsageError(f"{where}: {shown or name} {cells[name]!r} must be a whole number")
+    return int(value)
+
+
+def _real(cells: Mapping[str, str], name: str, where: str, shown: str | None = None) -> float:
+    try:
+        value = float(cells[name])
+    except ValueError as error:
+        raise UsageError(f"{where}: {shown or name} {cells[name]!r} is not a number") from error
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(f"{where}: {shown or name} {cells[name]!r} must be above 0")
+    return value

@@ -1,0 +1,131 @@
+"""From a plan to a measurement: commands, configuration files, pictures."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdlab.core.catalog import ModelShape, load_cluster
+from pdlab.core.deployment import Deployment, launch_flags
+from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import to_yaml
+from pdlab.core.workload import Closed, Workload
+from pdlab.placement.place import fits
+from pdlab.plan.accuracy import Measured
+from pdlab.plan.planner import Candidate
+from pdlab.results.schema import Experiment, Manifest
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.level import to_run
+from pdlab.sim.simulator import simulate
+
+PREDICTED = "predicted"
+APART = 1.2  # levels of a sweep differ by at least this factor
+
+
+def commands(
+    best: Sequence[Candidate], workload: Workload, node: str | None, folder: Path | None, compare_flags: str = ""
+) -> str:
+    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises UsageError.
+
+    ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: what this plan was
+    told of model and hardware, for the comparison must rest on the same.
+    """
+    if not best:
+        return "Nothing to hand over: no deployment meets the SLO."
+    lines = ["To measure them (one copy each):" if any(c.copies > 1 for c in best) else "To measure them:"]
+    for candidate in best:
+        deployment = candidate.deployment
+        launch = f"python launch_gptoss.py {launch_flags(deployment)}"
+        if folder is not None:
+            path = folder / f"{deployment.label}.yaml"
+            _write(path, to_yaml(deployment.model_copy(update={"name": deployment.label})))
+            launch = f"python launch_gptoss.py --config {shlex.quote(str(path))}"
+        loads = ",".join(map(str, sweep_levels(candidate)))
+        kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
+        cluster = cluster_for(deployment, node) if node else None
+        launch += "" if node else " --local"
+        if cluster or not node:
+            lines.append(f"  {launch}{f' --cluster {cluster}' if cluster else ''} --dry-run")
+        lines += [
+            f"  {launch} --detach",
+            f"  ./run_bm.sh -e {deployment.label} {kind} --itl {workload.input_tokens} --otl {workload.output_tokens}",
+        ]
+    folders = " ".join(f"bm_results/{candidate.deployment.label}" for candidate in best)
+    compare = f"  python plan.py{compare_flags} --compare {folders}"
+    return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
+
+
+def sweep_levels(candidate: Candidate) -> list[int]:
+    """Concurrencies worth measuring: the best one, and of the simulated ones those that stand apart from it."""
+    loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
+    kept = [candidate.shown.load.concurrency] if isinstance(candidate.shown.load, Closed) else []
+    for load in loads:
+        if all(max(load, other) >= APART * min(load, other) for other in kept):
+            kept.append(load)
+    return sorted(kept)
+
+
+def cluster_for(deployment: Deployment, node: str) -> str | None:
+    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None when none does."""
+    found = []
+    for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
+        view = load_cluster(path.stem)
+        if fits(deployment, view):
+            found.append((len(view.nodes), path.stem))
+    return min(found)[1] if found else None
+
+
+def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
+    """Candidates as experiments of simulated runs, for the plots and tables of viz."""
+    return [
+        Experiment(
+            name=f"{candidate.deployment.label} {PREDICTED}",
+            manifest=Manifest(
+                origin="simulated",
+                label=candidate.deployment.label,
+                deployment=candidate.deployment,
+                gpus=candidate.deployment.gpus,
+                workload=workload,
+            ),
+            runs=tuple(to_run(o.level, candidate.deployment.label, workload) for o in candidate.outcomes),
+        )
+        for candidate in candidates
+    ]
+
+
+def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int, whole: bool) -> Experiment:
+    """The levels of a measured experiment, simulated as they were measured; with ``whole`` no steady window."""
+    levels = simulate(
+        experiment.deployment,
+        experiment.levels,
+        experiment.workload,
+        hardware,
+        shape,
+        seed=seed,
+        prompts=experiment.prompts,
+    )
+    label = experiment.deployment.label
+    return Experiment(
+        name=f"{experiment.name} {PREDICTED}",
+        manifest=Manifest(
+            origin="simulated",
+            label=label,
+            deployment=experiment.deployment,
+            gpus=experiment.deployment.gpus,
+            workload=experiment.workload,
+        ),
+        runs=tuple(
+            run.model_copy(update={"steady": None}) if whole else run
+            for run in (to_run(level, label, experiment.workload) for level in levels)
+        ),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {path.parent}: cannot be written ({error.strerror})") from error

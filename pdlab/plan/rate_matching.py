@@ -1,0 +1,221 @@
+"""Rate matching without queues: what prefill and decode replicas serve alone, from step times. Pure.
+
+- **Prefill**: as many prompts per step as the token budget takes, chunks of it for longer ones. With a TTFT
+  bound it runs at the share of that rate at which nine of ten requests still wait short enough:
+  wait(p90) = ln 10 x W, W = s rho^(sqrt(2(c+1)) - 1) / (2 c (1 - rho)), the mean wait of M/D/c (Sakasegawa's
+  approximation of M/M/c, halved for constant service).
+- **Decode**: the largest batch B whose step is within the TPOT bound (or that KV memory holds); of n output
+  tokens each, (n - 1) step(B) / B apart.
+- **Collocated**: prefill stands in decode's way. A request costs its prefill p and its share of decode steps,
+  p + (n - 1) step(B) / B, and by Little's law its TPOT is step(B) + B p / (n - 1).
+
+The planner uses it to choose what to simulate, and prints it beside the simulation as a check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.workload import Workload
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.step_time import StepCosts, kv_capacity_tokens, step_costs
+
+
+class Rates(NamedTuple):
+    """Service rates of one replica, requests/s: prefill alone, and decode alone within the TPOT bound."""
+
+    prefill_rps: float
+    decode_rps: float
+    decode_batch: int  # sequences of one engine at that rate
+
+    @property
+    def matched(self) -> str:
+        """P:D at which neither waits for the other."""
+        if self.decode_rps <= 0:
+            return "none: decode misses the SLO"
+        ratio = self.decode_rps / self.prefill_rps
+        return f"{ratio:.1f}:1" if ratio >= 1 else f"1:{1 / ratio:.1f}"
+
+
+class Engines(NamedTuple):
+    """How one replica is split over GPUs; a key of tables, which a `Pool` cannot be."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    expert_parallel: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def engines(self) -> int:
+        """Batches that one replica works on at the same time: DP ranks x pipeline stages."""
+        return self.dp * self.pp
+
+    def pool(self, replicas: int = 1) -> Pool:
+        return Pool(replicas=replicas, tp=self.tp, pp=self.pp, dp=self.dp, expert_parallel=self.expert_parallel)
+
+
+def engines_of(pool: Pool) -> Engines:
+    return Engines(pool.tp, pool.pp, pool.dp, pool.expert_parallel)
+
+
+class Unit(NamedTuple):
+    """P:D replicas of two kinds; ``decode`` None is a collocated pool."""
+
+    prefill: Engines
+    prefills: int
+    decode: Engines | None
+    decodes: int
+
+    @property
+    def gpus(self) -> int:
+        return self.prefill.gpus * self.prefills + (self.decode.gpus * self.decodes if self.decode else 0)
+
+    @property
+    def kind(self) -> tuple[Engines, Engines | None]:
+        return self.prefill, self.decode
+
+
+class Matcher:
+    """Rates of engine shapes for one model, GPU and workload; every figure is computed once."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        shape: ModelShape,
+        workload: Workload,
+        prefix_hit_rate: float = 0.0,
+        ttft_s: float | None = None,
+    ) -> None:
+        self.hardware, self.shape, self.ttft_s = hardware, shape, ttft_s
+        self.tokens, self.outputs = workload.sent_input_tokens, workload.sent_output_tokens
+        hit = int(self.tokens * prefix_hit_rate) // hardware.block_tokens * hardware.block_tokens
+        self.computed = max(self.tokens - hit, 1)
+        self.costs = lru_cache(maxsize=None)(self._costs)
+        self.prefill = lru_cache(maxsize=None)(self._prefill)
+        self.decode = lru_cache(maxsize=None)(self._decode)
+        self.collocated = lru_cache(maxsize=None)(self._collocated)
+
+    def _costs(self, of: Engines) -> StepCosts:
+        return step_costs(self.hardware, self.shape, of.pool())
+
+    def room(self, of: Engines) -> int:
+        """Requests whose KV one engine holds."""
+        return int(kv_capacity_tokens(self.hardware, self.shape, of.pool()) // (self.tokens + self.outputs))
+
+    def step_s(self, of: Engines, batch: int) -> float:
+        """One decode step of one engine, contexts half grown."""
+        return self.costs(of).step_s(batch, 0, self.tokens + self.outputs / 2)
+
+    def prefill_s(self, of: Engines) -> float:
+        """Seconds of one prompt alone on one engine."""
+        budget = self.hardware.step_tokens
+        chunks = [budget] * (self.computed // budget) + [self.computed % budget]
+        before = self.tokens - self.computed
+        total_s = 0.0
+        for chunk in chunks:
+            if chunk:
+                total_s += self.costs(of).step_s(0, chunk, before + chunk / 2)
+                before += chunk
+        return total_s
+
+    def _prefill(self, of: Engines) -> float:
+        """Requests/s of one replica that does nothing but prefill, never idle."""
+        together = max(self.hardware.step_tokens // self.computed, 1)
+        alone_s = self.prefill_s(of)
+        if together > 1:
+            context = self.tokens - self.computed / 2
+            alone_s = self.costs(of).step_s(0, together * self.computed, context) / together
+        return of.engines / alone_s
+
+    def share(self, of: Engines, replicas: int) -> float:
+        """Share of `prefill` at which p90 of TTFT is within its bound; 0 when not even an idle system is."""
+        if self.ttft_s is None:
+            return 1.0
+        serves_s = self.prefill_s(of)
+        spare_s = self.ttft_s - serves_s
+        if spare_s <= 0:
+            return 0.0
+        servers = replicas * of.engines
+
+        def waits_s(load: float) -> float:
+            mean_s: float = serves_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / (2 * servers * (1 - load))
+            return math.log(10) * mean_s
+
+        low, high = 0.0, 0.999
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (middle, high) if waits_s(middle) <= spare_s else (low, middle)
+        return low
+
+    def _decode(self, of: Engines, tpot_s: float) -> tuple[float, int]:
+        """(requests/s of one replica within the bound, batch of one engine); (0, 0) when a batch of one misses it."""
+        batch = self._largest(of, lambda b: self.step_s(of, b), tpot_s)
+        if batch == 0:
+            return 0.0, 0
+        stays_s = max(self.outputs - 1, 1) * self.step_s(of, batch)
+        return of.engines * batch / stays_s, batch
+
+    def _collocated(self, of: Engines, tpot_s: float) -> tuple[float, int]:
+        """(requests/s of one replica within the bound, batch of one engine)."""
+        steps = max(self.outputs - 1, 1)
+        context = self.tokens + self.outputs / 2
+        costs, alone_s = self.costs(of), self.prefill_s(of)
+        # A chunk joins a step that runs anyway.
+        chunks = -(-self.computed // self.hardware.step_tokens)
+        adds_s = max(alone_s - chunks * costs.step_s(0, 0, context), 0.0)
+        batch = self._largest(of, lambda b: self.step_s(of, b) + b * adds_s / steps, tpot_s)
+        if batch == 0:
+            return 0.0, 0
+        takes_s = adds_s + steps * self.step_s(of, batch) / batch
+        return of.engines / takes_s, batch
+
+    def _largest(self, of: Engines, tpot_of: Callable[[int], float], bound_s: float) -> int:
+        low, high = 0, max(self.room(of), 1)
+        while low < high:  # TPOT grows with the batch
+            middle = (low + high + 1) // 2
+            if tpot_of(middle) <= bound_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def rates(self, prefill: Engines, decode: Engines, tpot_s: float) -> Rates:
+        """One replica of each role, alone."""
+        decode_rps, batch = self.decode(decode, tpot_s)
+        return Rates(self.prefill(prefill), decode_rps, batch)
+
+    def serves(self, unit: Unit, tpot_s: float) -> tuple[float, float]:
+        """(requests/s of one copy, its requests in flight) by rate matching; (0, 0) when a bound cannot be met."""
+        prefill_s = self.prefill_s(unit.prefill)
+        if unit.decode is None:
+            one_rps, batch = self.collocated(unit.prefill, tpot_s)
+            limit = self.prefill(unit.prefill) * self.share(unit.prefill, unit.prefills)
+            rps = unit.prefills * min(one_rps, limit)
+            engines = unit.prefills * unit.prefill.engines
+            return rps, (batch * engines + rps * prefill_s if rps else 0.0)
+        one_rps, batch = self.decode(unit.decode, tpot_s)
+        supply = unit.prefills * self.prefill(unit.prefill) * self.share(unit.prefill, unit.prefills)
+        rps = min(supply, unit.decodes * one_rps)
+        engines = unit.decodes * unit.decode.engines
+        busy = rps / (unit.decodes * one_rps) if one_rps else 0.0
+        waits_s = 2 * prefill_s if self.ttft_s is None else min(2 * prefill_s, self.ttft_s)
+        return rps, busy * batch * engines + rps * waits_s
+
+
+def unit_of(deployment: Deployment) -> Unit:
+    """The unit that a deployment is one copy of."""
+    pools = deployment.pools
+    first = pools.get("prefill") or pools["collocated"]
+    decode = pools.get("decode")
+    return Unit(
+        engines_of(first), first.replicas, engines_of(decode) if decode else None, decode.replicas if decode else 0
+    )

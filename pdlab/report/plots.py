@@ -1,0 +1,435 @@
+"""Curves as one picture: TPOT and TTFT against load, and throughput against latency.
+
+The only module that knows matplotlib, and it is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdlab.analysis.curves import Curve, LoadKind, Metric, Point, Statistic, View
+from pdlab.analysis.intervals import Estimate
+from pdlab.analysis.ranking import Spot, frontier, own, spots
+from pdlab.core import text as core_text
+from pdlab.core.deployment import Pool
+from pdlab.core.errors import StoreError
+from pdlab.report import tables
+from pdlab.report.label_layout import Box, along, around, fit
+from pdlab.report.style import STYLE_FILE, Style, styles, text_color
+
+# All sizes in inches.
+LOAD_PANEL = (3.55, 2.75)
+MAIN_PANEL = (8.3, 6.35)
+MARGIN_LEFT, MARGIN_RIGHT, BETWEEN, ABOVE = 0.85, 0.25, 0.95, 1.15
+AXIS_LABELS = 0.62
+LEGEND_ROW, FOOTNOTE_ROW, CHAR = 0.21, 0.19, 0.082
+LEGEND_ROWS = 6
+MAX_FOOTNOTES = 12
+TAIL: Statistic = "p99"
+
+LOAD_NAMES: dict[LoadKind, str] = {
+    "concurrency": "concurrency (requests in flight, whole deployment)",
+    "rate": "request rate (requests/s, whole deployment)",
+    "ramp": "rate at the end of a ramp (requests/s, whole deployment)",
+}
+INK, SOFT, FRONTIER = "#222222", "#666666", "#fbeeb0"
+
+
+class Band(NamedTuple):
+    """How far a predicted curve may be off: relative half-widths of its latencies."""
+
+    tpot: float
+    ttft: float
+
+    def sides(self, found: Sequence[tuple[float, float, Point]], metric: Metric) -> list[tuple[float, float, float]]:
+        """(other axis, low, high) around (other axis, latency, point); higher is a factor, lower its inverse."""
+        error = 1 + (self.tpot if metric == "tpot" else self.ttft)
+        return [(other, value / error, value * error) for other, value, point in found if point.valid]
+
+
+class _Drawn(NamedTuple):
+    """What every panel needs: curves, how each looks, the view, the scales, bands by curve name."""
+
+    curves: Sequence[Curve]
+    styles: Sequence[Style]
+    view: View
+    log_latency: bool
+    log_load: bool
+    bands: Mapping[str, Band]
+
+
+def draw(
+    curves: Sequence[Curve],
+    view: View,
+    path: Path,
+    *,
+    log_latency: bool = False,
+    log_load: bool = False,
+    bands: Mapping[str, Band] | None = None,
+    notes: Sequence[str] | None = None,
+    remarks: Sequence[str] = (),
+) -> None:
+    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
+
+    ``bands``: of predicted curves by name, in place of those from repeats; ``notes``: footnotes in place of the
+    usual ones; ``remarks``: what a reader must see first, above the footnotes and darker.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn = _Drawn(curves, styles(curves), view, log_latency, log_load, bands or {})
+    kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in own(curves))]
+    legend = _legend_columns(drawn)
+    above = _wrapped(remarks)
+    footnotes = _footnotes(notes) if notes is not None else usual_footnotes(curves, view)
+    footnotes = [*above, *footnotes]
+    legend_in = LEGEND_ROW * (max(len(column) for column in legend) + 0.6)
+    footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
+    columns = [(kind, view.statistic) for kind in kinds]
+    # Tails beside the medians; with two kinds of load the picture would grow too wide, the tables have them.
+    if len(kinds) == 1 and view.statistic != TAIL and any(_has_tail(curve) for curve in curves):
+        columns.append((kinds[0], TAIL))
+    left_in = MARGIN_LEFT + len(columns) * (LOAD_PANEL[0] + BETWEEN)
+    size = (
+        left_in + MAIN_PANEL[0] + MARGIN_RIGHT,
+        ABOVE + MAIN_PANEL[1] + AXIS_LABELS + legend_in + footnotes_in,
+    )
+    with plt.style.context(STYLE_FILE):
+        figure = plt.figure(figsize=size)
+        try:
+            bottom_in = AXIS_LABELS + legend_in + footnotes_in
+
+            def panel(x: float, y: float, width: float, height: float) -> Any:
+                return figure.add_axes((x / size[0], y / size[1], width / size[0], height / size[1]))
+
+            for i, (kind, statistic) in enumerate(columns):
+                x = MARGIN_LEFT + i * (LOAD_PANEL[0] + BETWEEN)
+                shown = drawn._replace(view=view.model_copy(update={"statistic": statistic}))
+                _load_panel(panel(x, bottom_in + MAIN_PANEL[1] - LOAD_PANEL[1], *LOAD_PANEL), shown, kind, "tpot")
+                _load_panel(panel(x, bottom_in, *LOAD_PANEL), shown, kind, "ttft")
+            _main_panel(panel(left_in, bottom_in, *MAIN_PANEL), drawn)
+            _legend(panel(MARGIN_LEFT, footnotes_in, size[0] - MARGIN_LEFT - MARGIN_RIGHT, legend_in), legend)
+            figure.text(MARGIN_LEFT / size[0], 1 - 0.28 / size[1], _title(drawn), size=14, weight="bold", va="top")
+            figure.text(MARGIN_LEFT / size[0], 1 - 0.56 / size[1], _subtitle(drawn), size=9.5, color=SOFT, va="top")
+            for i, line in enumerate(footnotes):
+                y = footnotes_in - FOOTNOTE_ROW * (i + 0.6)
+                look = {"color": INK, "weight": "bold"} if i < len(above) else {"color": SOFT}
+                figure.text(MARGIN_LEFT / size[0], y / size[1], line, size=8.2, va="top", **look)
+            _save(figure, path)
+        finally:
+            plt.close(figure)
+
+
+def _has_tail(curve: Curve) -> bool:
+    return any(point.ms(metric, TAIL) is not None for point in curve.points for metric in ("ttft", "tpot"))
+
+
+def _save(figure: Any, path: Path) -> None:
+    # Dates would make two pictures of the same data differ.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix.lower()[1:])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata=metadata)
+    except OSError as error:
+        raise StoreError(f"plot {path} cannot be written ({error.strerror}); choose another file") from error
+
+
+def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> None:
+    view = drawn.view.model_copy(
+        update={"latency_mode": "token" if metric == "tpot" else "first_token", "use_interactivity": False}
+    )
+    values: list[float] = []
+    loads: set[float] = set()
+    for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        if curve.published is not None:  # Loads of other systems would stretch the axis.
+            continue
+        found = [(p.value, ms, p) for p in curve.lines().get(kind, []) if (ms := p.latency(view)) is not None]
+        if curve.name in drawn.bands:
+            around_it = drawn.bands[curve.name].sides(found, metric)
+        else:
+            known = [(load, e.interval(view.confidence)) for load, e in _estimates(curve, kind, view)]
+            around_it = [(load, side.low, side.high) for load, side in known if side]
+        _band(axes, style.color, [(x, high) for x, _, high in around_it], [(x, low) for x, low, _ in around_it])
+        _plot(axes, found, style, size=4.5)
+        values += [ms for _, ms, _ in found]
+        loads |= {load for load, _, _ in found}
+    name = metric.upper()
+    statistic = {"p50": "", "mean": "mean "}.get(view.statistic, f"{view.statistic} ")
+    axes.set_title(f"{name} {statistic}against {'concurrency' if kind == 'concurrency' else 'request rate'}")
+    axes.set_ylabel(f"{name} {view.statistic}, ms")
+    axes.yaxis.set_label_coords(-0.16, 0.5)
+    axes.set_xlabel(LOAD_NAMES[kind])
+    if not values:
+        axes.text(0.5, 0.5, f"no {name} in these runs", transform=axes.transAxes, ha="center", color=SOFT)
+        axes.set(xticks=[], yticks=[])
+        return
+    _scale(axes.yaxis, drawn.log_latency, max(values) < 6 * min(values))
+    if drawn.log_latency:
+        axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
+    else:
+        axes.set_ylim(0, max(values) * 1.08)
+    if drawn.log_load:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(_plain())
+    else:
+        axes.set_xlim(0, max(loads) * 1.05)
+    _load_ticks(axes, sorted(loads), drawn.log_load)
+
+
+def _estimates(curve: Curve, kind: LoadKind, view: View) -> list[tuple[float, Estimate]]:
+    """(load, latency) of the valid levels of one kind of load."""
+    valid = [point for point in curve.lines().get(kind, []) if point.valid]
+    return [(point.value, found) for point in valid if (found := point.latency_estimate(view))]
+
+
+def _load_ticks(axes: Any, loads: list[float], log: bool) -> None:
+    """Ticks at the measured loads, as many as stand apart."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    kept: list[float] = []
+    for load in reversed(loads):
+        apart = not kept or (kept[-1] / load >= 1.25 if log else kept[-1] - load >= 0.075 * loads[-1])
+        if apart:
+            kept.append(load)
+    axes.xaxis.set_major_locator(FixedLocator(kept[::-1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(_plain())
+
+
+def _main_panel(axes: Any, drawn: _Drawn) -> None:
+    view = drawn.view
+    every = spots(drawn.curves, view)
+    for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        lines = curve.lines()
+        for kind, line in lines.items():
+            here = {id(point) for point in line}
+            thin = kind == "rate" and len(lines) > 1
+            found = [(s.x, s.y, s.point) for s in every if id(s.point) in here]
+            if curve.name in drawn.bands and view.latency_mode != "chunk":
+                metric: Metric = "ttft" if view.latency_mode == "first_token" else "tpot"
+                sides = drawn.bands[curve.name].sides([(y, x, point) for x, y, point in found], metric)
+                _band(axes, style.color, [(x, y) for y, x, _ in sides], [(x, y) for y, _, x in sides])
+            else:
+                _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
+            _plot(axes, found, style, size=4 if thin else 6)
+    best = frontier(drawn.curves, view)
+    axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
+    axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
+    per = tables.node_name(drawn.curves, view)
+    axes.set_title(f"{view.throughput_metric.capitalize()} throughput against {view.latency_name}")
+    axes.set_xlabel(f"{view.latency_name} {view.statistic}, {view.latency_unit}  ({_better(view)})")
+    axes.set_ylabel(f"{view.throughput_metric} tokens/s, {'per ' if view.normalized else ''}{per}")
+    log_x = drawn.log_latency and not view.use_interactivity
+    xs = [s.x for s in every]
+    _scale(axes.xaxis, log_x, max(xs) < 6 * min(xs))
+    top = max(s.y for s in every)
+    axes.set_ylim(0, top * 1.08 if top else 1)
+    if log_x:
+        axes.set_xlim(min(xs) / 1.12, max(xs) * 1.18)
+    else:
+        pad = 0.06 * (max(xs) - min(xs) or max(xs))
+        # Room for the names at the line ends, which are at high latency, so at low interactivity.
+        before, after = (1, 2) if view.lower_is_better else (3, 1)
+        axes.set_xlim(max(0, min(xs) - before * pad), max(xs) + after * pad)
+    axes.yaxis.set_major_formatter(_plain())
+    _write_labels(axes, drawn, every, {id(s.point) for s in best})
+
+
+def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, color: str) -> None:
+    """Both figures have an interval: from the curve at the better end of both to that at the worse end."""
+    better, worse = [], []
+    for point in points:
+        latency = point.latency_estimate(view)
+        x = latency.interval(view.confidence) if latency else None
+        y = curve.throughput_estimate(point, view).interval(view.confidence)
+        # The scatter within one run is no statement about the configuration: the panels at the left show it.
+        if x and y and y.basis == "repeats":
+            quick, slow = (x.low, x.high) if view.lower_is_better else (x.high, x.low)
+            better.append((quick, y.high))
+            worse.append((slow, y.low))
+    _band(axes, color, better, worse)
+
+
+def _band(axes: Any, color: str, upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]]) -> None:
+    """The area between two sides of a curve, light enough that fourteen of them lie over each other."""
+    if len(upper) > 1:
+        axes.fill(*zip(*upper, *reversed(lower), strict=True), color=color, alpha=0.11, lw=0, zorder=1.8)
+
+
+def _plot(axes: Any, found: Sequence[tuple[float, float, Point]], style: Style, size: float) -> None:
+    """A curve: line and markers through the valid points; the others hollow and crossed, off the line."""
+    valid = [(x, y) for x, y, point in found if point.valid]
+    invalid = [(x, y) for x, y, point in found if not point.valid]
+    look = {"color": style.color, "marker": style.marker, "markersize": size, "clip_on": False}
+    if valid:
+        dashes = (0, style.dashes) if style.dashes else "-"
+        axes.plot(*zip(*valid, strict=True), ls=dashes, lw=0.32 * size, mec="white", mew=0.7, zorder=3, **look)
+    if invalid:
+        hollow = {**look, "color": "none", "markersize": 1.6 * size, "mec": style.color, "mfc": "white", "mew": 1.4}
+        axes.plot(*zip(*invalid, strict=True), ls="none", zorder=3.1, **hollow)
+        axes.plot(*zip(*invalid, strict=True), ls="none", marker="x", ms=0.9 * size, mew=1.2, color=INK, zorder=3.2)
+
+
+def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int]) -> None:
+    """Names at the line ends and requests/s at the points, each where it covers nothing."""
+    figure = axes.figure
+    figure.canvas.draw()
+    renderer, scale = figure.canvas.get_renderer(), figure.dpi / 72
+    frame = axes.get_window_extent(renderer)
+    inside = Box(frame.x0 + 2, frame.y0 + 2, frame.x1 + 6 * scale, frame.y1)
+    where: dict[int, tuple[float, float]] = {id(s.point): tuple(axes.transData.transform((s.x, s.y))) for s in every}
+    taken = [around(where[id(s.point)], (6.5 if id(s.point) in best else 4) * scale) for s in every]
+    for curve in drawn.curves:
+        for line in curve.lines().values():
+            taken += along([where[id(p)] for p in line if p.valid and id(p) in where], 1.6 * scale)
+
+    def write(text: str, point: Point, gaps: Sequence[float], **look: Any) -> None:
+        note = axes.annotate(text, (0, 0), xycoords="figure pixels", annotation_clip=False, zorder=5, **look)
+        extent = note.get_window_extent(renderer)
+        box = fit(where[id(point)], (extent.width, extent.height), taken, inside, [gap * scale for gap in gaps])
+        note.remove()
+        if box is None:
+            return
+        taken.append(Box(box.x0 - scale, box.y0 - scale, box.x1 + scale, box.y1 + scale))
+        x, y = where[id(point)]
+        spot = next(s for s in every if s.point is point)
+        offset = ((box.x0 - x) / scale, (box.y0 - y) / scale)
+        axes.annotate(text, (spot.x, spot.y), offset, textcoords="offset points", zorder=5, **look)
+
+    for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        # One name for both kinds of load: thin and thick tell them apart.
+        for line in list(curve.lines().values())[:1]:
+            drawable = [p for p in line if p.valid and id(p) in where]
+            if drawable:
+                write(curve.label, drawable[-1], (9, 14), size=9, weight="bold", color=text_color(style.color))
+    looks = {id(c): style for c, style in zip(drawn.curves, drawn.styles, strict=True)}
+    for spot in sorted(every, key=lambda s: id(s.point) not in best):
+        text = core_text.number(spot.point.requests_per_s * spot.curve.scale(drawn.view))
+        write(text, spot.point, (6, 9, 13), size=7.3, color=text_color(looks[id(spot.curve)].color))
+
+
+def _legend_columns(drawn: _Drawn) -> list[list[tuple[str, Style | None]]]:
+    """Columns of (text, style); a heading has no style. One column per family, long ones continued."""
+    families: dict[str, list[tuple[str, Style]]] = {}
+    for curve, style in sorted(zip(drawn.curves, drawn.styles, strict=True), key=lambda pair: pair[1].rank):
+        families.setdefault(style.family, []).append((curve.label, style))
+    columns: list[list[tuple[str, Style | None]]] = []
+    for name, entries in families.items():
+        for i in range(0, len(entries), LEGEND_ROWS):
+            columns.append([(name if i == 0 else "", None), *entries[i : i + LEGEND_ROWS]])
+    return columns
+
+
+def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) -> None:
+    """The legend as text and line samples, in inches from the top left of its own panel."""
+    axes.set_axis_off()
+    figure = axes.figure
+    box = axes.get_position()
+    width, height = box.width * figure.get_figwidth(), box.height * figure.get_figheight()
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    x = 0.0
+    natural = [0.75 + CHAR * max(len(text) for text, _ in column) for column in columns]
+    shrink = min(1.0, width / sum(natural))
+    for column, column_width in zip(columns, natural, strict=True):
+        for row, (text, style) in enumerate(column):
+            y = LEGEND_ROW * (row + 0.5)
+            if style is None:
+                axes.text(x, y, text, va="center", size=8.8, weight="bold", color=SOFT)
+                continue
+            axes.plot(
+                [x + 0.04, x + 0.24, x + 0.44],
+                [y] * 3,
+                color=style.color,
+                ls=(0, style.dashes) if style.dashes else "-",
+                marker=style.marker,
+                markevery=[1],
+                markersize=5.5,
+                mec="white",
+                mew=0.6,
+            )
+            axes.text(x + 0.54, y, text, va="center", size=8.8 * max(0.75, shrink), color=INK)
+        x += column_width * shrink
+
+
+def usual_footnotes(curves: Sequence[Curve], view: View) -> list[str]:
+    """Lines: what the terms mean, and what a reader must know before comparing."""
+    return [*_wrapped(_glossary(curves, view)), *_footnotes(tables.notes(curves, view.confidence))]
+
+
+def _glossary(curves: Sequence[Curve], view: View) -> list[str]:
+    """The terms of this picture, for a reader who has not seen one before."""
+    median = " p50: median." if view.statistic == "p50" else ""
+    lines = [f"TTFT: time to first token. TPOT: time per output token after the first.{median}"]
+    # One deployment of each kind explains the notation.
+    kinds = {tuple(c.deployment.pools): (c.label, c.deployment.pools) for c in reversed(own(curves)) if c.deployment}
+    if kinds:
+        names = [
+            f"{label}: {' and '.join(_replicas(role, pool) for role, pool in pools.items())}"
+            for label, pools in reversed(kinds.values())
+        ]
+        lines.append(f"{'; '.join(names)}. TP: tensor-parallel degree.")
+    if ("prefill", "decode") in kinds:
+        lines.append(
+            "pack: the prefill and decode replicas of a pair share a node; spread: they are on different nodes."
+        )
+    if any(curve.gpus.device == "cpu" for curve in own(curves)):
+        lines[-1] += " Engine rank: a CPU process in place of a GPU."
+    return lines
+
+
+def _replicas(role: str, pool: Pool) -> str:
+    what = "replica, prefill and decode" if role == "collocated" else f"{role} replica"
+    return f"{pool.replicas} {what if pool.replicas == 1 else what.replace('replica', 'replicas')} (TP {pool.tp})"
+
+
+def _footnotes(notes: Sequence[str]) -> list[str]:
+    if len(notes) > MAX_FOOTNOTES:
+        hidden = len(notes) - MAX_FOOTNOTES + 1
+        notes = [*notes[: MAX_FOOTNOTES - 1], f"... and {hidden} more: see the tables"]
+    return _wrapped(notes)
+
+
+def _wrapped(notes: Sequence[str]) -> list[str]:
+    return [line for note in notes for line in textwrap.wrap(note, 190, subsequent_indent="   ")]
+
+
+def _title(drawn: _Drawn) -> str:
+    workloads = dict.fromkeys(curve.workload for curve in own(drawn.curves))
+    models = dict.fromkeys(curve.deployment.model for curve in own(drawn.curves) if curve.deployment)
+    what = f"{' and '.join(workloads)} tokens (input:output)"
+    return f"{' and '.join(models)}, {what}" if models else what
+
+
+def _subtitle(drawn: _Drawn) -> str:
+    view = drawn.view
+    per = tables.node_name(drawn.curves, view)
+    rate = f"per {per}" if view.normalized else per
+    text = f"Numbers at the points: requests/s, {rate}. Rings and yellow band: Pareto frontier over all experiments."
+    invalid = any(not point.valid for curve in drawn.curves for point in curve.points)
+    text += " Thin lines: by request rate." if any(len(curve.lines()) > 1 for curve in drawn.curves) else ""
+    return f"{text} Hollow and crossed: not valid, reasons below." if invalid else text
+
+
+def _better(view: View) -> str:
+    return "left is better" if view.lower_is_better else "right is better"
+
+
+def _scale(axis: Any, log: bool, narrow: bool = False) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    if log:
+        axis._set_axes_scale("log")
+        axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if narrow else (1.0, 2.0, 5.0)))
+        axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(_plain())
+
+
+def _plain() -> Any:
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}")

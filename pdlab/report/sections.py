@@ -1,0 +1,181 @@
+"""What follows from the curves, as text: SLO picks, who takes over where, where the TTFT goes, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdlab.analysis.crossovers import Takeover, crossovers
+from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
+from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
+from pdlab.analysis.intervals import Interval
+from pdlab.analysis.ttft_breakdown import PARTS
+from pdlab.core import text
+from pdlab.core.text import listed, plain
+from pdlab.core.workload import Slo
+from pdlab.report import tables
+from pdlab.report.verdicts import bracket, incomparable, slo_name, times
+
+HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
+
+
+def slo_text(found: Pick, curves: Sequence[Curve], view: View) -> str:
+    """Table of capacities, and of levels where requests are known."""
+    parts = [f"Within {slo_name(found.slo)}"]
+    if found.capacities:
+        parts[0] += "\n" + _capacities(found, curves, view)
+    if levels := _levels(found.slo, curves, view):
+        parts.append(f"Goodput by level (share of requests within the SLO; requests/s within it)\n{levels}")
+    return "\n\n".join(parts)
+
+
+def _capacities(found: Pick, curves: Sequence[Curve], view: View) -> str:
+    per = tables.node_name(curves, view)
+    head = [
+        "curve",
+        f"{view.throughput_metric} tok/s per {per}",
+        f"requests/s per {tables.unit(curves)}",
+        "the best is",
+    ]
+    head += ["measured by"]
+    rows = []
+    for each, ranked in zip(found.capacities, found.ranking, strict=True):
+        ahead = ranked.best_over_it
+        lead = "" if ahead is None else times(ahead)
+        rows.append(
+            [
+                each.label,
+                _capacity(each, view),
+                tables.figure(each.requests_per_gpu_s, view.confidence),
+                lead + ("" if ahead is None or ahead.verdict == "better" else ", not distinguishable"),
+                f"search: {bracket(each)}" if each.searches else HOW[each.how],
+            ]
+        )
+    return text.table(head, rows, left=(0, 3, 4))
+
+
+def _capacity(each: Capacity, view: View) -> str:
+    return f"{'>= ' if each.capped else ''}{tables.figure(each.throughput, view.confidence)}"
+
+
+def _levels(slo: Slo, curves: Sequence[Curve], view: View) -> str | None:
+    one = tables.unit(curves)
+    rows = []
+    for curve in curves:
+        for point in curve.points:
+            share, rate = share_at(point, slo), goodput_at(point, slo)
+            if share is None or rate is None:
+                continue
+            rows.append(
+                [
+                    curve.label,
+                    tables.load_cell(point),
+                    f"{100 * share.value:.1f} %{_range(share.interval(view.confidence), 100, top=100)}",
+                    tables.figure(rate, view.confidence),
+                    tables.figure(rate.scaled(1 / curve.gpus.total), view.confidence),
+                ]
+            )
+    head = ["curve", "load", "share within", "good requests/s", f"good requests/s per {one}"]
+    return text.table(head, rows, left=(0,)) if rows else None
+
+
+def _range(interval: Interval | None, factor: float, top: float) -> str:
+    if interval is None:
+        return ""
+    return f" ({factor * interval.low:.1f} to {min(top, factor * interval.high):.1f})"
+
+
+def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
+    """Who is best at which throughput, and how sure each change is; None where there is nothing to compare."""
+    if incomparable(curves, view):
+        return None
+    found = crossovers(curves, view)
+    if found is None:
+        return None
+    takeovers = {each.throughput: each for each in found.takeovers}
+    rows = [
+        [
+            f"{plain(reign.low)} to {plain(reign.high)}",
+            reign.label,
+            _taking_over(takeovers.get(reign.low), view),
+            listed(reign.rivals) if reign.rivals else "",
+        ]
+        for reign in found.reigns
+    ]
+    best = "lowest" if view.lower_is_better else "highest"
+    per = tables.node_name(curves, view)
+    title = (
+        f"Best by throughput: {best} {view.statistic} {view.latency_name}, {view.throughput_metric} tokens/s per {per}"
+    )
+    head = [
+        "throughput",
+        "best",
+        f"takes over ({100 * view.confidence:g} % interval)",
+        "not distinguishable over most of it",
+    ]
+    return f"{title}\n{text.table(head, rows, left=(0, 1, 2, 3))}"
+
+
+def _taking_over(change: Takeover | None, view: View) -> str:
+    if change is None:
+        return ""
+    if change.kind == "ends":
+        return f"{change.before} was measured up to here"
+    low = "?" if change.low is None else plain(change.low)
+    high = "?" if change.high is None else plain(change.high)
+    return f"from {change.before} at {plain(change.throughput)} ({low} to {high})" + (
+        "" if change.clear else ", not clear"
+    )
+
+
+def split_text(curves: Sequence[Curve]) -> str | None:
+    """Where the mean TTFT goes, in ms; None where no engine told."""
+    rows = []
+    for curve in curves:
+        for (_, value), found in sorted(curve.splits.items()):
+            cells = [_part(part.low_s, part.high_s) if (part := getattr(found, name)) else "-" for name in PARTS]
+            rest = _part(found.rest_low_s, found.rest_high_s)
+            rows.append([curve.label, f"{value:g}", text.number(1000 * found.ttft_s), *cells, rest])
+    if not rows:
+        return None
+    head = ["prefill engine", "its queue", "its prefill", "decode engine", "KV transfer", "its queue", "its first step"]
+    title = (
+        "Where the mean TTFT goes, whole run, in ms (engines' own metrics, ranges where Ray keeps only the buckets of "
+        "a histogram; rest: front end, network, streaming)"
+    )
+    return f"{title}\n{text.table(['curve', 'load', 'TTFT mean', *head, 'rest'], rows, left=(0,))}"
+
+
+def _part(low_s: float | None, high_s: float | None) -> str:
+    """In ms: a figure, or the ends between which it is."""
+    low, high = (None if end is None else text.number(1000 * end) for end in (low_s, high_s))
+    if low == high:
+        return low or "-"
+    if high is None:
+        return f"> {low}"
+    return f"< {high}" if low is None or low_s == 0 else f"{low} to {high}"
+
+
+def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) -> str:
+    """Cost per million tokens by level; the cheapest valid level of all is marked."""
+    kinds: tuple[ThroughputMetric, ...] = ("output", "input", "total")
+    rows, values = [], []
+    for curve in curves:
+        for point in curve.points:
+            costs = [of_point(curve, point, kind, price_per_gpu_hour) for kind in kinds]
+            rows.append(
+                [
+                    curve.label,
+                    tables.load_cell(point),
+                    tables.figure(point.latency_estimate(view), view.confidence),
+                    *(tables.figure(each, view.confidence) for each in costs),
+                ]
+            )
+            ranked = point.valid and curve.published is None
+            values.append(costs[kinds.index(view.throughput_metric)].value if ranked else float("inf"))
+    cheapest = min(values, default=0.0)
+    marked = [[*row, "*" if value == cheapest else ""] for row, value in zip(rows, values, strict=True)]
+    head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", *(f"per M {kind} tokens" for kind in kinds)]
+    title = (
+        f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (all of a deployment's are paid for; *: lowest)"
+    )
+    return f"{title}\n{text.table([*head, 'lowest'], marked, left=(0,))}"

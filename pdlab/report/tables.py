@@ -1,0 +1,228 @@
+"""Curves as text: tables raw and per node, and notes on what the figures are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdlab.analysis.curves import Curve, Metric, Point, Rate, View
+from pdlab.analysis.intervals import Estimate
+from pdlab.analysis.ranking import FrontierPoint, frontier_points, own
+from pdlab.core.text import Row, number, table
+
+
+def render(curves: Sequence[Curve], view: View) -> str:
+    """Every table and note, as printed; ends without a newline."""
+    parts = [
+        _experiments(curves),
+        _raw(curves, view),
+        _per_node(curves, view),
+        *(["\n".join(lines)] if (lines := notes(curves, view.confidence)) else []),
+    ]
+    return "\n\n".join(parts)
+
+
+def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
+    """What a reader must know before comparing: windows, repeats, workloads, invalid levels."""
+    points = [point for curve in own(curves) for point in curve.points]
+    steady = sum(point.window == "steady" for point in points)
+    if steady == len(points):
+        window = "Figures: steady window (ramp-up and drain cut off)."
+    elif steady == 0:
+        window = "Figures: whole run, ramp-up and drain included (no steady window is known)."
+    else:
+        window = f"Figures: steady window in {steady} of {len(points)} levels, whole run in the others."
+    lines = [window]
+    lines += _repeat_notes(points, 100 * confidence)
+    if reason := incomparable(curves):
+        lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
+    if published := [curve.label for curve in curves if curve.published is not None]:
+        lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
+    return lines + invalid_notes(curves)
+
+
+def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
+    repeats = sorted({point.repeats for point in points})
+    lines = []
+    if repeats[-1] > 1:
+        many = f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else str(repeats[0])
+        lines.append(
+            f"± and bands: {percent:g} % interval of the mean over {many} repeats (Student's t; each level's scatter "
+            "moderated by that of all levels shown)."
+        )
+    if repeats[0] == 1:
+        lines.append("One repeat: small differences are not meaningful.")
+        if any(p.repeats == 1 and p.rate_estimate("requests").basis for p in points):
+            lines.append(
+                f"(±) and bands: {percent:g} % interval of one repeat from the scatter of its requests; what another "
+                "start of the deployment would give is not covered."
+            )
+    return lines
+
+
+def incomparable(curves: Sequence[Curve]) -> str | None:
+    """Why these experiments do not measure the same thing; None when they do. Published tables do not count."""
+    curves = own(curves)
+    workloads = {curve.workload for curve in curves}
+    if len(workloads) > 1:
+        return f"the experiments have different workloads ({', '.join(sorted(workloads))}; input:output tokens)"
+    models = {curve.deployment.model for curve in curves if curve.deployment}
+    if len(models) > 1:
+        return f"the experiments have different models ({', '.join(sorted(models))})"
+    if len({curve.gpus.device for curve in curves}) > 1:
+        return "some experiments ran on GPUs and some on CPU engine ranks"
+    return None
+
+
+def invalid_notes(curves: Sequence[Curve]) -> list[str]:
+    """One line for each level that failed a check, wholly or in some repeats or when it was first measured."""
+    lines = []
+    for curve in curves:
+        for point in curve.points:
+            where, first = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
+            if point.reasons:
+                what = (
+                    "not valid"
+                    if not point.valid
+                    else f"{point.excluded} of {point.repeats + point.excluded} repeats left out"
+                )
+                what += ", measured twice" if first else ""
+                lines.append(f"x {where}: {what}: {'; '.join(point.reasons)}" + (f" (first: {first})" if first else ""))
+            elif first:
+                lines.append(f"{where}: measured twice, the first result was not valid: {first}")
+    return lines
+
+
+def load_name(point: Point) -> str:
+    return f"{point.value:g} requests/s" if point.kind == "rate" else f"concurrency {point.value:g}"
+
+
+def unit(curves: Sequence[Curve]) -> str:
+    """What an experiment's size is counted in: GPU, or engine rank on a CPU cluster."""
+    return " or ".join(dict.fromkeys(curve.gpus.unit for curve in curves))
+
+
+def units(curves: Sequence[Curve]) -> str:
+    return " or ".join(f"{curve_unit}s" for curve_unit in dict.fromkeys(c.gpus.unit for c in curves))
+
+
+def node_name(curves: Sequence[Curve], view: View) -> str:
+    """What throughput is given per: ``node (8 GPUs)``, ``8 engine ranks``, ``whole deployment``."""
+    if not view.normalized:
+        return "whole deployment"
+    size, kind = view.gpus_per_node, unit(curves) if view.gpus_per_node == 1 else units(curves)
+    kind = kind if view.role == "all" else f"{view.role} {kind}"
+    if all(curve.gpus.device == "cpu" for curve in curves):
+        return f"{size} {kind}"
+    return f"node ({size} {kind})"
+
+
+def figure(estimate: Estimate | None, confidence: float) -> str:
+    """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` without any scatter known."""
+    if estimate is None:
+        return "-"
+    interval = estimate.interval(confidence)
+    if interval is None or not estimate.value:
+        return number(estimate.value)
+    half = f"±{tolerance((interval.high - estimate.value) / abs(estimate.value))}"
+    return f"{number(estimate.value)} {half if estimate.basis == 'repeats' else f'({half})'}"
+
+
+def tolerance(share: float) -> str:
+    """A relative half-width in per cent: ``4%``, ``0.4%``; ``>100%`` for a figure that may as well be nothing."""
+    if share > 1:
+        return ">100%"
+    return f"{100 * share:.{1 if share < 0.01 else 0}f}%"
+
+
+def _experiments(curves: Sequence[Curve]) -> str:
+    head = ["curve", "folder", f"{units(curves)}", "prefill", "decode", "input:output", "levels"]
+    rows = [
+        [
+            curve.label,
+            curve.name,
+            str(curve.gpus.total),
+            str(curve.gpus.prefill or "-"),
+            str(curve.gpus.decode or "-"),
+            curve.workload,
+            str(len(curve.points)),
+        ]
+        for curve in curves
+    ]
+    return "Experiments\n" + table(head, rows, left=(0, 1, 5))
+
+
+def _raw(curves: Sequence[Curve], view: View) -> str:
+    stats = list(dict.fromkeys([view.statistic, "p99"]))
+    latencies: tuple[Metric, ...] = ("ttft", "tpot", "e2el")
+    rates: tuple[Rate, ...] = ("requests", "input", "output", "total")
+    head = ["curve", "load", "repeats", *(f"{m.upper()} {s}" for m in latencies for s in stats)]
+    head += ["requests/s", "input tok/s", "output tok/s", "total tok/s", "window"]
+    rows = []
+    for curve in curves:
+        for point in curve.points:
+            rows.append(
+                [
+                    curve.label,
+                    load_cell(point),
+                    str(point.repeats),
+                    *(figure(point.ms_estimate(m, stat), view.confidence) for m in latencies for stat in stats),
+                    *(figure(point.rate_estimate(rate), view.confidence) for rate in rates),
+                    point.window,
+                ]
+            )
+    return "Raw, whole deployment (latencies in ms; x: not valid)\n" + table(*_known(head, rows), left=(0,))
+
+
+def _per_node(curves: Sequence[Curve], view: View) -> str:
+    per_node = view.model_copy(update={"normalized": True})
+    shown = [curve for curve in curves if curve.has_role(per_node)]
+    found = {id(each.spot.point): each for each in frontier_points(shown, per_node)}
+    one = unit(curves)
+    rates: tuple[Rate, ...] = ("requests", "input", "output", "total")
+    head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", "requests/s", "input tok/s", "output tok/s"]
+    head += ["total tok/s", f"output tok/s per {one}", f"input tok/s per prefill {one}"]
+    head += [f"output tok/s per decode {one}", "Pareto"]
+    rows = []
+    for curve in shown:
+        for point in curve.points:
+            factor, gpus = curve.scale(per_node), curve.gpus
+            output = point.output_tokens_per_s
+
+            def rate(metric: Rate, point: Point = point, factor: float = factor) -> str:
+                return figure(point.rate_estimate(metric).scaled(factor), view.confidence)
+
+            rows.append(
+                [
+                    curve.label,
+                    load_cell(point),
+                    figure(point.latency_estimate(view), view.confidence),
+                    *(rate(metric) for metric in rates),
+                    number(output / gpus.total),
+                    number(point.input_tokens_per_s / gpus.prefill if gpus.prefill else None),
+                    number(output / gpus.decode if gpus.decode else None),
+                    _on_frontier(found.get(id(point))),
+                ]
+            )
+    legend = f"latency: {view.statistic}; *: on the Pareto frontier of {view.throughput_metric} tokens/s; x: not valid"
+    if any(each.share is not None for each in found.values()):
+        legend += "; %: share of bootstrap draws with the point on the frontier"
+    return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_known(head, rows), left=(0,))
+
+
+def _on_frontier(found: FrontierPoint | None) -> str:
+    """``*`` on the frontier; with repeats also in which share of the draws: ``* 93%``, or ``12%`` off it."""
+    if found is None or found.share is None:
+        return "*" if found and found.on_it else ""
+    share = "" if found.share < 0.05 else f"{100 * found.share:.0f}%"
+    return f"* {share}".rstrip() if found.on_it else share
+
+
+def _known(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """The table without the columns in which nothing is known."""
+    kept = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def load_cell(point: Point) -> str:
+    """The load, with an x where the level is not valid."""
+    return point.load + ("" if point.valid else " x")

@@ -1,0 +1,212 @@
+"""Records of one level -> figures. Pure.
+
+**Whole run**: every request that was answered; duration from the first arrival to the last finish.
+
+**Steady state**: ramp-up and drain cut off by one rule.
+
+- Closed loop with concurrency N: the window opens when the first N requests have all had their
+  first token (the burst of simultaneous prompts at the start is over) and closes when the last
+  request arrives (from then on the number in flight falls). Not defined when fewer than 2 N
+  requests finish inside.
+- Open loop: the window goes from the arrival after the first 10 % of requests to the arrival
+  before the last 10 %. Not defined when fewer than 20 requests arrive inside.
+
+Rates count what happens inside the window: a finish as one request and its input tokens, a received
+chunk as its share of the request's output tokens (a chunk may carry several). Latencies are of
+requests that arrive inside it and, for the closed loop, also finish inside: with equal lengths that
+leaves out the first and the last wave and nothing else. For the open loop later finishes count too,
+because leaving them out would drop the slowest.
+
+A ramp has no steady state. The rules after which a level does not count are in `pdlab.bench.gates`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from pdlab.core.workload import Closed, Load, Ramp
+from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Summary, Trend
+
+OPEN_CUT = 0.1
+OPEN_LEAST = 20
+MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
+MOST_T = 1e6  # stands for a fit without any residue
+
+
+def percentile(ordered: Sequence[float], q: float) -> float:
+    """The ``q``-th percentile (0 to 100) of sorted values, linear between neighbours (numpy's default)."""
+    position = (len(ordered) - 1) * q / 100
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def distribution(values_s: Iterable[float | None]) -> Distribution | None:
+    """Mean and percentiles of the values that are defined; None when none is."""
+    ordered = sorted(value for value in values_s if value is not None)
+    if not ordered:
+        return None
+    return Distribution(
+        mean_s=math.fsum(ordered) / len(ordered),
+        percentiles_s={f"p{q}": percentile(ordered, q) for q in PERCENTILES},
+    )
+
+
+def whole(records: Sequence[RequestRecord]) -> Summary:
+    """Figures over all requests that were answered. Rates are 0 when none was."""
+    answered = [record for record in records if record.ok]
+    began_s = min((record.arrival_s for record in records), default=0.0)
+    ended_s = max((record.finish_s for record in answered if record.finish_s is not None), default=began_s)
+    return _summary(
+        ended_s - began_s,
+        completed=len(answered),
+        input_tokens=sum(record.input_tokens for record in answered),
+        output_tokens=sum(record.output_tokens for record in answered),
+        latencies_of=answered,
+    )
+
+
+def steady(records: Sequence[RequestRecord], load: Load) -> Summary | None:
+    """Figures without ramp-up and drain, by the rule above; None where that is not defined."""
+    window = steady_window(records, load)
+    if window is None:
+        return None
+    opens_s, closes_s = window
+    answered = [record for record in records if record.ok]
+
+    def inside(moment_s: float | None) -> bool:
+        return moment_s is not None and opens_s < moment_s <= closes_s
+
+    finished = [record for record in answered if inside(record.finish_s)]
+    if isinstance(load, Closed):
+        if len(finished) < 2 * load.concurrency:
+            return None
+        judged = [record for record in finished if record.arrival_s >= opens_s]
+    else:
+        judged = [record for record in answered if opens_s <= record.arrival_s <= closes_s]
+        if len(judged) < OPEN_LEAST:
+            return None
+    return _summary(
+        closes_s - opens_s,
+        completed=len(finished),
+        input_tokens=sum(record.input_tokens for record in finished),
+        output_tokens=sum(tokens for record in answered for moment_s, tokens in _received(record) if inside(moment_s)),
+        latencies_of=judged,
+    )
+
+
+def steady_window(records: Sequence[RequestRecord], load: Load) -> tuple[float, float] | None:
+    """(opens, closes) in seconds since the level began; None when it would be empty."""
+    ordered = sorted(records, key=lambda record: record.arrival_s)
+    if not ordered or isinstance(load, Ramp):
+        return None
+    if isinstance(load, Closed):
+        burst = [record.first_token_s for record in ordered[: load.concurrency] if record.first_token_s is not None]
+        if not burst:
+            return None
+        opens_s, closes_s = max(burst), ordered[-1].arrival_s
+    else:
+        cut = math.ceil(OPEN_CUT * len(ordered))
+        if 2 * cut >= len(ordered):
+            return None
+        opens_s, closes_s = ordered[cut].arrival_s, ordered[-1 - cut].arrival_s
+    return (opens_s, closes_s) if closes_s > opens_s else None
+
+
+def judged(records: Sequence[RequestRecord], load: Load) -> list[RequestRecord]:
+    """The requests by which a level is judged: those that arrive in its steady window, failed ones
+    included; in a closed loop without those that finish after it. Empty without a window."""
+    window = steady_window(records, load)
+    if window is None:
+        return []
+    opens_s, closes_s = window
+    inside = [record for record in records if opens_s <= record.arrival_s <= closes_s]
+    if isinstance(load, Closed):
+        inside = [record for record in inside if record.finish_s is None or record.finish_s <= closes_s]
+    return inside
+
+
+def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
+    """Lines fitted by least squares to output tokens/s and to the mean number in flight, over equal slices
+    of the steady window: 10, or fewer so that 3 requests finish in each; None below 5 slices."""
+    window = steady_window(records, load)
+    if window is None:
+        return None
+    opens_s, closes_s = window
+    answered = [record for record in records if record.ok]
+    finished = sum(opens_s < (record.finish_s or 0.0) <= closes_s for record in answered)
+    slices = min(MOST_SLICES, finished // PER_SLICE)
+    if slices < FEWEST_SLICES:
+        return None
+    width_s = (closes_s - opens_s) / slices
+    tokens, busy_s = [0.0] * slices, [0.0] * slices
+    for record in answered:
+        for moment_s, share in _received(record):
+            if opens_s < moment_s <= closes_s:
+                tokens[min(slices - 1, int((moment_s - opens_s) / width_s))] += share
+        assert record.finish_s is not None
+        for index in range(slices):
+            begin_s = opens_s + index * width_s
+            busy_s[index] += max(0.0, min(record.finish_s, begin_s + width_s) - max(record.arrival_s, begin_s))
+    mean_tokens = math.fsum(tokens) / slices
+    if not mean_tokens:
+        return None
+    throughput_change, throughput_t = _fitted(tokens)
+    in_flight = [seconds / width_s for seconds in busy_s]
+    growth, growth_t = _fitted(in_flight)
+    return Trend(
+        slices=slices,
+        throughput_change=throughput_change / mean_tokens,
+        throughput_t=throughput_t,
+        in_flight_growth=growth,
+        in_flight_t=growth_t,
+        in_flight_mean=math.fsum(in_flight) / slices,
+        arrivals=sum(opens_s <= record.arrival_s <= closes_s for record in records),
+    )
+
+
+def _fitted(values: Sequence[float]) -> tuple[float, float]:
+    """Change of the least-squares line over ``values`` (slope times their number), and slope / its
+    standard error with n - 2 degrees of freedom."""
+    n = len(values)
+    middle, mean = (n - 1) / 2, math.fsum(values) / n
+    spread = math.fsum((i - middle) ** 2 for i in range(n))
+    slope = math.fsum((i - middle) * value for i, value in enumerate(values)) / spread
+    residue = math.fsum((value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values))
+    error = math.sqrt(residue / (n - 2) / spread)
+    if error <= abs(slope) / MOST_T:
+        return slope * n, math.copysign(MOST_T, slope) if slope else 0.0
+    return slope * n, slope / error
+
+
+def _received(record: RequestRecord) -> Iterator[tuple[float, float]]:
+    """(moment, output tokens) of every chunk of one request."""
+    if record.first_token_s is None:
+        return
+    share = record.output_tokens / (1 + len(record.itl_s))
+    for moment_s in accumulate(record.itl_s, initial=record.first_token_s):
+        yield moment_s, share
+
+
+def _summary(
+    duration_s: float,
+    *,
+    completed: int,
+    input_tokens: float,
+    output_tokens: float,
+    latencies_of: Sequence[RequestRecord],
+) -> Summary:
+    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    return Summary(
+        duration_s=duration_s,
+        completed=completed,
+        requests_per_s=completed * per_s,
+        input_tokens_per_s=input_tokens * per_s,
+        output_tokens_per_s=output_tokens * per_s,
+        ttft=distribution(record.ttft_s for record in latencies_of),
+        tpot=distribution(record.tpot_s for record in latencies_of),
+        itl=distribution(gap for record in latencies_of for gap in record.itl_s),
+        e2el=distribution(record.e2el_s for record in latencies_of),
+    )

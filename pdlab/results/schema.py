@@ -1,0 +1,383 @@
+"""What came out: ``RequestRecord``, ``Run``, ``Manifest``, ``Experiment``. `pdlab.results.store` keeps them on disk."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pdlab.core.deployment import Deployment
+from pdlab.core.nodes import ClusterView, Placement
+from pdlab.core.schema import Frozen
+from pdlab.core.workload import Load, RunKey, Slo, Workload
+
+SCHEMA_VERSION = 2
+SLO_PREFIX = "slo-"
+PERCENTILES = (50, 90, 95, 99)
+
+
+Origin = Literal["measured", "simulated", "imported"]
+
+
+class RequestRecord(Frozen):
+    """One request, times in seconds since the level began; None where it did not get that far.
+
+    ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
+    (open loop: by the schedule; closed loop: when an answer had left its place free); None where that is not known.
+    TTFT, TPOT and E2EL are defined here once; they begin when the request is sent.
+    """
+
+    arrival_s: float
+    first_token_s: float | None = None
+    finish_s: float | None = None
+    input_tokens: int
+    output_tokens: int
+    itl_s: tuple[float, ...] = ()
+    error: str | None = None
+    lateness_s: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and self.finish_s is not None and self.first_token_s is not None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token: first_token - arrival."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def e2el_s(self) -> float | None:
+        """End-to-end latency: finish - arrival."""
+        return None if self.finish_s is None else self.finish_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first: (E2EL - TTFT) / (n - 1); None for n < 2."""
+        ttft_s, e2el_s = self.ttft_s, self.e2el_s
+        if ttft_s is None or e2el_s is None or self.output_tokens < 2:
+            return None
+        return (e2el_s - ttft_s) / (self.output_tokens - 1)
+
+    def shifted(self, by_s: float) -> RequestRecord:
+        """The same request on a clock that began ``by_s`` earlier."""
+        moved = {
+            name: round(value + by_s, 6)
+            for name in ("arrival_s", "first_token_s", "finish_s")
+            if (value := getattr(self, name)) is not None
+        }
+        return self.model_copy(update=moved)
+
+
+class Distribution(Frozen):
+    """Summary of one latency in seconds; ``percentiles_s`` is keyed ``p50``, ``p90``, ..."""
+
+    mean_s: float
+    percentiles_s: dict[str, float]
+
+    @property
+    def p50_s(self) -> float:
+        return self.percentiles_s["p50"]
+
+
+class Summary(Frozen):
+    """Figures of one window of a run. None: not known (imported runs) or not defined (TPOT of one token).
+
+    Rates are per second over ``duration_s``, whole deployment, not normalised.
+    """
+
+    duration_s: float
+    completed: int
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    ttft: Distribution | None = None
+    tpot: Distribution | None = None
+    itl: Distribution | None = None
+    e2el: Distribution | None = None
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        return self.input_tokens_per_s + self.output_tokens_per_s
+
+
+class Validity(Frozen):
+    """``reasons`` says how the level failed its gates, one text per finding; empty means valid.
+
+    ``failed_gates`` are the names of those gates (docs/methodology.md), ``unchecked`` the names of
+    gates that could not be judged for want of data, with why: such a level is valid as far as is
+    known. ``notes`` belong to the figures and do not invalidate them.
+    """
+
+    reasons: tuple[str, ...] = ()
+    failed_gates: tuple[str, ...] = ()
+    unchecked: dict[str, str] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        return not self.reasons
+
+
+class NixlCounters(Frozen):
+    """vLLM's NIXL counters summed over the decode engines (None: not exported yet).
+
+    ``bytes_transferred`` counts KV bytes pulled, ``transfers`` finished pulls.
+    """
+
+    bytes_transferred: float | None = None
+    transfers: float | None = None
+    failed_transfers: float | None = None
+    failed_notifications: float | None = None
+    kv_expired_requests: float | None = None
+
+
+class EngineCounters(Frozen):
+    """vLLM's own counters of one pool, summed over its engines, since they started (None: not exported).
+
+    ``prefix_cache_*`` in tokens, of the engine's own cache; ``external_cache_*`` of KV cache that came
+    through a connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are sums of
+    the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
+    level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
+
+    Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) sums are unknown, and ``buckets``
+    has what is known: of ttft, queue, prefill and kv_transfer, the number of observations up to each upper
+    end in seconds, as the exporter writes it.
+    """
+
+    requests: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    external_cache_queries: float | None = None
+    external_cache_hits: float | None = None
+    preemptions: float | None = None
+    ttft_s: float | None = None
+    ttft_count: float | None = None
+    queue_s: float | None = None
+    queue_count: float | None = None
+    prefill_s: float | None = None
+    prefill_count: float | None = None
+    decode_s: float | None = None
+    decode_count: float | None = None
+    e2e_s: float | None = None
+    e2e_count: float | None = None
+    kv_transfer_s: float | None = None
+    kv_transfers: float | None = None
+    buckets: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+
+class Trend(Frozen):
+    """How much a level drifted inside its steady window, by lines fitted over ``slices`` equal slices of it
+    (rule in docs/methodology.md).
+
+    ``throughput_change``: of output tokens/s from the window's begin to its end, over their mean;
+    ``in_flight_growth``: of requests in flight, in requests, beside the ``arrivals`` in the window and
+    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error.
+    """
+
+    slices: int
+    throughput_change: float
+    throughput_t: float
+    in_flight_growth: float
+    in_flight_t: float
+    in_flight_mean: float
+    arrivals: int
+
+
+class ClientLoad(Frozen):
+    """What the load generator did to itself; of several processes the worst value.
+
+    ``cpu_share`` of one core, ``loop_lag_s`` p95 of the event loop's lateness, ``clock_step_s`` how far
+    the wall clock moved against the monotonic one over the level, ``lateness`` how late its requests were sent.
+    """
+
+    processes: int = Field(default=1, ge=1)
+    cpu_share: float | None = None
+    loop_lag_s: float | None = None
+    clock_step_s: float | None = None
+    lateness: Distribution | None = None
+
+
+class Replaced(Frozen):
+    """An invalid first measurement of a level that was measured again: its file, relative to the experiment's
+    folder, and why it was invalid."""
+
+    file: str
+    reasons: tuple[str, ...]
+
+
+class Run(Frozen):
+    """One level as it came out: whole-run and steady-state figures, validity, provenance.
+
+    ``steady`` is the window without ramp-up and drain (rule in docs/metrics.md); None when the
+    level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
+    ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
+    ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
+    second result.
+
+    Schema 1 called decode of a one-token prompt ``decode-only``; it is read as ``decode-approx``.
+    """
+
+    schema_version: Literal[1, 2] = 2
+    origin: Origin
+    label: str
+    key: RunKey
+    workload: Workload
+    load: Load
+    num_requests: int
+    seed: int | None = None
+    completed: int
+    failed: int
+    whole: Summary
+    steady: Summary | None = None
+    validity: Validity = Validity()
+    nixl_before: NixlCounters | None = None
+    nixl_after: NixlCounters | None = None
+    engines_before: dict[str, EngineCounters] = Field(default_factory=dict)
+    engines_after: dict[str, EngineCounters] = Field(default_factory=dict)
+    steady_window_s: tuple[float, float] | None = None
+    trend: Trend | None = None
+    client: ClientLoad | None = None
+    client_cpu_share: float | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    raw_sha256: str | None = None
+    replaces: Replaced | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_schema_1(cls, data: Any) -> Any:
+        return _renamed_decode(data)
+
+
+class SloPoint(Frozen):
+    """One rate of a search: of ``judged`` requests ``met`` were within every bound.
+
+    ``low`` and ``high`` bound the true share (Clopper-Pearson, each one-sided at the search's
+    confidence); ``verdict`` follows from them. ``repeats`` are the levels that were pooled.
+    """
+
+    rate_rps: float
+    judged: int
+    met: int
+    share: float
+    low: float
+    high: float
+    verdict: Literal["meets", "misses", "undecided", "invalid"]
+    repeats: tuple[int, ...] = ()
+    reason: str | None = None
+
+
+class SloSearch(Frozen):
+    """Highest request rate that meets an SLO: between ``low_rps`` and ``high_rps``, at ``confidence``.
+
+    ``low_rps`` is the highest rate shown to meet it (None: none was), ``high_rps`` the lowest shown to
+    miss it (None: none was). ``best_rps`` is the highest rate at which the measured share was at least
+    the quantile. ``finished`` is False while the search can still narrow; ``detail`` is the plain sentence.
+    """
+
+    schema_version: Literal[2] = 2
+    label: str
+    slo: Slo
+    repeat: int = 0
+    burstiness: float = 1.0
+    confidence: float
+    resolution: float
+    low_rps: float | None
+    high_rps: float | None
+    best_rps: float | None
+    points: tuple[SloPoint, ...]
+    finished: bool
+    detail: str
+
+    @property
+    def stem(self) -> str:
+        return f"{SLO_PREFIX}{self.slo.label}" + (f"-r{self.repeat}" if self.repeat else "")
+
+
+class CanaryResult(Frozen):
+    """``equal`` is None when there was no reference to compare with ("not compared")."""
+
+    equal: bool | None
+    compared: int = 0
+    detail: str
+
+
+class Manifest(Frozen):
+    """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC."""
+
+    schema_version: Literal[1, 2] = 2
+    origin: Origin
+    label: str
+    deployment: Deployment | None = None
+    cluster: ClusterView | None = None
+    placement: Placement | None = None
+    gpus: int | None = None
+    local: bool = False
+    workload: Workload | None = None
+    commands: tuple[str, ...] = ()
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    versions: dict[str, str | None] = Field(default_factory=dict)
+    hardware: dict[str, str | int | float | None] = Field(default_factory=dict)
+    transport_env: dict[str, str] = Field(default_factory=dict)
+    canary: CanaryResult | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_schema_1(cls, data: Any) -> Any:
+        return _renamed_decode(data)
+
+
+class Visit(Frozen):
+    """One deployment started and measured once in an experiment of several.
+
+    ``failed``: it did not start or did not live through its levels; ``error`` says why.
+    """
+
+    deployment: str
+    repeat: int
+    status: Literal["planned", "done", "failed", "interrupted"]
+    error: str | None = None
+    command: str | None = None
+    launch_s: float | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+class ExperimentRecord(Frozen):
+    """``.experiment.json`` beside the folders of one experiment file: the file, the order in which its
+    deployments were measured, and what became of each. ``experiment`` is the file's content.
+
+    Its name begins with a dot so that ``viz.py --exps bm_results/NAME/*`` sees folders of results alone.
+    """
+
+    schema_version: Literal[2] = 2
+    name: str
+    file: str
+    experiment: dict[str, Any]
+    folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    visits: tuple[Visit, ...]
+    commands: tuple[str, ...] = ()
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+class Experiment(Frozen):
+    """A manifest and its runs, ordered by (kind, value, repeat), and its searches for an SLO's highest rate."""
+
+    name: str
+    manifest: Manifest
+    runs: tuple[Run, ...]
+    searches: tuple[SloSearch, ...] = ()
+
+
+def _renamed_decode(data: Any) -> Any:
+    if not isinstance(data, dict) or data.get("schema_version") != 1 or not isinstance(data.get("workload"), dict):
+        return data
+    if data["workload"].get("mode") != "decode-only":
+        return data
+    return {**data, "workload": {**data["workload"], "mode": "decode-approx"}}

@@ -1,0 +1,210 @@
+"""Results on disk.
+
+An experiment is a folder ``bm_results/<label>/``: ``manifest.json`` (what was run, where and
+with what), one ``<kind><value>[-r<repeat>].json`` per finished level (a ``Run``), and beside it
+``<same>.records.json.gz`` with every request. A measured level is never overwritten silently: the first
+result of a level that was measured again is in the folder's ``replaced/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.files import held, replace
+from pdlab.core.schema import validate
+from pdlab.core.workload import RunKey
+from pdlab.results.schema import (
+    SLO_PREFIX,
+    Experiment,
+    ExperimentRecord,
+    Manifest,
+    Replaced,
+    RequestRecord,
+    Run,
+    SloSearch,
+)
+
+MANIFEST = "manifest.json"
+RECORD = ".experiment.json"
+REPLACED = "replaced"
+LOCK = ".lock"
+
+M = TypeVar("M", Run, Manifest, SloSearch, ExperimentRecord)
+
+
+class Store:
+    """One experiment folder. Writes are atomic: a reader or a crash never sees half a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for the block, as the only one that writes it. Raises UsageError, which says who has it."""
+        with held(self.folder / LOCK, f"the result folder {self.folder}"):
+            yield
+
+    def path(self, key: RunKey) -> Path:
+        return self.folder / f"{key.stem}.json"
+
+    def records_path(self, key: RunKey) -> Path:
+        return self.folder / f"{key.stem}.records.json.gz"
+
+    def has(self, key: RunKey) -> bool:
+        """Whether that level is finished and kept."""
+        return self.path(key).exists()
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write or replace the manifest (it grows while an experiment runs)."""
+        replace(self.folder / MANIFEST, manifest.model_dump_json(indent=2).encode())
+
+    def read_manifest(self) -> Manifest:
+        """Raises StoreError when there is none or it is not readable."""
+        return _read(self.folder / MANIFEST, Manifest)
+
+    def write(self, run: Run, records: Iterable[RequestRecord], *, force: bool = False) -> Run:
+        """Keep one level: records first, then the run that points to them; returns it with its hash.
+
+        Raises StoreError when the level is already there and ``force`` is not set.
+        """
+        if self.has(run.key) and not force:
+            raise StoreError(
+                f"{self.path(run.key)} is already measured; use --resume to skip it or --force to replace it"
+            )
+        raw = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
+        kept = run.model_copy(update={"raw_sha256": hashlib.sha256(raw).hexdigest()})
+        replace(self.records_path(run.key), gzip.compress(raw, mtime=0))
+        replace(self.path(run.key), kept.model_dump_json(indent=2).encode())
+        return kept
+
+    def replace(self, run: Run, records: Iterable[RequestRecord]) -> Run:
+        """Keep a second measurement of a level in place of the first, which moves to ``replaced/``; returns it.
+
+        ``replaces`` of what is kept names the first one's file and its reasons. Raises StoreError when there is
+        no first one.
+        """
+        earlier = _read(self.path(run.key), Run)
+        folder, stem, number = self.folder / REPLACED, run.key.stem, 1
+        while (folder / f"{stem}.json").exists():
+            number += 1
+            stem = f"{run.key.stem}-{number}"
+        if self.records_path(run.key).exists():
+            replace(folder / f"{stem}.records.json.gz", self.records_path(run.key).read_bytes())
+        replace(folder / f"{stem}.json", self.path(run.key).read_bytes())
+        replaced = Replaced(file=f"{REPLACED}/{stem}.json", reasons=earlier.validity.reasons)
+        return self.write(run.model_copy(update={"replaces": replaced}), records, force=True)
+
+    def read_records(self, key: RunKey) -> tuple[RequestRecord, ...]:
+        """Every request of one level. Raises StoreError."""
+        path = self.records_path(key)
+        try:
+            text = gzip.decompress(path.read_bytes()).decode()
+            return tuple(RequestRecord.model_validate_json(line) for line in text.splitlines())
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise StoreError(f"{path}: records cannot be read ({error})") from error
+
+    def check_records(self, run: Run) -> None:
+        """Raises StoreError unless the level's requests are there as they were when it was measured."""
+        path = self.records_path(run.key)
+        fix = f"remove {self.path(run.key)} and {path.name} beside it, and --resume measures that level again"
+        try:
+            raw = gzip.decompress(path.read_bytes())
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise StoreError(f"{path}: the level's requests cannot be read ({error}); {fix}") from error
+        found = hashlib.sha256(raw).hexdigest()
+        if run.raw_sha256 not in (None, found):
+            raise StoreError(
+                f"{path}: the level's requests are not those that were measured (SHA-256 {found[:12]}..., "
+                f"{self.path(run.key).name} has {str(run.raw_sha256)[:12]}...); {fix}"
+            )
+
+    def levels(self) -> Iterator[Path]:
+        """The files of the finished levels, in no order."""
+        for path in self.folder.glob("*.json"):
+            if path.name != MANIFEST and not path.name.startswith(SLO_PREFIX):
+                yield path
+
+    def runs(self) -> Iterator[Run]:
+        """All finished levels, ordered by (kind, value, repeat). Raises StoreError on a damaged file."""
+        found = [_read(path, Run) for path in sorted(self.levels())]
+        yield from sorted(found, key=lambda run: (run.key.kind, run.key.value, run.key.repeat))
+
+    def write_search(self, search: SloSearch) -> None:
+        """Write or replace a search; the levels that it rests on are kept as runs of their own."""
+        replace(self.folder / f"{search.stem}.json", search.model_dump_json(indent=2).encode())
+
+    def searches(self) -> tuple[SloSearch, ...]:
+        """All searches, by SLO and repeat. Raises StoreError on a damaged file."""
+        return tuple(_read(path, SloSearch) for path in sorted(self.folder.glob(f"{SLO_PREFIX}*.json")))
+
+    def load(self) -> Experiment:
+        """Manifest, runs and searches together. Raises StoreError."""
+        return Experiment(
+            name=self.folder.name,
+            manifest=self.read_manifest(),
+            runs=tuple(self.runs()),
+            searches=self.searches(),
+        )
+
+
+def experiment_folders(paths: Iterable[Path]) -> list[Path]:
+    """``paths``; in place of the folder of a whole experiment (it has a record) the measured ones in it, by name."""
+    found: list[Path] = []
+    for path in paths:
+        within = [each for each in path.glob("[!.]*") if each.is_dir()] if (path / RECORD).is_file() else []
+        found += sorted(folder for folder in within if next(Store(folder).levels(), None)) or [path]
+    return found
+
+
+def unfinished(folder: Path) -> str | None:
+    """What of the experiment in ``folder`` is not measured, in words; None where all is, or where it holds none."""
+    record = read_record(folder)
+    left = [visit for visit in record.visits if visit.status != "done"] if record else []
+    if record is None or not left:
+        return None
+    counts = {status: sum(visit.status == status for visit in left) for status in ("failed", "interrupted", "planned")}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    names = [name for names in record.folders.values() for name in names]
+    without = [name for name in names if not next(Store(folder / name).levels(), None)]
+    nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
+    return f"{folder} is not finished: {told} of {len(record.visits)} visits{nothing}"
+
+
+def write_record(folder: Path, record: ExperimentRecord) -> None:
+    """Write or replace the record of the experiment in ``folder``."""
+    replace(folder / RECORD, record.model_dump_json(indent=2).encode())
+
+
+def read_record(folder: Path) -> ExperimentRecord | None:
+    """The record of the experiment whose folders are in ``folder``; None when there is none. Raises StoreError."""
+    path = folder / RECORD
+    return _read(path, ExperimentRecord) if path.exists() else None
+
+
+def _read(path: Path, kind: type[M]) -> M:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError:
+        pass  # The slow way below says what is wrong in one line.
+    try:
+        data: Any = json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    try:
+        return validate(kind, data, where=str(path))
+    except UsageError as error:
+        raise StoreError(str(error)) from error

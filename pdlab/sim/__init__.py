@@ -1,0 +1,1 @@
+"""What would happen: a discrete-event simulator of a served deployment, its step times and hardware."""

@@ -1,0 +1,221 @@
+"""One simulated engine: vLLM's scheduler in steps, and the prefix cache it keeps. Times in seconds.
+
+Steps in which nothing changes are one event: a decode batch runs until a sequence ends, KV memory
+is full, or something arrives, so that the cost is per request and not per token.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from pdlab.sim.step_time import KernelTimes
+
+MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre GPU
+
+
+class PrefixCache:
+    """Prompts whose KV an engine still holds, least recently used first; sizes in tokens.
+
+    vLLM frees the blocks of a finished request from its end, so what is evicted of a prompt first is its end.
+    """
+
+    __slots__ = ("_held", "capacity", "used")
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity
+        self.used = 0.0
+        # Not a dict: finding its first key passes all those that were deleted before it.
+        self._held: OrderedDict[int, float] = OrderedDict()
+
+    def hit(self, prompt: int, tokens: float) -> float:
+        """Tokens of the prompt that need not be computed."""
+        held = self._held.get(prompt, 0.0)
+        return held if held < tokens else tokens
+
+    def keep(self, prompt: int, tokens: float) -> None:
+        """The prompt was used just now and ``tokens`` of it are held; the oldest others make room."""
+        held = self._held
+        self.used += tokens - held.pop(prompt, 0.0)
+        held[prompt] = tokens
+        while self.used > self.capacity:
+            oldest = next(iter(held))
+            if oldest == prompt:
+                return
+            over = self.used - self.capacity
+            size = held[oldest]
+            if size > over:
+                held[oldest] = size - over
+                self.used -= over
+            else:
+                del held[oldest]
+                self.used -= size
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request that is not, or not wholly, prefilled. ``left`` None: its cache was not looked up yet."""
+
+    request: int
+    tokens: float  # context to build: the prompt, and what was generated before a preemption
+    left: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine (DP rank): a waiting queue, a running batch, a step in progress.
+
+    ``running`` is a heap of (step at which it ends, request): all sequences advance together.
+    """
+
+    costs: KernelTimes
+    capacity: float
+    step_tokens: int
+    cache: PrefixCache
+    prefills_only: bool = False
+    waiting: deque[Waiting] = field(default_factory=deque)
+    running: list[tuple[int, int]] = field(default_factory=list)
+    inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
+    joining: list[int] = field(default_factory=list)  # KV has arrived
+    joined: list[int] = field(default_factory=list)  # of these, the ones in the step that runs
+    done: list[Waiting] = field(default_factory=list)  # prefill completes at the end of this step
+    step: int = 0
+    held: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
+    context: float = 0.0  # sum of the running sequences' contexts, tokens
+    stall_s: float = 0.0
+    allocated: float = 0.0
+    load: int = 0
+    known_load: int = 0  # as the router knows it
+    news: deque[float] = field(default_factory=deque)  # when it will learn of requests that have left
+    frontend_free_s: float = 0.0
+    link_free_s: float = 0.0
+    link_busy_s: float = 0.0
+    began_s: float = 0.0
+    step_s: float = 0.0
+    steps: int = 0
+    version: int = 0
+    busy: bool = False
+    starved: bool = False
+    busy_s: float = 0.0
+    full_s: float = 0.0
+    preemptions: int = 0
+
+    def plan(self, now_s: float, system: Host) -> float | None:
+        """Choose what runs next, as vLLM does: running sequences first, then prefill within the token budget.
+
+        Returns when it ends; None when there is nothing to do.
+        """
+        self._make_room(system)
+        batch = len(self.running)
+        self.starved = bool(self.inbound)
+        prefill, pairs, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
+        joined = len(self.joining)
+        self.joined, self.joining = self.joining, []
+        if not (prefill or joined or batch or self.stall_s):
+            self.busy = False
+            return None
+        steps = 1
+        if not (prefill or joined or self.stall_s):
+            steps = self._decode_steps()
+        mean = self.context / batch if batch else 0.0
+        if steps > 1:
+            mean += steps / 2  # contexts grow by one token per step
+        self.step_s = self.costs.step_s(batch + joined, prefill, mean, pairs / prefill if prefill else 0.0)
+        self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined)) / 16
+        if system.contention:
+            self.step_s *= 1 + system.contention * system.busy_beside(self)
+        self.stall_s = 0.0
+        self.began_s, self.steps, self.busy = now_s, steps, True
+        self.version += 1
+        return now_s + steps * self.step_s
+
+    def _prefill(self, budget: int, system: Host, now_s: float) -> tuple[float, float, float]:
+        """Fill the step with waiting prompts, in order.
+
+        Returns the prefill tokens, the sum of their contexts, and the tokens of the prompts that came in.
+        """
+        total = pairs = came = 0.0
+        room = MAX_SEQUENCES - len(self.running)
+        waiting = self.waiting
+        growth = len(self.running) + len(self.joining) + 1  # every sequence's next token
+        while waiting and budget > 0 and room > 0:
+            first = waiting[0]
+            if first.left is None:
+                if self.held + first.tokens + growth + len(self.done) > self.capacity and self.held > 0:
+                    self.starved = True
+                    break
+                self.held += first.tokens
+                first.left = system.to_compute(self, first)
+                came += first.tokens
+                system.prefill_begins(first.request, now_s)
+            take = first.left if first.left < budget else float(budget)
+            pairs += take * (first.tokens - first.left + take / 2)
+            first.left -= take
+            total += take
+            budget -= int(take)
+            if first.left > 0:
+                break
+            room -= 1
+            self.done.append(waiting.popleft())
+        return total, pairs, came
+
+    def _make_room(self, system: Host) -> None:
+        """Preempt the newest sequences until every other one has room for its next token."""
+        while len(self.running) > 1 and self.held + len(self.running) + len(self.joining) > self.capacity:
+            newest = max(self.running)
+            self.running.remove(newest)
+            heapq.heapify(self.running)
+            self.preemptions += 1
+            context = system.preempt(newest[1], newest[0] - self.step)
+            self.held -= context
+            self.context -= context
+            self.waiting.appendleft(Waiting(newest[1], context))
+
+    def _decode_steps(self) -> int:
+        """Steps until the batch changes: a sequence ends, or KV memory is full."""
+        batch = len(self.running)
+        until_end = self.running[0][0] - self.step
+        until_full = int((self.capacity - self.held) // batch)
+        return until_end if batch == 1 else max(1, min(until_end, until_full))
+
+    def interrupt(self, now_s: float) -> float | None:
+        """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
+        if self.steps <= 1:
+            return None
+        passed = math.ceil((now_s - self.began_s) / self.step_s - 1e-9)
+        if passed >= self.steps:
+            return None
+        self.steps = max(passed, 1)
+        self.version += 1
+        return self.began_s + self.steps * self.step_s
+
+
+class Host:
+    """What an engine asks of the system around it.
+
+    ``contention`` is the share by which a step gets longer for every other engine that is busy at its start:
+    0 where each has its own device, more where they share the cores of one machine.
+    """
+
+    contention = 0.0
+
+    def busy_beside(self, engine: Engine) -> int:
+        """Other engines that are in a step."""
+        raise NotImplementedError
+
+    def to_compute(self, engine: Engine, waiting: Waiting) -> float:
+        """Prompt tokens that the engine's cache does not answer (at least one block)."""
+        raise NotImplementedError
+
+    def joining_tokens(self, requests: list[int]) -> float:
+        """Prompt tokens of requests whose KV has arrived."""
+        raise NotImplementedError
+
+    def prefill_begins(self, request: int, now_s: float) -> None:
+        raise NotImplementedError
+
+    def preempt(self, request: int, steps_left: int) -> float:
+        """Take a running request back; returns its context in tokens."""
+        raise NotImplementedError

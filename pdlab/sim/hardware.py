@@ -1,0 +1,84 @@
+"""Hardware files of configs/catalog/: calibrated constants, each with its source and basis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import Frozen, load_yaml
+
+Basis = Literal["roofline", "fitted", "measured", "published", "assumed"]
+
+
+class Constant(Frozen):
+    """One number with where it is from; ``relative_error`` is its own standard error where that is known."""
+
+    value: float
+    unit: str
+    basis: Basis
+    source: str
+    relative_error: float | None = Field(default=None, ge=0)
+
+
+class FitError(Frozen):
+    """Median absolute percentage errors over the held-out points of a cross-validation."""
+
+    tpot_percent: float
+    ttft_percent: float
+    requests_per_s_percent: float
+    points: int
+    how: str
+
+
+class Hardware(Frozen):
+    """One kind of GPU (or CPU) with one serving stack: constants by name, see `NAMES` for the ones needed."""
+
+    name: str
+    gpu: str
+    gpus_per_node: int = Field(ge=1)
+    stack: str
+    cpu: bool = False  # engines of --local; a rank stands for a GPU
+    hybrid_kv: bool = False
+    block_tokens: int = Field(default=16, ge=1)
+    step_tokens: int = Field(default=8192, ge=1)
+    fitted_on: tuple[str, ...] = ()
+    constants: dict[str, Constant]
+    error: FitError | None = None
+
+    def value(self, name: str) -> float:
+        """Raises UsageError when the file has no such constant."""
+        try:
+            return self.constants[name].value
+        except KeyError as error:
+            raise UsageError(f"hardware {self.name}: constant {name!r} is missing; have {_names(self)}") from error
+
+    def with_values(self, values: Mapping[str, float]) -> Hardware:
+        """The same hardware with some constants replaced (their basis stays)."""
+        changed = {name: self.constants[name].model_copy(update={"value": value}) for name, value in values.items()}
+        return self.model_copy(update={"constants": self.constants | changed})
+
+
+def _names(hardware: Hardware) -> str:
+    return ", ".join(sorted(hardware.constants))
+
+
+def load_hardware(name_or_path: str) -> Hardware:
+    """A file of configs/catalog/ by name, or a YAML file. Raises UsageError."""
+    named = CONFIGS / "catalog" / f"{name_or_path}.yaml"
+    if not named.exists() and not Path(name_or_path).exists():
+        have = ", ".join(sorted(path.stem for path in (CONFIGS / "catalog").glob("*.yaml")))
+        raise UsageError(
+            f"hardware {name_or_path!r} is not known; have {have}, or give a file (see python -m pdlab calibrate)"
+        )
+    return load_yaml(named if named.exists() else Path(name_or_path), Hardware)
+
+
+UNKNOWN_ERROR = FitError(
+    tpot_percent=10, ttft_percent=30, requests_per_s_percent=10, points=0, how="never checked: assumed"
+)
+TO_90 = 1.4826 * 1.6449  # median absolute error -> standard deviation of a normal one -> 90 % of cases

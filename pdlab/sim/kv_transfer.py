@@ -1,0 +1,100 @@
+"""What one KV transfer costs, and when it arrives: first come, first served at both ends of a link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.step_time import kv_bytes
+
+
+class End(Protocol):
+    """One engine's side of the link: when it is free again, and how long it was in use."""
+
+    link_free_s: float
+    link_busy_s: float
+
+
+class Links:
+    """The links of one deployment; times in seconds."""
+
+    def __init__(self, costs: TransferCosts) -> None:
+        self.costs = costs
+        self.free_s = 0.0  # the shared wire
+
+    def carry(self, sender: End, receiver: End, size: float, now_s: float) -> float:
+        """``size`` bytes leave as soon as both ends (and the wire) are free. Returns when they have arrived."""
+        costs = self.costs
+        sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s
+        takes_s = max(sends_s, receives_s)
+        begins_s = max(now_s, sender.link_free_s, receiver.link_free_s)
+        if costs.shared:
+            begins_s = max(begins_s, self.free_s)
+            self.free_s = begins_s + takes_s
+        sender.link_free_s, receiver.link_free_s = begins_s + sends_s, begins_s + receives_s
+        sender.link_busy_s += sends_s
+        receiver.link_busy_s += receives_s
+        return begins_s + costs.setup_s + takes_s
+
+    def busy_s(self, ends: list[float]) -> float:
+        """Time in use of the busiest link; ``ends``: that of every engine's side."""
+        return sum(ends) / 2 if self.costs.shared else max(ends)
+
+
+LinkKind = Literal["nvlink", "srd", "tcp"]
+
+
+# --- KV transfer ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TransferCosts:
+    """Moving one request's KV: ``setup_s`` + bytes / rate, and a stall of the decode engine per fragment.
+
+    An engine's ranks move their shares at once, so its rate grows with TP; of the two ends the slower counts.
+    """
+
+    setup_s: float
+    prefill_bytes_per_s: float  # out of one prefill engine
+    decode_bytes_per_s: float  # into one decode engine
+    shared: bool  # one transfer at a time over the whole link, whatever the number of engines
+    bytes_per_token: float
+    post_s_per_token: float  # the decode engine stands still so long to post descriptors
+    stall_s_per_token: float  # and so long when blocks do not merge
+    always_fragmented: bool
+
+
+def link_of(deployment: Deployment) -> LinkKind:
+    """The link a deployment means: NVLink in a pack, SRD in a spread, TCP where UCX_TLS says so."""
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated):
+        return "nvlink"
+    tls = topology.transport.ucx_tls
+    if tls and "tcp" in tls.split(",") and not {"srd", "rc", "cuda_ipc", "all"} & set(tls.split(",")):
+        return "tcp"
+    return "nvlink" if topology.placement == "pack" else "srd"
+
+
+def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregated, link: LinkKind) -> TransferCosts:
+    """Costs of one (prefill, decode) pair over ``link``; rates of configs/catalog, per GPU or per node."""
+    value = hardware.value
+    per_node = link == "tcp"
+    rate = value(f"{link}_gb_per_s") * 1e9
+    # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
+    # engine's thread. Heads split between different TP degrees never merge.
+    descriptors = 2 * shape.layers / hardware.block_tokens
+    post_s = value("post_us") * 1e-6 * descriptors
+    stall_s = value("fragment_us") * 1e-6 * descriptors if link == "nvlink" else post_s
+    return TransferCosts(
+        setup_s=value("transfer_setup_ms") * 1e-3,
+        prefill_bytes_per_s=rate if per_node else rate * topology.prefill.tp,
+        decode_bytes_per_s=rate if per_node else rate * topology.decode.tp,
+        shared=per_node,
+        bytes_per_token=kv_bytes(shape, 1e6, hybrid=hardware.hybrid_kv) / 1e6,
+        post_s_per_token=post_s,
+        stall_s_per_token=stall_s,
+        always_fragmented=topology.prefill.tp != topology.decode.tp,
+    )

@@ -1,0 +1,222 @@
+"""One simulated level: its requests, its figures, and the `Run` made of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
+from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
+
+
+@dataclass(slots=True)
+class SimulatedLevel:
+    """One level, request by request (lists in order of the prompts; seconds since the level began)."""
+
+    level: Level
+    input_tokens: list[int]
+    output_tokens: list[int]
+    arrival_s: list[float]
+    queued_s: list[float]
+    prefill_start_s: list[float]
+    prefill_end_s: list[float]
+    kv_arrived_s: list[float]
+    first_token_s: list[float]
+    finish_s: list[float]
+    computed_tokens: list[float]
+    gaps: list[tuple[float, int]]  # every step with decoding sequences: (seconds, tokens it gave)
+    transferred_bytes: float
+    duration_s: float
+    busy: dict[str, float]  # role -> share of the duration its engines were busy, mean over them
+    link_busy: float  # share of the duration that the busiest link was in use
+    kv_full: float  # share of engine time in which a prompt waited for KV memory
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests as they came: arrival in seconds, prompt and output tokens."""
+
+    arrival_s: tuple[float, ...]
+    input_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean rate of arrivals; they begin at 0 and do not all come at once."""
+        return (len(self.arrival_s) - 1) / self.arrival_s[-1]
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Input and output tokens of the request that needs most KV cache."""
+        return max(zip(self.input_tokens, self.output_tokens, strict=True), key=sum)
+
+    def part(self, of: int) -> Trace:
+        """What one of so many equal copies gets: every ``of``-th request."""
+        return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
+
+
+def empty_level(level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
+    """The level before its first event."""
+    count = len(trace.arrival_s) if trace else level.num_requests
+    zeros = [0.0] * count
+    return SimulatedLevel(
+        level=level,
+        input_tokens=list(trace.input_tokens) if trace else [workload.sent_input_tokens] * count,
+        output_tokens=list(trace.output_tokens) if trace else [workload.sent_output_tokens] * count,
+        arrival_s=zeros[:],
+        queued_s=zeros[:],
+        prefill_start_s=zeros[:],
+        prefill_end_s=zeros[:],
+        kv_arrived_s=zeros[:],
+        first_token_s=zeros[:],
+        finish_s=zeros[:],
+        computed_tokens=zeros[:],
+        gaps=[],
+        transferred_bytes=0.0,
+        duration_s=0.0,
+        busy={},
+        link_busy=0.0,
+        kv_full=0.0,
+        preemptions=0,
+    )
+
+
+def open_arrivals(load: Open | Ramp, count: int, rng: random.Random) -> list[float]:
+    """Moments of an open loop: gamma-distributed gaps of mean 1 / rate; burstiness is their shape."""
+    now_s, moments = 0.0, []
+    for number in range(count):
+        moments.append(now_s)
+        rate_rps = load.rate_rps if isinstance(load, Open) else _ramped(load, number / count)
+        now_s += rng.gammavariate(load.burstiness, 1 / (rate_rps * load.burstiness))
+    return moments
+
+
+def _ramped(load: Ramp, share: float) -> float:
+    """The rate when that share of the requests was sent."""
+    if load.shape == "linear":
+        return load.start_rps + (load.end_rps - load.start_rps) * share
+    return float(load.start_rps * (load.end_rps / load.start_rps) ** share)
+
+
+LEAST_STEADY = 2  # waves of requests that must end inside the steady window, as in pdlab.results.metrics
+
+
+def figures(level: SimulatedLevel) -> tuple[float | None, float, float]:
+    """(mean TPOT s or None, mean TTFT s, requests/s) of the whole level, as the published files define them."""
+    count = len(level.arrival_s)
+    ttft_s = (sum(level.first_token_s) - sum(level.arrival_s)) / count
+    gaps = [
+        (finish - first) / (tokens - 1)
+        for finish, first, tokens in zip(level.finish_s, level.first_token_s, level.output_tokens, strict=True)
+        if tokens > 1
+    ]
+    return (sum(gaps) / len(gaps) if gaps else None), ttft_s, count / level.duration_s
+
+
+def gaps(level: SimulatedLevel) -> Distribution | None:
+    """Time between tokens: steps weighted by the tokens that they gave; None where no request got a second one."""
+    ordered = sorted(level.gaps)
+    total = sum(tokens for _, tokens in ordered)
+    if not total:
+        return None
+    found, seen, wanted = {}, 0, list(PERCENTILES)
+    for gap_s, tokens in ordered:
+        seen += tokens
+        while wanted and seen >= wanted[0] / 100 * total:
+            found[f"p{wanted.pop(0)}"] = gap_s
+    mean_s = sum(gap_s * tokens for gap_s, tokens in ordered) / total
+    return Distribution(mean_s=mean_s, percentiles_s=found)
+
+
+def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
+    """Every request, as the benchmark records it (gaps between chunks are not simulated)."""
+    return tuple(
+        RequestRecord(arrival_s=a, first_token_s=f, finish_s=e, input_tokens=i, output_tokens=o)
+        for a, f, e, i, o in zip(
+            level.arrival_s,
+            level.first_token_s,
+            level.finish_s,
+            level.input_tokens,
+            level.output_tokens,
+            strict=True,
+        )
+    )
+
+
+def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
+    """The level as a `Run`. Gaps between tokens are those of the engines' steps, over the whole level."""
+    level = simulated.level
+    everything = range(len(simulated.arrival_s))
+    return Run(
+        origin="simulated",
+        label=label,
+        key=level.key,
+        workload=workload,
+        load=level.load,
+        num_requests=len(everything),
+        seed=level.seed,
+        completed=len(everything),
+        failed=0,
+        whole=_summary(simulated, everything, everything, 0.0, simulated.duration_s).model_copy(
+            update={"itl": gaps(simulated)}
+        ),
+        steady=_steady(simulated),
+    )
+
+
+def _steady(level: SimulatedLevel) -> Summary | None:
+    """The window of pdlab.results.metrics.steady, for a closed loop."""
+    load = level.level.load
+    if not isinstance(load, Closed):
+        return None
+    count = len(level.arrival_s)
+    opens_s = max(level.first_token_s[: load.concurrency])
+    closes_s = max(level.arrival_s)
+    finished = [i for i in range(count) if opens_s < level.finish_s[i] <= closes_s]
+    if len(finished) < LEAST_STEADY * load.concurrency:
+        return None
+    judged = [i for i in finished if level.arrival_s[i] >= opens_s]
+    return _summary(level, finished, judged, opens_s, closes_s) if judged else None
+
+
+def _summary(
+    level: SimulatedLevel, finished: Sequence[int], judged: Sequence[int], opens_s: float, closes_s: float
+) -> Summary:
+    per_s = 1 / (closes_s - opens_s)
+    tokens = 0.0
+    for i, (first_s, last_s) in enumerate(zip(level.first_token_s, level.finish_s, strict=True)):
+        inside_s = min(last_s, closes_s) - max(first_s, opens_s)
+        if inside_s >= 0:
+            tokens += level.output_tokens[i] * (inside_s / (last_s - first_s) if last_s > first_s else 1.0)
+    ttft = [level.first_token_s[i] - level.arrival_s[i] for i in judged]
+    e2el = [level.finish_s[i] - level.arrival_s[i] for i in judged]
+    tpot = [
+        (level.finish_s[i] - level.first_token_s[i]) / (level.output_tokens[i] - 1)
+        for i in judged
+        if level.output_tokens[i] > 1
+    ]
+    return Summary(
+        duration_s=closes_s - opens_s,
+        completed=len(finished),
+        requests_per_s=len(finished) * per_s,
+        input_tokens_per_s=sum(level.input_tokens[i] for i in finished) * per_s,
+        output_tokens_per_s=tokens * per_s,
+        ttft=_distribution(ttft),
+        tpot=_distribution(tpot) if tpot else None,
+        e2el=_distribution(e2el),
+    )
+
+
+def _distribution(values: list[float]) -> Distribution:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+
+    def at(q: float) -> float:
+        place = q / 100 * last
+        low = int(place)
+        high = min(low + 1, last)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    return Distribution(mean_s=sum(ordered) / len(ordered), percentiles_s={f"p{q}": at(q) for q in PERCENTILES})

@@ -1,0 +1,167 @@
+"""How long one engine step takes: physics with a few fitted factors. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Protocol
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Pool
+from pdlab.core.model_size import BYTES, dense_bytes, dense_parameters, expert_bytes
+from pdlab.sim.hardware import Hardware
+
+
+def active_parameters(shape: ModelShape) -> float:
+    """Parameters that one token passes through, output head left out (prefill computes it for the last token only)."""
+    inner = shape.expert_intermediate or shape.hidden
+    routed = (shape.layers - shape.dense_layers) * shape.experts_per_token * 3 * shape.hidden * inner
+    return dense_parameters(shape) + routed
+
+
+def full_layers(shape: ModelShape) -> int:
+    """Layers whose attention sees the whole context."""
+    return shape.layers if shape.full_attention_layers is None else shape.full_attention_layers
+
+
+def kv_bytes_per_token_layer(shape: ModelShape) -> float:
+    """K and V of one token in one layer (the latent vector alone where the model has one)."""
+    values = shape.kv_latent or 2 * shape.kv_heads * shape.head_dim
+    return values * BYTES[shape.kv_dtype]
+
+
+def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
+    """KV cache of one sequence of ``tokens``: every layer, or with ``hybrid`` the window of windowed layers."""
+    windowed = shape.layers - full_layers(shape)
+    kept = min(tokens, shape.sliding_window) if hybrid and shape.sliding_window else tokens
+    return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
+
+
+class KernelTimes(Protocol):
+    """Where step times come from: the fitted roofline (`StepCosts`), or
+    another source. ``admit_s`` is seconds per block of a request that joins."""
+
+    admit_s: float
+
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        """Seconds of a step of ``batch`` decoding sequences of mean ``context`` and ``prefill_tokens``, each on
+        top of ``prefill_context`` tokens (None: ``context``)."""
+        ...
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """A pool's step in plain numbers (seconds, per unit), for the simulator's inner loop."""
+
+    fixed_s: float  # launch, dense weights, synchronisation
+    experts_s: float  # all experts read once
+    log_untouched: float  # log(1 - k / E)
+    sequence_s: float  # per decoding sequence
+    context_s: float  # per decoding sequence and token of context
+    prefill_s: float  # per prefill token, that share of it which TP divides
+    unsharded_s: float  # and the share that it does not divide
+    eager_s: float  # a large prefill step without CUDA graphs
+    attention_s: float  # per prefill token and token of context before it
+    exchange_s: float  # per token: all-to-all between DP ranks
+    admit_s: float  # per block of a joining request
+    dp: int  # DP ranks whose tokens meet at the experts
+    ranks: int  # ranks among which whole experts are spread; 1: every expert is split over all
+    experts: float  # in effective use
+    routed: float  # share of the prefill compute that is in routed experts
+
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        """Seconds of one step of ``batch`` sequences of mean ``context`` and ``prefill_tokens``, each on top
+        of ``prefill_context`` tokens (None: ``context``)."""
+        tokens = (batch + prefill_tokens) * self.dp
+        touched = 1.0 - math.exp(self.log_untouched * tokens) if tokens < MANY_TOKENS else 1.0
+        experts_s = self.experts_s * touched
+        waits = self._busiest(touched) if self.ranks > 1 else 1.0
+        own = batch + prefill_tokens
+        compute_s = own * self.prefill_s * (1 + self.routed * (waits - 1))
+        eager_s = self.eager_s * (1.0 - math.exp(-prefill_tokens / EAGER_TOKENS)) if prefill_tokens else 0.0
+        before = context if prefill_context is None else prefill_context
+        return (
+            self.fixed_s
+            + batch * (self.sequence_s + self.context_s * context)
+            + max(experts_s * waits, compute_s, own * self.exchange_s)
+            + prefill_tokens * (self.attention_s * before + self.unsharded_s)
+            + eager_s
+        )
+
+    def _busiest(self, touched: float) -> float:
+        """Load of the busiest rank over the mean rank's."""
+        used = max(self.experts * touched, 1.0)
+        return min(1 + _largest(self.ranks) * math.sqrt((self.ranks - 1) / used), self.ranks)
+
+
+def _largest(count: int) -> float:
+    """Expected largest of ``count`` standard normal deviates (Blom's approximation)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+MANY_TOKENS = 4000  # every expert in use is touched
+EAGER_TOKENS = 2000.0  # prefill tokens after which most of the cost of a step without CUDA graphs is there
+
+
+def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
+    """The costs of one engine (one DP rank) of ``pool``. Raises UsageError."""
+    value = hardware.value
+    tp = pool.tp
+    rate = value("memory_gb_per_s") * 1e9
+    together = tp * pool.dp  # vLLM splits the experts over TP x DP, whole ones with expert parallel
+    inner = shape.expert_intermediate or shape.hidden
+    routed = (shape.layers - shape.dense_layers) * shape.experts_per_token * 3 * shape.hidden * inner
+    flops_per_s = value("tensor_tflops") * 1e12 * value("tensor_share") * tp
+    if shape.weight_dtype == "fp8":
+        flops_per_s *= 2
+    exchange_s = 0.0
+    nodes = -(-together // hardware.gpus_per_node)
+    if pool.dp > 1:
+        reached = nodes * (1 - (1 - 1 / nodes) ** shape.experts_per_token) * (nodes - 1) / nodes
+        sent = 3 * shape.hidden * reached * (shape.layers - shape.dense_layers)
+        exchange_s = sent / (value("alltoall_gb_per_s") * 1e9 * tp)
+    used = max(shape.experts * value("experts_in_use"), shape.experts_per_token + 1.0)
+    return StepCosts(
+        fixed_s=value("launch_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS
+        + dense_bytes(shape, with_embedding=False) / (rate * tp * value("weight_read_share"))
+        + value("sync_ms") * 1e-3 * math.log2(tp) * shape.layers / REFERENCE_LAYERS,
+        experts_s=expert_bytes(shape) * used / shape.experts / (rate * together * value("weight_read_share")),
+        log_untouched=math.log1p(-shape.experts_per_token / used),
+        sequence_s=value("sequence_ms") * 1e-3,
+        context_s=kv_bytes_per_token_layer(shape) * full_layers(shape) / (rate * tp * value("kv_read_share")),
+        prefill_s=2 * active_parameters(shape) / flops_per_s,
+        unsharded_s=value("unsharded_ns") * 1e-9 * shape.layers * shape.hidden / REFERENCE_WIDTH,
+        eager_s=value("eager_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS,
+        attention_s=4 * shape.heads * shape.head_dim * full_layers(shape) / flops_per_s,
+        exchange_s=exchange_s,
+        admit_s=value("admit_us") * 1e-6,
+        dp=pool.dp,
+        ranks=together if pool.expert_parallel else 1,
+        experts=used,
+        routed=routed / active_parameters(shape),
+    )
+
+
+REFERENCE_LAYERS = 36  # the calibrated model, gpt-oss-120b: constants per layer scale from it
+REFERENCE_WIDTH = 36 * 2880
+
+
+def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
+    """Tokens of KV cache that one engine holds; below one prompt means that the model does not fit.
+
+    Memory of the TP x PP GPUs x utilization - weights - overhead per GPU, over the bytes per token
+    (KV heads are copied when TP is larger than their number).
+    """
+    value = hardware.value
+    gpus = pool.tp * pool.pp
+    experts = expert_bytes(shape) / (pool.dp if pool.expert_parallel else 1)
+    weights_gb = (experts + dense_bytes(shape, with_embedding=True)) / 1e9
+    free_gb = gpus * (value("memory_gb") * value("memory_utilization") - value("overhead_gb")) - weights_gb
+    copies = max(1.0, pool.tp / shape.kv_heads) if not shape.kv_latent else pool.tp
+    per_token = kv_bytes_per_token_layer(shape) * shape.layers * copies
+    return max(free_gb, 0.0) * 1e9 / per_token

@@ -1,0 +1,95 @@
+"""A trace file of real requests -> `Trace`: when each came, how long its prompt and its answer were. Pure.
+
+CSV with a line of column names; published traces use the names in `ALIASES`. Moments are seconds, or milliseconds
+where the column says so, or ISO 8601; only their differences count, and requests may stand in any order.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pdlab.core.errors import UsageError
+from pdlab.sim.level import Trace
+
+ALIASES = {
+    "arrival_s": ("arrival_s", "timestamp", "arrived_at", "arrival_time", "time"),
+    "arrival_ms": ("arrival_ms", "timestamp_ms"),
+    "input_tokens": ("input_tokens", "contexttokens", "num_prefill_tokens", "input_length", "request_tokens"),
+    "output_tokens": ("output_tokens", "generatedtokens", "num_decode_tokens", "output_length", "response_tokens"),
+}
+MOST = 1_000_000
+
+
+def read(path: Path) -> Trace:
+    """Raises UsageError naming the file, the line and the rule."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--trace {path}: cannot be read as a text file; give a CSV") from error
+    rows = list(csv.reader(lines))
+    columns = _columns(path, rows[0] if rows else [])
+    found = []
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(cell.strip() for cell in row):
+            continue
+        where = f"--trace {path}, line {number}"
+        if len(row) < len(rows[0]):
+            raise UsageError(f"{where}: {len(row)} cells for {len(rows[0])} columns")
+        at_s = _moment_s(row[columns[0]], where, 1e-3 if columns[1] else 1.0)
+        found.append((at_s, _tokens(row[columns[2]], where), _tokens(row[columns[3]], where)))
+    if not 2 <= len(found) <= MOST:
+        raise UsageError(f"--trace {path}: holds {len(found)} requests; from 2 to {MOST} can be simulated")
+    found.sort()
+    begin_s = found[0][0]
+    if found[-1][0] <= begin_s:
+        raise UsageError(f"--trace {path}: all requests come at the same moment; it has no rate")
+    return Trace(
+        arrival_s=tuple(at_s - begin_s for at_s, _, _ in found),
+        input_tokens=tuple(tokens for _, tokens, _ in found),
+        output_tokens=tuple(tokens for _, _, tokens in found),
+    )
+
+
+def _columns(path: Path, head: Sequence[str]) -> tuple[int, bool, int, int]:
+    """(column of the moment, whether it is in milliseconds, of the input, of the output tokens)"""
+    plain = [name.strip().lower() for name in head]
+    at = {ours: next((plain.index(name) for name in names if name in plain), None) for ours, names in ALIASES.items()}
+    ms = at["arrival_ms"] is not None
+    moment, inputs, outputs = at["arrival_ms"] if ms else at["arrival_s"], at["input_tokens"], at["output_tokens"]
+    if moment is None or inputs is None or outputs is None:
+        raise UsageError(
+            f"--trace {path}: needs the columns arrival_s, input_tokens and output_tokens (found: {', '.join(head)})"
+        )
+    return moment, ms, inputs, outputs
+
+
+def _moment_s(text: str, where: str, unit_s: float) -> float:
+    try:
+        value = float(text) * unit_s
+    except ValueError:
+        # Python 3.10 knows at most six digits of a second.
+        whole, _, rest = text.strip().replace("Z", "+00:00").partition(".")
+        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+        iso = f"{whole}.{digits[:6].ljust(6, '0')}{rest[len(digits) :]}" if digits else whole
+        try:
+            moment = datetime.fromisoformat(iso)
+        except ValueError as error:
+            raise UsageError(f"{where}: {text!r} is no moment; use seconds or ISO 8601") from error
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    if not math.isfinite(value):
+        raise UsageError(f"{where}: {text!r} is no moment; use seconds or ISO 8601")
+    return value
+
+
+def _tokens(text: str, where: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value >= 1 and value == int(value)):
+        raise UsageError(f"{where}: {text!r} is no number of tokens; a whole number of at least 1")
+    return int(value)

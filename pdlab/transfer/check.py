@@ -1,0 +1,368 @@
+"""One KV-transfer check over ranks that run somewhere: handshake, transfers of every size, checks, wire, verdict.
+
+Knows no Ray: it drives `Ranks`, which Ray's actors are (nixl_check), and plain processes in the tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Protocol
+
+from pdlab.core.errors import TransferError
+from pdlab.remote.network import Host
+from pdlab.transfer.rank.codes import Finding
+from pdlab.transfer.rank.layout import KvShape, Table, block_tables, pairs
+from pdlab.transfer.rank.messages import Moved, RankOptions
+from pdlab.transfer.rank.side_channel import Registered
+from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
+from pdlab.transfer.verdict import CORRUPT, OK, Observed, Verdict, judge, notes, traffic_share
+
+GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank says what it waited for
+PING_S = 2.0
+TOGETHER_S = 0.02  # several initiators start this much after they were asked
+SPARE = 1.25  # cache size over what the largest size needs: memory that no transfer may touch
+SPARE_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Size:
+    """Requests of ``blocks`` blocks each; ``tokens``: the prompt that has so many, None when blocks were asked for."""
+
+    blocks: int
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to check. ``num_blocks``: blocks of the cache. ``fault``: one of kv_faults.FAULTS, planted."""
+
+    strategy: str
+    shape: KvShape
+    sizes: tuple[Size, ...]
+    num_blocks: int
+    prefill_tp: int = 1
+    decode_tp: int = 1
+    backends: tuple[str, ...] = ("UCX",)
+    direction: str = "read"
+    concurrent: int = 1
+    repeats: int = 5
+    scattered: bool = True
+    seed: int = 0
+    ucx_tls: str | None = None
+    timeout_s: float = 60.0
+    fault: str | None = None
+
+    @property
+    def requests(self) -> int:
+        """Requests of the whole run."""
+        return (self.repeats + 1) * self.concurrent * len(self.sizes)
+
+    def ranks(self, backend: str, vram: bool) -> list[RankOptions]:
+        """All ranks of one run, prefill's first."""
+        return [
+            RankOptions(
+                side, rank, self.prefill_tp, self.decode_tp, self.shape, self.num_blocks,
+                self.requests, backend, self.direction, self.ucx_tls, vram,
+                self.timeout_s, self.fault,
+            )
+            for side, tp in (("prefill", self.prefill_tp), ("decode", self.decode_tp))
+            for rank in range(tp)
+        ]  # fmt: skip
+
+
+def cache_blocks(sizes: Sequence[Size], concurrent: int) -> int:
+    """Blocks of a cache that holds the largest size and some that no transfer may touch."""
+    return int(max(size.blocks for size in sizes) * concurrent * SPARE) + SPARE_BLOCKS
+
+
+class Ranks(Protocol):
+    """Processes that run `rank.Rank`, one per rank of the plan, in that order."""
+
+    def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
+        """Each rank's answer: ("ok", value), (kind, text), or ("peer" or "timeout", text) when it died or hangs."""
+
+    def ips(self) -> list[str]:
+        """Each rank's address, as other nodes reach it."""
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """Warm repeats of one size. ``seconds`` per repeat: from the first post to the last byte of all requests.
+
+    ``request_s``: each request's own time. ``post_share``: NIXL's posting time over all time. ``first_s``:
+    the size's first transfer, which is not among the repeats.
+    """
+
+    size: Size
+    bytes: int
+    first_s: float
+    seconds: tuple[float, ...]
+    request_s: tuple[float, ...]
+    descriptors: int
+    merged: int
+    post_share: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """Median over the repeats; GB are 10^9 bytes."""
+        return self.bytes / median(self.seconds) / 1e9
+
+    @property
+    def spread_gb_per_s(self) -> tuple[float, float]:
+        """The slowest and the fastest repeat."""
+        return self.bytes / max(self.seconds) / 1e9, self.bytes / min(self.seconds) / 1e9
+
+
+@dataclass(frozen=True)
+class BackendResult:
+    """All that one backend's run showed.
+
+    ``startup_s``: imports, agents, memory and handshake until the first transfer, Ray's own time (``ray_s``) left
+    out. ``check_s``: all checks of ``checked_bytes``, which no other time includes.
+    """
+
+    backend: str
+    hosts: dict[str, Host]
+    startup_s: float
+    handshake_s: float
+    cold_s: float
+    sizes: tuple[SizeResult, ...]
+    verdict: Verdict
+    notes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    checked_bytes: int
+    check_s: float
+    notice_s: float
+    memcpy_gb_per_s: float | None
+    raw_gb_per_s: float | None
+    raw_why: str | None
+    raw_wire: Wire | None
+    wire: Wire | None
+    traffic: dict[str, float]
+    payload_bytes: int
+    ucx_version: str | None
+    failed_modules: dict[str, str]
+    libraries: tuple[str, ...]
+    seen: Observed | None = field(default=None, repr=False)
+    log: str = field(default="", repr=False)
+    ray_s: float | None = None
+
+
+def run_backend(
+    plan: Plan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+) -> BackendResult:
+    """Run the plan with ranks that are there. Raises TransferError; findings of corruption are no error."""
+    return _Run(plan, options, ranks, say).run()
+
+
+def verdict_of(seen: Observed, findings: Sequence[Finding]) -> Verdict:
+    """The wire's verdict, unless a finding is worse."""
+    verdict = judge(seen)
+    worst = next((finding for finding in findings if finding.wrong_words), None)
+    if worst is None:
+        return verdict
+    text = f"CORRUPT: {worst.patterns[0][0]}, {worst.wrong_words} wrong words; the wire: {verdict.text}"
+    return replace(verdict, code=CORRUPT, text=text)
+
+
+def wire_untold(result: BackendResult) -> bool:
+    """Whether UCX printed no table of what was used, as UCX before 1.21 does not."""
+    return result.backend == "UCX" and result.wire is None
+
+
+def glance(plan: Plan) -> Plan:
+    """The smallest run that makes UCX choose its protocols: it then tells its candidates."""
+    return replace(plan, sizes=plan.sizes[:1], repeats=1, fault=None)
+
+
+def with_wire_of(result: BackendResult, told: BackendResult) -> BackendResult:
+    """The result, judged anew with the wire that another run of the same ranks told."""
+    assert result.seen is not None
+    seen = replace(result.seen, wire=told.wire)
+    return replace(
+        result, wire=told.wire, seen=seen, verdict=verdict_of(seen, result.findings), notes=tuple(notes(seen)),
+        log=told.log,
+    )  # fmt: skip
+
+
+class _Run:
+    def __init__(self, plan: Plan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None]) -> None:
+        self.plan, self.options, self.ranks, self.say = plan, options, ranks, say
+        self.everyone = list(range(len(options)))
+        self.prefill = [i for i in self.everyone if options[i].side == "prefill"]
+        self.decode = [i for i in self.everyone if options[i].side == "decode"]
+        self.page = min(pair.length for pair in pairs(plan.shape, plan.prefill_tp, plan.decode_tp))
+        self.copies: list[float] = []
+        self.operation: Operation = "read" if plan.direction == "read" else "write"
+        self.raw_wire: Wire | None = None
+        involved = {(s, getattr(p, s)) for p in pairs(plan.shape, plan.prefill_tp, plan.decode_tp) for s in _SIDES}
+        movers = [i for i in self.everyone if options[i].initiator]
+        self.initiators = [i for i in movers if (options[i].side, options[i].rank) in involved]
+        self.targets = [i for i in self.everyone if i not in movers]
+        self.hosts: list[Host] = []
+        self.findings: list[Finding] = []
+        self.traffic: dict[str, int] = {}
+        self.payload = 0
+        self.checked_bytes = 0
+        self.check_s = 0.0
+        self.notice_s: list[float] = []
+        self.next_request = 1
+        self.used: tuple[Table, ...] = ()
+
+    def run(self) -> BackendResult:
+        plan, began = self.plan, time.monotonic()
+        self.hosts = self.call(self.everyone, "facts", [(ip,) for ip in self.ranks.ips()])
+        registered: list[Registered] = self.call(self.everyone, "open")
+        shown = [registered[i] for i in self.targets]
+        port = self.call(self.targets[:1], "serve", [(shown,)])[0]
+        address = self.hosts[self.targets[0]].ip
+        handshake_s = max(self.call(self.initiators, "connect", [(address, port)] * len(self.initiators)))
+        startup_s = time.monotonic() - began + max(self.call(self.everyone, "early_s"))
+        results: list[SizeResult] = []
+        cold_s = None
+        for size in plan.sizes:
+            results.append(self._size(size))
+            cold_s = results[0].first_s if cold_s is None else cold_s
+            self.say(f"{plan.strategy}: {_size_text(size)}: {results[-1].gb_per_s:.3g} GB/s")
+            if self._corrupt():
+                break
+        memcpy = median(self.copies) if self.copies else None
+        libraries = self.call(self.initiators[:1], "libraries")[0]
+        logs = self.call(self.initiators, "close")
+        self.call([i for i in self.everyone if i not in self.initiators], "close")
+        raw, raw_why = self._raw()
+        wire = together(wire_of(parse_table(log), self.operation, self.page) for log in logs)
+        seen = Observed(
+            strategy=plan.strategy, backend=self.options[0].backend, direction=plan.direction,
+            prefill=self.hosts[self.prefill[0]], decode=self.hosts[self.decode[0]], vram=self.options[0].vram,
+            gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire,
+            payload_bytes=self.payload, traffic=self.traffic, memcpy_gb_per_s=memcpy,
+            ucx_version=ucx_version(logs[0]), ucx_tls=_tls(logs[0]) or plan.ucx_tls,
+            failed_modules=failed_modules(logs[0]),
+        )  # fmt: skip
+        return BackendResult(
+            backend=seen.backend, hosts={"prefill": seen.prefill, "decode": seen.decode}, startup_s=startup_s,
+            handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results),
+            verdict=verdict_of(seen, self.findings),
+            notes=tuple(notes(seen)), findings=tuple(self.findings), checked_bytes=self.checked_bytes,
+            check_s=self.check_s, notice_s=median(self.notice_s), memcpy_gb_per_s=memcpy, raw_gb_per_s=raw,
+            raw_why=raw_why, raw_wire=self.raw_wire, wire=seen.wire, traffic=traffic_share(seen),
+            payload_bytes=self.payload,
+            ucx_version=seen.ucx_version, failed_modules=dict(seen.failed_modules or {}), libraries=libraries,
+            seen=seen, log="".join(logs),
+        )  # fmt: skip
+
+    def _size(self, size: Size) -> SizeResult:
+        """Its first transfer, then the warm repeats; every one is checked, and stops the run when it is corrupt."""
+        runs: list[list[Moved]] = []
+        while len(runs) <= self.plan.repeats and not self._corrupt():
+            runs.append(self._transfer(size))
+            if size == self.plan.sizes[-1]:  # in turns with the transfers, so that both meet the same load
+                self.copies += self.call(self.decode[:1], "copy_gb_per_s", [(self.page,)])
+        times = [max(each.end_s for each in run) - min(each.begin_s for each in run) for run in runs]
+        warm = list(zip(runs, times, strict=True))[1:] or [(runs[0], times[0])]
+        request_s = [max(own) for run, _ in warm for own in zip(*(each.request_s for each in run), strict=True)]
+        return SizeResult(
+            size, sum(each.bytes for each in runs[-1]), times[0], tuple(took for _, took in warm), tuple(request_s),
+            sum(each.descriptors for each in runs[-1]), sum(each.merged for each in runs[-1]),
+            median(sum(each.post_s for each in run) / (len(run) * took) for run, took in warm),
+        )  # fmt: skip
+
+    def _transfer(self, size: Size) -> list[Moved]:
+        plan = self.plan
+        tables = block_tables(
+            self.next_request, plan.concurrent, size.blocks, plan.num_blocks, scattered=plan.scattered, seed=plan.seed
+        )
+        self.next_request += plan.concurrent
+        clocks = self.call(self.everyone, "prepare", [(tables, self.used)] * len(self.everyone))
+        self.used = tables
+        start_s = 0.0
+        if len(self.initiators) > 1:  # they run on one host, so they share its clock
+            start_s = max(clocks[i] for i in self.initiators) + TOGETHER_S
+        moved: list[Moved] = self.call(self.initiators, "transfer", [(tables, start_s)] * len(self.initiators))
+        self.notice_s.append(max(self.call(self.targets, "await_notices", [(tables,)] * len(self.targets))))
+        side = 0 if plan.direction == "read" else 1
+        for nic in {nic for each in moved for nic in each.traffic}:
+            # Ranks of one host read the same counters: the one that saw most saw all.
+            seen = max(each.traffic.get(nic, (0, 0))[side] for each in moved)
+            self.traffic[nic] = self.traffic.get(nic, 0) + seen
+        self.payload += sum(each.bytes for each in moved)
+        for finding, check_s in self.call(self.decode, "inspect", [(tables,)] * len(self.decode)):
+            self.findings.append(finding)
+            self.checked_bytes += (finding.words + finding.outside_words) * 8
+            self.check_s += check_s
+        return moved
+
+    def _corrupt(self) -> bool:
+        return any(finding.wrong_words for finding in self.findings)
+
+    def _raw(self) -> tuple[float | None, str | None]:
+        """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured).
+
+        Comes last, when NIXL has told everything: what happens here, even a rank that dies, costs this figure alone.
+        """
+        if self.options[0].backend != "UCX":
+            return None, "not UCX"
+        if len(self.initiators) > 1 or len(self.targets) > 1:
+            return None, "compared for one pair of ranks alone"
+        initiator, target = self.initiators[0], self.targets[0]
+        try:
+            there = self.call([target], "raw_expose")[0]
+            rates = self.call([initiator], "raw_rates", [(there, self.used[0], self.plan.repeats)])[0]
+            log, _ = (self.call([rank], "raw_close")[0] for rank in (initiator, target))
+        except TransferError as error:
+            return None, str(error)
+        self.raw_wire = wire_of(parse_table(log), self.operation, self.page)
+        return median(rates), None
+
+    def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
+        """The values of all ranks. Raises TransferError with the root cause: who died or hangs comes first."""
+        words = args if args is not None else [()] * len(ranks)
+        answers = self.ranks.call(ranks, method, words, self.plan.timeout_s + GRACE_S)
+        failed = [(rank, kind, text) for rank, (kind, text) in zip(ranks, answers, strict=True) if kind != "ok"]
+        if not failed:
+            return [value for _, value in answers]
+        _, kind, text = failed[0]
+        if kind in ("peer", "timeout"):
+            lost = self._lost()
+            text += f" ({'; '.join(lost)})" if lost else ""
+        raise TransferError(kind, f"{text} [while: {_WHILE.get(method, method)}]")
+
+    def _lost(self) -> list[str]:
+        """Ranks that are dead or do not answer now."""
+        answers = self.ranks.call(self.everyone, "ping", [()] * len(self.everyone), PING_S)
+        found = []
+        for option, (kind, _), number in zip(self.options, answers, self.everyone, strict=True):
+            if kind != "ok":
+                host = self.hosts[number] if self.hosts else None
+                where = f", process {host.pid} on {host.name}" if host else ""
+                found.append(f"{option.name}{where} {'is dead' if kind == 'peer' else 'does not answer: it hangs'}")
+        return found
+
+
+_SIDES = ("prefill", "decode")
+_WHILE = {
+    "open": "starting the agents",
+    "connect": "handshake",
+    "transfer": "transfer",
+    "await_notices": "waiting for notifications",
+    "close": "release",
+}
+
+
+def _size_text(size: Size) -> str:
+    return f"{size.tokens} tokens" if size.tokens else f"{size.blocks} blocks"
+
+
+def _tls(log: str) -> str | None:
+    """UCX_TLS as UCX itself saw it."""
+    words = (word for line in log.splitlines() if "env variables" in line for word in line.split())
+    return next((word.removeprefix("UCX_TLS=") for word in words if word.startswith("UCX_TLS=")), None)
+
+
+def worst_code(codes: Sequence[int]) -> int:
+    """Exit code of several backends: corrupt before all, then cannot run, then slow."""
+    return next((code for code in (CORRUPT, 5, 3) if code in codes), OK)

@@ -1,0 +1,390 @@
+"""Rules of the doctor: environment, limits, namespaces, ports, addresses, tokens, clocks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pdlab.transfer.doctor.findings import Facts, Finding, Rule
+
+DEBUG_LEVELS = {"debug", "trace", "trace_req", "trace_data", "trace_async", "trace_func", "trace_poll", "data", "func"}
+SAME_NODE_GPU = {"cuda_ipc", "cuda", "all"}
+SAME_NODE_HOST = {"cma", "sm", "shm", "all", "knem", "xpmem"}
+NETWORK = {"tcp", "srd", "ud", "rc", "dc", "ib", "efa", "all"}
+MAX_SKEW_S = 1.0
+SIDE_CHANNEL_PORT = "side-channel port"
+SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000}  # Ray Serve LLM 2.60
+OPEN_PORT = "open port"
+
+
+class Listening(NamedTuple):
+    """A process that listens: how its command line or title looks, what a caller can do there, and whether Ray's
+    token stands before that where it is on."""
+
+    pattern: str
+    name: str
+    can: str
+    token: bool
+
+
+LISTENING = (
+    Listening(r"/gcs_server\b", "Ray's GCS", "runs code on every node (starts actors)", True),
+    Listening(r"/raylet/raylet\b", "raylet", "runs code on this node (starts workers), reads and writes objects", True),
+    Listening(
+        r"^ray::DashboardAgent",
+        "Ray's dashboard agent",
+        "runs commands (job API) and reads logs; metrics, without a token",
+        True,
+    ),
+    Listening(r"^ray::RuntimeEnvAgent", "Ray's runtime-env agent", "runs code (runtime environments)", True),
+    Listening(r"ray\.util\.client\.server", "Ray Client server", "runs code on the cluster", True),
+    Listening(
+        r"ray/dashboard/dashboard\.py", "Ray's dashboard", "runs commands (job API); metrics, without a token", True
+    ),
+    Listening(r"ray/autoscaler/\S*monitor\.py", "Ray's autoscaler monitor", "reads its metrics", False),
+    Listening(r"/haproxy\b", "Ray Serve's HAProxy", "uses the served endpoint, or reads statistics and metrics", False),
+    Listening(
+        r"^VLLM::|RayWorkerWrapper",
+        "vLLM's engine (NIXL side channel, UCX)",
+        "reads where KV blocks are, and with that reads and writes them: KV cache of other requests",
+        False,
+    ),
+    Listening(
+        r"^ray::ProxyActor", "Ray Serve's proxy", "uses the served endpoint, or runs code (gRPC of a worker)", True
+    ),
+    Listening(
+        r"^ray::ServeReplica", "Ray Serve's replica", "runs code (gRPC), or uses an engine where it serves HTTP", True
+    ),
+    Listening(r"^ray::", "Ray's worker", "runs code in it", True),
+)
+ENGINES = ("VLLM::", "ray::")  # what vLLM's and Ray's processes call themselves
+
+
+def side_channel_ports(ranks: Mapping[str, int]) -> tuple[int, ...]:
+    """Ports at which engines answer their peers: from each role's base on, one for each of its ranks on a node."""
+    return tuple(SIDE_CHANNEL_BASES[role] + rank for role, count in ranks.items() for rank in range(count))
+
+
+def _log_levels(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        for name in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
+            value = fact.get("environment", {}).get(name, "")
+            if value.lower() in DEBUG_LEVELS:
+                yield Finding(
+                    "error",
+                    "debug logging",
+                    (node,),
+                    f"{name}={value}",
+                    "KV transfers are 5 to 10 times slower while it is on",
+                    f"unset {name} where `ray start` runs, and restart Ray there",
+                )
+
+
+def _ucx_settings(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        env = fact.get("environment", {})
+        yield from _tls(node, fact, env.get("UCX_TLS"))
+        devices = env.get("UCX_NET_DEVICES", "")
+        known = {*fact.get("interfaces", ()), *(device["name"] for device in fact.get("rdma", ()))}
+        missing = [d for d in devices.split(",") if d and d != "all" and d.split(":")[0] not in known]
+        if missing:
+            yield Finding(
+                "error",
+                "UCX_NET_DEVICES",
+                (node,),
+                f"UCX_NET_DEVICES={devices}; this node has {', '.join(sorted(known)) or 'none'}",
+                "UCX uses the named devices only: no transport between nodes",
+                "unset UCX_NET_DEVICES, or name devices that every node has",
+            )
+        if env.get("UCX_PROTO_EMULATION_ENABLE", "").lower() in ("n", "no", "0", "off"):
+            yield Finding(
+                "note",
+                "UCX emulation",
+                (node,),
+                f"UCX_PROTO_EMULATION_ENABLE={env['UCX_PROTO_EMULATION_ENABLE']}",
+                "a silent fallback to software becomes an error: good on EFA; TCP reads fail",
+                "leave it on EFA; set y where TCP is the wire",
+            )
+
+
+def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Finding]:
+    if not value:
+        return
+    text = f"UCX_TLS={value}"
+    efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
+    names = {part.strip().split(":")[0] for part in value.removeprefix("^").split(",") if part.strip()}
+    if value.startswith("^"):
+        yield from _left_out(node, fact, names, text, efa)
+        return
+    if not names & NETWORK:
+        yield Finding(
+            "error",
+            "UCX_TLS",
+            (node,),
+            text,
+            "no transport with error handling and none between nodes: NIXL fails to create its UCX backend",
+            "unset UCX_TLS, or add tcp (or srd on EFA)",
+        )
+    elif efa and not names & (NETWORK - {"tcp"}):
+        yield Finding(
+            "error",
+            "UCX_TLS",
+            (node,),
+            text,
+            "EFA devices are there and left out: KV crosses nodes over TCP, some hundred times slower",
+            "unset UCX_TLS, or add srd",
+        )
+    if fact.get("gpus") and not names & SAME_NODE_GPU:
+        yield Finding(
+            "warning",
+            "UCX_TLS",
+            (node,),
+            text,
+            "without cuda_ipc GPUs of one node exchange KV through host memory or the network",
+            "add cuda_ipc,cuda_copy",
+        )
+    elif not fact.get("gpus") and not names & SAME_NODE_HOST:
+        yield Finding(
+            "warning",
+            "UCX_TLS",
+            (node,),
+            text,
+            "without sm (cma) engines of one machine exchange KV over the loopback network",
+            "add sm, or unset UCX_TLS",
+        )
+
+
+def _left_out(node: str, fact: Mapping[str, Any], names: set[str], text: str, efa: bool) -> Iterator[Finding]:
+    """UCX_TLS=^... takes all transports but those."""
+    if efa and names & {"srd", "ib", "efa"}:
+        yield Finding(
+            "error",
+            "UCX_TLS",
+            (node,),
+            text,
+            "EFA devices are there and left out: KV crosses nodes over TCP, some hundred times slower",
+            "unset UCX_TLS",
+        )
+    same = {"cuda_ipc", "cuda"} if fact.get("gpus") else {"cma", "sm", "shm"}
+    if names & same:
+        yield Finding(
+            "warning",
+            "UCX_TLS",
+            (node,),
+            text,
+            "engines of one node cannot reach each other's memory: their KV goes over the network",
+            "unset UCX_TLS",
+        )
+
+
+def _limits(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        if fact.get("rdma") and fact.get("memlock") is not None:
+            yield Finding(
+                "error",
+                "memlock",
+                (node,),
+                f"at most {fact['memlock'] / 2**20:.0f} MiB of memory may be locked",
+                "RDMA registers the whole KV cache: registration fails, or falls back to TCP",
+                "ulimit -l unlimited where `ray start` runs (limits.conf, LimitMEMLOCK, docker --ulimit memlock=-1)",
+            )
+        if any(device["driver"] == "efa" for device in fact.get("rdma", ())) and fact.get("hugepages") == 0:
+            yield Finding(
+                "note",
+                "huge pages",
+                (node,),
+                "HugePages_Total: 0",
+                "libfabric's EFA provider uses them for its buffers where there are some",
+                "the EFA installer reserves them; not needed for UCX",
+            )
+
+
+def _gpus(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        visible = fact.get("environment", {}).get("NVIDIA_VISIBLE_DEVICES")
+        if fact.get("gpus") and visible not in (None, "all") and len(visible.split(",")) < fact["gpus"]:
+            yield Finding(
+                "warning",
+                "GPU visibility",
+                (node,),
+                f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
+                "cuda_ipc needs both GPUs in sight of both processes: pack placement goes through host memory",
+                "run one container per node with all its GPUs, and let Ray hand them out",
+            )
+
+
+def _namespaces(facts: Facts) -> Iterator[Finding]:
+    machines: dict[str, list[str]] = {}
+    for node, fact in facts.items():
+        if fact.get("boot"):
+            machines.setdefault(fact["boot"], []).append(node)
+    for nodes in machines.values():
+        for kind in ("pid", "ipc"):
+            spaces = {facts[node].get("namespaces", {}).get(kind) for node in nodes}
+            if len(spaces) > 1:
+                yield Finding(
+                    "warning",
+                    f"{kind} namespaces",
+                    tuple(nodes),
+                    f"Ray nodes of one machine in {len(spaces)} {kind} namespaces (containers)",
+                    "no shared memory and no cuda_ipc between them: their KV goes over the network",
+                    f"one Ray node per machine, or containers with --{kind}=host",
+                )
+
+
+def _ports(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        holders = {port: fact.get("port_holders", {}).get(str(port), "unknown") for port in fact.get("ports_taken", ())}
+        engines = {port: holder for port, holder in holders.items() if holder.startswith(ENGINES)}
+        strangers = {port: holder for port, holder in holders.items() if port not in engines}
+        if strangers:
+            yield Finding(
+                "error",
+                SIDE_CHANNEL_PORT,
+                (node,),
+                _told(strangers),
+                "the engine that wants it cannot start, or peers shake hands with a stranger",
+                "stop what listens there (ss -ltnp)",
+            )
+        if engines:
+            yield Finding(
+                "note",
+                SIDE_CHANNEL_PORT,
+                (node,),
+                _told(engines),
+                "right while that deployment serves; if none should, a new one finds its port taken",
+                "launch_gptoss.py --shutdown ends what a launch left",
+            )
+
+
+def _told(holders: Mapping[int, str]) -> str:
+    told = [f"{port} ({holder})" for port, holder in holders.items()]
+    return f"taken: {', '.join(told[:4])}" + (f" and {len(told) - 4} more" if len(told) > 4 else "")
+
+
+def _addresses(facts: Facts) -> Iterator[Finding]:
+    machines = {fact.get("boot") for fact in facts.values()}
+    for node, fact in facts.items():
+        told = fact.get("advertised")
+        if not told:
+            continue
+        if not told["mine"]:
+            yield Finding(
+                "error",
+                "advertised host",
+                (node,),
+                f"VLLM_NIXL_SIDE_CHANNEL_HOST={told['host']} is no address of this node",
+                "peers shake hands with another machine, or with nobody",
+                "unset it: Ray sets each node's own address",
+            )
+        elif told.get("loopback") and len(machines) > 1:
+            yield Finding(
+                "error",
+                "advertised host",
+                (node,),
+                f"VLLM_NIXL_SIDE_CHANNEL_HOST={told['host']} on a cluster of several machines",
+                "peers on other machines shake hands with themselves",
+                "unset it: Ray sets each node's own address",
+            )
+
+
+def _auth(facts: Facts) -> Iterator[Finding]:
+    known = {node: fact["auth"] for node, fact in facts.items() if fact.get("auth")}
+    on = {node: auth for node, auth in known.items() if auth.get("mode") == "token"}
+    without = [node for node, auth in on.items() if not auth["token"]]
+    if without:
+        yield Finding(
+            "error",
+            "Ray token",
+            tuple(without),
+            "RAY_AUTH_MODE=token, and neither RAY_AUTH_TOKEN nor a token file",
+            "Ray refuses this node's calls",
+            "copy ~/.ray/auth_token of the head node there (ray get-auth-token)",
+        )
+    if len({auth["token"] for auth in on.values() if auth["token"]}) > 1:
+        yield Finding(
+            "error",
+            "Ray token",
+            tuple(on),
+            "nodes have different tokens",
+            "Ray refuses calls between them",
+            "one token everywhere: copy ~/.ray/auth_token of the head node",
+        )
+
+
+def _open_ports(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        guarded = fact.get("auth", {}).get("mode") == "token"
+        ours: dict[Listening, list[str]] = {}
+        others: list[str] = []
+        for port in fact.get("open_ports", ()):
+            kind = _listening(port["process"])
+            if kind is None:
+                others.append(f"{port['host']} port {port['port']} ({_short(port['process'])})")
+            else:
+                ours.setdefault(kind, []).append(f"{port['host']} port {port['port']}")
+        for kind, places in ours.items():
+            risky = kind.token and not guarded
+            yield Finding(
+                "warning" if risky or not kind.token else "note",
+                OPEN_PORT,
+                (node,),
+                f"{kind.name} listens beyond loopback: {', '.join(places)}",
+                f"whoever reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
+                ("start Ray with RAY_AUTH_MODE=token, and " if risky else "")
+                + "let the cluster's own nodes through alone (docs/security.md)",
+            )
+        if others:
+            yield Finding(
+                "note",
+                OPEN_PORT,
+                (node,),
+                f"other processes listen beyond loopback: {', '.join(others)}",
+                "none of Ray's or vLLM's, as far as the names of processes tell",
+                "nothing for pdlab; close what nobody needs",
+            )
+
+
+def _listening(process: str | None) -> Listening | None:
+    """What that process is; None: none of Ray's or vLLM's, or one that the doctor may not look at."""
+    return next((kind for kind in LISTENING if process and re.search(kind.pattern, process)), None)
+
+
+def _short(process: str | None) -> str:
+    if process is None:
+        return "a process that only root may look at"
+    words = process.split()
+    return words[0].rpartition("/")[2] if words else "a process without a name"
+
+
+def clocks(facts: Facts, asked_s: tuple[float, float]) -> Iterator[Finding]:
+    """``asked_s``: the asker's clock before the question and after the answers."""
+    before, after = asked_s
+    for node, fact in facts.items():
+        now = fact.get("time_s")
+        if now is None:
+            continue
+        off = max(before - now, fact.get("answered_s", now) - after, 0.0)
+        if off > MAX_SKEW_S:
+            yield Finding(
+                "warning",
+                "clock",
+                (node,),
+                f"its clock is {off:.1f} s off",
+                "log lines and KV leases of different nodes cannot be compared",
+                "run a time service (chrony) on every node",
+            )
+
+
+RULES: tuple[Rule, ...] = (
+    _log_levels,
+    _ucx_settings,
+    _limits,
+    _gpus,
+    _namespaces,
+    _ports,
+    _addresses,
+    _auth,
+    _open_ports,
+)

@@ -1,0 +1,274 @@
+"""Rules of the doctor: packages, libraries, devices and what of them really loads. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pdlab.transfer.doctor.findings import Facts, Finding, Rule
+from pdlab.transfer.ucx_log import failed_modules
+
+EFA_GBIT_PER_S = 100  # of one EFA device of a p5.48xlarge
+
+
+def _versions(facts: Facts) -> Iterator[Finding]:
+    names = sorted({name for fact in facts.values() for name in fact.get("versions", {})})
+    for name in names:
+        by_node = {node: fact["versions"].get(name) for node, fact in facts.items() if "versions" in fact}
+        if len(set(by_node.values())) > 1:
+            told = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
+            yield Finding(
+                "error" if name in ("vllm", "nixl") else "warning",
+                f"{name} version",
+                tuple(by_node),
+                told,
+                "the NIXL handshake compares hashes of vLLM and connector: transfers are refused"
+                if name in ("vllm", "nixl")
+                else "nodes behave differently",
+                f"install the same {name} on every node (requirements.txt)",
+            )
+        elif name in ("vllm", "nixl") and set(by_node.values()) == {None}:
+            yield Finding(
+                "error",
+                f"{name} version",
+                tuple(by_node),
+                f"{name} is not installed for the Python that Ray runs",
+                "no engine starts" if name == "vllm" else "no KV transfer is possible",
+                "make setup-gpu on the node, in the environment of `ray start`",
+            )
+
+
+def _ucx_versions(facts: Facts) -> Iterator[Finding]:
+    used = {node: fact["loaded"].get("ucx") for node, fact in facts.items() if fact.get("loaded", {}).get("ucx")}
+    if len(set(used.values())) > 1:
+        told = ", ".join(f"{node} {version}" for node, version in used.items())
+        yield Finding(
+            "error",
+            "UCX version",
+            tuple(used),
+            told,
+            "UCX of different versions may choose different protocols, or fail to talk",
+            "use the same UCX on every node: unset LD_LIBRARY_PATH, or debug/install_on_nodes.py",
+        )
+    for node, version in used.items():
+        old = tuple(int(part) for part in version.split(".")[:2]) < (1, 20)
+        if old and any(device["driver"] == "efa" for device in facts[node].get("rdma", ())):
+            yield Finding(
+                "error",
+                "UCX version",
+                (node,),
+                f"UCX {version} with EFA devices",
+                "SRD without zero-copy get: every read is emulated in software",
+                "UCX 1.20 or later: debug/build_nixl_ucx_efa.sh",
+            )
+
+
+def _system_ucx(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        loaded = [path for path in fact.get("loaded", {}).get("libraries", ()) if "libucp" in path]
+        outside = [path for path in loaded if "nixl_cu" not in path]
+        if outside and len(loaded) > 1:
+            yield Finding(
+                "error",
+                "UCX twice",
+                (node,),
+                ", ".join(loaded),
+                "two copies of UCX in one process: crashes, or settings that reach only one",
+                "unset LD_LIBRARY_PATH and LD_PRELOAD, or use a NIXL built against the system's UCX",
+            )
+        elif outside:
+            yield Finding(
+                "note",
+                "UCX of the system",
+                (node,),
+                outside[0],
+                "NIXL runs on this UCX instead of the one in its wheel",
+                "intended if you built it (debug/build_nixl_ucx_efa.sh); check that every node has it",
+            )
+
+
+def _duplicates(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        libraries = fact.get("loaded", {}).get("libraries", ())
+        by_name: dict[str, set[str]] = {}
+        for path in libraries:
+            match = re.match(r"(lib(?:ibverbs|efa|nl-3|nl-route-3|rdmacm))", Path(path).name)
+            if match:
+                by_name.setdefault(match[1], set()).add(path)
+        for name, paths in by_name.items():
+            if len(paths) > 1:
+                yield Finding(
+                    "error",
+                    f"{name} twice",
+                    (node,),
+                    ", ".join(sorted(paths)),
+                    "two copies keep two lists of devices: UCX sees none and falls back to TCP without a word",
+                    "build NIXL and UCX against the system's rdma-core (debug/build_nixl_ucx_efa.sh)",
+                )
+
+
+def _efa(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        devices = [device for device in fact.get("rdma", ()) if device["driver"] == "efa"]
+        if not devices:
+            continue
+        closed = [device["name"] for device in devices if not device["usable"]]
+        if closed:
+            yield Finding(
+                "error",
+                "EFA not usable",
+                (node,),
+                f"{len(closed)} of {len(devices)} EFA devices cannot be opened ({closed[0]})",
+                "UCX and libfabric do not see them: transfers go over TCP, some hundred times slower",
+                "give the process /dev/infiniband (containers: --device /dev/infiniband/uverbsN), rw",
+            )
+        system = fact.get("system_libraries", {})
+        if "libefa" not in system:
+            yield Finding(
+                "error",
+                "libefa missing",
+                (node,),
+                "EFA devices, but the dynamic loader finds no libefa",
+                "UCX's EFA module does not load, and says so only with UCX_MODULE_LOG_LEVEL=info",
+                "install the EFA installer's rdma-core (docs/setup.md)",
+            )
+        bundled = [path for path in fact.get("bundled_libraries", ()) if "libibverbs" in path]
+        newer = _abi(system.get("libibverbs", ())), _abi(bundled)
+        if newer[0] and newer[1] and newer[0] > newer[1]:
+            yield Finding(
+                "warning",
+                "rdma-core ABI",
+                (node,),
+                f"libibverbs 1.14.{newer[0]} of the system, 1.14.{newer[1]} in the nixl wheel",
+                "providers of a newer rdma-core do not load into an older libibverbs: UCX may see no EFA",
+                "prove the wire with debug/test_nixl_connector_ray.py; if it is not srd, debug/build_nixl_ucx_efa.sh",
+            )
+        rails = fact.get("environment", {}).get("UCX_MAX_RMA_RAILS", "2")
+        per_gpu = len(devices) // max(fact.get("gpus", 0), 1)
+        if per_gpu > 2 and rails.isdecimal() and int(rails) < per_gpu:  # UCX takes inf and auto as well
+            yield Finding(
+                "warning",
+                "rails",
+                (node,),
+                f"{per_gpu} EFA devices per GPU, UCX_MAX_RMA_RAILS {rails} (2 where not set)",
+                f"a transfer uses {rails} of {per_gpu} devices: at most {int(rails) * EFA_GBIT_PER_S / 8:g} "
+                f"of {per_gpu * EFA_GBIT_PER_S / 8:g} GB/s",
+                f"UCX_MAX_RMA_RAILS={per_gpu} on every node",
+            )
+
+
+def _abi(paths: Sequence[str]) -> int | None:
+    """``libibverbs.so.1.14.57.0`` is of rdma-core 57."""
+    numbers = [int(match[1]) for path in paths if (match := re.search(r"\.so\.1\.14\.(\d+)\.", path))]
+    return max(numbers, default=None)
+
+
+def _modules(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        loaded = fact.get("loaded")
+        if not loaded:
+            continue
+        efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
+        for module, why in failed_modules(loaded.get("log", "")).items():
+            wanted = (efa and "efa" in module) or (fact.get("gpus") and "cuda" in module)
+            yield Finding(
+                "error" if wanted else "note",
+                f"UCX module {module}",
+                (node,),
+                why,
+                "UCX goes on without it, silently" + ("" if wanted else "; nothing on this node needs it"),
+                "install what it names" if wanted else "nothing to do here",
+            )
+
+
+def hashes(facts: Facts) -> dict[str, dict[str, str]]:
+    """Library -> node -> hash of the file that NIXL loads there; a node that does not load it is left out."""
+    found: dict[str, dict[str, str]] = {}
+    for node, fact in facts.items():
+        for path, digest in ((fact.get("loaded") or {}).get("digests") or {}).items():
+            # libucp-bcc5ee2e.so.0.0.0: the wheel's tool puts a hash into the name
+            found.setdefault(re.split(r"(?:-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
+    return found
+
+
+def loads_alike(facts: Facts) -> str | None:
+    """None where every node loads the same libraries and every backend; else what does not, and where."""
+    for node, fact in facts.items():
+        loaded = fact.get("loaded") or {"error": "no answer"}
+        failed = [f"{name}: {why}" for name, why in loaded.get("backends", {}).items() if why]
+        if loaded.get("error") or failed:
+            return f"{node}: {loaded.get('error') or failed[0]}"
+    for library, nodes in hashes(facts).items():
+        if len(set(nodes.values())) > 1 or len(nodes) < len(facts):
+            return f"{library}: " + ", ".join(f"{node} {nodes.get(node, 'does not load it')}" for node in facts)
+    return None
+
+
+def _builds(facts: Facts) -> Iterator[Finding]:
+    """A version is what a library says of itself: two builds of one version may still differ."""
+    differing = {library: nodes for library, nodes in hashes(facts).items() if len(set(nodes.values())) > 1}
+    if differing:
+        library, nodes = next(iter(differing.items()))
+        yield Finding(
+            "warning",
+            "builds differ",
+            tuple(dict.fromkeys(node for nodes in differing.values() for node in nodes)),
+            f"{', '.join(differing)}; hashes of {library}: " + ", ".join(f"{n} {what}" for n, what in nodes.items()),
+            "other builds may choose other protocols, or find other devices",
+            "the same wheel on every node: debug/install_on_nodes.py",
+        )
+
+
+def _backends(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        loaded = fact.get("loaded")
+        if not loaded:
+            continue
+        if loaded.get("error"):
+            yield Finding(
+                "error",
+                "NIXL",
+                (node,),
+                loaded["error"],
+                "no KV transfer is possible",
+                "reinstall nixl for this Python (requirements.txt); see the log in --json",
+            )
+        for name, why in loaded.get("backends", {}).items():
+            if why:
+                yield Finding(
+                    "error",
+                    f"NIXL backend {name}",
+                    (node,),
+                    why,
+                    "its plugin is there or not, but it does not load: a deployment that asks for it fails",
+                    "another --kv-backend, or install what the plugin needs (docs/debugging.md)",
+                )
+
+
+def _shadowed(facts: Facts) -> Iterator[Finding]:
+    for name in ("vllm", "nixl"):
+        found = {node: fact.get("modules", {}).get(name) for node, fact in facts.items()}
+        for node, path in found.items():
+            if path and "site-packages" not in path and "dist-packages" not in path:
+                yield Finding(
+                    "warning",
+                    f"{name} from elsewhere",
+                    (node,),
+                    path,
+                    "what is imported is not the installed package: versions above may not be what runs",
+                    "look at PYTHONPATH and the working directory of `ray start`",
+                )
+
+
+RULES: tuple[Rule, ...] = (
+    _versions,
+    _ucx_versions,
+    _system_ucx,
+    _duplicates,
+    _efa,
+    _modules,
+    _builds,
+    _backends,
+    _shadowed,
+)

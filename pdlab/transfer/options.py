@@ -1,0 +1,165 @@
+"""Flags of the KV-transfer check, and the plan they make."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pdlab.core.arguments import OneLineParser, backends, numbers, positive, seconds
+from pdlab.core.catalog import ModelShape, known_models, load_model
+from pdlab.core.errors import UsageError
+from pdlab.transfer.check import Plan, Size, cache_blocks
+from pdlab.transfer.rank.codes import CodeBook
+from pdlab.transfer.rank.faults import FAULTS
+from pdlab.transfer.rank.faults import refusal as fault_refusal
+from pdlab.transfer.rank.layout import DTYPE_BYTES, KvShape, model_kv_shape, plain_kv_shape
+from pdlab.transfer.rank.layout import refusal as tp_refusal
+
+BLOCK_TOKENS = 16
+TOKENS = (1000, 5000, 20000)
+MODEL = "gpt-oss-120b"
+LOCAL_NODES = 2
+
+_EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 wrong flags
+
+examples:
+  python debug/test_nixl_connector_ray.py --local
+      pack on Ray nodes of this machine that are started for it, no GPU
+  python debug/test_nixl_connector_ray.py --strategy spread --prefill-tp 4 --decode-tp 4 --json out.json --plot out.png
+      on the Ray cluster that this machine belongs to
+  python debug/test_nixl_connector_ray.py --local --plant-fault swap-blocks
+      see that corruption is caught and named
+
+models of configs/models/: {", ".join(known_models())}
+"""
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """All flags; complaints are UsageErrors."""
+    parser = OneLineParser(
+        prog=prog,
+        description="Move KV cache between prefill and decode ranks as vLLM's NixlConnector does: is every word where "
+        "it belongs, how fast did it go, and over which wire?",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--strategy", choices=("pack", "spread"), default="pack",
+        help="all ranks on one node, or prefill and decode on two; strictly (default %(default)s)",
+    )  # fmt: skip
+    where.add_argument(
+        "--local", nargs="?", type=positive, const=LOCAL_NODES, metavar="N",
+        help=f"on N Ray nodes of this machine, started for it (default {LOCAL_NODES}); without it: the running Ray",
+    )  # fmt: skip
+    where.add_argument("--prefill-tp", type=positive, default=1, metavar="N", help="default %(default)s")
+    where.add_argument("--decode-tp", type=positive, default=1, metavar="N", help="default %(default)s")
+    what = parser.add_argument_group("what moves")
+    what.add_argument("--model", metavar="NAME", help=f"shape of its KV cache, by its name (default {MODEL})")
+    what.add_argument("--num-layers", type=positive, metavar="N", help="in place of --model, with --block-len-bytes")
+    what.add_argument(
+        "--block-len-bytes", type=positive, metavar="BYTES", help="one block of one layer, all ranks together"
+    )
+    what.add_argument("--num-blocks", type=positive, metavar="N", help="blocks of the cache (default: what is needed)")
+    what.add_argument(
+        "--tokens", type=numbers, metavar="N,N,...",
+        help=f"prompt sizes to sweep (default {','.join(map(str, TOKENS))})",
+    )  # fmt: skip
+    what.add_argument("--blocks", type=numbers, metavar="N,N,...", help="request sizes in blocks, in place of --tokens")
+    what.add_argument(
+        "--random-blocks", action="store_true", help="scattered blocks, as after hours of serving; else one run"
+    )
+    what.add_argument("--seed", type=int, default=0, help="of the block tables (default %(default)s)")
+    how = parser.add_argument_group("how")
+    how.add_argument("--backends", type=backends, default=("UCX",), metavar="A,B", help="NIXL backends (default UCX)")
+    how.add_argument(
+        "--direction", choices=("read", "write"), default="read",
+        help="decode pulls, as vLLM does, or prefill pushes (default %(default)s)",
+    )  # fmt: skip
+    how.add_argument(
+        "--concurrent-requests", type=positive, default=1, metavar="N", help="in flight together (default %(default)s)"
+    )
+    how.add_argument("--repeats", type=positive, default=5, help="warm transfers per size, at least 5 (default 5)")
+    how.add_argument("--ucx-tls", metavar="LIST", help="UCX_TLS of the ranks, to force a transport")
+    how.add_argument("--timeout-s", type=seconds, default=60.0, help="of every step (default %(default)g)")
+    how.add_argument("--plant-fault", choices=sorted(FAULTS), metavar="FAULT", help=f"one of {', '.join(FAULTS)}")
+    out = parser.add_argument_group("output")
+    out.add_argument("--verbose", action="store_true", help="every repeat, UCX's own table, libraries in use")
+    out.add_argument("--json", type=Path, metavar="OUT", help="everything, as JSON")
+    out.add_argument(
+        "--plot", type=Path, metavar="OUT", help="bandwidth against KV size, with the ceilings (png, svg, pdf)"
+    )
+    return parser
+
+
+def plan_from(args: argparse.Namespace) -> Plan:
+    """The plan of parsed flags. Raises UsageError naming the flag, the rule and the fix."""
+    shape = _shape(args)
+    if reason := tp_refusal(args.prefill_tp, args.decode_tp, shape.kv_heads):
+        raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
+    if args.repeats < 5:
+        raise UsageError(f"--repeats {args.repeats}: fewer than 5 say nothing about spread; give 5 or more")
+    if args.tokens and args.blocks:
+        raise UsageError("--tokens and --blocks exclude each other: both are the sizes of a request")
+    if args.blocks:
+        sizes = tuple(Size(blocks) for blocks in args.blocks)
+    else:
+        sizes = tuple(Size(shape.blocks_of(tokens), tokens) for tokens in args.tokens or TOKENS)
+    needed = max(size.blocks for size in sizes) * args.concurrent_requests
+    num_blocks = args.num_blocks or cache_blocks(sizes, args.concurrent_requests)
+    if num_blocks < needed:
+        raise UsageError(
+            f"--num-blocks {num_blocks}: the largest size, {args.concurrent_requests} at a time, needs {needed}; "
+            f"give at least that, better {cache_blocks(sizes, args.concurrent_requests)}"
+        )
+    if args.plant_fault:
+        smallest = min(size.blocks for size in sizes)
+        if reason := fault_refusal(args.plant_fault, smallest, shape.kv_heads):
+            raise UsageError(f"--plant-fault {args.plant_fault}: {reason}")
+    plan = Plan(
+        strategy=args.strategy, shape=shape, sizes=sizes, num_blocks=num_blocks, prefill_tp=args.prefill_tp,
+        decode_tp=args.decode_tp, backends=args.backends, direction=args.direction,
+        concurrent=args.concurrent_requests, repeats=args.repeats, scattered=args.random_blocks, seed=args.seed,
+        ucx_tls=args.ucx_tls, timeout_s=args.timeout_s, fault=args.plant_fault,
+    )  # fmt: skip
+    try:
+        CodeBook(shape, num_blocks, max(plan.prefill_tp, plan.decode_tp), plan.requests)
+    except ValueError as error:
+        raise UsageError(f"--num-blocks {num_blocks}: {error}") from error
+    return plan
+
+
+def kv_shape(model: ModelShape) -> KvShape:
+    """KV cache of a catalogue model. Raises UsageError for a dtype or shape that has no codes."""
+    if model.kv_dtype not in DTYPE_BYTES:
+        raise UsageError(f"model {model.name}: KV dtype {model.kv_dtype} is not known; use one of {list(DTYPE_BYTES)}")
+    try:
+        return model_kv_shape(
+            model.name, layers=model.layers, kv_heads=model.kv_heads, head_dim=model.head_dim,
+            dtype_bytes=DTYPE_BYTES[model.kv_dtype], block_tokens=model.kv_block_tokens,
+            sliding_window=model.sliding_window, full_attention_layers=model.full_attention_layers, k_per_token=True,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(f"model {model.name}: {error}") from error
+
+
+def _shape(args: argparse.Namespace) -> KvShape:
+    plain = (args.num_layers, args.block_len_bytes)
+    if any(plain):
+        if args.model:
+            raise UsageError("--model and --num-layers with --block-len-bytes exclude each other: each is a shape")
+        if not all(plain):
+            raise UsageError("--num-layers and --block-len-bytes go together: give both, or --model")
+        heads = max(args.prefill_tp, args.decode_tp)
+        try:
+            return plain_kv_shape(args.num_layers, args.block_len_bytes, heads, BLOCK_TOKENS)
+        except ValueError as error:
+            raise UsageError(
+                f"--block-len-bytes {args.block_len_bytes}: {error}; give a multiple of {16 * heads}"
+            ) from error
+    name = args.model or MODEL
+    model = load_model(name)
+    if model is None:
+        raise UsageError(f"--model {name} is not in configs/models/; use one of {', '.join(known_models())}")
+    return kv_shape(model)

@@ -1,0 +1,1 @@
+"""What runs inside each rank of the KV-transfer check; sent by value, NIXL and numpy only."""

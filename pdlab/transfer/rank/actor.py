@@ -1,0 +1,55 @@
+"""One rank as a Ray actor, and the end of those that hang."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pdlab.transfer.rank.messages import RankOptions
+from pdlab.transfer.rank.rank import Rank
+
+
+class RankActor:
+    """What Ray runs: one rank, and where it is."""
+
+    def __init__(self, options: RankOptions) -> None:
+        self.rank = Rank(options)
+
+    def call(self, method: str, *args: Any) -> tuple[str, Any]:
+        """See `Rank.call`."""
+        return self.rank.call(method, *args)
+
+    def where(self) -> tuple[str, str, int]:
+        """(Ray's node id, the node's address, process id)."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid()
+
+
+def end_ranks(pids: list[int]) -> list[int]:
+    """Runs on a node: kill the actors' processes that are still there a moment after Ray was told to end them."""
+    import contextlib
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    deadline = time.monotonic() + 2.0
+
+    def left() -> list[int]:
+        found = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if state != "Z" and title.startswith(b"ray::"):
+                    found.append(pid)
+        return found
+
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed = left()
+    for pid in killed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return killed

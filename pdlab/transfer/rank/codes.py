@@ -1,0 +1,342 @@
+"""A code in every 8-byte word of a KV cache, the exact check of what arrived, and the name of what went wrong.
+
+A code says whose word it is: request, rank, layer (region), block, KV head, K or V, and the offset in
+that head's K or V. So a word out of place tells where it came from. Words that no transfer may touch
+carry codes of another kind. Pure numpy; runs on the nodes too, sent by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pdlab.transfer.rank.layout import WORD, KvShape, Pair, Table, Words
+
+FIELDS = ("offset", "kv", "head", "block", "region", "rank", "request")  # lowest bits first
+KIND_SHIFT = 62
+SOURCE, UNTOUCHED = 1, 2  # the two top bits; a zero word is no code
+CHUNK_WORDS = 1 << 16  # 512 KiB, so that a chunk stays in the core's cache over all passes
+MOST_WRONG = 1 << 20  # wrong words that are looked at to find the pattern
+
+
+@dataclass(frozen=True)
+class Code:
+    """A decoded word. ``kind``: 1 from prefill, 2 untouched memory of decode, others are no code."""
+
+    kind: int
+    request: int
+    rank: int
+    region: int
+    block: int
+    head: int
+    kv: int
+    offset: int
+
+    def text(self) -> str:
+        """In words."""
+        if self.kind not in (SOURCE, UNTOUCHED):
+            return "no code of this test"
+        where = f"layer {self.region}, block {self.block}, {'KV'[self.kv]} of head {self.head}, word {self.offset}"
+        if self.kind == UNTOUCHED:
+            return f"untouched memory of decode rank {self.rank} ({where})"
+        return f"request {self.request} of prefill rank {self.rank} ({where})"
+
+
+class CodeBook:
+    """Packs the fields into 62 bits, each as wide as this cache needs. Raises ValueError when they do not fit."""
+
+    def __init__(self, shape: KvShape, num_blocks: int, ranks: int, requests: int) -> None:
+        self.shape = shape
+        sizes = {
+            "offset": shape.head_words // 2,
+            "kv": 2,
+            "head": shape.kv_heads,
+            "block": num_blocks,
+            "region": shape.regions,
+            "rank": ranks,
+            "request": requests + 1,
+        }
+        self.shift: dict[str, int] = {}
+        self.mask: dict[str, int] = {}
+        at = 0
+        for name in FIELDS:
+            width = max(1, (sizes[name] - 1).bit_length())
+            self.shift[name], self.mask[name] = at, (1 << width) - 1
+            at += width
+        if at > KIND_SHIFT:
+            raise ValueError(f"codes need {at} bits and a word has {KIND_SHIFT} for them: {sizes}; use a smaller cache")
+
+    def words(self, first_head: int, first_word: int, count: int) -> Words:
+        """The part of the codes that depends on the place inside a page: (count,), from ``first_word`` on."""
+        word = np.arange(first_word, first_word + count, dtype=np.uint64)
+        head_words, half = np.uint64(self.shape.head_words), np.uint64(self.shape.half_words)
+        head = word // head_words + np.uint64(first_head)
+        inside = word % head_words
+        kv = inside // half % np.uint64(2)
+        offset = inside // (half * np.uint64(2)) * half + inside % half
+        codes: Words = head << self._at("head") | kv << self._at("kv") | offset << self._at("offset")
+        return codes
+
+    def pages(self, kind: int, request: int, rank: int, region: int, blocks: npt.ArrayLike) -> Words:
+        """The part that is the same all over a page: one per block."""
+        same = kind << KIND_SHIFT | request << self.shift["request"] | rank << self.shift["rank"]
+        same |= region << self.shift["region"]
+        return np.uint64(same) | np.asarray(blocks, dtype=np.uint64) << self._at("block")
+
+    def field(self, codes: Words, name: str) -> npt.NDArray[np.int64]:
+        """One field of many codes."""
+        return (codes >> self._at(name) & np.uint64(self.mask[name])).astype(np.int64)
+
+    def decode(self, word: int) -> Code:
+        """Take one word apart."""
+        values = {name: word >> self.shift[name] & self.mask[name] for name in FIELDS}
+        return Code(kind=word >> KIND_SHIFT, **values)
+
+    def _at(self, name: str) -> np.uint64:
+        return np.uint64(self.shift[name])
+
+
+def fill(region: Words, blocks: npt.ArrayLike, pages: Words, words: Words) -> None:
+    """Write the codes of ``blocks`` into one region of shape (num_blocks, words of a page)."""
+    rows = np.asarray(blocks, dtype=np.int64)
+    step = max(1, CHUNK_WORDS // len(words))
+    for at in range(0, len(rows), step):
+        region[rows[at : at + step]] = pages[at : at + step, None] | words[None, :]
+
+
+def fill_source(book: CodeBook, regions: Sequence[Words], tp: int, rank: int, tables: Sequence[Table] = ()) -> None:
+    """Prefill's cache: all blocks as nobody's (request 0), or only those of ``tables`` as theirs."""
+    for number, region in enumerate(regions):
+        words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
+        if tables:
+            for table in tables:
+                fill(region, table.prefill, book.pages(SOURCE, table.request, rank, number, table.prefill), words)
+        else:
+            blocks = np.arange(len(region))
+            fill(region, blocks, book.pages(SOURCE, 0, rank, number, blocks), words)
+
+
+def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int, blocks: npt.ArrayLike) -> None:
+    """Decode's cache before a transfer: ``blocks`` of every region."""
+    for number, region in enumerate(regions):
+        words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
+        fill(region, blocks, book.pages(UNTOUCHED, 0, rank, number, blocks), words)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One wrong word: what should be there and what is."""
+
+    rank: int
+    region: int
+    block: int
+    word: int
+    inside: bool
+    expected: Code
+    found: int
+    origin: Code
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check of one decode rank found. ``wrong_words`` is 0 when every word is right."""
+
+    words: int
+    outside_words: int
+    wrong_words: int = 0
+    first: Wrong | None = None
+    patterns: tuple[tuple[str, int], ...] = ()
+
+    def text(self) -> str:
+        """One line: the pattern, the first wrong word, and where its content came from."""
+        if self.first is None:
+            return f"{self.words} words exact, {self.outside_words} words outside untouched"
+        wrong = self.first
+        names = "; ".join(f"{name} ({count} words)" for name, count in self.patterns)
+        place = "inside" if wrong.inside else "OUTSIDE"
+        return (
+            f"{self.wrong_words} of {self.words + self.outside_words} words are wrong: {names}. First: decode rank "
+            f"{wrong.rank}, layer {wrong.region}, block {wrong.block}, byte {wrong.word * WORD} of its page ({place} "
+            f"the transferred blocks) should be {wrong.expected.text()}, is {wrong.origin.text()} [{wrong.found:#018x}]"
+        )
+
+
+def check(
+    book: CodeBook, regions: Sequence[Words], tp: int, rank: int, slices: Sequence[Pair], prefill_tp: int,
+    tables: Sequence[Table],
+) -> Finding:  # fmt: skip
+    """Compare every word of a decode rank's cache with what must be there after the transfers of ``tables``.
+
+    ``slices`` are the rank's own pairs. Not part of any timing. Shapes: (num_blocks, words of a page)
+    per region.
+    """
+    bad = _Bad()
+    num_blocks = len(regions[0])
+    outside = np.ones(num_blocks, dtype=bool)
+    for table in tables:
+        outside[table.decode] = False
+    rest = np.flatnonzero(outside)
+    words = 0
+    for number, region in enumerate(regions):
+        for pair in slices:
+            first, count = pair.decode_offset // WORD, pair.length // WORD
+            head = book.shape.first_head(prefill_tp, pair.prefill)
+            inside = book.words(head, pair.prefill_offset // WORD, count)
+            for table in tables:
+                pages = book.pages(SOURCE, table.request, pair.prefill, number, table.prefill)
+                _compare(bad, region, number, table.decode, first, pages, inside, True)
+                words += count * len(table.decode)
+        untouched = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
+        _compare(bad, region, number, rest, 0, book.pages(UNTOUCHED, 0, rank, number, rest), untouched, False)
+    outside_words = len(rest) * sum(region.shape[1] for region in regions)
+    if not bad.total:
+        return Finding(words, outside_words)
+    return bad.finding(book, rank, tables, words, outside_words)
+
+
+class _Bad:
+    """Wrong words while they are collected: columns region, block, word, inside, expected, found."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.kept = 0
+        self.columns: list[tuple[npt.NDArray[np.uint64], ...]] = []
+
+    def add(self, region: int, blocks: Words, words: Words, inside: bool, expected: Words, found: Words) -> None:
+        self.total += len(found)
+        room = MOST_WRONG - self.kept
+        if room > 0:
+            same = (np.full(len(found), region, np.uint64), blocks, words, np.full(len(found), inside, np.uint64))
+            self.columns.append(tuple(column[:room] for column in (*same, expected, found)))
+            self.kept += min(room, len(found))
+
+    def finding(self, book: CodeBook, rank: int, tables: Sequence[Table], words: int, outside: int) -> Finding:
+        columns = zip(*self.columns, strict=True)
+        region, block, word, inside, expected, found = (np.concatenate(column) for column in columns)
+        order = np.lexsort((word, block, region))
+        first = int(order[0])
+        wrong = Wrong(
+            rank, int(region[first]), int(block[first]), int(word[first]), bool(inside[first]),
+            book.decode(int(expected[first])), int(found[first]), book.decode(int(found[first])),
+        )  # fmt: skip
+        names = patterns(book, {table.request: table for table in tables}, expected, found, inside.astype(bool))
+        return Finding(words, outside, self.total, wrong, names)
+
+
+def _compare(
+    bad: _Bad, region: Words, number: int, blocks: npt.NDArray[np.int64], first: int, pages: Words, words: Words,
+    inside: bool,
+) -> None:  # fmt: skip
+    """Gather, subtract what a page shares, compare with the rest: three passes over a chunk that stays in the cache."""
+    count = len(words)
+    step = max(1, CHUNK_WORDS // count)
+    whole = region if first == 0 and count == region.shape[1] else region[:, first : first + count]
+    for at in range(0, len(blocks), step):
+        rows = blocks[at : at + step]
+        got = whole[rows]
+        left = np.bitwise_xor(got, pages[at : at + step, None], out=got)
+        if np.array_equal(left, np.broadcast_to(words, left.shape)):
+            continue
+        row, column = np.nonzero(left != words)
+        expected = pages[at : at + step][row] | words[column]
+        bad.add(
+            number, rows[row].astype(np.uint64), (column + first).astype(np.uint64), inside, expected,
+            left[row, column] ^ pages[at : at + step][row],
+        )  # fmt: skip
+
+
+def patterns(
+    book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words, inside: npt.NDArray[np.bool_]
+) -> tuple[tuple[str, int], ...]:
+    """Names of what went wrong, each with its number of words; the most frequent first."""
+    kind = (found >> np.uint64(KIND_SHIFT)).astype(np.int64)
+    differs = {name: book.field(expected, name) != book.field(found, name) for name in FIELDS}
+    code = kind == SOURCE
+    past = ~np.isin(book.field(found, "request"), list(tables))
+    one_bit = _popcount(expected ^ found) == 1
+    left = np.ones(len(found), dtype=bool)
+    names: list[tuple[str, int]] = []
+
+    def take(name: str, which: npt.NDArray[np.bool_]) -> None:
+        count = int((which & left).sum())
+        if count:
+            names.append((name, count))
+            left[which] = False
+
+    take("written outside the transferred blocks", ~inside)
+    take("zeros: never filled, or cleared", found == 0)
+    # A neighbour's code may differ by one bit too, but then the whole page came from the neighbour.
+    take("flipped bit", one_bit & (found != 0) & ~_in_a_crowd(expected, book))
+    take(_missing(book, tables, expected[left & (kind == UNTOUCHED)]), kind == UNTOUCHED)
+    place = ("block", "region", "rank", "head", "kv", "offset")
+    in_place = ~np.logical_or.reduce([differs[name] for name in place])
+    take("stale: content of an earlier request", code & past & (in_place | (book.field(found, "request") > 0)))
+
+    def only(*fields: str) -> npt.NDArray[np.bool_]:
+        same: npt.NDArray[np.bool_] = code.copy()
+        for name in place:
+            same &= differs[name] if name in fields else ~differs[name]
+        return same
+
+    take("swapped K and V", only("kv"))
+    take("wrong head slice", only("head"))
+    take("wrong head slice, of another rank", only("head", "rank"))
+    moved = only("block")
+    take(_moved(book, tables, expected[moved & left], found[moved & left]), moved)
+    take("wrong layer", only("region"))
+    take("wrong rank", only("rank"))
+    take("shifted inside the page", only("offset") | only("offset", "kv") | only("offset", "head"))
+    take("content of another place of the cache", code)
+    take("content that is no code of this test", left.copy())
+    return tuple(sorted(names, key=lambda item: -item[1]))
+
+
+def _missing(book: CodeBook, tables: Mapping[int, Table], expected: Words) -> str:
+    """Which blocks never came: the last one of their requests, or others."""
+    if not len(expected):
+        return "blocks that never came"
+    requests, blocks = book.field(expected, "request"), book.field(expected, "block")
+    last = all(
+        set(np.unique(blocks[requests == request]).tolist()) == {int(tables[int(request)].prefill[-1])}
+        for request in np.unique(requests)
+    )
+    return "missing last block" if last else "blocks that never came"
+
+
+def _moved(book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words) -> str:
+    """How whole blocks are out of place: swapped in pairs, all shifted by the same distance, or neither."""
+    if not len(expected):
+        return "blocks in the wrong place"
+    wanted, got = book.field(expected, "block"), book.field(found, "block")
+    moves = set(zip(wanted.tolist(), got.tolist(), strict=True))
+    if all((b, a) in moves for a, b in moves):
+        return "swapped blocks"
+    if len(set((got - wanted).tolist())) == 1:
+        return f"shifted block: content of block {int(got[0] - wanted[0]):+d}"
+    steps = set()
+    for table in tables.values():
+        index = {int(block): i for i, block in enumerate(table.prefill)}
+        mine = {(index[a], index.get(b)) for a, b in moves if a in index}
+        steps |= {None if b is None else (b - a) % len(index) for a, b in mine}
+    if len(steps) == 1 and None not in steps:
+        return f"shifted block: every block holds the one {steps.pop()} further in its request"
+    return "blocks in the wrong place"
+
+
+def _in_a_crowd(expected: Words, book: CodeBook) -> npt.NDArray[np.bool_]:
+    """Whether most words of the same page are wrong too: then no single bit flipped."""
+    page = expected >> np.uint64(book.shift["head"])
+    _, index, counts = np.unique(page, return_inverse=True, return_counts=True)
+    here = counts[index.ravel()]
+    crowd: npt.NDArray[np.bool_] = (here > 1) & (here * 4 >= book.shape.head_words)
+    return crowd
+
+
+def _popcount(words: Words) -> npt.NDArray[np.int64]:
+    """Set bits of each word (numpy 1 has no bitwise_count)."""
+    as_bytes = np.ascontiguousarray(words).view(np.uint8).reshape(-1, WORD)
+    bits: npt.NDArray[np.int64] = np.unpackbits(as_bytes, axis=1).sum(axis=1, dtype=np.int64)
+    return bits

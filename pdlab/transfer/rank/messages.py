@@ -1,0 +1,71 @@
+"""What the driver and the ranks of a KV-transfer check tell each other. Runs on the nodes too, sent by value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdlab.transfer.rank.layout import KvShape
+
+
+class RankError(Exception):
+    """An expected failure; ``kind`` is its name: plugin, backend, memory, side-channel, software, peer, timeout."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """What one rank is and has. ``requests``: how many the whole run makes. ``vram``: GPU memory, else DRAM.
+
+    ``proto_info`` is UCX_PROTO_INFO: what was used, or (``y``) all candidates, which is all that UCX before 1.21 tells.
+    """
+
+    side: str
+    rank: int
+    prefill_tp: int
+    decode_tp: int
+    shape: KvShape
+    num_blocks: int
+    requests: int
+    backend: str = "UCX"
+    direction: str = "read"
+    ucx_tls: str | None = None
+    vram: bool = False
+    timeout_s: float = 60.0
+    fault: str | None = None
+    proto_info: str = "used"
+
+    @property
+    def initiator(self) -> bool:
+        """Decode pulls (READ); prefill pushes (WRITE)."""
+        return (self.side == "decode") == (self.direction == "read")
+
+    @property
+    def tp(self) -> int:
+        return self.prefill_tp if self.side == "prefill" else self.decode_tp
+
+    @property
+    def name(self) -> str:
+        return f"{self.side} rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one transfer of this rank took. ``begin_s`` and ``end_s`` are readings of the host's monotonic clock.
+
+    ``request_s``: per request, from its own start to its last descriptor. ``post_s``: NIXL's own count of
+    the time spent posting, all handles together. ``descriptors`` before and after NIXL merged neighbours.
+    ``traffic``: bytes (received, sent) per interface meanwhile.
+    """
+
+    begin_s: float
+    end_s: float
+    request_s: tuple[float, ...]
+    post_s: float
+    transfer_s: float
+    bytes: int
+    descriptors: int
+    merged: int
+    traffic: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -1,0 +1,401 @@
+"""One TP rank of prefill or decode, in a process of its own: what vLLM's NixlConnector does, and the codes around it.
+
+Same agent configuration, registration (every layer, whole), descriptors of all blocks prepared once, requests
+picked from them by index, notification at the producer's side, release. Runs inside Ray's actors, sent by
+value: imports NIXL (and, for GPU memory, torch) inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pdlab.remote.network import Host, counters, host_facts, moved, settled_counters
+from pdlab.transfer.rank.codes import CodeBook, Finding, check, fill_source, fill_untouched
+from pdlab.transfer.rank.faults import misplace, rewrite
+from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors, pairs
+from pdlab.transfer.rank.memory import KvMemory
+from pdlab.transfer.rank.messages import Moved, RankError, RankOptions
+from pdlab.transfer.rank.nixl_import import nixl_api
+from pdlab.transfer.rank.raw_ucx import Exposed, RawUcx, RawUcxError
+from pdlab.transfer.rank.side_channel import Registered, SideChannel, ask
+
+NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
+NOTICE_S = 0.005  # between two looks for a notification, outside of any timing
+
+
+class Rank:
+    """Call its methods through `call`: expected failures come back as values."""
+
+    def __init__(self, options: RankOptions) -> None:
+        self.options = options
+        self.agent: Any = None
+        self._channel: SideChannel | None = None
+        self._peers: dict[int, str] = {}
+        self._handles: list[tuple[Pair, Any, Any, int]] = []
+        self._notices: Counter[str] = Counter()
+        self._registered: Any = None
+        self._raw: RawUcx | None = None
+        self._told = 0
+        self._born_s = self._imported_s = self._opened_s = time.monotonic()
+        self._environment()
+        # It goes on while the driver sees to the other ranks.
+        self._importing = threading.Thread(target=self._import_early, daemon=True, name="import-nixl")
+        self._importing.start()
+
+    def call(self, method: str, *args: Any) -> tuple[str, Any]:
+        """("ok", value), or the kind of an expected failure and its text."""
+        try:
+            return "ok", getattr(self, method)(*args)
+        except RankError as error:
+            return error.kind, str(error)
+        except MemoryError as error:
+            return "memory", f"{self.options.name}: {error or 'out of memory'}"
+
+    def ping(self) -> int:
+        """To see whether this process answers at all."""
+        return os.getpid()
+
+    def early_s(self) -> float:
+        """Seconds that NIXL's import went on before `open` was called: start-up that the driver does not see."""
+        return min(self._imported_s, self._opened_s) - self._born_s
+
+    def facts(self, ip: str) -> Host:
+        """Where this rank runs; ``ip`` as others reach it."""
+        return host_facts(ip)
+
+    def open(self) -> Registered:
+        """Set up memory and agent; returns what peers need. Raises RankError (plugin, backend, memory)."""
+        self._opened_s = time.monotonic()
+        options = self.options
+        shape = options.shape
+        self.memory = KvMemory(shape, options.tp, options.num_blocks, options.vram)
+        self.book = CodeBook(shape, options.num_blocks, max(options.prefill_tp, options.decode_tp), options.requests)
+        blocks = np.arange(options.num_blocks)
+        if options.side == "prefill":
+            fill_source(self.book, self.memory.regions, options.tp, options.rank)
+        else:
+            fill_untouched(self.book, self.memory.regions, options.tp, options.rank, blocks)
+        self.memory.push(blocks)
+        api = self._api()
+        config = (
+            api.nixl_agent_config(num_threads=NUM_THREADS, capture_telemetry=True)
+            if options.backend == "UCX"
+            else api.nixl_agent_config(backends=[options.backend], capture_telemetry=True)
+        )
+        try:
+            self.agent = api.nixl_agent(f"{options.side}-{options.rank}-{os.getpid()}", config)
+        except Exception as error:  # NIXL's bindings raise classes of their own
+            raise RankError(
+                "backend",
+                f"{options.name}: NIXL cannot start {options.backend}: {error}; does its plugin load? "
+                "debug/doctor.py tells",
+            ) from error
+        if options.backend not in self.agent.backends:
+            there = ", ".join(self.agent.get_plugin_list())
+            raise RankError("plugin", f"{options.name}: NIXL has no plugin {options.backend}; it has {there}")
+        try:
+            self._registered = self.agent.register_memory(
+                self.agent.get_reg_descs(self.memory.spans, self.memory.kind), backends=[options.backend]
+            )
+            blob = self.agent.get_agent_metadata()
+        except Exception as error:
+            raise RankError("memory", f"{options.name}: NIXL cannot register the cache: {error}") from error
+        page = shape.page_bytes(options.tp)
+        return Registered(options.rank, blob, self.memory.bases, options.num_blocks, page, 0, self._software())
+
+    def serve(self, ranks: list[Registered]) -> int:
+        """Answer the peers' handshakes for all ranks of this side; returns the port."""
+        self._channel = SideChannel(ranks)
+        return self._channel.port
+
+    def connect(self, host: str, port: int) -> float:
+        """Shake hands with every rank that this one reads from or writes to; returns the seconds that took.
+
+        Raises RankError (side-channel, software, peer).
+        """
+        options, began = self.options, time.perf_counter()
+        for pair in self._pairs():
+            peer = pair.prefill if options.side == "decode" else pair.decode
+            try:
+                there = ask(host, port, peer, min(options.timeout_s, 10.0))
+            except (OSError, ValueError) as error:
+                raise RankError(
+                    "side-channel",
+                    f"{options.name} gets no answer from the side channel at {host}:{port}: {error}; "
+                    "is the port open between the nodes, and is the address the right interface?",
+                ) from error
+            if there.software != self._software():
+                raise RankError(
+                    "software", f"{options.name} has {self._software()}, its peer {there.software}; vLLM refuses that"
+                )
+            if peer not in self._peers:
+                self._peers[peer] = self._guard("peer", self.agent.add_remote_agent, there.agent)
+            mine, theirs = pair.decode_offset, pair.prefill_offset
+            if options.side == "prefill":
+                mine, theirs = theirs, mine
+            page = options.shape.page_bytes(options.tp)
+            near = descriptors(self.memory.bases, options.num_blocks, page, mine, pair.length, 0)
+            far = descriptors(there.bases, there.num_blocks, there.page_bytes, theirs, pair.length, there.device)
+            local = self._guard("peer", self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
+            remote = self._guard("peer", self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
+            self._handles.append((pair, local, remote, there.num_blocks))
+        return time.perf_counter() - began
+
+    def prepare(self, tables: Sequence[Table], used: Sequence[Table]) -> float:
+        """Before a transfer, untimed: prefill writes the requests' codes, decode wipes what the last ones left.
+
+        Returns the host's monotonic clock, so that several ranks can start together.
+        """
+        options = self.options
+        if options.side == "prefill":
+            fill_source(self.book, self.memory.regions, options.tp, options.rank, tables)
+            self.memory.push(np.concatenate([table.prefill for table in tables]))
+        elif used:
+            blocks = np.concatenate([table.decode for table in used])
+            fill_untouched(self.book, self.memory.regions, options.tp, options.rank, blocks)
+            self.memory.push(blocks)
+        return time.monotonic()
+
+    def transfer(self, tables: Sequence[Table], start_s: float = 0.0) -> Moved:
+        """Move the requests, all in flight together, polling without a pause.
+
+        ``start_s``: not before that reading of the monotonic clock. Raises RankError (peer, timeout).
+        """
+        options, agent = self.options, self.agent
+        operation = options.direction.upper()
+        planned = []
+        for table in tables:
+            notice = f"{table.request}:{self._consumers()}".encode()
+            for pair, local, remote, there in self._handles:
+                prefill, decode = misplace(options.fault, table.prefill, table.decode)
+                near, far = (decode, prefill) if options.side == "decode" else (prefill, decode)
+                ids = descriptor_ids(near, options.shape.regions, options.num_blocks)
+                planned.append((table, pair, local, ids, remote, (far, there), notice))
+        far_ids = [descriptor_ids(far, options.shape.regions, there) for *_, (far, there), _ in planned]
+        before = counters()
+        while time.monotonic() < start_s:
+            pass
+        deadline = time.monotonic() + options.timeout_s
+        begin_s = time.monotonic()
+        begun: dict[int, float] = {}
+        ended: dict[int, float] = {}
+        flying, done = [], []
+        try:
+            for (table, _, local, near_ids, remote, _, notice), there_ids in zip(planned, far_ids, strict=True):
+                begun.setdefault(table.request, time.monotonic())
+                handle = agent.make_prepped_xfer(operation, local, near_ids, remote, there_ids, notif_msg=notice)
+                flying.append((table.request, handle, agent.transfer(handle)))
+            while flying:
+                still = []
+                for request, handle, state in flying:
+                    now = agent.check_xfer_state(handle) if state == "PROC" else state
+                    if now == "DONE":
+                        ended[request] = time.monotonic()
+                        done.append(handle)
+                    elif now == "PROC":
+                        still.append((request, handle, now))
+                    else:
+                        raise RankError("peer", f"{options.name}: transfer of request {request} ended as {now}")
+                flying = still
+                if flying and time.monotonic() > deadline:
+                    late = sorted({request for request, *_ in flying})
+                    raise RankError(
+                        "timeout",
+                        f"{options.name}: requests {late} not done within {options.timeout_s:g} s (--timeout-s): "
+                        "the peer hangs, or the wire is far slower than it should be",
+                    )
+        except RankError:
+            raise
+        except Exception as error:  # the bindings' nixlRemoteDisconnectError and its like
+            raise RankError("peer", f"{options.name}: lost its peer during a transfer: {error}") from error
+        end_s = time.monotonic()
+        traffic = moved(before, settled_counters())
+        told = [agent.get_xfer_telemetry(handle) for handle in done]
+        for handle in done:
+            agent.release_xfer_handle(handle)
+        return Moved(
+            begin_s,
+            end_s,
+            tuple(ended[table.request] - begun[table.request] for table in tables),
+            sum(_seconds(each.postDuration) for each in told),
+            sum(_seconds(each.xferDuration) for each in told),
+            sum(each.totalBytes for each in told),
+            sum(len(ids) for ids in far_ids),
+            sum(each.descCount for each in told),
+            traffic,
+        )
+
+    def await_notices(self, tables: Sequence[Table]) -> float:
+        """The producer frees a request's blocks only when all its consumers are done; returns the seconds waited.
+
+        Raises RankError (timeout).
+        """
+        began = time.monotonic()
+        expected = self._expected_notices(tables)
+        while True:
+            for notices in self.agent.get_new_notifs().values():
+                self._notices.update(notice.decode() for notice in notices)
+            if all(self._notices[notice] >= count for notice, count in expected.items()):
+                break
+            if time.monotonic() - began > self.options.timeout_s:
+                raise RankError(
+                    "timeout",
+                    f"{self.options.name}: no notification of {sorted(set(expected) - set(self._notices))} "
+                    f"within {self.options.timeout_s:g} s; vLLM would hold the blocks until their lease ends",
+                )
+            time.sleep(NOTICE_S)
+        for notice in expected:
+            del self._notices[notice]
+        return time.monotonic() - began
+
+    def copy_gb_per_s(self, page_bytes: int) -> float:
+        """The host's own copy rate, measured in the same process under the same load."""
+        return self.memory.copy_gb_per_s(page_bytes)
+
+    def raw_expose(self) -> Exposed:
+        """After `close`: let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
+        return self._raw_ucx().expose()
+
+    def raw_rates(self, there: Exposed, table: Table, repeats: int) -> list[float]:
+        """GB/s of UCX alone, moving one request's pages of a pair of one rank each.
+
+        Overwrites the cache. Raises RankError (raw).
+        """
+        options = self.options
+        near, far = (table.decode, table.prefill) if options.side == "decode" else (table.prefill, table.decode)
+        raw, until_s = self._raw_ucx(), time.monotonic() + options.timeout_s
+        page = options.shape.page_bytes(options.tp)
+        try:
+            return raw.rates(there, near.tolist(), far.tolist(), page, options.direction == "write", repeats, until_s)
+        except RawUcxError as error:
+            raise RankError("raw", str(error)) from error
+
+    def raw_close(self) -> str:
+        """End UCX alone; returns what it wrote to UCX's log."""
+        if self._raw is None:
+            return ""
+        self._raw.close()
+        self._raw = None
+        return os.pread(self._log, self._log_size() - self._told, self._told).decode(errors="replace")
+
+    def _raw_ucx(self) -> RawUcx:
+        if self._raw is None:
+            try:
+                self._raw = RawUcx([(base, length) for base, length, *_ in self.memory.spans])
+            except RawUcxError as error:
+                raise RankError("raw", str(error)) from error
+        return self._raw
+
+    def inspect(self, tables: Sequence[Table]) -> tuple[Finding, float]:
+        """Check decode's whole cache after a transfer; returns what was found and the seconds that took."""
+        options = self.options
+        began = time.perf_counter()
+        self.memory.pull()
+        mine = [pair for pair in self._all_pairs() if pair.decode == options.rank]
+        rewrite(options.fault, self.book, self.memory.regions, mine, options.prefill_tp, tables[0])
+        found = check(self.book, self.memory.regions, options.tp, options.rank, mine, options.prefill_tp, tables)
+        return found, time.perf_counter() - began
+
+    def close(self) -> str:
+        """Release everything, in vLLM's order; returns UCX's log (its table is printed when the agent goes)."""
+        if self.agent is not None:
+            self._release()
+            gc.collect()
+        if self._channel is not None:
+            self._channel.close()
+        self._told = self._log_size()
+        return os.pread(self._log, self._told, 0).decode(errors="replace")
+
+    def _log_size(self) -> int:
+        ctypes.CDLL(None).fflush(None)
+        return os.fstat(self._log).st_size
+
+    def _release(self) -> None:
+        """A function of its own: any name that still refers to a handle would keep the agent, and its table, alive."""
+        for _, local, remote, _ in self._handles:
+            self.agent.release_dlist_handle(local)
+            self.agent.release_dlist_handle(remote)
+        self._handles.clear()
+        for name in self._peers.values():
+            self.agent.remove_remote_agent(name)
+        self._peers.clear()
+        if self._registered is not None:
+            self.agent.deregister_memory(self._registered)
+        self._registered = self.agent = None
+
+    def libraries(self) -> tuple[str, ...]:
+        """Files of UCX, libfabric, NIXL and the verbs that this process has loaded."""
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line}
+        names = ("libuc", "libfabric", "libefa", "libibverbs", "libnl-", "libnixl", "libplugin", "libnuma")
+        return tuple(sorted(path for path in paths if path.rsplit("/", 1)[-1].startswith(names)))
+
+    def _environment(self) -> None:
+        """What UCX reads when it is loaded: it writes to a file in memory, so that nothing is left on the disk."""
+        self._log = os.memfd_create("ucx.log")
+        os.environ.update(
+            UCX_LOG_LEVEL="info",
+            UCX_PROTO_INFO=self.options.proto_info,
+            UCX_MODULE_LOG_LEVEL="info",
+            UCX_LOG_FILE=f"/proc/self/fd/{self._log}",
+        )
+        os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")  # as vLLM does before it imports NIXL
+        if self.options.ucx_tls:
+            os.environ["UCX_TLS"] = self.options.ucx_tls
+
+    def _import_early(self) -> None:
+        with contextlib.suppress(ImportError):  # `open` imports it again, and says so
+            nixl_api(self.options.vram)
+            self._imported_s = time.monotonic()
+
+    def _api(self) -> Any:
+        self._importing.join()
+        try:
+            return nixl_api(self.options.vram)
+        except ImportError as error:
+            raise RankError("plugin", f"{self.options.name}: NIXL cannot be loaded: {error}") from error
+
+    def _software(self) -> dict[str, str]:
+        return {"nixl": metadata.version("nixl"), "cache": self.options.shape.name}
+
+    def _all_pairs(self) -> tuple[Pair, ...]:
+        return pairs(self.options.shape, self.options.prefill_tp, self.options.decode_tp)
+
+    def _pairs(self) -> list[Pair]:
+        """The pairs that this rank moves itself."""
+        side, rank = self.options.side, self.options.rank
+        return [pair for pair in self._all_pairs() if getattr(pair, side) == rank]
+
+    def _consumers(self) -> int:
+        """How many ranks tell one producer that they are done (vLLM sends it along)."""
+        options = self.options
+        if options.direction == "write":
+            return 1
+        return max(1, options.decode_tp // options.prefill_tp)
+
+    def _expected_notices(self, tables: Sequence[Table]) -> Counter[str]:
+        count = len(self._pairs())
+        return Counter({f"{table.request}:{self._consumers()}": count for table in tables}) if count else Counter()
+
+    def _guard(self, kind: str, function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:  # the bindings raise classes of their own
+            raise RankError(kind, f"{self.options.name}: {error}") from error
+
+
+def _seconds(value: Any) -> float:
+    """NIXL's telemetry: microseconds, as a number or as a timedelta."""
+    return float(value.total_seconds()) if hasattr(value, "total_seconds") else float(value) / 1e6

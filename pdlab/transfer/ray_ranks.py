@@ -1,0 +1,286 @@
+"""The KV-transfer check on a Ray cluster: place the ranks strictly, run them as actors, leave nothing behind.
+
+The nodes need NIXL and numpy, not pdlab: what runs there travels by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pdlab.cluster.connection import Cluster
+from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
+from pdlab.core.errors import TransferError
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
+from pdlab.transfer.check import BackendResult, Plan, glance, run_backend, wire_untold, with_wire_of
+from pdlab.transfer.rank.actor import RankActor, end_ranks
+from pdlab.transfer.rank.messages import RankOptions
+
+PLACE_TIMEOUT_S = 60.0
+JOIN_WAIT_S = 10.0
+REAP_TIMEOUT_S = 10.0
+STOPS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One backend's run, or why it could not run."""
+
+    backend: str
+    result: BackendResult | None
+    error: TransferError | None = None
+
+    @property
+    def code(self) -> int:
+        if self.result is not None:
+            return self.result.verdict.code
+        assert self.error is not None
+        return self.error.exit_code
+
+
+@dataclass(frozen=True)
+class Places:
+    """The nodes of both sides, by their id in the view."""
+
+    prefill: str
+    decode: str
+
+
+def choose_nodes(view: ClusterView, plan: Plan) -> Places:
+    """Nodes that hold the plan's strategy strictly; the order in which Ray lists them never matters.
+
+    Spread prefers nodes of different machines. Raises TransferError (placement) with what the cluster has.
+    """
+    kind = "GPU" if view.device == "gpu" else "CPU"
+    nodes = sorted(view.engine_nodes, key=lambda node: (not node.head, node.id))
+    prefill, decode = plan.prefill_tp, plan.decode_tp
+    if plan.strategy == "pack":
+        wanted = f"one node with {prefill + decode} free {kind}s"
+        found = [Places(node.id, node.id) for node in nodes if len(node.slots) >= prefill + decode]
+    else:
+        wanted = f"two nodes, one with {prefill} and one with {decode} free {kind}s"
+        fitting = [
+            (a.machine == b.machine, Places(a.id, b.id))
+            for a in nodes
+            for b in nodes
+            if a is not b and len(a.slots) >= prefill and len(b.slots) >= decode
+        ]
+        found = [places for _, places in sorted(fitting, key=lambda pair: pair[0])]
+    if not found:
+        has = "; ".join(f"{_short(node.id)} {len(node.slots)} free of {_total(node)}" for node in nodes) or "no node"
+        raise TransferError(
+            "placement", f"--strategy {plan.strategy} needs {wanted}, and the cluster has ({kind}s): {has}"
+        )
+    return found[0]
+
+
+def _short(node_id: str) -> str:
+    return node_id if len(node_id) < 20 else node_id[:8]
+
+
+def _total(node: ClusterNode) -> int:
+    return node.gpus or int(node.cpus)
+
+
+@contextlib.contextmanager
+def local_cluster(count: int) -> Iterator[LocalNodes]:
+    """Ray nodes of this machine for the time of a check; those that are up already are used and stay up."""
+    there = running()
+    nodes = there or start(count)
+    try:
+        yield nodes
+    finally:
+        if there is None:
+            for number in STOPS:
+                signal.signal(number, signal.SIG_IGN)  # a second one must not stop the clearing up
+            stop(nodes)
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM and a closed terminal end a check like Ctrl-C does: everything is taken down.
+
+    Gives what sets that up: to be called again after Ray, whose own handler aborts the process, is connected.
+    """
+
+    def stop_here(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def install() -> None:
+        for number in STOPS:
+            signal.signal(number, stop_here)
+
+    before = {number: signal.getsignal(number) for number in STOPS}
+    install()
+    try:
+        yield install
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def check(
+    plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
+) -> list[Outcome]:
+    """Run every backend of the plan in turn, on ``local`` Ray nodes of this machine or on the running Ray (None).
+
+    ``command_s``: start-up of the command before this, which the first backend's ``startup_s`` includes. A backend
+    that cannot run is an outcome. Raises TransferError (placement) and ClusterError.
+    """
+    with contextlib.ExitStack() as stack:
+        began = time.monotonic()
+        install = stack.enter_context(stopped_by_signals())
+        nodes = stack.enter_context(local_cluster(local)) if local else None
+        if nodes is not None:
+            become_driver(nodes)
+        cluster = stack.enter_context(Cluster(nodes))
+        install()
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+        view, places = _seats(cluster, plan, wait_s=0.0 if local else JOIN_WAIT_S)
+        outcomes = []
+        for backend in plan.backends:
+            options = plan.ranks(backend, vram=view.device == "gpu")
+            try:
+                with RayRanks(options, view, places) as ranks:
+                    ray_s = time.monotonic() - began
+                    result = run_backend(plan, options, ranks, say)
+                if wire_untold(result):
+                    asked = [replace(each, proto_info="y") for each in options]
+                    with RayRanks(asked, view, places) as ranks:
+                        told = run_backend(glance(plan), asked, ranks)
+                    result = with_wire_of(result, told)
+                result = replace(result, ray_s=ray_s, startup_s=result.startup_s + command_s)
+                outcomes.append(Outcome(backend, result))
+            except TransferError as error:
+                outcomes.append(Outcome(backend, None, error))
+            began, command_s = time.monotonic(), 0.0
+        return outcomes
+
+
+def _seats(cluster: Cluster, plan: Plan, wait_s: float) -> tuple[ClusterView, Places]:
+    """The nodes for the plan; a cluster that has just been started gets some seconds for its nodes to join."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        view = cluster.view()
+        try:
+            return view, choose_nodes(view, plan)
+        except TransferError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+class RayRanks:
+    """The ranks as actors, each pinned to its node; a context manager that leaves none of them running."""
+
+    def __init__(self, options: Sequence[RankOptions], view: ClusterView, places: Places) -> None:
+        self.options = list(options)
+        self.view, self.places = view, places
+        self.actors: list[Any] = []
+        self.seats: list[tuple[str, str, int]] = []
+        self._busy: set[int] = set()
+
+    def __enter__(self) -> RayRanks:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        for package in ("pdlab.remote", "pdlab.transfer.rank"):  # and all modules in them
+            ray.cloudpickle.register_pickle_by_value(importlib.import_module(package))
+        actor = ray.remote(RankActor)
+        gpus = self.view.device == "gpu"
+        try:
+            for options in self.options:
+                node = self._node_of(options)
+                pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+                need: Mapping[str, Any] = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": 1}
+                env = {"env_vars": {"NIXL_LOG_LEVEL": os.environ.get("NIXL_LOG_LEVEL", "WARN")}}
+                self.actors.append(actor.options(scheduling_strategy=pinned, runtime_env=env, **need).remote(options))
+            self._settle()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _node_of(self, options: RankOptions) -> str:
+        place = self.places.prefill if options.side == "prefill" else self.places.decode
+        return self.view.node(place).labels[NODE_ID_LABEL]
+
+    def _settle(self) -> None:
+        """All actors are there, each where it must be. Raises TransferError (placement)."""
+        import ray
+
+        asked = [actor.where.remote() for actor in self.actors]
+        ray.wait(asked, num_returns=len(asked), timeout=PLACE_TIMEOUT_S)
+        for options, answer in zip(self.options, asked, strict=True):
+            try:
+                seat = ray.get(answer, timeout=0)
+            except ray.exceptions.GetTimeoutError as error:
+                raise TransferError(
+                    "placement", f"{options.name} did not start on its node within {PLACE_TIMEOUT_S:g} s: "
+                    "is something else taking its resources?",
+                ) from error  # fmt: skip
+            except ray.exceptions.RayError as error:
+                raise TransferError("placement", f"{options.name} could not start: {_first_line(error)}") from error
+            if seat[0] != self._node_of(options):
+                raise TransferError("placement", f"{options.name} runs on node {seat[0]}, not where it must")
+            self.seats.append(seat)
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        for actor in self.actors:
+            with contextlib.suppress(Exception):  # already dead
+                ray.kill(actor, no_restart=True)
+        self._reap()
+
+    def _reap(self) -> None:
+        """A hanging process survives `ray.kill`: end those of our actors that are still there, by their ids."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        by_node: dict[str, list[int]] = {}
+        for node, _, pid in self.seats:
+            by_node.setdefault(node, []).append(pid)
+        task = ray.remote(num_cpus=0)(end_ranks)
+        asked = []
+        for node, pids in by_node.items():
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            asked.append(task.options(scheduling_strategy=there).remote(pids))
+        if asked:
+            with contextlib.suppress(Exception):  # a node that died has no process left
+                ray.get(asked, timeout=REAP_TIMEOUT_S)
+
+    def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
+        """See `check.Ranks`."""
+        import ray
+
+        asked = [self.actors[rank].call.remote(method, *words) for rank, words in zip(ranks, args, strict=True)]
+        ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        answers = []
+        for rank, answer in zip(ranks, asked, strict=True):
+            name = self.options[rank].name
+            try:
+                answers.append(ray.get(answer, timeout=0))
+            except ray.exceptions.GetTimeoutError:
+                answers.append(("timeout", f"{name} does not answer within {timeout_s:g} s"))
+            except ray.exceptions.RayTaskError as error:
+                raise TransferError("bug", f"{name}: {_first_line(error.cause or error)}") from error
+            except ray.exceptions.RayError as error:
+                answers.append(("peer", f"{name} died: {_first_line(error)}"))
+        return answers
+
+    def ips(self) -> list[str]:
+        """See `check.Ranks`."""
+        return [ip for _, ip, _ in self.seats]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,196 @@
+"""What a KV-transfer check found, as text and as JSON, and what it means for PD. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from pdlab.core.errors import TransferError
+from pdlab.transfer.check import BackendResult, Plan, SizeResult
+from pdlab.transfer.rank.layout import KvShape
+
+SCHEMA_VERSION = 1
+PROMPT_TOKENS = 5000
+COPIES = ("memcpy", "the GPU's own copy")  # ceilings of a transfer inside a host, as the verdict names them
+
+
+@dataclass(frozen=True)
+class ForPd:
+    """A prediction: ``added_ttft_s`` of one prompt of PROMPT_TOKENS tokens when nothing else uses the link, and the
+    request rate at which such prompts saturate it. ``measured_bytes``: the size whose bandwidth was taken."""
+
+    model: str
+    tokens: int
+    bytes: int
+    gb_per_s: float
+    measured_bytes: int
+    added_ttft_s: float
+    saturates_at_rps: float
+
+
+def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> ForPd:
+    """Time = bytes of the prompt / bandwidth measured at the nearest size; rate = its inverse."""
+    decode_tp = min(decode_tp, model.kv_heads)  # beyond, heads are copied and each rank fetches its own
+    wanted = model.request_bytes(model.blocks_of(PROMPT_TOKENS), decode_tp)
+    nearest = min(result.sizes, key=lambda size: abs(size.bytes - wanted))
+    rate = nearest.gb_per_s * 1e9
+    return ForPd(
+        model.name, PROMPT_TOKENS, wanted, nearest.gb_per_s, nearest.bytes, wanted / rate, rate / wanted
+    )  # fmt: skip
+
+
+def render(plan: Plan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
+    """The report of one backend, the verdict last."""
+    shape = plan.shape
+    pages = shape.page_bytes(max(plan.prefill_tp, plan.decode_tp))
+    where = {side: f"{host.name} ({host.ip})" for side, host in result.hosts.items()}
+    lines = [
+        f"{result.backend}: {plan.strategy}, prefill TP{plan.prefill_tp} on {where['prefill']} -> decode TP"
+        f"{plan.decode_tp} on {where['decode']}, {plan.direction}",
+        f"  KV cache of {shape.name}: {shape.regions} regions, {_size(pages)} per descriptor, "
+        f"{'scattered' if plan.scattered else 'contiguous'} blocks, {plan.concurrent} request"
+        f"{'s' * (plan.concurrent > 1)} at a time" + (f", UCX {result.ucx_version}" if result.ucx_version else ""),
+        f"  cold: handshake {_ms(result.handshake_s)}, first transfer of the pair {_ms(result.cold_s)}; "
+        f"warm, {plan.repeats} repeats:",
+        *_table(plan, result.sizes),
+        "  ceilings: " + "; ".join(_ceilings(result)),
+        f"  integrity: {_integrity(result)}",
+        f"  took: start-up {result.startup_s:.1f} s"
+        + (f" beside {result.ray_s:.1f} s of Ray's" if result.ray_s is not None else "")
+        + f"; checks {result.check_s:.1f} s",
+        f"  wire: {_wire(result)}",
+        f"  for PD: {_for_pd(for_pd(result, model, plan.decode_tp))}",
+    ]
+    lines += [f"  note: {note}" for note in result.notes]
+    if verbose:
+        for size in result.sizes:
+            seconds = " ".join(f"{second * 1e3:.2f}" for second in size.seconds)
+            lines.append(f"  every repeat of {size.size.tokens or size.size.blocks}: {seconds} ms")
+        lines += [f"  library: {path}" for path in result.libraries]
+        lines += [f"  module {name} did not load: {why}" for name, why in result.failed_modules.items()]
+        lines += [f"  UCX | {line[line.index('|') :]}" for line in result.log.splitlines() if line.endswith("|")]
+    return "\n".join([*lines, result.verdict.text])
+
+
+def render_error(backend: str, error: TransferError) -> str:
+    """One line for a backend that cannot run."""
+    return f"CANNOT RUN: {backend}: {error.kind}: {error}"
+
+
+def as_json(plan: Plan, outcomes: list[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
+    """Everything, with the plan and what it ran on."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "kv-transfer-check",
+        "origin": "measured",
+        "environment": environment,
+        "plan": asdict(plan),
+        "runs": outcomes,
+    }
+
+
+def result_json(plan: Plan, result: BackendResult, model: KvShape) -> dict[str, Any]:
+    """One backend's run."""
+    fields = asdict(result)
+    del fields["log"], fields["seen"]
+    fields["sizes"] = [
+        asdict(size)
+        | {
+            "gb_per_s": size.gb_per_s,
+            "gb_per_s_slowest": size.spread_gb_per_s[0],
+            "gb_per_s_fastest": size.spread_gb_per_s[1],
+        }
+        for size in result.sizes
+    ]
+    fields["findings"] = [finding.text() for finding in result.findings if finding.wrong_words]
+    fields["for_pd"] = asdict(for_pd(result, model, plan.decode_tp)) | {"origin": "predicted"}
+    return fields
+
+
+def error_json(backend: str, error: TransferError) -> dict[str, Any]:
+    """A backend that cannot run."""
+    return {"backend": backend, "error": {"kind": error.kind, "text": str(error)}, "exit_code": error.exit_code}
+
+
+_HEADS = ("tokens", "blocks", "MB", "GB/s", "slowest-fastest", "ms/request", "ms/1k tokens", "descriptors", "merged",
+          "posting", "first ms")  # fmt: skip
+
+
+def _table(plan: Plan, sizes: tuple[SizeResult, ...]) -> list[str]:
+    rows = [_HEADS]
+    for size in sizes:
+        low, high = size.spread_gb_per_s
+        tokens = size.size.tokens
+        per_thousand = median(size.seconds) * 1e3 / (tokens * plan.concurrent / 1000) if tokens else None
+        rows.append((
+            str(tokens or "-"), str(size.size.blocks), f"{size.bytes / 1e6:.1f}", f"{size.gb_per_s:.3g}",
+            f"{low:.3g}-{high:.3g}", f"{median(size.request_s) * 1e3:.2f}",
+            f"{per_thousand:.2f}" if per_thousand is not None else "-", str(size.descriptors), str(size.merged),
+            f"{size.post_share:.0%}", f"{size.first_s * 1e3:.1f}",
+        ))  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    return ["    " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _ceilings(result: BackendResult) -> list[str]:
+    best = result.sizes[-1].gb_per_s
+    found = []
+    if result.memcpy_gb_per_s:
+        share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if result.verdict.of in COPIES else ""
+        found.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s{share}")
+    else:
+        found.append("memcpy not measured")
+    if result.raw_gb_per_s:
+        over = f" over {result.raw_wire.name}" if result.raw_wire else ""
+        found.append(
+            f"raw UCX, one thread{over}, {result.raw_gb_per_s:.3g} GB/s ({best / result.raw_gb_per_s:.2f} times that)"
+        )
+    else:
+        found.append(f"raw UCX not measured ({result.raw_why})")
+    if "line rate" in result.verdict.of or "rail" in result.verdict.of:
+        known = result.verdict.share is not None
+        found.append(
+            f"{result.verdict.of} {result.verdict.share:.0%} reached"
+            if known
+            else "line rate not known (virtual interface)"
+        )
+    return found
+
+
+def _integrity(result: BackendResult) -> str:
+    wrong = next((finding for finding in result.findings if finding.wrong_words), None)
+    if wrong is not None:
+        return wrong.text()
+    return (
+        f"{_size(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, nothing touched "
+        "outside the transferred blocks"
+    )
+
+
+def _wire(result: BackendResult) -> str:
+    counted = ", ".join(f"{nic} {share:.0%}" for nic, share in result.traffic.items()) or "none"
+    counters = f"interfaces counted {counted} of {_size(result.payload_bytes)}"
+    if result.wire is None:
+        return counters
+    how = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
+    return f"{result.wire.protocol} over {result.wire.name} ({how}); {counters}"
+
+
+def _for_pd(prediction: ForPd) -> str:
+    return (
+        f"a prompt of {prediction.tokens:,} tokens of {prediction.model} moves {_size(prediction.bytes)}: predicted "
+        f"{_ms(prediction.added_ttft_s)} more TTFT, and {prediction.saturates_at_rps:.3g} such requests/s saturate "
+        f"this wire (at the {prediction.gb_per_s:.3g} GB/s measured with {_size(prediction.measured_bytes)})"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _size(count: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count} B"

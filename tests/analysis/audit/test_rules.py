@@ -1,0 +1,383 @@
+"""The audit finds every planted fault, names its file, and is silent on what is clean. It never writes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.analysis.audit.folders import Finding
+from pdlab.analysis.audit.rules import audit
+from pdlab.cli import viz
+from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
+from pdlab.core.workload import Closed, Open, RunKey, Slo, Workload
+from pdlab.results import metrics
+from pdlab.results.schema import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary, Validity
+from pdlab.results.store import Store
+
+TTFT_S, TPOT_S, ITL, OTL = 0.2, 0.010, 512, 64
+
+
+def summary(concurrency: int, count: int, slower: float = 1.0) -> Summary:
+    """A closed loop that is always full: rates by Little's law."""
+    stays_s = (TTFT_S + TPOT_S * (OTL - 1)) * slower
+    rps = concurrency / stays_s
+    same = {"p50": TTFT_S}
+    return Summary(
+        duration_s=count / rps,
+        completed=count,
+        requests_per_s=rps,
+        input_tokens_per_s=rps * ITL,
+        output_tokens_per_s=rps * OTL,
+        ttft=Distribution(mean_s=TTFT_S, percentiles_s=same),
+        tpot=Distribution(mean_s=TPOT_S, percentiles_s={"p50": TPOT_S}),
+    )
+
+
+def run(concurrency: int, seed: int, **changes: Any) -> Run:
+    count = changes.pop("count", 20 * concurrency)
+    usual: dict[str, Any] = {
+        "label": "collocated-2xtp1",
+        "key": RunKey(kind="concurrency", value=concurrency),
+        "workload": Workload(input_tokens=ITL, output_tokens=OTL),
+        "load": Closed(concurrency=concurrency),
+        "completed": count,
+        "whole": summary(concurrency, count),
+        "steady": metrics.steady(requests(concurrency, count), Closed(concurrency=concurrency)),
+    }
+    return Run(origin="measured", num_requests=count, seed=seed, failed=0, **{**usual, **changes})
+
+
+def deployment() -> Deployment:
+    return Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool(replicas=2, tp=1)))
+
+
+def manifest(**changes: Any) -> Manifest:
+    values: dict[str, Any] = {
+        "origin": "measured",
+        "label": "collocated-2xtp1",
+        "deployment": deployment(),
+        "gpus": 2,
+        "git_commit": "abc",
+        "versions": {"ray": "2.60.0"},
+        "hardware": {"cpu": "a CPU"},
+        "canary": CanaryResult(equal=None, detail="reference"),
+        "started_at": "2026-01-01T00:00:00+00:00",
+    }
+    return Manifest(**{**values, **changes})
+
+
+def ours(folder: Path, runs: list[Run] | None = None, **changes: Any) -> Path:
+    """A folder of ours; every level has records of its own."""
+    store = Store(folder)
+    store.write_manifest(manifest(**changes))
+    for made in runs or [run(4, 1), run(8, 2)]:
+        loop = requests(int(made.load.value), made.num_requests, shift_s=sum(folder.name.encode()) / 1000)
+        store.write(made, loop)
+        if made.whole != summary(int(made.load.value), made.num_requests) or not as_measured(made, loop):
+            store.records_path(made.key).unlink()  # figures that were planted have no requests
+    return folder
+
+
+def as_measured(made: Run, loop: list[RequestRecord]) -> bool:
+    again = metrics.steady(loop, made.load)
+    return (made.steady and made.steady.output_tokens_per_s) == pytest.approx(again and again.output_tokens_per_s)
+
+
+def requests(concurrency: int, count: int, shift_s: float = 0.0) -> list[RequestRecord]:
+    """The closed loop that `summary` has the figures of: every slot busy, one request after another."""
+    stays_s = TTFT_S + TPOT_S * (OTL - 1)
+    arrivals = [shift_s + number // concurrency * stays_s for number in range(count)]
+    return [
+        RequestRecord(
+            arrival_s=arrival_s,
+            first_token_s=arrival_s + TTFT_S,
+            finish_s=arrival_s + stays_s,
+            input_tokens=ITL,
+            output_tokens=OTL,
+            itl_s=(TPOT_S,) * (OTL - 1),
+        )
+        for arrival_s in arrivals
+    ]
+
+
+def published(folder: Path, levels: dict[str, dict[str, Any]]) -> Path:
+    """A folder of the published form, written here: one summary per level."""
+    folder.mkdir(parents=True)
+    for name, changes in levels.items():
+        concurrency = changes.get("max_concurrency", 4)
+        count = changes.get("num_prompts", 20 * concurrency)
+        whole = summary(concurrency, count)
+        content = {
+            "date": f"20260101-0000{len(list(folder.iterdir())):02d}",
+            "model_id": "openai/gpt-oss-120b",
+            "num_prompts": count,
+            "request_rate": 1e9,
+            "burstiness": 1.0,
+            "max_concurrency": concurrency,
+            "duration": whole.duration_s,
+            "completed": count,
+            "total_input_tokens": count * ITL,
+            "total_output_tokens": count * OTL,
+            "request_throughput": whole.requests_per_s,
+            "output_throughput": whole.output_tokens_per_s,
+            "max_output_tokens_per_s": whole.output_tokens_per_s * 1.1,
+            "max_concurrent_requests": concurrency + 1,
+            **{f"{stat}_ttft_ms": 1000 * TTFT_S for stat in ("mean", "median")},
+            **{f"{stat}_tpot_ms": 1000 * TPOT_S for stat in ("mean", "median")},
+            **changes,
+        }
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def kinds(findings: list[Finding]) -> list[str]:
+    return [finding.kind for finding in findings]
+
+
+def test_silent_on_clean_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [ours(tmp_path / name) for name in ("one", "two")]
+    assert audit(folders) == []
+    assert viz.main(["--audit", *map(str, folders)]) == 0
+    assert capsys.readouterr().out == "audit: 2 folders, nothing wrong\n"
+
+
+def test_an_slo_search_is_no_level(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    search = SloSearch(
+        label="x",
+        slo=Slo(ttft_s=1.0),
+        confidence=0.95,
+        resolution=0.1,
+        low_rps=1.0,
+        high_rps=2.0,
+        best_rps=1.0,
+        points=(),
+        finished=True,
+        detail="between 1 and 2 requests/s",
+    )
+    (folder / f"{search.stem}.json").write_text(search.model_dump_json())
+    assert audit([folder]) == []
+
+
+def test_never_writes(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.iterdir())}
+    audit([folder])
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.iterdir())} == before
+
+
+def test_the_same_bytes_under_two_labels(tmp_path: Path) -> None:
+    one = published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {}})
+    other = tmp_path / "itl512_otl64_1xtp4"
+    other.mkdir()
+    (other / "conc4.json").write_bytes((one / "conc4.json").read_bytes())
+    found = [finding for finding in audit([one, other]) if finding.kind == "identical"]
+    assert [finding.files for finding in found] == [("itl512_otl64_1xtp4/conc4.json",)]
+    assert found[0].percent == pytest.approx(100), "8 GPUs against 4"
+
+
+def test_the_same_records_under_two_labels_of_ours(tmp_path: Path) -> None:
+    one = ours(tmp_path / "one")
+    other = ours(tmp_path / "two")
+    for name in ("concurrency4.json", "concurrency4.records.json.gz"):
+        (other / name).write_bytes((one / name).read_bytes())
+    assert kinds(audit([one, other])) == ["identical"]
+
+
+PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
+    ("contradiction", {"conc8.json": {"max_concurrency": 4}}, "concurrency"),
+    ("contradiction", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "output tokens"),
+    ("contradiction", {"conc4.json": {"max_concurrent_requests": 1}}, "in flight"),
+    (
+        "contradiction",
+        {"conc4_rr99.json": {"request_rate": 99.0, "max_concurrency": 4, "max_concurrent_requests": 5}},
+        "the client stopped at 4 in flight",
+    ),
+    (
+        "collision",
+        {f"conc64_rr{r}.json": {"request_rate": r, "max_concurrency": 64, "num_prompts": 640} for r in (1, 2)},
+        "max_concurrency",
+    ),
+    ("collision", {"conc4.json": {}, "conc4_r1.json": {"duration": 9.0}}, "same load"),
+    ("few prompts", {"conc4.json": {"num_prompts": 20}}, "5.0 requests per unit"),
+    ("few prompts", {"conc9_rr2.json": {"request_rate": 2.0, "num_prompts": 16}}, "16 requests in an open loop"),
+    ("ramp", {"conc4.json": {"max_output_tokens_per_s": 10_000.0}}, "mean output rate"),
+    ("impossible", {"conc4.json": {"mean_tpot_ms": 30.0, "median_tpot_ms": 30.0}}, "Little"),
+    ("impossible", {"conc4.json": {"request_throughput": 99.0}}, "stated requests/s"),
+    ("impossible", {"conc4.json": {"total_token_throughput": 99.0}}, "stated tokens/s"),
+    ("impossible", {"conc4.json": {"p99_ttft_ms": 1.0}}, "do not rise"),
+    ("impossible", {"conc4.json": {"mean_itl_ms": -1.0}}, "mean_itl_ms is -1.0"),
+    ("contradiction", {"conc4.json": {"mean_tpot_ms": 3.0, "median_tpot_ms": 3.0}}, "the load says 4"),
+    ("contradiction", {"conc4.json": {"completed": 90}}, "80 requests were sent, 90 answered"),
+    ("reused prompts", {"conc4.json": {}, "conc8.json": {"max_concurrency": 8}}, "50 %"),
+]
+
+
+@pytest.mark.parametrize(("kind", "levels", "said"), PLANTED_IN_PUBLISHED, ids=lambda value: str(value)[:20])
+def test_a_fault_planted_in_the_published_form(
+    kind: str, levels: dict[str, dict[str, Any]], said: str, tmp_path: Path
+) -> None:
+    found = audit([published(tmp_path / "itl512_otl64_4xtp2", levels)])
+    hits = [finding for finding in found if finding.kind == kind and said in finding.evidence]
+    assert hits, found
+    assert all(name.startswith("itl512_otl64_4xtp2/") for name in hits[0].files)
+
+
+def test_the_published_form_lacks_a_manifest_and_nothing_else(tmp_path: Path) -> None:
+    assert kinds(audit([published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {}})])) == ["metadata"]
+
+
+def changed(**figures: Any) -> Summary:
+    return summary(4, 80).model_copy(update=figures)
+
+
+def stretched(by: float) -> Summary:
+    """The same requests in a longer run: ramp-up, drain and stalls."""
+    usual = summary(4, 80)
+    rates = {
+        f"{what}_per_s": getattr(usual, f"{what}_per_s") / by for what in ("requests", "input_tokens", "output_tokens")
+    }
+    return changed(duration_s=usual.duration_s * by, **rates)
+
+
+def changed_gpus() -> dict[str, Any]:
+    groups = tuple(TpGroup(slots={"a": (number,)}) for number in range(3))
+    replicas = tuple(ReplicaPlacement(role="collocated", index=n, groups=(g,)) for n, g in enumerate(groups))
+    return {"placement": Placement(device="gpu", replicas=replicas)}
+
+
+PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
+    ("reused prompts", [run(4, 1), run(8, 1)], {}, "concurrency8 50 %"),
+    ("reused prompts", [run(4, 1, started_at="2"), run(8, 1, started_at="1")], {}, "concurrency4 100 %"),
+    ("few prompts", [run(4, 1, count=20)], {}, "5.0 requests"),
+    ("ramp", [run(4, 1, whole=stretched(1 / 0.72))], {}, "concurrency4 0.71"),
+    ("contradiction", [run(4, 1, steady=changed(output_tokens_per_s=400.0))], {}, "gives 83.0"),
+    ("contradiction", [run(4, 1, label="pd-pack-p1xtp1-d1xtp1")], {}, "a level of pd-pack-p1xtp1-d1xtp1 in"),
+    ("contradiction", [run(4, 1, label="a"), run(8, 2, label="a")], {"label": "a"}, "labelled a, its deployment is"),
+    ("contradiction", [run(4, 1, workload=Workload(input_tokens=256, output_tokens=OTL))], {}, "512.0"),
+    ("contradiction", [run(4, 1, whole=changed(output_tokens_per_s=150.0), steady=None)], {}, "64 output tokens"),
+    ("contradiction", [run(4, 1, completed=79)], {}, "80 requests were sent, 79 answered"),
+    (
+        "contradiction",
+        [run(8, 1, whole=summary(4, 160), steady=None)],
+        {},
+        "4.0 in flight (Little's law), the load says 8",
+    ),
+    ("impossible", [run(4, 1, steady=changed(requests_per_s=9.0))], {}, "steady window: 9.00 requests/s"),
+    (
+        "impossible",
+        [run(4, 1, whole=changed(ttft=Distribution(mean_s=0.2, percentiles_s={"p50": 0.2, "p99": 0.1})))],
+        {},
+        "do not rise",
+    ),
+    (
+        "impossible",
+        [run(4, 1, load=Open(rate_rps=2.0), key=RunKey(kind="rate", value=2.0))],
+        {},
+        "served where 2 arrived",
+    ),
+    ("impossible", [run(4, 1, whole=summary(4, 80, slower=0.5), steady=None)], {}, "Little"),
+    ("invalid", [run(4, 1, validity=Validity(reasons=("3 of 80 requests failed",)))], {}, "requests failed"),
+    ("metadata", [run(4, 1)], {"git_commit": None}, "git_commit"),
+    ("metadata", [run(4, 1)], {"canary": None}, "canary"),
+    ("GPUs", [run(4, 1)], changed_gpus(), "places 3"),
+]
+
+
+@pytest.mark.parametrize(("kind", "runs", "changes", "said"), PLANTED_IN_OURS, ids=lambda value: str(value)[:20])
+def test_a_fault_planted_in_ours_and_nothing_else(
+    kind: str, runs: list[Run], changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    found = audit([ours(tmp_path / "one", runs, **changes)])
+    assert kinds(found) == [kind], found
+    assert said in found[0].evidence and found[0].consequence and found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "0 bytes"),
+        (gzip.compress(b""), "not the bytes"),
+        (gzip.compress(b"{}"), "not the bytes"),
+        (b"no gzip", "cannot be read"),
+        (gzip.compress(b"x" * 1000)[:-9], "cannot be read"),
+    ],
+    ids=["empty", "no-lines", "edited", "no-gzip", "cut"],
+)
+def test_records_that_are_not_those_of_the_level(content: bytes, said: str, tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    (folder / "concurrency4.records.json.gz").write_bytes(content)
+    found = audit([folder])
+    assert kinds(found) == ["records"] and said in found[0].evidence
+    assert found[0].files == ("one/concurrency4.records.json.gz",)
+    (folder / "concurrency4.records.json.gz").unlink()
+    assert audit([folder]) == [], "records that were not kept are no fault"
+
+
+@pytest.mark.parametrize("name", ["concurrency4.json", "manifest.json"])
+def test_an_empty_result_file_makes_a_folder_unreadable(name: str, tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    (folder / name).write_bytes(b"")
+    found = audit([folder])
+    assert kinds(found) == ["unreadable"] and name in found[0].evidence
+
+
+def test_a_renamed_level_is_seen(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one", [run(4, 1)])
+    (folder / "concurrency4.json").rename(folder / "concurrency16.json")
+    assert kinds(audit([folder])) == ["contradiction"]
+
+
+def test_a_manifest_that_counts_other_gpus(tmp_path: Path) -> None:
+    (found,) = audit([ours(tmp_path / "one", gpus=8)])
+    assert found.kind == "GPUs" and "uses 2 GPUs, the manifest says 8" in found.evidence
+    assert found.percent == pytest.approx(300)
+
+
+def test_figures_that_the_requests_do_not_give(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one", [run(4, 1)])
+    path = folder / "concurrency4.json"
+    content = json.loads(path.read_text())
+    content["steady"]["tpot"]["percentiles_s"]["p50"] /= 2
+    path.write_text(json.dumps(content))
+    (found,) = audit([folder])
+    assert found.kind == "impossible" and "p50 TPOT (s) of the steady window is 0.005" in found.evidence
+    assert found.percent == pytest.approx(50)
+
+
+def test_another_number_of_requests_beside_a_level(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one", [run(4, 1)])
+    Store(folder).write(run(4, 1), requests(4, 80)[:-1], force=True)
+    (found,) = audit([folder])
+    assert found.kind == "impossible" and "79 requests were recorded, the level says 80" in found.evidence
+
+
+def test_the_same_content_in_another_layout(tmp_path: Path) -> None:
+    one = published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {}})
+    other = tmp_path / "itl512_otl64_1xtp2-2xtp2"
+    other.mkdir()
+    (other / "conc4.json").write_text(json.dumps(json.loads((one / "conc4.json").read_text()), indent=4))
+    found = [finding for finding in audit([one, other]) if finding.kind == "identical"]
+    assert "by content" in found[0].evidence and found[0].percent == pytest.approx(100 * (8 / 6 - 1))
+
+
+def test_one_folder_of_two_workloads(tmp_path: Path) -> None:
+    changes = {"max_concurrency": 8, "total_input_tokens": 160 * 256}
+    found = audit([published(tmp_path / "unnamed_4xtp2", {"conc4.json": {}, "conc8.json": changes})])
+    hits = [finding for finding in found if finding.kind == "contradiction"]
+    assert len(hits) == 1 and "256:64, 512:64" in hits[0].evidence
+    close = {"max_concurrency": 8, "total_input_tokens": 160 * ITL + 30}
+    found = audit([published(tmp_path / "unnamed_2xtp4", {"conc4.json": {}, "conc8.json": close})])
+    assert "contradiction" not in kinds(found)
+
+
+def test_the_exit_code_says_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert viz.main(["--audit", str(tmp_path / "nowhere")]) == 3
+    assert "audit: 1 finding in 1 folder: unreadable" in capsys.readouterr().out
+    assert viz.main(["--audit", str(tmp_path), "--exps", str(tmp_path)]) == 2
+    assert viz.main([]) == 2

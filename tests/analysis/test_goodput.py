@@ -1,0 +1,305 @@
+"""Goodput within an SLO: counted over requests, or from percentiles where no request was kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
+from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
+from pdlab.analysis.requests import Requests
+from pdlab.bench import slo_search
+from pdlab.bench.slo_search import Sample as SloSample
+from pdlab.bench.slo_search import Search
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Slo, parse_slo
+from pdlab.report import sections, verdicts
+from pdlab.results.schema import SloSearch
+
+SLO = Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.9)
+
+
+def requests(ttft_s: list[float], tpot_s: list[float], failed: int = 0) -> Requests:
+    count = len(ttft_s)
+    ttft, tpot = np.array(ttft_s), np.array(tpot_s)
+    return Requests(
+        ttft_s=ttft,
+        tpot_s=tpot,
+        e2el_s=ttft + 9 * np.nan_to_num(tpot),
+        finish_s=np.arange(1.0, count + 1),
+        window_s=float(count),
+        failed=failed,
+    )
+
+
+def shared(met: float, count: int = 100) -> Requests:
+    """That share within the SLO, spread evenly over the run."""
+    late = np.floor(np.arange(1, count + 1) * (1 - met) + 1e-9) > np.floor(np.arange(count) * (1 - met) + 1e-9)
+    return requests(np.where(late, 1.0, 0.1).tolist(), [0.01] * count)
+
+
+def point(
+    load: float, rps: float, given: list[Requests] | None = None, percentiles: dict[str, float] | None = None
+) -> Point:
+    """``rps`` per repeat; ``percentiles``: TTFT and TPOT p90 in ms."""
+    latency = {} if percentiles is None else {metric: {"p90": value} for metric, value in percentiles.items()}
+    samples = tuple(
+        Sample(
+            repeat=r,
+            requests_per_s=rps,
+            input_tokens_per_s=rps * 100,
+            output_tokens_per_s=rps * 10,
+            latency_ms=latency,
+            requests=each,
+        )
+        for r, each in enumerate(given or [None])  # type: ignore[list-item]
+    )
+    return Point(
+        kind="concurrency",
+        value=load,
+        window="steady",
+        samples=samples,
+        requests_per_s=rps,
+        input_tokens_per_s=rps * 100,
+        output_tokens_per_s=rps * 10,
+        latency_ms=latency,
+    )
+
+
+def curve(label: str, *points: Point, gpus: int = 8) -> Curve:
+    return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=points)
+
+
+def test_a_request_meets_every_bound_or_is_not_good() -> None:
+    given = requests([0.1, 0.6, 0.1, 0.6, 0.5], [0.01, 0.01, 0.03, 0.03, 0.02])
+    assert met_share(given, SLO) == pytest.approx(2 / 5), "the bounds themselves are within"
+    assert met_share(given, Slo(ttft_s=0.5)) == pytest.approx(3 / 5)
+    assert met_share(given, Slo(e2el_s=0.5)) == pytest.approx(2 / 5)
+
+
+def test_failed_requests_are_not_good_and_one_token_has_no_tpot() -> None:
+    assert met_share(requests([0.1] * 3, [0.01] * 3, failed=1), SLO) == pytest.approx(0.75)
+    assert met_share(requests([0.1], [float("nan")]), SLO) == 1
+
+
+def test_all_within_is_not_certain() -> None:
+    estimate = met_estimate(shared(1.0), SLO)
+    interval = estimate.interval(0.95)
+    assert estimate.value == 1 and interval is not None
+    assert 0.93 < interval.low < 0.99
+
+
+def test_share_and_goodput_of_a_level() -> None:
+    level = point(8, 2.0, [shared(0.9), shared(0.8)])
+    share, good = share_at(level, SLO), goodput_at(level, SLO)
+    assert share and good
+    assert (share.value, share.basis) == (pytest.approx(0.85), "repeats")
+    assert good.value == pytest.approx(1.7)
+    assert share_at(point(8, 2.0), SLO) is None
+
+
+def test_capacity_is_where_the_share_crosses_the_quantile() -> None:
+    falling = curve("a", point(1, 1, [shared(1.0)]), point(2, 2, [shared(0.95)]), point(4, 4, [shared(0.85)]))
+    found = capacity(falling, SLO, View())
+    assert not isinstance(found, str)
+    assert (found.how, found.capped) == ("requests", False)
+    assert found.throughput.value == pytest.approx(30)  # halfway between 2 and 4 requests/s, 10 tokens each
+    assert found.requests_per_gpu_s.value == pytest.approx(3 / 8)
+    never = curve("b", point(1, 1, [shared(0.5)]))
+    assert capacity(never, SLO, View()) == "missed"
+    always = capacity(curve("c", point(1, 1, [shared(1.0)])), SLO, View())
+    assert not isinstance(always, str) and always.capped
+
+
+def test_percentiles_stand_in_where_no_request_was_kept() -> None:
+    known = curve(
+        "a", point(1, 1, percentiles={"ttft": 100, "tpot": 10}), point(2, 2, percentiles={"ttft": 900, "tpot": 15})
+    )
+    found = capacity(known, SLO, View())
+    assert not isinstance(found, str)
+    assert found.how == "percentiles"
+    # The worst of both ratios goes from 0.5 (TPOT) to 1.8 (TTFT); it is 1 after 0.5 / 1.3 of the way.
+    assert found.throughput.value == pytest.approx(10 * (1 + 0.5 / 1.3))
+    assert capacity(known, Slo(ttft_s=1, quantile=0.95), View()) == "unknown"
+
+
+def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
+    def levels(factor: float) -> list[Point]:
+        return [point(1, factor, [shared(1.0)] * 3), point(4, 4 * factor, [shared(0.9), shared(0.91), shared(0.89)])]
+
+    clear = pick([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View())
+    assert clear.best == "fast"
+    assert clear.margin is not None and clear.margin.ratio == pytest.approx(3, rel=0.02)
+    same = [curve("one", *levels(1)), curve("two", *levels(1.02))]
+    close = pick(same, SLO, View())
+    assert close.best is None
+    text = verdicts.slo_sentence(close, same, View())
+    assert "Within TTFT <= 500 ms and TPOT <= 20 ms for 90 % of requests no winner can be named" in text
+
+
+def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
+    """The bound is met in one repeat and missed in the next: the lead's interval would be -95 to 3,568 %."""
+    levels = [
+        point(1, 1, [shared(1.0)] * 3),
+        point(4, 4, [shared(1.0), shared(0.7), shared(0.98)]),
+        point(16, 16, [shared(0.0), shared(0.95), shared(0.3)]),
+    ]
+    same = [curve("one", *levels), curve("two", *levels)]
+    found = pick(same, SLO, View())
+    assert found.best is None
+    text = verdicts.slo_sentence(found, same, View())
+    assert "one" in text and "two are not distinguishable" in text
+    assert "the repeats differ too much there" in text and "to" not in text.split("factor of")[1]
+    table = sections.slo_text(found, same, View())
+    assert "1.00 x (too wide to say), not distinguishable" in table
+
+
+def test_what_misses_and_what_is_unknown_is_said() -> None:
+    curves = [
+        curve("good", point(1, 1, [shared(1.0)])),
+        curve("bad", point(1, 1, [shared(0.1)])),
+        curve("blind", point(1, 1)),
+    ]
+    found = pick(curves, SLO, View())
+    assert (found.missed, found.unknown) == (("bad",), ("blind",))
+    text = verdicts.slo_sentence(found, curves, View())
+    assert "good gives about" in text
+    assert "not met by bad" in text and "not known for blind" in text and "good might give more" in text
+    table = sections.slo_text(found, curves, View())
+    assert ">= 10.0" in table and "requests counted" in table
+
+
+NEEDED = 400
+
+
+def searched(label: str, shares: dict[float, float], repeat: int = 0, slo: Slo = SLO, **more: Any) -> SloSearch:
+    """A search over these rates, at each that share of 400 requests within the SLO."""
+    search = Search(slo=slo, requests=NEEDED, **more)
+    samples = [
+        SloSample(rate_rps=rate, repeat=repeat, judged=NEEDED, met=round(share * NEEDED))
+        for rate, share in shares.items()
+    ]
+    return slo_search.result(slo_search.points(samples, search), search, label=label, repeat=repeat)
+
+
+def with_search(label: str, *searches: SloSearch, gpus: int = 8) -> Curve:
+    """Levels whose straight line would put the capacity at 3 requests/s, beside searches that know better."""
+    levels = [point(2, 2, [shared(0.95)]), point(4, 4, [shared(0.85)])]
+    return curve(label, *levels, gpus=gpus).model_copy(update={"searches": searches})
+
+
+def test_a_search_answers_in_place_of_the_line() -> None:
+    one = searched("a", {7.0: 0.99, 7.4: 0.92, 7.7: 0.6})
+    assert (one.low_rps, one.best_rps, one.high_rps) == (7.0, 7.4, 7.7)
+    found = capacity(with_search("a", one), SLO, View())
+    assert not isinstance(found, str)
+    assert (found.how, found.capped, found.bracket_rps) == ("search", False, (7.0, 7.7))
+    assert found.throughput.value == pytest.approx(74) and found.requests_per_gpu_s.value == pytest.approx(7.4 / 8)
+    interval = found.interval(0.95)
+    assert interval is not None and interval.basis == "search"
+    assert (interval.low, interval.high) == pytest.approx((70, 77)), "10 output tokens a request, one node of 8 GPUs"
+    surer = found.interval(1 - 1e-9)
+    assert surer is not None and surer.low <= interval.low and surer.high >= interval.high
+
+
+def test_a_search_for_another_slo_answers_nothing() -> None:
+    other = searched("a", {7.0: 0.99, 7.7: 0.6}, slo=Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.95))
+    found = capacity(with_search("a", other), SLO, View())
+    assert not isinstance(found, str)
+    assert found.how == "requests" and found.throughput.value == pytest.approx(30)
+
+
+def test_searches_of_several_repeats_reach_from_the_lowest_end_to_the_highest() -> None:
+    found = capacity(
+        with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}), searched("a", {6.0: 0.99, 6.6: 0.6}, repeat=1)),
+        SLO,
+        View(),
+    )
+    assert not isinstance(found, str)
+    assert found.bracket_rps == (6.0, 7.7) and found.throughput.value == pytest.approx(65)
+    assert verdicts.bracket(found) == "between 6 and 7.7 requests/s (95 % confidence, each of 2 repeats)"
+
+
+def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
+    low, high = searched("low", {5.0: 0.99, 5.5: 0.6}), searched("high", {7.0: 0.99, 7.7: 0.6})
+    clear = [with_search("low", low), with_search("high", high)]
+    found = pick(clear, SLO, View())
+    assert found.best == "high" and found.margin is not None
+    assert (found.margin.low, found.margin.high) == pytest.approx((7 / 5.5, 7.7 / 5)) and found.margin.level == 0.95
+    text = verdicts.slo_sentence(found, clear, View())
+    assert "the best is high with about 70 output tokens/s" in text and "27 to 54 %" in text
+    assert "low between 5 and 5.5 requests/s (95 % confidence)" in text
+    table = sections.slo_text(found, clear, View())
+    assert "search: between 7 and 7.7 requests/s (95 % confidence)" in table
+
+    touching = [with_search("low", searched("low", {6.0: 0.99, 7.2: 0.6})), with_search("high", high)]
+    close = pick(touching, SLO, View())
+    assert close.best is None
+    assert "no winner can be named" in verdicts.slo_sentence(close, touching, View())
+    assert "not distinguishable" in sections.slo_text(close, touching, View())
+
+
+def test_brackets_widen_where_many_are_compared() -> None:
+    """93.25 % of 400 is above 90 % at 95 % confidence, not at what is left for each of 20 comparisons."""
+    close = searched("best", {5.0: 0.99, 7.0: 0.9325, 7.7: 0.6})
+    others = [with_search(f"other{i}", searched("x", {5.0: 0.99, 6.0: 0.6})) for i in range(20)]
+    two, many = (pick([with_search("best", close), *others[:n]], SLO, View()) for n in (1, 20))
+    assert close.low_rps == 7.0
+    assert two.best == "best" and many.best is None
+
+
+def test_a_search_against_a_sweep() -> None:
+    sweep = curve(
+        "sweep", *(point(n, n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85)))
+    )  # 3 requests/s, without scatter
+    found = pick([with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6})), sweep], SLO, View())
+    assert found.best == "searched" and found.margin is not None and found.margin.basis == "search"
+
+
+def test_searches_that_found_nothing_or_no_end() -> None:
+    never = with_search("never", searched("n", {0.5: 0.1, 1.0: 0.1}))
+    assert capacity(never, SLO, View()) == "missed"
+    unknown = with_search("unknown", searched("u", {}))
+    assert capacity(unknown, SLO, View()) == "unknown"
+    open_ended = with_search("open", searched("o", {7.0: 0.99}))
+    found = capacity(open_ended, SLO, View())
+    assert not isinstance(found, str) and found.capped and found.bracket_rps == (7.0, None)
+    assert verdicts.bracket(found) == "at least 7 requests/s (95 % confidence)"
+    closed = with_search("closed", searched("c", {5.0: 0.99, 5.5: 0.6}))
+    ranked = pick([open_ended, closed], SLO, View())
+    assert ranked.best == "open", "its lower end is above the other's upper end"
+    text = verdicts.slo_sentence(ranked, [open_ended, closed], View())
+    assert "above 27 %" in text and "inf" not in text and "open might give more" in text
+    unproven = with_search("unproven", searched("d", {5.0: 0.91, 5.5: 0.6}))
+    found = capacity(unproven, SLO, View())
+    assert not isinstance(found, str) and verdicts.bracket(found) == "below 5.5 requests/s (95 % confidence)"
+    assert pick([unproven, closed], SLO, View()).best is None
+
+
+def test_published_tables_are_never_picked() -> None:
+    other = curve("else", point(1, 9, [shared(1.0)])).model_copy(update={"published": "a report"})
+    found = pick([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View())
+    assert [each.label for each in found.capacities] == ["ours"]
+
+
+def test_slo_is_read() -> None:
+    assert parse_slo("ttft_ms=2000, tpot_ms=50", 0.95) == Slo(ttft_s=2, tpot_s=0.05, quantile=0.95)
+    assert parse_slo("e2el_ms=1500.5", 0.5) == Slo(e2el_s=1.5005, quantile=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "quantile", "said"),
+    [
+        ("", 0.95, "is no bound"),
+        ("ttft=2000", 0.95, "'ttft=2000' is no bound"),
+        ("ttft_ms=0", 0.95, "is no bound"),
+        ("ttft_ms=1.2.3", 0.95, "is no bound"),
+        ("ttft_ms=1,ttft_ms=2", 0.95, "there twice"),
+        ("ttft_ms=1", 1.0, "quantile"),
+    ],
+)
+def test_bad_slo(text: str, quantile: float, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_slo(text, quantile)

@@ -1,0 +1,203 @@
+"""Figures read off a curve, and the verdict on them, over seeded trials with a known truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, in_one_study
+from pdlab.analysis.intervals import Array, Estimate
+from pdlab.analysis.ranking import estimate_at, frontier_points, rank, reading
+from pdlab.analysis.shrinkage import moderate_all
+
+TRIALS = 200
+LEAST = 183  # of 200 at 95 %: see test_statistics.py
+LOADS = (4, 8, 16)
+LATENCY_MS, OUTPUT_PER_S = np.array([10.0, 12.0, 18.0]), np.array([400.0, 700.0, 1000.0])
+
+
+def curve(latency_ms: Array, output_per_s: Array, label: str = "a", gpus: int = 8) -> Curve:
+    """(repeats, levels) of TPOT and of output tokens/s."""
+    points = []
+    for i, load in enumerate(LOADS):
+        samples = tuple(
+            Sample(
+                repeat=r,
+                requests_per_s=y / 10,
+                input_tokens_per_s=y * 10,
+                output_tokens_per_s=y,
+                latency_ms={"tpot": {"p50": x}},
+            )
+            for r, (x, y) in enumerate(zip(latency_ms[:, i].tolist(), output_per_s[:, i].tolist(), strict=True))
+        )
+        mean_x, mean_y = float(latency_ms[:, i].mean()), float(output_per_s[:, i].mean())
+        points.append(
+            Point(
+                kind="concurrency",
+                value=load,
+                window="steady",
+                samples=samples,
+                requests_per_s=mean_y / 10,
+                input_tokens_per_s=mean_y * 10,
+                output_tokens_per_s=mean_y,
+                latency_ms={"tpot": {"p50": mean_x}},
+            )
+        )
+    return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=tuple(points))
+
+
+def measured(
+    rng: np.random.Generator, repeats: int, better: float = 1.0, label: str = "a", noise: float = 1.0
+) -> Curve:
+    """Each repeat has a part in common over its levels (3 %) and a part of each level (2 %), on both axes."""
+    common = rng.normal(0, 0.03, (repeats, 1, 2))
+    own = rng.normal(0, 0.02, (repeats, 3, 2))
+    factor = 1 + noise * (common + own)
+    return curve(LATENCY_MS * factor[..., 0], OUTPUT_PER_S * better * factor[..., 1], label)
+
+
+def test_throughput_at_a_bound_is_covered_at_the_stated_rate() -> None:
+    rng = np.random.default_rng(21)
+    covered = 0
+    for _ in range(TRIALS):
+        covered += _covers(measured(rng, 3))
+    assert covered >= LEAST
+
+
+@pytest.mark.parametrize(
+    ("noise", "least"), [((1,) * 6, LEAST - 2), ((0.5, 0.7, 1, 1, 1.4, 2), 174)], ids=["alike", "unlike"]
+)
+def test_moderated_scatter_covers_too(noise: tuple[float, ...], least: int) -> None:
+    """Six configurations of one study. Where their noise differs by up to four times the rate holds on
+    average over them, and is a few per cent less for the noisiest."""
+    rng = np.random.default_rng(27)
+    covered = [0] * len(noise)
+    for _ in range(TRIALS):
+        curves = [measured(rng, 3, label=str(i), noise=factor) for i, factor in enumerate(noise)]
+        for i, found in enumerate(moderate_all([estimate_at(curve, View(), 15.0) for curve in curves])):
+            covered[i] += _holds(found)
+    assert sum(covered) / len(noise) >= LEAST, covered
+    assert min(covered) >= least, covered
+
+
+def test_few_configurations_are_not_moderated() -> None:
+    rng = np.random.default_rng(30)
+    few = [estimate_at(measured(rng, 3, label=str(i)), View(), 15.0) for i in range(4)]
+    assert moderate_all(few) == few
+
+
+@pytest.mark.parametrize(("noise", "least"), [((1, 1, 1), LEAST), ((0.5, 1, 2), 174)], ids=["alike", "unlike"])
+def test_moderated_scatter_of_a_level_covers_too(noise: tuple[float, ...], least: int) -> None:
+    rng = np.random.default_rng(29)
+    covered = [0, 0, 0]
+    for _ in range(TRIALS):
+        curves = in_one_study(measured(rng, 3, label=str(i), noise=factor) for i, factor in enumerate(noise))
+        for i, curve in enumerate(curves):
+            interval = curve.points[1].rate_estimate("output").interval(0.95)
+            assert interval is not None
+            covered[i] += interval.holds(700.0)
+    assert sum(covered) / 3 >= LEAST, covered
+    assert min(covered) >= least, covered
+
+
+def _covers(of: Curve) -> bool:
+    return _holds(estimate_at(of, View(), 15.0))
+
+
+def _holds(estimate: Estimate | None) -> bool:
+    assert estimate is not None
+    interval = estimate.interval(0.95)
+    assert interval is not None
+    return interval.holds(850.0)  # halfway between the levels at 12 and at 18 ms
+
+
+def test_moderation_narrows_what_chance_made_wide() -> None:
+    rng = np.random.default_rng(28)
+    alone = [measured(rng, 3, label=str(i)) for i in range(5)]
+    together = in_one_study(alone)
+
+    def widths(curves: tuple[Curve, ...] | list[Curve]) -> Array:
+        found = [p.rate_estimate("output").interval(0.95) for c in curves for p in c.points]
+        return np.array([interval.high / interval.low - 1 for interval in found if interval])
+
+    assert np.median(widths(together)) < 0.7 * np.median(widths(alone))
+    assert np.std(widths(together)) < 0.5 * np.std(widths(alone))
+
+
+@pytest.mark.parametrize("moderated", [False, True])
+def test_no_winner_among_equals(moderated: bool) -> None:
+    """Four times the same configuration: one is named best by chance in at most 5 % of the trials."""
+    rng = np.random.default_rng(22)
+    named = 0
+    for _ in range(TRIALS):
+        curves = [measured(rng, 3, label=str(i)) for i in range(4)]
+        found = reading(in_one_study(curves) if moderated else curves, View())
+        assert found is not None
+        named += len(found.tied) == 1
+    assert named <= TRIALS - LEAST
+
+
+def test_a_winner_by_a_clear_margin_is_named() -> None:
+    rng = np.random.default_rng(23)
+    named = 0
+    for _ in range(TRIALS):
+        found = reading(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), View())
+        assert found is not None and found.margin is not None
+        named += found.tied == ("b",)
+        assert not found.single_repeat
+    assert named > 0.9 * TRIALS
+
+
+def test_a_single_repeat_is_compared_on_an_assumed_scatter() -> None:
+    one = curve(LATENCY_MS[None], OUTPUT_PER_S[None])
+    close, far = (curve(LATENCY_MS[None], OUTPUT_PER_S[None] * factor, "b") for factor in (1.12, 1.5))
+    near, apart = reading([one, close], View()), reading([one, far], View())
+    assert near and apart
+    assert (near.single_repeat, near.tied, apart.tied) == (True, ("b", "a"), ("b",))
+
+
+def test_a_bound_at_the_edge_of_the_measurement_is_no_basis_for_a_verdict() -> None:
+    """Half of the draws do not reach the lowest latency measured."""
+    rng = np.random.default_rng(24)
+    estimate = estimate_at(measured(rng, 3), View(), 10.2)
+    assert estimate is None or estimate.standard_error is not None
+    low = measured(rng, 3)
+    edge = estimate_at(low, View(), low.points[0].ms("tpot", "p50") or 0.0)
+    assert edge is not None and edge.edge
+    sure = Estimate(value=edge.value / 2, standard_error=0.01 * edge.value, dof=2.0, basis="repeats")
+    first, second = [("edge", edge), ("b", sure)], [("b", sure.scaled(10)), ("edge", edge)]
+    assert rank(first, 0.95)[1].tied, "another start of the first might not reach the bound"
+    assert not rank(second, 0.95)[1].tied, "what may not reach the bound at all is no better for it"
+
+
+def test_one_repeat_carries_the_scatter_of_latencies_into_what_is_read_at_a_latency() -> None:
+    """Where a curve is steep, a start with other latencies gives another throughput at the same bound."""
+    levels = np.linspace(0.0, 1.0, len(LOADS))[None]
+    steep, flat = (curve(10 + levels * wide, 100 + 300 * levels) for wide in (2.0, 50.0))
+    errors = []
+    for each, bound in ((steep, 11.0), (flat, 35.0)):
+        found = estimate_at(each, View(), bound)
+        assert found is not None and found.relative_error is not None
+        errors.append(found.relative_error)
+    assert errors[0] > 2 * errors[1] > 0.08
+
+
+def test_the_frontier_says_how_often_a_point_is_on_it() -> None:
+    rng = np.random.default_rng(25)
+    alone = frontier_points([measured(rng, 3)], View())
+    assert all(each.on_it and each.x and each.y for each in alone)
+    assert min(each.share or 0 for each in alone) > 0.9
+    beaten = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b")], View())
+    assert {each.spot.curve.label: each.on_it for each in beaten if each.spot.point.value == 8} == {
+        "a": True,
+        "b": False,
+    }
+    assert max(each.share or 0 for each in beaten if each.spot.curve.label == "b" and each.spot.point.value > 4) < 0.01
+    single = frontier_points([curve(LATENCY_MS[None], OUTPUT_PER_S[None])], View())
+    assert [each.share for each in single] == [None] * 3
+
+
+def test_identical_points_are_both_on_the_frontier() -> None:
+    rng = np.random.default_rng(26)
+    twice = [measured(rng, 3)] * 2
+    assert [each.on_it for each in frontier_points(twice, View())] == [True] * 6

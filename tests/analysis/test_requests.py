@@ -1,0 +1,163 @@
+"""Requests as columns: the same window and the same figures as `pdlab.results.metrics` has from records."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdlab.analysis import requests
+from pdlab.core.errors import StoreError
+from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
+from pdlab.results import metrics
+from pdlab.results.schema import Distribution, RequestRecord, Run
+from pdlab.results.store import Store
+
+
+@st.composite
+def levels(draw: st.DrawFn) -> tuple[list[RequestRecord], Load]:
+    """Arrivals in order, some requests failed or of one token, under either kind of load."""
+    count = draw(st.integers(1, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    failing = draw(st.sampled_from([0.0, 0.2, 1.0]))
+    arrivals = np.sort(rng.uniform(0, 30, count)).round(6).tolist()
+    records = []
+    for arrival in arrivals:
+        tokens = int(rng.integers(1, 6))
+        first = arrival + float(rng.uniform(1e-6, 2))
+        gaps = tuple(float(g) for g in rng.uniform(0, 0.3, tokens - 1).round(6))
+        if rng.uniform() < failing:
+            cut = rng.uniform() < 0.5
+            records.append(
+                RequestRecord(
+                    arrival_s=arrival,
+                    first_token_s=first if cut else None,
+                    input_tokens=5,
+                    output_tokens=0,
+                    error='late, "itl_s":[1], said the server',
+                )
+            )
+        else:
+            records.append(
+                RequestRecord(
+                    arrival_s=arrival,
+                    first_token_s=first,
+                    finish_s=first + sum(gaps),
+                    input_tokens=5,
+                    output_tokens=tokens,
+                    itl_s=gaps,
+                )
+            )
+    load: Load = draw(st.sampled_from([Closed(concurrency=1), Closed(concurrency=4), Open(rate_rps=2.0)]))
+    return records, load
+
+
+@settings(deadline=None)
+@given(levels())
+def test_the_same_figures_as_from_records(level: tuple[list[RequestRecord], Load]) -> None:
+    records, load = level
+    whole, steady = metrics.whole(records), metrics.steady(records, load)
+    for summary, is_steady in ((whole, False), (steady, True)):
+        if summary is None:
+            continue
+        found = requests.of_records(records, load, is_steady)
+        assert len(found.finish_s) == summary.completed
+        assert found.window_s == pytest.approx(summary.duration_s)
+        assert found.rate.value == pytest.approx(summary.requests_per_s)
+        wanted: dict[requests.Latency, Distribution | None] = {
+            "ttft": summary.ttft,
+            "tpot": summary.tpot,
+            "e2el": summary.e2el,
+        }
+        for latency, distribution in wanted.items():
+            figures = {name: estimate.value for name, estimate in found.estimates(latency).items()}
+            if distribution is None:
+                assert figures == {}
+            else:
+                assert figures == pytest.approx({"mean": distribution.mean_s, **distribution.percentiles_s})
+
+
+def kept(tmp_path: Path, records: list[RequestRecord]) -> tuple[Store, Run]:
+    store = Store(tmp_path)
+    load = Closed(concurrency=1)
+    run = Run(
+        origin="measured",
+        label="x",
+        key=RunKey(kind="concurrency", value=1),
+        workload=Workload(input_tokens=5, output_tokens=3),
+        load=load,
+        num_requests=len(records),
+        completed=len(records),
+        failed=0,
+        whole=metrics.whole(records),
+        steady=metrics.steady(records, load),
+    )
+    return store, store.write(run, records)
+
+
+def simple(count: int) -> list[RequestRecord]:
+    return [
+        RequestRecord(
+            arrival_s=float(i),
+            first_token_s=i + 0.25,
+            finish_s=i + 0.75,
+            input_tokens=5,
+            output_tokens=3,
+            itl_s=(0.25, 0.25),
+        )
+        for i in range(count)
+    ]
+
+
+def test_read_from_the_store(tmp_path: Path) -> None:
+    store, run = kept(tmp_path, simple(40))
+    found = requests.load_requests(store.folder, run)
+    assert found is not None
+    assert set(found.ttft_s) == {0.25}
+    assert set(found.tpot_s) == {0.25}
+    assert found.failed == 0
+    store.records_path(run.key).unlink()
+    assert requests.load_requests(store.folder, run) is None
+
+
+def test_several_gzip_members_are_read_to_the_end(tmp_path: Path) -> None:
+    store, run = kept(tmp_path, simple(40))
+    path = store.records_path(run.key)
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join(lines[:10])) + gzip.compress(b"".join(lines[10:])))
+    found = requests.load_requests(store.folder, run.model_copy(update={"steady": None}))
+    assert found is not None and len(found) == 40
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"not gzip",
+        lambda data: gzip.compress(b"{"),
+        lambda data: gzip.compress(b'{"finish_s":1}'),
+        lambda data: gzip.compress(b'{"arrival_s":"soon","output_tokens":1}'),
+    ],
+    ids=["cut", "no-gzip", "no-json", "no-arrival", "no-number"],
+)
+def test_damaged_records_are_named(damage: object, tmp_path: Path) -> None:
+    store, run = kept(tmp_path, simple(40))
+    path = store.records_path(run.key)
+    assert callable(damage)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(StoreError, match=r"concurrency1\.records\.json\.gz: records cannot be read"):
+        requests.load_requests(store.folder, run)
+
+
+@pytest.mark.parametrize("count", [0, 39])
+def test_records_that_are_not_whole_are_named(count: int, tmp_path: Path) -> None:
+    store, run = kept(tmp_path, simple(40))
+    path = store.records_path(run.key)
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    path.write_bytes(gzip.compress(b"\n".join(lines[:count])))
+    with pytest.raises(StoreError, match=f"holds {count} requests, its level completed 40"):
+        requests.load_requests(store.folder, run)

@@ -1,0 +1,64 @@
+"""Arrivals of open loops: the rate, the burstiness, the ramp; and shares that add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pdlab.bench.client.arrivals import due_s, scheduled
+from pdlab.bench.client.protocol import ClientLevel
+from pdlab.core.workload import Ramp
+
+
+def level(**more: Any) -> ClientLevel:
+    base = {"name": "x", "base_url": "http://h", "model": "m", "tokenizer": "t", "input_tokens": 8, "output_tokens": 4}
+    return ClientLevel(**{**base, "num_requests": 4000, "seed": 3, **more})
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gaps_have_the_rate_and_the_burstiness(burstiness: float) -> None:
+    gaps = np.diff(due_s(level(rate_rps=20.0, burstiness=burstiness)), prepend=0.0)
+    assert gaps.sum() == pytest.approx(4000 / 20)
+    # The coefficient of variation of a gamma distribution is 1 / sqrt(shape).
+    assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", ["linear", "exponential"])
+@pytest.mark.parametrize(("start", "end"), [(2.0, 32.0), (8.0, 8.0), (16.0, 4.0)])
+def test_a_ramp_takes_the_time_of_its_mean_rate(shape: Any, start: float, end: float) -> None:
+    ramp = Ramp(start_rps=start, end_rps=end, shape=shape)
+    due = due_s(level(ramp=ramp))
+    assert due[-1] == pytest.approx(4000 / ramp.mean_rps, rel=0.08)
+    few = 80
+    assert few / (due[few] - due[0]) == pytest.approx(start, rel=0.4)
+    assert few / (due[-1] - due[-few]) == pytest.approx(end, rel=0.4)
+
+
+def test_who_needs_a_schedule() -> None:
+    assert not scheduled(level(concurrency=4)) and not scheduled(level(concurrency=4, parts=2))
+    assert (
+        scheduled(level(rate_rps=2.0))
+        and scheduled(level(rate_rps=2.0, parts=2))
+        and scheduled(level(ramp=Ramp(start_rps=1, end_rps=2)))
+    )
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 400))
+def test_shares_add_up(concurrency: int, parts: int, more: int) -> None:
+    """Every request and every unit of concurrency belongs to exactly one process."""
+    total = max(concurrency, parts) + more
+    for load in ({"concurrency": concurrency}, {"rate_rps": 2.0}):
+        if parts > load.get("concurrency", total):
+            with pytest.raises(ValidationError):
+                level(**load, num_requests=total, parts=parts)
+            continue
+        own = [level(**load, num_requests=total, part=part, parts=parts) for part in range(parts)]
+        assert sorted(number for one in own for number in one.own_requests) == list(range(total))
+        if "concurrency" in load:
+            assert sum(one.own_concurrency or 0 for one in own) == concurrency
+            assert all(one.own_concurrency and len(one.own_requests) >= 1 for one in own)

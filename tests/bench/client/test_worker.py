@@ -1,0 +1,65 @@
+"""The load generator's own bookkeeping, without vLLM: how long a place in a closed loop stood empty."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
+from pdlab.bench.client.worker import Meter
+from pdlab.results.schema import RequestRecord
+
+
+def level(**load: Any) -> ClientLevel:
+    fields: dict[str, Any] = {"model": "m", "tokenizer": "t", "input_tokens": 8, "output_tokens": 4, "num_requests": 9}
+    return ClientLevel(name="x", base_url="http://h", seed=1, **fields, **load)
+
+
+def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
+    meter = Meter(level(concurrency=2), io.StringIO())
+    sent: dict[str, float] = {}
+    ended: list[float] = []
+
+    async def serve(asked: Any, *_: Any) -> Any:
+        start = time.perf_counter()
+        sent[asked.request_id] = start
+        await asyncio.sleep(asked.takes_s)
+        return SimpleNamespace(success=True, start_time=start)
+
+    async def request(name: str, takes_s: float) -> None:
+        await meter.request(serve, SimpleNamespace(request_id=name, takes_s=takes_s), None)
+        ended.append(time.perf_counter())
+
+    async def run() -> None:
+        long = asyncio.create_task(request("long", 0.5))
+        await request("short", 0.01)
+        await asyncio.sleep(0.2)  # its place stands empty
+        await request("third", 0.01)
+        await request("fourth", 0.01)
+        await long
+
+    before = time.perf_counter()
+    asyncio.run(run())
+    waited = meter.waited_s
+    # The first two are due together; after them each takes the place of the one before it, not of an earlier one.
+    assert 0 <= waited["long"] <= sent["long"] - before
+    assert sent["short"] - sent["long"] <= waited["short"] <= sent["short"] - before
+    assert 0.2 <= sent["third"] - ended[0] <= waited["third"] <= sent["third"] - sent["short"]
+    assert sent["fourth"] - ended[1] <= waited["fourth"] <= sent["fourth"] - sent["third"]
+
+
+def test_a_process_that_begins_late_is_late_by_the_common_schedule() -> None:
+    def answer(schedule_s: float) -> ClientAnswer:
+        record = RequestRecord(arrival_s=0.0, input_tokens=8, output_tokens=0, error="x", lateness_s=0.001)
+        return ClientAnswer(
+            name="x", records=(record,), schedule_s=schedule_s, origin_s=schedule_s + 1, started_at="a", finished_at="b"
+        )
+
+    whole = merged([answer(10.0), answer(10.3)])
+    assert [record.lateness_s for record in whole.records] == [0.001, pytest.approx(0.301)]
+    assert whole.schedule_s == 10.0

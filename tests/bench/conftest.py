@@ -1,0 +1,30 @@
+"""The oracle server and a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.sweep import Oracle, start_oracle
+
+from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
+
+
+@pytest.fixture
+def oracle() -> Iterator[Oracle]:
+    yield from start_oracle()
+
+
+@pytest.fixture(scope="session")
+def shared_oracle() -> Iterator[Oracle]:
+    yield from start_oracle()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(folder, 4096)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    return folder

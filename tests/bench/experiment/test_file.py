@@ -1,0 +1,228 @@
+"""Experiment files: what they come to, and every way in which one can be wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdlab.bench.experiment import schedule
+from pdlab.bench.experiment.file import ExperimentFile, configurations, launch_flags, order
+from pdlab.bench.experiment.schedule import make_plan
+from pdlab.cli import experiment
+from pdlab.core.catalog import load_cluster, local_cluster
+from pdlab.core.errors import PlacementError, UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import validate
+from pdlab.core.workload import Closed, Open, Ramp
+from pdlab.placement.place import place
+
+SHIPPED = sorted(path.stem for path in (CONFIGS / "sweeps").glob("*.yaml"))
+BASE: dict[str, Any] = {
+    "name": "x",
+    "where": {"local": 2},
+    "deployments": [{"label": "pd-pack-p1xtp1-d1xtp1"}],
+    "workloads": [{"input_tokens": 64, "output_tokens": 8}],
+    "loads": [{"concurrency": [1, 2]}],
+}
+DECODE = {"name": "decode", "input_tokens": 64, "output_tokens": 8, "mode": "decode-only"}
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "x.yaml"
+    path.write_text(yaml.safe_dump({**BASE, **changes}, sort_keys=False))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_can_be_planned(name: str, tmp_path: Path) -> None:
+    plan = make_plan(name)
+    assert plan.file.name == name
+    assert len(plan.visits) == plan.file.repeats * len(plan.configurations)
+    text = experiment.describe(plan, tmp_path)
+    assert all(configuration.name in text for configuration in plan.configurations)
+    view = local_cluster(2) if plan.file.where.local else load_cluster("p5.48xlarge-x2")
+    for configuration in plan.configurations:
+        place(configuration.deployment, view)
+
+
+def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last(*words: str) -> str:
+        assert experiment.main(["local-pack-vs-spread", "--dry-run", *words]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    shipped = ["--out", str(Path(__file__).resolve().parents[3] / "bm_results")]
+    assert "is refused: " in last(*shipped) and "use --resume" in last(*shipped)
+    assert "refused" not in last(*shipped, "--resume")
+    assert "refused" not in last("--out", str(tmp_path))
+    (tmp_path / "local-pack-vs-spread").mkdir()
+    (tmp_path / "local-pack-vs-spread" / "notes.txt").touch()
+    assert "holds results of something else" in last("--out", str(tmp_path), "--resume")
+
+
+def test_units_are_the_clusters(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (
+        ("tp-baselines", "8 GPUs"),
+        ("local-pd-ratio", "one-prefill: collocated-1xtp1, 1 engine rank\n"),
+    ):
+        assert experiment.main([name, "--dry-run"]) == 0
+        assert words in capsys.readouterr().out
+
+
+def test_the_three_of_the_story_and_their_local_variants_are_shipped() -> None:
+    assert {"tp-baselines", "pd-ratio", "pack-vs-spread"} <= set(SHIPPED)
+    assert {f"local-{name}" for name in ("tp-baselines", "pd-ratio", "pack-vs-spread")} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("local-")])
+def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_path: Path) -> None:
+    plan = make_plan(name)
+    assert sum(schedule.visit_s(plan, visit, tmp_path) for visit in plan.visits) < 30 * 60
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("unknown key", {"deploymets": []}, "deploymets: Extra inputs are not permitted"),
+    ("name", {"name": "../x"}, "name: String should match pattern"),
+    ("no where", {"where": {}}, "where: give either local"),
+    ("both", {"where": {"local": 2, "cluster": "auto"}}, "where: give either local"),
+    ("no deployment", {"deployments": []}, "deployments: Tuple should have at least 1 item"),
+    ("label and config", {"deployments": [{"label": "collocated-1xtp1", "config": "y"}]}, "give either label"),
+    ("no such label", {"deployments": [{"label": "pd-packed-p1xtp1"}]}, "label 'pd-packed-p1xtp1'"),
+    ("no such config", {"deployments": [{"config": "no-such"}]}, "deployments.1: "),
+    ("no such flag", {"deployments": [{"label": "collocated-1xtp1", "flags": ["--nope"]}]}, "deployments.1: unrecog"),
+    ("same name", {"deployments": [{"label": "collocated-1xtp1"}] * 2}, "two deployments are called collocated-1xtp1"),
+    ("same workload", {"workloads": BASE["workloads"] * 2}, "two workloads are called mixed"),
+    ("loads", {"loads": []}, "loads: Tuple should have at least 1 item"),
+    ("two kinds", {"loads": [{"concurrency": [1], "rate_rps": [1]}]}, "give one of concurrency"),
+    ("no kind", {"loads": [{}]}, "give one of concurrency"),
+    ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),
+    ("twice in a group", {"loads": [{"rate_rps": [1, 1]}]}, "rate_rps has a value twice"),
+    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is asked for"),
+    ("zero", {"loads": [{"concurrency": [0]}]}, "concurrency: numbers above 0"),
+    ("infinite", {"loads": [{"rate_rps": [float("inf")]}]}, "rate_rps: numbers above 0"),
+    ("burstiness", {"loads": [{"concurrency": [1], "burstiness": 2}]}, "burstiness belongs to rate_rps"),
+    ("slo without bound", {"loads": [{"slo": {"quantile": 0.9}}]}, "give at least one bound"),
+    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: Input should be less than 1"),
+    ("unknown workload", {"loads": [{"concurrency": [1], "workloads": ["z"]}]}, "'z' is none of mixed"),
+    ("no load for it", {"workloads": [*BASE["workloads"], {"name": "b", "input_tokens": 8, "output_tokens": 8}],
+                        "loads": [{"concurrency": [1], "workloads": ["b"]}]}, "no load applies to"),
+    ("decode without bench", {"workloads": [DECODE]}, "no workload fits pd-pack-p1xtp1-d1xtp1"),
+    ("mixed on bench", {"deployments": [{"label": "collocated-1xtp1", "decode_bench": True, "workloads": ["mixed"]}]},
+     "cannot run workload mixed: that takes a workload of mode decode-only"),
+    ("bench in pd", {"deployments": [{"label": "pd-pack-p1xtp1-d1xtp1", "decode_bench": True}]}, "--decode-bench"),
+    ("prefix", {"workloads": [{"input_tokens": 8, "output_tokens": 8, "shared_prefix_tokens": 8}]}, "needs some of"),
+    ("repeats", {"repeats": 0}, "repeats: Input should be greater than or equal to 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_bad_files_are_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_plan(write(tmp_path, **changes))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_deployment_that_does_not_fit_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError):
+        make_plan(write(tmp_path, deployments=[{"label": "collocated-9xtp1"}]))
+
+
+def test_unknown_names_list_the_shipped_ones() -> None:
+    with pytest.raises(UsageError, match=r"none of configs/sweeps/ .*local-pack-vs-spread"):
+        make_plan("no-such-experiment")
+
+
+def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
+    entry = {
+        "name": "s", "label": "pd-spread-p2xtp1-d1xtp1", "ucx_tls": "tcp", "kv_backends": ["UCX"],
+        "max_model_len": 4096,
+        "engine_args": {"max_num_seqs": 8, "dtype": "bfloat16", "x": {"a": 1}}, "flags": ["--ingress-replicas", "2"],
+        "two_hosts": {"rate": "1gbit", "delay_ms": 0.5},
+    }  # fmt: skip
+    path = Path(write(tmp_path, deployments=[entry]))
+    file = validate(ExperimentFile, yaml.safe_load(path.read_text()), where="x")
+    assert launch_flags(file, file.deployments[0], path) == (
+        "--pd-spread", "--p-num", "2", "--p-tp", "1", "--d-num", "1", "--d-tp", "1", "--local", "2",
+        "--ucx-tls", "tcp", "--kv-backend", "UCX", "--max-model-len", "4096", "--engine-arg", "max_num_seqs=8",
+        "--engine-arg", "dtype=bfloat16", "--engine-arg", 'x={"a": 1}', "--two-hosts", "--link-rate", "1gbit",
+        "--link-delay-ms", "0.5", "--ingress-replicas", "2",
+    )  # fmt: skip
+    (made,) = configurations(file, path)
+    assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "x": {"a": 1}}
+    assert made.deployment.ingress_replicas == 2
+
+
+def test_a_config_beside_the_file_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("topology: {kind: collocated, pool: {replicas: 2}}\nmodel: tiny-gptoss\n")
+    plan = make_plan(write(tmp_path, deployments=[{"config": "mine.yaml"}]))
+    assert plan.configurations[0].deployment.label == "collocated-2xtp1"
+
+
+def test_loads_of_a_plan(tmp_path: Path) -> None:
+    loads = [
+        {"concurrency_per_gpu": [0.2, 3]},
+        {"rate_rps": [2], "burstiness": 0.5},
+        {"ramp": [{"start_rps": 1, "end_rps": 8}]},
+        {"slo": {"tpot_ms": 50}},
+    ]
+    (part,) = make_plan(write(tmp_path, loads=loads)).visits[0].parts
+    assert part.loads == (
+        Closed(concurrency=1, per_gpu=0.2),
+        Closed(concurrency=6, per_gpu=3),
+        Open(rate_rps=2, burstiness=0.5),
+        Ramp(start_rps=1, end_rps=8),
+    )
+    (search,) = part.searches
+    assert search.slo.tpot_s == 0.05 and search.slo.quantile == 0.95
+
+
+def test_the_order_is_a_latin_square_and_the_seeds(tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    file = validate(ExperimentFile, {**BASE, "repeats": 8}, where="x")
+    visits = order(file, names)
+    assert visits == order(file, names)
+    blocks = [[name for repeat, name in visits if repeat == r] for r in range(8)]
+    assert all(sorted(block) == sorted(names) for block in blocks)
+    for square in (blocks[:4], blocks[4:]):
+        for position in range(4):
+            assert sorted(block[position] for block in square) == sorted(names)
+    firsts = Counter(order(file.model_copy(update={"seed": seed}), names)[0][1] for seed in range(60))
+    assert set(firsts) == set(names)
+    more = order(file.model_copy(update={"repeats": 11}), names)
+    assert more[: len(visits)] == visits, "more repeats later do not change those that are measured"
+
+
+def test_dry_run_imports_nothing_heavy_and_writes_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom pdlab import bench\n"
+        f"code = bench.main(['run', 'local-pack-vs-spread', '--dry-run', '--out', {str(tmp_path / 'bm')!r}])\n"
+        "heavy = {'ray', 'vllm', 'torch', 'pandas', 'matplotlib', 'transformers', 'numpy'}\n"
+        "print('LOADED', sorted(set(sys.modules) & heavy), code, 'CPU', time.process_time())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=CONFIGS.parent, check=True
+    )
+    loaded, cpu_s = done.stdout.splitlines()[-1].split(" CPU ")
+    assert loaded == "LOADED [] 0" and float(cpu_s) < 1.0
+    assert "3 deployments on 2 local Ray nodes, 3 repeats" in done.stdout and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "the following arguments are required: file"),
+        (["no-such", "--dry-run"], "experiment 'no-such'"),
+        (["local-pack-vs-spread", "--port", "0"], "--port: 1 to 65535, got 0"),
+        (["local-pack-vs-spread", "--client-processes", "0"], "--client-processes: at least 1"),
+        (["local-pack-vs-spread", "--dry"], "unrecognized arguments: --dry"),
+    ],
+)
+def test_wrong_command_lines(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert experiment.main(argv) == 2
+    errors = capsys.readouterr().err
+    assert words in errors and len(errors.splitlines()) == 1

@@ -1,0 +1,178 @@
+"""Experiments run from files, with the oracle in place of deployments: order, failures, interruption, search."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.sweep import ROOT, Oracle
+
+from pdlab.bench.experiment.schedule import make_plan
+from pdlab.results.schema import ExperimentRecord
+from pdlab.results.store import Store, read_record
+
+FILE: dict[str, Any] = {
+    "name": "trial",
+    "where": {"local": 2},
+    "deployments": [
+        {"name": "fine", "label": "pd-spread-p1xtp1-d1xtp1"},
+        {"name": "broken", "label": "collocated-2xtp1", "engine_args": {"broken": True}},
+    ],
+    "workloads": [{"input_tokens": 32, "output_tokens": 16}],
+    "loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [2]}],
+    "prompts_per_level": 24,
+    "repeats": 2,
+}
+
+
+class Lab:
+    """Runs experiments in a folder of its own."""
+
+    def __init__(self, folder: Path, oracle: Oracle, tokenizer: Path) -> None:
+        self.folder = folder
+        self.port = oracle.url.rsplit(":", 1)[1]
+        self.calls_path = folder / "calls"
+        self.env = {
+            **os.environ,
+            "PDLAB_CACHE_DIR": str(folder / "cache"),
+            "CALLS": str(self.calls_path),
+            "TOKENIZER": str(tokenizer),
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def file(self, **changes: Any) -> Path:
+        path = self.folder / "trial.yaml"
+        path.write_text(yaml.safe_dump({**FILE, **changes}))
+        return path
+
+    def start(self, *flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(ROOT / "tests/support/run_with_fake.py"), str(self.folder / "trial.yaml")]
+        command += ["--out", str(self.folder / "bm"), "--port", self.port, *flags]
+        return subprocess.Popen(
+            command, env=self.env, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def run(self, *flags: str) -> tuple[int, str, str]:
+        with self.start(*flags) as process:
+            out, errors = process.communicate(timeout=300)
+        return process.returncode, out, errors
+
+    @property
+    def calls(self) -> list[str]:
+        return self.calls_path.read_text().splitlines() if self.calls_path.exists() else []
+
+    @property
+    def record(self) -> ExperimentRecord:
+        found = read_record(self.folder / "bm" / "trial")
+        assert found
+        return found
+
+
+@pytest.fixture
+def lab(tmp_path: Path, oracle: Oracle, tokenizer: Path) -> Lab:
+    oracle.configure({"": {"ttft_s": 0.02, "tpot_s": 0.002}})
+    return Lab(tmp_path, oracle, tokenizer)
+
+
+def test_a_deployment_that_does_not_start_is_marked_and_the_rest_runs(lab: Lab) -> None:
+    path = lab.file()
+    code, out, errors = lab.run()
+    assert code == 3, errors
+    assert "Traceback" not in errors
+    planned = [(visit.repeat, visit.configuration.name) for visit in make_plan(str(path)).visits]
+    assert [(visit.repeat, visit.deployment) for visit in lab.record.visits] == planned
+    by_name = {name: [v for v in lab.record.visits if v.deployment == name] for name in ("fine", "broken")}
+    assert [visit.status for visit in by_name["fine"]] == ["done", "done"]
+    assert [visit.error for visit in by_name["broken"]] == [
+        "a replica failed to start: planted",
+        "not tried again: a replica failed to start: planted",
+    ]
+    assert all(visit.launch_s is not None and visit.finished_at for visit in by_name["fine"])
+    # Two starts of the one, one of the other, and everything down at the end.
+    assert [call for call in lab.calls if "--shutdown" in call] == [lab.calls[-1]]
+    assert sum("--pd-spread" in call for call in lab.calls) == 2 and sum("broken" in call for call in lab.calls) == 1
+    experiment_folder = lab.folder / "bm" / "trial" / "fine"
+    experiment = Store(experiment_folder).load()
+    assert [run.key.stem for run in experiment.runs] == [
+        "concurrency2", "concurrency2-r1", "concurrency4", "concurrency4-r1",
+    ]  # fmt: skip
+    assert all(run.validity.valid for run in experiment.runs)
+    assert [getattr(run.load, "per_gpu", None) for run in experiment.runs] == [None, None, 2.0, 2.0]
+    assert len({run.seed for run in experiment.runs}) == 4
+    assert "FAILED broken, repeat 0: a replica failed to start: planted" in out
+    shown = subprocess.run(["sh", "-c", "echo *"], cwd=experiment_folder.parent, capture_output=True, text=True)
+    assert shown.stdout.split() == ["fine"], "what a shell makes of bm_results/trial/*"
+    assert "about " in errors and " to go)" in errors
+
+
+def test_interrupted_and_resumed(lab: Lab) -> None:
+    lab.file(deployments=FILE["deployments"][:1])
+    first = lab.folder / "bm" / "trial" / "fine" / "concurrency2.json"
+    other = first.with_name("concurrency4.json")
+    with lab.start() as process:
+        deadline = time.monotonic() + 120
+        while not (first.exists() or other.exists()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "interrupted; finished levels are kept. Go on with: python -m pdlab experiment" in errors
+    assert "Traceback" not in errors and "--shutdown" in lab.calls[-1]
+    assert "interrupted" in [visit.status for visit in lab.record.visits]
+    kept = {path: path.read_bytes() for path in first.parent.glob("concurrency*")}
+    refused = lab.run()
+    assert refused[0] == 2 and "use --resume to go on, or another --out" in refused[2]
+    code, _, errors = lab.run("--resume")
+    assert code == 0, errors
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert [visit.status for visit in lab.record.visits] == ["done", "done"]
+    launches = len(lab.calls)
+    code, out, _ = lab.run("--resume")
+    assert code == 0 and len(lab.calls) == launches, "nothing is left, so nothing is started"
+    assert "fine: 4 levels, 4 valid" in out
+    lab.file(deployments=FILE["deployments"][:1], prompts_per_level=25)
+    changed = lab.run("--resume")
+    assert changed[0] == 2 and "was measured with another prompts_per_level in its file" in changed[2]
+
+
+def waits_at_most(t: float, rate: float, service: float) -> float:
+    """P(W <= t) of an M/D/1 queue (Erlang, 1909): (1 - rho) * sum over k <= t / D of
+    (-lambda (t - k D))^k / k! * exp(lambda (t - k D))."""
+    terms = (
+        (-rate * (t - k * service)) ** k / math.factorial(k) * math.exp(rate * (t - k * service))
+        for k in range(math.floor(t / service) + 1)
+    )
+    return (1 - rate * service) * math.fsum(terms)
+
+
+def highest_rate(t: float, service: float, quantile: float) -> float:
+    low, high = 0.0, 1 / service
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if waits_at_most(t, middle, service) >= quantile else (low, middle)
+    return low
+
+
+def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Oracle) -> None:
+    service_s, patience_s = 0.03, 0.045
+    truth = highest_rate(patience_s, service_s, 0.9)
+    oracle.configure({"rate": {"ttft_s": 0.0, "queue_s": service_s, "patience_s": patience_s, "late_s": 1.0}})
+    slo = {"ttft_ms": 500, "quantile": 0.9, "start_rps": 8, "resolution": 0.2}
+    lab.file(deployments=FILE["deployments"][:1], repeats=1, loads=[{"slo": slo}], prompts_per_level=None)
+    code, out, errors = lab.run()
+    experiment = Store(lab.folder / "bm" / "trial" / "fine").load()
+    (search,) = experiment.searches
+    assert search.low_rps and search.high_rps, search.detail
+    assert search.low_rps <= truth <= search.high_rps, (search.detail, truth)
+    assert code == 0, (out, errors)
+    assert {run.key.value for run in experiment.runs} == {point.rate_rps for point in search.points}
+    assert search.finished and search.detail in errors

@@ -1,0 +1,129 @@
+"""Wrong command lines of run_bm.sh: one line that names the flag and the fix, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.sweep import ROOT, Oracle, environment, pd_deployment, publish, run_bm
+
+from pdlab.results.schema import Manifest
+from pdlab.results.store import Store
+
+URL = "@URL"
+LINES: list[tuple[str, list[str], str]] = [
+    ("unknown flag", ["--concurency", "4"], "unrecognized arguments: --concurency"),
+    ("abbreviation", ["--conc", "4"], "unrecognized arguments: --conc"),
+    ("positional", ["4"], "unrecognized arguments: 4"),
+    ("type", ["-t", "rate"], "invalid choice: 'rate'"),
+    ("mode", ["--mode", "decode"], "invalid choice: 'decode'"),
+    ("concurrency word", ["-c", "four"], "expected all or whole numbers such as 4,8,16, got 'four'"),
+    ("concurrency fraction", ["-c", "4,2.5"], "expected all or whole numbers"),
+    ("concurrency zero", ["-c", "0"], "--concurrency: 0 is outside"),
+    ("concurrency negative", ["-c=-4"], "expected all or whole numbers"),
+    ("concurrency empty", ["-c", ""], "expected all or whole numbers"),
+    ("concurrency trailing comma", ["-c", "4,"], "expected all or whole numbers"),
+    ("concurrency twice", ["-c", "4,8,4"], "4 is given twice; use --repeats"),
+    ("rate word", ["-r", "fast"], "expected all or numbers such as 1,2.5,4"),
+    ("rate zero", ["-r", "0"], "--request-rate: 0 is outside"),
+    ("rate infinite", ["-r", "inf"], "--request-rate: inf is outside"),
+    ("rate nan", ["-r", "nan"], "--request-rate: nan is outside"),
+    ("rate with concurrency type", ["-t", "concurrency", "-r", "2"], "--request-rate belongs to --type request-rate"),
+    ("concurrency with rate type", ["-t", "request-rate", "-c", "2"], "--concurrency belongs to --type concurrency"),
+    ("both", ["-c", "2", "-r", "2"], "--request-rate belongs to --type request-rate"),
+    ("burstiness in closed loop", ["-c", "2", "--burstiness", "2"], "--burstiness belongs to --type request-rate"),
+    ("burstiness", ["-r", "2", "--burstiness", "0"], "--burstiness: a number above 0"),
+    ("input zero", ["--itl", "0"], "input_tokens: Input should be greater than or equal to 1"),
+    ("output word", ["--otl", "many"], "argument --otl/--osl/--output-len: invalid int value: 'many'"),
+    ("seed", ["--seed", "-1"], "seed: Input should be greater than or equal to 0"),
+    ("repeats", ["--repeats", "0"], "--repeats: at least 1"),
+    ("prompts", ["--prompts-per-level", "0"], "--prompts-per-level: at least 1"),
+    ("timeout", ["--request-timeout-s", "0"], "--request-timeout-s: more than 0"),
+    ("resume and force", ["--resume", "--force"], "give one of the two"),
+    ("base url scheme", ["-u", "localhost:8000"], "expected http://HOST:PORT"),
+    ("base url port", ["-u", "http://localhost:port"], "expected http://HOST:PORT"),
+    ("nobody there", ["-u", "http://127.0.0.1:9"], "no OpenAI server answers at http://127.0.0.1:9"),
+    ("name is a path", ["-u", URL, "-e", "../x"], "--exp-name '../x'"),
+    ("name empty", ["-u", URL, "-e", ""], "--exp-name ''"),
+    ("gpus", ["-u", URL, "--gpus", "0"], "--gpus: at least 1"),
+    ("gpus against the record", ["-u", URL, "--gpus", "9"], "pd-spread-p1xtp1-d1xtp1 uses 2"),
+    ("label against the record", ["-u", URL, "-e", "collocated-4xtp2"], "what runs is pd-spread-p1xtp1-d1xtp1"),
+    ("model", ["-u", URL, "-m", "gpt-5"], "--served-model-name 'gpt-5'"),
+    ("too long", ["-u", URL, "--itl", "100000"], "--itl + --otl is 100250 tokens"),
+]
+
+
+@pytest.fixture(scope="module")
+def cache(shared_oracle: Oracle, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    publish(folder, shared_oracle, tokenizer, pd_deployment())
+    return folder
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("run_bm.sh: error: ")
+    return line
+
+
+@pytest.mark.parametrize(("args", "expected"), [line[1:] for line in LINES], ids=[line[0] for line in LINES])
+def test_one_line_and_exit_code_2(args: list[str], expected: str, cache: Path, shared_oracle: Oracle) -> None:
+    assert expected in one_line(run_bm(*[arg.replace(URL, shared_oracle.url) for arg in args], cache=cache))
+    assert not (cache / "bm_results").exists()
+
+
+def test_a_server_unknown_to_the_launcher_needs_a_name(shared_oracle: Oracle, tmp_path: Path) -> None:
+    assert "--exp-name is needed" in one_line(run_bm("-u", shared_oracle.url, cache=tmp_path))
+
+
+def test_foreign_and_damaged_folders(cache: Path, shared_oracle: Oracle, tmp_path: Path) -> None:
+    base = ["-u", shared_oracle.url, "-c", "2", "--out", str(tmp_path)]
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "conc4.json").write_text("{}")
+    assert "holds results without a manifest.json" in one_line(run_bm(*base, "-e", "foreign", cache=cache))
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "manifest.json").write_text("{")
+    assert "manifest.json: cannot be read" in one_line(run_bm(*base, "-e", "damaged", cache=cache))
+    other = Manifest(origin="measured", label="collocated-1xtp1", gpus=1)
+    Store(tmp_path / "other").write_manifest(other)
+    assert "was measured with workload" in one_line(run_bm(*base, "-e", "other", "--resume", cache=cache))
+
+
+def test_a_record_that_is_not_true_any_more(shared_oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
+    publish(tmp_path, shared_oracle, tokenizer, pd_deployment())
+    (record,) = (tmp_path / "running").iterdir()
+    record.write_text(record.read_text().replace("model_id: oracle", "model_id: gone"))
+    assert "the launcher last started gone" in one_line(run_bm("-u", shared_oracle.url, cache=tmp_path))
+    record.write_text("model_id: [")
+    assert "not valid YAML" in one_line(run_bm("-u", shared_oracle.url, cache=tmp_path))
+
+
+def test_tokenizer_that_is_not_there(cache: Path, shared_oracle: Oracle, tmp_path: Path) -> None:
+    done = run_bm(
+        *("-u", shared_oracle.url, "--tokenizer", str(tmp_path / "none"), "-c", "2", "--out", str(tmp_path)),
+        cache=cache,
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "cannot be loaded" in done.stderr.splitlines()[-1]
+    assert "--tokenizer" in done.stderr.splitlines()[-1]
+
+
+def test_help_is_light(tmp_path: Path) -> None:
+    done = run_bm("--help", cache=tmp_path)
+    assert done.returncode == 0 and "--prompts-per-level" in done.stdout
+    program = (
+        "import sys, pdlab.cli.bench\n"
+        "try: pdlab.cli.bench.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'vllm', 'pandas', 'matplotlib', 'numpy', 'ray', 'torch', 'tqdm'} & set(sys.modules)))"
+    )
+    light = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=True
+    )
+    assert light.stdout.splitlines()[-1] == "[]"

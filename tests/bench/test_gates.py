@@ -1,0 +1,311 @@
+"""Every gate: silent on a clean level, loud on its own fault, alone; and what it cannot judge it says."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from pdlab.bench import gates
+from pdlab.bench.gates import GATES, Outcome, validate_level
+from pdlab.core.workload import Closed, Load, Open, Ramp, Workload
+from pdlab.results import metrics
+from pdlab.results.schema import ClientLoad, EngineCounters, NixlCounters, RequestRecord
+
+WORKLOAD = Workload(input_tokens=100, output_tokens=5)
+NAMES = [gate.name for gate in GATES]
+
+
+def request(arrival_s: float, ttft_s: float = 1.0, gaps: tuple[float, ...] = (0.25,) * 4, **more: Any) -> RequestRecord:
+    fields = {
+        "arrival_s": arrival_s,
+        "first_token_s": arrival_s + ttft_s,
+        "finish_s": arrival_s + ttft_s + sum(gaps),
+        "input_tokens": 100,
+        "output_tokens": 1 + len(gaps),
+        "itl_s": gaps,
+        "lateness_s": 0.001,
+        **more,
+    }
+    return RequestRecord(**fields)
+
+
+def waves(count: int = 12, **more: Any) -> tuple[RequestRecord, ...]:
+    """``count`` waves of two requests of 2 s."""
+    return tuple(request(2.0 * wave, **more) for wave in range(count) for _ in range(2))
+
+
+def changed(**changes: Any) -> tuple[RequestRecord, ...]:
+    return (*waves()[:-1], request(22.0, **changes))
+
+
+def engines(**counts: float) -> dict[str, EngineCounters]:
+    clean = {"requests": 24.0, "prefix_cache_hits": 0.0, "preemptions": 0.0, "external_cache_hits": 2376.0}
+    return {"decode": EngineCounters(**{**clean, **counts})}
+
+
+def outcome(**changes: Any) -> Outcome:
+    """A clean level of a PD deployment, and its changes."""
+    clean: dict[str, Any] = {
+        "records": waves(),
+        "workload": WORKLOAD,
+        "load": Closed(concurrency=2),
+        "num_requests": 24,
+        "kv_expected": True,
+        "nixl_before": NixlCounters(bytes_transferred=10, transfers=1, failed_transfers=2, kv_expired_requests=1),
+        "nixl_after": NixlCounters(bytes_transferred=90, transfers=25, failed_transfers=2, kv_expired_requests=1),
+        "engines_before": engines(requests=0, external_cache_hits=0),
+        "engines_after": engines(requests=changes.get("num_requests", 24)),
+        "client": ClientLoad(cpu_share=0.3, loop_lag_s=0.002, clock_step_s=0.0001),
+    }
+    given = {**clean, **changes}
+    given.setdefault("steady", metrics.steady(given["records"], given["load"]))
+    given.setdefault("trend", metrics.trend(given["records"], given["load"]))
+    return Outcome(**given)
+
+
+def test_a_clean_level_passes_every_gate() -> None:
+    for workload in (WORKLOAD, WORKLOAD.model_copy(update={"mode": "decode-only"})):
+        validity = validate_level(outcome(workload=workload))
+        assert validity.valid and validity.failed_gates == () and validity.unchecked == {}, validity
+
+
+NIXL = {"bytes_transferred": 90.0, "transfers": 25.0, "failed_transfers": 2.0, "kv_expired_requests": 1.0}
+CLIENT = {"cpu_share": 0.3, "loop_lag_s": 0.002, "clock_step_s": 0.0}
+
+
+def nixl(**changes: float | None) -> dict[str, Any]:
+    return {"nixl_after": NixlCounters(**{**NIXL, **changes})}
+
+
+def client(**changes: float) -> dict[str, Any]:
+    return {"client": ClientLoad(**{**CLIENT, **changes})}
+
+
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    ("failed_requests", {"records": changed(error="HTTP 500", finish_s=None)}, "1 of 24 requests failed (first: HTTP"),
+    ("failed_requests", {"records": changed(finish_s=None)}, "1 of 24 requests failed (first: no answer)"),
+    ("failed_requests", {"num_requests": 25}, "24 of 25 requests were recorded"),
+    ("token_counts", {"records": changed(input_tokens=99)}, "1 of 24 answers have a wrong input token count (99, not"),
+    ("token_counts", {"records": changed(output_tokens=6)}, "1 of 24 answers have a wrong output token count (6, not"),
+    ("kv_transfers", nixl(failed_transfers=5), "3 KV transfers failed"),
+    ("kv_transfers", nixl(failed_notifications=1), "1 KV-transfer notifications failed"),
+    ("kv_transfers", nixl(kv_expired_requests=2), "1 requests' KV blocks expired before decode took them"),
+    ("kv_transfers", nixl(bytes_transferred=10), "no KV bytes were transferred, by vLLM's counters"),
+    ("kv_transfers", nixl(bytes_transferred=None), "no KV bytes were transferred, by vLLM's counters"),
+    ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters went back"),
+    ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
+    ("restarts", {"strangers": ("r9",)}, "a replica was replaced: r9 answers, which the launch did not start"),
+    # What the published engines did not do, another did: no word of KV bytes.
+    ("restarts", {"strangers": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
+    ("other_requests", {"engines_after": engines(requests=60)}, "the decode engines finished 60 requests during"),
+    ("other_requests", {"engines_after": engines(requests=25)}, "the decode engines finished 25 requests during"),
+    ("other_requests", {"engines_after": engines(requests=9)}, "the decode engines finished 9 requests during the l"),
+    (
+        "other_requests",
+        {"engines_after": {**engines(), "prefill": EngineCounters(requests=30)}},
+        "the prefill engines finished 30 requests during the level, 24 are the client's",
+    ),
+    ("preemptions", {"engines_after": engines(preemptions=3)}, "engines preempted requests 3 times"),
+    (
+        "prefix_cache",
+        {"engines_after": engines(prefix_cache_hits=240)},
+        "10% of the prompt tokens came from the prefix",
+    ),
+    ("client_saturation", client(cpu_share=0.95), "load generator saturated: 0.95 of one core (limit 0.9)"),
+    ("client_saturation", client(loop_lag_s=0.6), "load generator saturated: event loop late by 600 ms (p95, limit 2"),
+    (
+        "client_saturation",
+        {**client(loop_lag_s=0.06), "records": waves(ttft_s=0.2)},
+        "load generator saturated: event loop late by 60 ms (p95, limit 50 ms)",
+    ),
+    (
+        "lateness",
+        {"records": waves(lateness_s=0.6)},
+        "load generator late: requests were sent 600 ms after another one had left its place (p95, limit 500 ms, 25%",
+    ),
+    (
+        "lateness",
+        {"records": waves(lateness_s=0.3), "load": Open(rate_rps=1.0)},
+        "load generator late: requests were sent 300 ms after they were due (p95, limit 250 ms, 25% of the median TTFT",
+    ),
+    ("clock", client(clock_step_s=-0.2), "clock: the wall clock moved -0.200 s"),
+    ("clock", {"records": changed(first_token_s=21.0)}, "clock: a request's times run backwards (22, 21, 24 s)"),
+    (
+        "few_requests",
+        {"records": waves(4), "num_requests": 8},
+        "too few requests for a steady window: 9 must finish in",
+    ),
+    ("few_requests", {"load": Closed(concurrency=14)}, "too few requests for a steady window: 28 must finish in it"),
+]
+
+
+@pytest.mark.parametrize(
+    ("gate", "changes", "reason"), FAULTS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_each_gate_fires_on_its_fault_alone(gate: str, changes: dict[str, Any], reason: str) -> None:
+    validity = validate_level(outcome(**changes))
+    assert validity.failed_gates == (gate,), validity
+    assert len(validity.reasons) == 1 and validity.reasons[0].startswith(reason), validity.reasons
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "gaps", "valid"),
+    [(5.0, (1.5,) * 4, True), (0.2, (1.5,) * 4, False), (5.0, (0.05,) * 4, False), (5.0, (), True)],
+    ids=["long", "short TTFT", "short decode", "one token"],
+)
+def test_lag_is_judged_by_what_it_is_measured_beside(ttft_s: float, gaps: tuple[float, ...], valid: bool) -> None:
+    """100 ms spoil a TTFT of 200 ms and not one of 5 s."""
+    workload = WORKLOAD.model_copy(update={"output_tokens": 1 + len(gaps)})
+    slow = outcome(records=waves(ttft_s=ttft_s, gaps=gaps), workload=workload, **client(loop_lag_s=0.1))
+    found = validate_level(slow).failed_gates
+    assert ("client_saturation" not in found) == valid
+
+
+def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
+    late = (*waves()[:-1], request(22.0, lateness_s=5.0))
+    assert validate_level(outcome(records=late)).valid
+
+
+def test_every_gate_is_in_the_list_of_faults() -> None:
+    tested = {gate for gate, _, _ in FAULTS} | {"decode_context", "steady_state"}
+    assert tested == set(NAMES)
+
+
+def test_decode_only_must_have_filled_its_context() -> None:
+    decode = WORKLOAD.model_copy(update={"mode": "decode-only"})
+    computed = outcome(workload=decode, engines_after=engines(external_cache_hits=1000))
+    assert validate_level(computed).reasons == (
+        "only 1000 of 2376 context tokens were filled: the others were computed, which is no decode",
+    )
+    assert validate_level(outcome(engines_after=engines(external_cache_hits=1000))).valid
+
+
+def test_a_declared_prefix_may_come_from_the_cache() -> None:
+    cached = engines(prefix_cache_hits=0.5 * 2400)
+    declared = WORKLOAD.model_copy(update={"shared_prefix_tokens": 50})
+    assert validate_level(outcome(engines_after=cached, workload=declared)).valid
+    less = WORKLOAD.model_copy(update={"shared_prefix_tokens": 40})
+    assert validate_level(outcome(engines_after=cached, workload=less)).failed_gates == ("prefix_cache",)
+
+
+def test_what_cannot_be_judged_is_said_not_passed() -> None:
+    blind = outcome(
+        records=waves(lateness_s=None),
+        kv_expected=False,
+        nixl_before=None,
+        nixl_after=None,
+        engines_before={},
+        engines_after={},
+        client=None,
+    )
+    validity = validate_level(blind)
+    assert validity.valid
+    counted = {"kv_transfers", "restarts", "other_requests", "preemptions", "prefix_cache"}
+    asked = counted | {"client_saturation", "lateness", "clock"}
+    assert set(validity.unchecked) == asked
+    assert "kv_transfers" not in validate_level(blind, moves_kv=False).unchecked
+
+
+def test_unreadable_counters_where_kv_must_move_are_a_failure() -> None:
+    validity = validate_level(outcome(counters_error="gone"))
+    assert validity.reasons == ("KV-transfer counters could not be read (gone)",)
+    assert set(validity.unchecked) == {"restarts", "other_requests", "preemptions", "prefix_cache"}
+
+
+def test_requests_that_the_client_gave_up_on_may_or_may_not_finish() -> None:
+    gave_up = changed(error="no complete answer within 2 s", finish_s=None)
+    for finished in (23, 24):
+        judged = validate_level(outcome(records=gave_up, engines_after=engines(requests=finished)))
+        assert judged.failed_gates == ("failed_requests",)
+
+
+def test_prefill_engines_may_have_nothing_to_do() -> None:
+    """Where decode has the prompt in its cache, or computes it."""
+    both = {**engines(), "prefill": EngineCounters(requests=0)}
+    assert validate_level(outcome(engines_after=both)).valid
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"engines_after": {"decode": EngineCounters(preemptions=0.0)}}, "are not known or do not count requests"),
+        ({"engines_before": {}, "nixl_before": None}, "could not be read before the level"),
+        ({"engines_after": {"collocated": EngineCounters(requests=60.0)}}, "which engines prefill and which decode"),
+    ],
+)
+def test_requests_of_others_that_cannot_be_counted(changes: dict[str, Any], why: str) -> None:
+    validity = validate_level(outcome(**changes))
+    assert "other_requests" not in validity.failed_gates and why in validity.unchecked["other_requests"]
+
+
+def test_smoke_and_ramp_are_not_asked_for_a_steady_state() -> None:
+    smoke = validate_level(outcome(records=waves(4), num_requests=8, smoke=True))
+    ramp = validate_level(outcome(load=Ramp(start_rps=1, end_rps=4)))
+    for validity in (smoke, ramp):
+        assert validity.valid and set(validity.unchecked) == {"few_requests", "steady_state"}
+
+
+def closed_loop(
+    rng: random.Random, concurrency: int, requests: int, drift: float, spread: float
+) -> list[RequestRecord]:
+    """A closed loop of gamma-distributed service times whose mean grows by ``drift`` over the run."""
+    free = [0.0] * concurrency
+    records = []
+    for number in range(requests):
+        slot = min(range(concurrency), key=free.__getitem__)
+        shape = 1 / spread**2
+        service_s = rng.gammavariate(shape, 1 / shape) * (1 + drift * number / requests)
+        records.append(request(free[slot], ttft_s=0.2 * service_s, gaps=(0.2 * service_s,) * 4))
+        free[slot] += service_s
+    return records
+
+
+def drifts(records: list[RequestRecord], load: Load) -> bool:
+    judged = outcome(records=tuple(records), load=load, num_requests=len(records), steady=None)
+    assert judged.trend is not None
+    return bool(list(gates.steady_state(judged)))
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_steady_closed_loops_are_not_called_drifting(concurrency: int, spread: float) -> None:
+    load, requests = Closed(concurrency=concurrency), 10 * concurrency + 20
+    loops = [closed_loop(random.Random(seed), concurrency, requests, 0.0, spread) for seed in range(60)]
+    assert sum(drifts(records, load) for records in loops) <= 1
+
+
+@pytest.mark.parametrize("concurrency", [2, 8])
+def test_drifting_closed_loops_are_found(concurrency: int) -> None:
+    load = Closed(concurrency=concurrency)
+    loops = [closed_loop(random.Random(seed), concurrency, 20 * concurrency, 1.5, 0.1) for seed in range(20)]
+    assert sum(drifts(records, load) for records in loops) >= 19
+
+
+def queue(rng: random.Random, rate: float, served: float, requests: int, servers: int = 8) -> list[RequestRecord]:
+    """Poisson arrivals at ``rate`` before ``servers`` that together serve ``served`` requests/s."""
+    free = [0.0] * servers
+    clock = 0.0
+    records = []
+    for _ in range(requests):
+        clock += rng.expovariate(rate)
+        slot = min(range(servers), key=free.__getitem__)
+        begins = max(clock, free[slot])
+        service_s = servers / served
+        free[slot] = begins + service_s
+        records.append(request(clock, ttft_s=begins - clock + 0.2 * service_s, gaps=(0.2 * service_s,) * 4))
+    return records
+
+
+def test_sustained_open_loops_are_not_called_drifting_and_overload_is() -> None:
+    load = Open(rate_rps=10)
+    steady = [queue(random.Random(seed), 10, 14, 200) for seed in range(60)]
+    overload = [queue(random.Random(seed), 10, 7, 200) for seed in range(20)]
+    assert sum(drifts(records, load) for records in steady) <= 1
+    assert sum(drifts(records, load) for records in overload) >= 19
+
+
+def test_clock_steps_within_what_ntp_slews_are_fine() -> None:
+    slewed = outcome(**client(clock_step_s=gates.CLOCK_SLACK_S))
+    assert validate_level(slewed).valid

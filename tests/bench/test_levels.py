@@ -1,0 +1,158 @@
+"""Levels: what the flags mean, how many requests, and seeds that never meet."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pdlab.bench import levels
+from pdlab.bench.client import protocol
+from pdlab.bench.client.protocol import ClientLevel
+from pdlab.cli import bench
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
+
+WORKLOAD = Workload(input_tokens=512, output_tokens=64)
+
+
+def test_all_is_the_published_list() -> None:
+    assert bench.parse_concurrencies("all") == (4, 8, 16, 32, 48, 64)
+    assert bench.parse_rates("all") == (1, 2, 4, 8, 12, 16)
+
+
+def test_lists_keep_their_order() -> None:
+    assert bench.parse_concurrencies("64, 4,8") == (64, 4, 8)
+    assert bench.parse_rates("2.5,1") == (2.5, 1.0)
+
+
+@pytest.mark.parametrize("text", ["", ",", "4,,8", "a", "1e3", "4;8", "٣", "-1", "0", "100001", "4,4"])
+def test_bad_concurrencies(text: str) -> None:
+    with pytest.raises(UsageError, match="--concurrency"):
+        bench.parse_concurrencies(text)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "inf", "nan", "1,1.0", "1,,2"])
+def test_bad_rates(text: str) -> None:
+    with pytest.raises(UsageError, match="--request-rate"):
+        bench.parse_rates(text)
+
+
+@pytest.mark.parametrize(
+    ("load", "smoke", "expected"),
+    [
+        (Closed(concurrency=1), False, 20),
+        (Closed(concurrency=4), False, 40),
+        (Closed(concurrency=64), False, 640),
+        (Open(rate_rps=0.1), False, 20),
+        (Open(rate_rps=2.5), False, 150),
+        (Closed(concurrency=2), True, 8),
+        (Closed(concurrency=16), True, 32),
+        (Open(rate_rps=4), True, 40),
+    ],
+)
+def test_number_of_requests(load: Load, smoke: bool, expected: int) -> None:
+    assert levels.num_requests(load, smoke=smoke) == expected
+
+
+def test_repeats_go_around() -> None:
+    sweep = levels.build_sweep(WORKLOAD, [Closed(concurrency=4), Closed(concurrency=8)], repeats=2)
+    assert [level.key.stem for level in sweep.levels] == [
+        "concurrency4", "concurrency8", "concurrency4-r1", "concurrency8-r1",
+    ]  # fmt: skip
+
+
+def test_smoke_is_one_short_level() -> None:
+    (level,) = levels.build_sweep(
+        WORKLOAD, [Closed(concurrency=4), Closed(concurrency=8)], repeats=3, smoke=True
+    ).levels
+    assert level.key.stem == "concurrency4" and level.num_requests == 8
+
+
+def test_prompts_per_level_wins() -> None:
+    (level,) = levels.build_sweep(WORKLOAD, [Closed(concurrency=4)], prompts_per_level=7).levels
+    assert level.num_requests == 7
+
+
+@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"prompts_per_level": 0}, {"loads": []}])
+def test_nothing_asked(wrong: dict[str, Any]) -> None:
+    asked = {"loads": [Closed(concurrency=1)], **wrong}
+    with pytest.raises(UsageError):
+        levels.build_sweep(WORKLOAD, **asked)
+
+
+def test_seeds_never_meet() -> None:
+    seeds = []
+    workloads = [
+        Workload(input_tokens=isl, output_tokens=osl, mode=mode, seed=seed)
+        for isl, osl, seed in product((512, 5000), (64, 250), range(3))
+        for mode in ("mixed", "prefill-only", "decode-only")
+    ]
+    for workload, attempt, smoke in product(workloads, range(3), (False, True)):
+        seeds.append(levels.warmup_seed(workload, smoke=smoke, attempt=attempt))
+        for value, repeat in product((4, 8, 64), range(3)):
+            key = RunKey(kind="concurrency", value=value, repeat=repeat)
+            seeds.append(levels.level_seed(workload, key, smoke=smoke, attempt=attempt))
+        seeds.append(levels.level_seed(workload, RunKey(kind="rate", value=4), smoke=smoke, attempt=attempt))
+    assert len(seeds) == 36 * 3 * 2 * 11
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_seeds_stay_the_same() -> None:
+    # Of an earlier release's results: a change here makes them unrepeatable.
+    key = RunKey(kind="concurrency", value=8)
+    assert levels.level_seed(Workload(input_tokens=64, output_tokens=16), key) == 2742273533
+
+
+def pd(prefill: Pool, decode: Pool) -> Deployment:
+    return Deployment(model="m", topology=Disaggregated(prefill=prefill, decode=decode, placement="pack"))
+
+
+@pytest.mark.parametrize(
+    ("deployment", "expected"),
+    [
+        (None, 8),
+        (Deployment(model="m", topology=Collocated(pool=Pool())), 8),
+        (Deployment(model="m", topology=Collocated(pool=Pool(replicas=8))), 16),
+        (pd(Pool(), Pool()), 8),
+        (pd(Pool(replicas=3), Pool(replicas=4)), 24),
+        (pd(Pool(replicas=2, dp=2), Pool(dp=3)), 24),
+    ],
+)
+def test_warm_up_reaches_every_pair_twice(deployment: Deployment | None, expected: int) -> None:
+    assert levels.warmup_requests(deployment) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": None},
+        {"rate_rps": 2.0},
+        {"base_url": None},
+        {"backend": "pd-bare"},
+        {"seed": 2**32},
+        {"backend": "chat"},
+        {"typo": 1},
+    ],
+)
+def test_incomplete_client_levels(wrong: dict[str, Any]) -> None:
+    right = {
+        "name": "x", "base_url": "http://h", "model": "m", "tokenizer": "t", "input_tokens": 1, "output_tokens": 1,
+        "num_requests": 1, "seed": 0, "concurrency": 1,
+    }  # fmt: skip
+    assert ClientLevel.model_validate(right).burstiness == 1.0
+    with pytest.raises(ValidationError):
+        ClientLevel.model_validate({**right, **wrong})
+
+
+def test_client_level_sends_what_the_mode_sends() -> None:
+    workload = Workload(input_tokens=512, output_tokens=64, mode="decode-approx")
+    (level,) = levels.build_sweep(workload, [Open(rate_rps=2, burstiness=0.5)]).levels
+    asked = protocol.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
+    assert (asked.input_tokens, asked.output_tokens) == (1, 64)
+    assert (asked.rate_rps, asked.burstiness, asked.concurrency, asked.request_timeout_s) == (2, 0.5, None, 9)
+    assert asked.seed == level.seed and asked.name == "rate2"

@@ -1,0 +1,205 @@
+"""One level driven by a stand-in for the load generator: growing when it is saturated, counters around it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from pdlab.bench import measure
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
+from pdlab.bench.measure import Driver
+from pdlab.bench.progress import Progress
+from pdlab.bench.target import Target
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import BenchError
+from pdlab.core.workload import Closed, Level, Open, Workload
+from pdlab.deploy.engine_metrics import Snapshot, parse_snapshot
+from pdlab.results.schema import Manifest, RequestRecord
+
+WORKLOAD = Workload(input_tokens=10, output_tokens=2)
+
+
+class Client:
+    """Answers every level at once; with too few processes it says that it was saturated."""
+
+    def __init__(self, enough: int = 1, fails: bool = False) -> None:
+        self.processes = 1
+        self.enough = enough
+        self.fails = fails
+        self.asked: list[ClientLevel] = []
+
+    def run(self, level: ClientLevel, progress: Any = None) -> ClientAnswer:
+        self.asked.append(level)
+        records = [
+            RequestRecord(
+                arrival_s=0.1 * i, first_token_s=0.1 * i + 0.05, finish_s=None if self.fails else 0.1 * i + 0.06,
+                input_tokens=10, output_tokens=2, itl_s=(0.01,), error="x" if self.fails else None,
+                lateness_s=0.002,
+            )
+            for i in range(level.num_requests)
+        ]  # fmt: skip
+        share = 0.5 if self.processes >= self.enough else 0.97
+        return ClientAnswer(
+            name=level.name, records=tuple(records), cpu_share=share, loop_lag_s=0.001, clock_step_s=0.0,
+            processes=self.processes, started_at="a", finished_at="b",
+        )  # fmt: skip
+
+    def grow(self, processes: int) -> None:
+        self.processes = processes
+
+    def wait_ready(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        raise AssertionError("nothing died")
+
+
+def made(client: Client, label: str = "collocated-1xtp1", urls: tuple[str, ...] = (), **more: Any) -> Driver:
+    deployment = Deployment(model="m", topology=parse_label(label))
+    manifest = Manifest(origin="measured", label=label, deployment=deployment)
+    pools = {"r0": "collocated"} if label.startswith("c") else {"r0": "decode", "r1": "prefill"}
+    aimed = Target(
+        base_url="http://h", model_id="m", tokenizer="t", name="x", manifest=manifest, metrics_urls=urls,
+        replicas=tuple(pools), pools=pools,
+    )  # fmt: skip
+    return Driver(client, aimed, WORKLOAD, Progress(io.StringIO()), request_timeout_s=1, **more)  # type: ignore[arg-type]
+
+
+def level(concurrency: int = 4) -> Level:
+    return Level(load=Closed(concurrency=concurrency), num_requests=40, seed=1)
+
+
+def test_a_saturated_load_generator_grows_and_measures_again() -> None:
+    client = Client(enough=4)
+    run, _ = made(client, max_processes=8).measure(level(8))
+    assert client.processes == 4 and run.client and run.client.processes == 4
+    assert run.validity.valid
+    assert run.client.lateness and run.client.lateness.percentiles_s["p99"] == pytest.approx(0.002)
+    assert "sent late p50 2.0 p99 2.0 ms" in measure.describe(run)
+    assert len({asked.seed for asked in client.asked}) == 3, "new prompts: the old ones are in the prefix cache"
+    assert run.seed == client.asked[-1].seed
+    assert run.validity.notes[0].startswith(
+        "measured again with 2 load-generator processes: with 1, load generator sat"
+    )
+
+
+def test_it_grows_no_further_than_it_may() -> None:
+    client = Client(enough=4)
+    run, _ = made(client, max_processes=2).measure(level(8))
+    assert client.processes == 2 and run.validity.failed_gates == ("client_saturation",)
+    lonely = Client(enough=4)
+    run, _ = made(lonely, max_processes=8).measure(level(1))
+    assert lonely.processes == 1, "one request in flight is no load for two processes"
+
+
+PAGE = """vllm:request_success_total{{engine="0",finished_reason="length",ReplicaId="{replica}"}} {requests}
+vllm:generation_tokens_total{{engine="0",ReplicaId="{replica}"}} {requests}
+vllm:prefix_cache_queries_total{{engine="0",ReplicaId="{replica}"}} 100
+"""
+
+
+def page(**requests: int) -> str:
+    return "".join(PAGE.format(replica=replica, requests=count) for replica, count in requests.items())
+
+
+def test_counters_of_a_level_are_read_when_every_pool_has_counted_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    nixl = "".join(
+        f'vllm:nixl_{name}{{{{ReplicaId="r0"}}}} {{0}}\n'
+        for name in ("xfer_time_seconds_count", "bytes_transferred_sum")
+    )
+    pages = [page(r0=8, r1=8) + nixl.format(8)] * 3
+    pages += [page(r0=20, r1=8) + nixl.format(30), page(r0=48, r1=20) + nixl.format(48)]
+    pages += [page(r0=48, r1=48) + nixl.format(48)] * 2
+    reads = iter(pages)
+
+    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
+        return parse_snapshot([next(reads)], replicas, pools)
+
+    monkeypatch.setattr(measure, "read_snapshot", read)
+    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    pd = made(Client(), "pd-pack-p1xtp1-d1xtp1", ("http://h/metrics",))
+    pd._read_counters(0)
+    run, _ = pd.measure(level())
+    assert run.validity.valid, run.validity
+    for pool in ("prefill", "decode"):
+        before, after = run.engines_before[pool], run.engines_after[pool]
+        assert (before.requests, after.requests) == (8, 48)
+        assert after.preemptions == 0 and after.prefix_cache_hits == 0, "absent beside others is a true zero"
+    assert run.validity.unchecked == {}
+
+
+def test_what_others_had_finished_is_not_the_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of others before the level are not counted to it; those of others in it are waited for, then told."""
+    seen = [8, 30, 30, 30, 80, 90]
+    reads = iter([*seen, *[90] * 20])
+
+    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
+        found = parse_snapshot([page(r0=next(reads))], replicas, pools)
+        return found.model_copy(update={"delayed": True})
+
+    monkeypatch.setattr(measure, "read_snapshot", read)
+    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    alone = made(Client(), urls=("http://h/metrics",))
+    alone._export_s = 0.01
+    alone._read_counters(0)
+    run, _ = alone.measure(level())
+    assert run.engines_before["collocated"].requests == 30 and run.engines_after["collocated"].requests == 90
+    assert run.validity.reasons[0].startswith("the engines finished 60 requests during the level, 40 are the client's")
+
+
+def test_an_unpublished_replica_that_does_the_work_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that Ray Serve put in the place of a published one, before the level began."""
+    pages = [page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=8, r9=48)] * 20]
+    reads = iter(pages)
+    monkeypatch.setattr(
+        measure, "read_snapshot", lambda _, replicas, pools: parse_snapshot([next(reads)], replicas, pools)
+    )
+    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    monkeypatch.setattr(measure, "SETTLE_TIMEOUT_S", 0.01)
+    replaced = made(Client(), urls=("http://h/metrics",))
+    replaced._read_counters(0)
+    run, _ = replaced.measure(level())
+    assert run.validity.failed_gates == ("restarts",), run.validity
+    assert run.validity.reasons[0].startswith("a replica was replaced: r9 answers")
+
+
+def test_another_applications_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = iter([page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=48, r9=60)] * 20])
+    monkeypatch.setattr(
+        measure, "read_snapshot", lambda _, replicas, pools: parse_snapshot([next(reads)], replicas, pools)
+    )
+    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    beside = made(Client(), urls=("http://h/metrics",))
+    beside._read_counters(0)
+    run, _ = beside.measure(level())
+    assert run.validity.valid, run.validity
+
+
+def test_a_warm_up_without_an_answer_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "require_answering", lambda url: None)
+    monkeypatch.setattr(measure, "complaint", lambda url, model: None)
+    with pytest.raises(BenchError, match=r"no warm-up request was answered \(first: x\)"):
+        made(Client(fails=True)).warm_up(0)
+
+
+def test_without_metrics_what_needs_them_is_unchecked() -> None:
+    quiet = made(Client())
+    quiet.warm_up(0)
+    run, _ = quiet.measure(level())
+    blind = {"restarts", "other_requests", "preemptions", "prefix_cache"}
+    assert run.validity.valid and set(run.validity.unchecked) == blind
+
+
+@pytest.mark.parametrize(
+    ("load", "words"), [(Closed(concurrency=3), "concurrency 3"), (Open(rate_rps=2.5), "2.5 requests/s")]
+)
+def test_loads_in_words(load: Any, words: str) -> None:
+    assert measure.title(load) == words
+
+
+def test_another_replica_is_seen() -> None:
+    known = parse_snapshot([page(r0=1, r9=5)], ("r0",), {"r0": "collocated"})
+    assert set(known.replicas) == {"r0", "r9"}
+    assert known.engines["collocated"].requests == 1, "of the deployment's own replicas alone"

@@ -1,0 +1,281 @@
+"""The sweep's own rules without a server: counters that come late, folders that do not match, its text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.bench import target
+from pdlab.bench.measure import settled
+from pdlab.bench.progress import ExperimentProgress, Progress
+from pdlab.bench.sweep import same_experiment
+from pdlab.bench.target import normal_url
+from pdlab.cli import bench
+from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.workload import Closed, Open, Ramp, RunKey, Slo, Workload
+from pdlab.deploy.endpoint import Running
+from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.deploy.serve_config import engine_kwargs
+from pdlab.results.schema import Manifest, NixlCounters, Run, Summary, Validity
+
+
+def counts(*transfers: float | None) -> Iterator[NixlCounters]:
+    for value in transfers:
+        yield NixlCounters(transfers=value, bytes_transferred=value)
+    while True:
+        yield NixlCounters(transfers=transfers[-1], bytes_transferred=transfers[-1])
+
+
+def at_least(transfers: float) -> Callable[[NixlCounters], bool]:
+    return lambda counters: (counters.transfers or 0.0) >= transfers
+
+
+def test_settled_waits_for_late_counters() -> None:
+    source = counts(None, None, 3, 8, 10, 10)
+    assert settled(lambda: next(source), at_least(10), poll_s=0.001).transfers == 10
+
+
+def test_settled_waits_until_two_agree() -> None:
+    source = counts(10, 11, 12, 12)
+    assert settled(lambda: next(source), at_least(10), poll_s=0.001).transfers == 12
+
+
+def test_settled_gives_up() -> None:
+    source = counts(5)
+    assert settled(lambda: next(source), at_least(10), timeout_s=0.02, poll_s=0.001).transfers == 5
+
+
+def manifest(**changes: Any) -> Manifest:
+    deployment = Deployment(model="m", topology=Collocated(pool=Pool(tp=changes.pop("tp", 1))))
+    fields: dict[str, Any] = {
+        "origin": "measured", "label": deployment.label, "deployment": deployment, "gpus": deployment.gpus,
+        "workload": Workload(),
+    }  # fmt: skip
+    return Manifest(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workload": Workload(seed=1)}, "workload seed 0, now it is 1"),
+        ({"workload": Workload(input_tokens=7)}, "workload input_tokens 5000, now it is 7"),
+        ({"tp": 2}, "deployment collocated-1xtp1"),
+        ({"deployment": None}, "now it is unknown"),
+        ({"gpus": 4}, "GPUs 1, now it is 4"),
+        ({"label": "other"}, "label collocated-1xtp1, now it is other"),
+    ],
+)
+def test_levels_of_two_experiments_never_share_a_folder(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StoreError, match="use another --exp-name or --out") as refused:
+        same_experiment(manifest(), manifest(**changes), Path("x"))
+    assert words in str(refused.value)
+
+
+def test_the_same_experiment_goes_on() -> None:
+    same_experiment(manifest(), manifest(commands=("again",), started_at="later"), Path("x"))
+
+
+@pytest.mark.parametrize("text", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_base_url_forms(text: str) -> None:
+    assert normal_url(text) == "http://h:1"
+
+
+@pytest.mark.parametrize("text", ["", "h:1", "ftp://h", "http://", "http://h:x", "http://h:99999", "http://[::1"])
+def test_bad_base_urls(text: str) -> None:
+    with pytest.raises(UsageError, match="expected http://HOST:PORT"):
+        normal_url(text)
+
+
+def test_published_scripts_flags() -> None:
+    asked = bench.options(
+        ["-e", "x", "-t", "request-rate", "-r", "1,2", "--itl", "8", "--otl", "4", "--mode", "mixed", "-u", "http://h",
+         "-m", "gpt-oss", "-s"]
+    )  # fmt: skip
+    assert asked.loads == (Open(rate_rps=1), Open(rate_rps=2)) and asked.smoke
+    assert asked.workload == Workload(input_tokens=8, output_tokens=4)
+    assert (asked.name, asked.model, asked.base_url) == ("x", "gpt-oss", "http://h")
+    assert asked.command.startswith("./run_bm.sh -e x -t request-rate")
+
+
+def test_flag_aliases_and_defaults() -> None:
+    assert (
+        bench.options(["--isl", "8", "--osl", "4"]).workload
+        == bench.options(["--input-len", "8", "--output-len", "4"]).workload
+    )
+    assert [load.value for load in bench.options([]).loads] == [4, 8, 16, 32, 48, 64]
+    assert [load.value for load in bench.options(["-t", "request-rate"]).loads] == [1, 2, 4, 8, 12, 16]
+    assert bench.options(["-r", "3", "--burstiness", "0.5"]).loads == (Open(rate_rps=3, burstiness=0.5),)
+
+
+def run(reasons: tuple[str, ...] = ()) -> Run:
+    whole = Summary(duration_s=10, completed=20, requests_per_s=2, input_tokens_per_s=200, output_tokens_per_s=10)
+    return Run(
+        origin="measured", label="x", key=RunKey(kind="concurrency", value=4), workload=Workload(),
+        load=Closed(concurrency=4), num_requests=20, completed=20, failed=0, whole=whole,
+        validity=Validity(reasons=reasons),
+    )  # fmt: skip
+
+
+def test_table_shows_unknown_and_invalid() -> None:
+    header, row, invalid = bench.table([run(("a", "b"))]).splitlines()
+    assert row.split() == ["concurrency4", "20/20", "2.00", "10.0", "-", "-", "-", "-", "-", "-"]
+    assert len(header) == len(row)
+    assert invalid == "INVALID concurrency4: a; b"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_plain_and_on_a_terminal() -> None:
+    for stream in (io.StringIO(), Terminal()):
+        progress = Progress(stream)
+        progress.begin(30, 1)
+        progress.level("warm-up", 10, counts=False)
+        progress.update(5, 0)
+        progress.level_done("done")
+        progress.level("concurrency 4", 20)
+        progress.update(10, 2)
+        progress.level_done("fine")
+        progress.note("a note")
+        progress.close()
+        text = stream.getvalue()
+        assert "warm-up: done\n" in text and "[1/1] concurrency 4: fine\n" in text and "a note\n" in text
+        if stream.isatty():
+            assert "20/30" in text and "2 failed" in text
+        else:
+            assert "[1/1] concurrency 4: 20 requests (elapsed 0:00)" in text
+
+
+def test_gpus_come_from_a_label_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "load_running", lambda url: None)
+    monkeypatch.setattr(target, "_served_models", lambda url: {"m": {}})
+
+    def resolve(**more: Any) -> target.Target:
+        return target.resolve_target("http://h:1/v1", workload=Workload(), **more)
+
+    labelled = resolve(name="pd-spread-p2xtp2-d1xtp4")
+    assert (labelled.manifest.gpus, labelled.notes, labelled.tokenizer) == (8, (), "m")
+    assert resolve(name="free", gpus=16).manifest.gpus == 16
+    unknown = resolve(name="free")
+    assert unknown.manifest.gpus is None and "give --gpus N" in unknown.notes[0]
+    assert resolve(name="free", smoke=True).name == "free-smoke"
+    with pytest.raises(UsageError, match="--gpus 4: collocated-4xtp2 uses 8"):
+        resolve(name="collocated-4xtp2", gpus=4)
+
+
+def test_new_loads_of_the_command_line() -> None:
+    assert bench.options(["--concurrency-per-gpu", "1,2.5"]).per_gpu == (1, 2.5)
+    assert bench.options(["--concurrency-per-gpu", "1"]).loads == ()
+    assert bench.options(["--ramp", "1:16,2:8", "--ramp-shape", "exponential"]).loads == (
+        Ramp(start_rps=1, end_rps=16, shape="exponential"),
+        Ramp(start_rps=2, end_rps=8, shape="exponential"),
+    )
+    asked = bench.options(["--slo", "ttft_ms=2000,tpot_ms=50", "--slo-quantile", "0.9", "--slo-start", "3"])
+    assert asked.loads == ()
+    (search,) = asked.searches
+    assert search.slo == Slo(ttft_s=2, tpot_s=0.05, quantile=0.9) and search.start_rps == 3
+    both = bench.options(["--slo", "e2el_ms=900", "-c", "4"])
+    assert both.loads == (Closed(concurrency=4),) and both.searches[0].slo.e2el_s == 0.9
+    assert bench.options(["--shared-prefix", "100"]).workload.shared_prefix_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--slo", "ttft=5"], "--slo ttft=5: 'ttft=5' is no bound; expected ttft_ms=2000"),
+        (["--slo", "ttft_ms=0"], "--slo ttft_ms=0: 'ttft_ms=0' is no bound; expected ttft_ms=2000"),
+        (["--slo", "ttft_ms=5,ttft_ms=6"], "ttft_ms is there twice"),
+        (["--slo", "ttft_ms=5", "--slo-quantile", "1"], "quantile: Input should be less than 1"),
+        (["--slo", "ttft_ms=5", "--slo-resolution", "0"], "resolution: Input should be greater than 0"),
+        (["--slo", "ttft_ms=5", "--smoke"], "--smoke is one short level"),
+        (["--ramp", "16"], "--ramp: expected START:END"),
+        (["--ramp", "0:4"], "--ramp: expected START:END"),
+        (["--ramp", "1:4,2:4"], "--ramp: 4 is given twice"),
+        (["-t", "ramp"], "--type ramp needs --ramp START:END"),
+        (["--ramp", "1:4", "-c", "4"], "--ramp belongs to --type ramp, but --type is concurrency"),
+        (["--concurrency-per-gpu", "x"], "--concurrency-per-gpu: expected numbers such as 1,2,4"),
+        (["--client-processes", "0"], "--client-processes: at least 1"),
+        (["--shared-prefix", "5000"], "needs some of its own"),
+    ],
+)
+def test_wrong_loads_of_the_command_line(argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        bench.options(argv)
+    assert words in str(refused.value)
+
+
+def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool()))
+    monkeypatch.setattr(target, "_served_models", lambda url: {"m": {}})
+
+    def resolve(mode: Any, deployment: Deployment | None) -> target.Target:
+        known = deployment and Running(
+            base_url="http://h:1", model_id="m", tokenizer="t",
+            manifest=Manifest(origin="measured", label=deployment.label, deployment=deployment),
+        )  # fmt: skip
+        monkeypatch.setattr(target, "load_running", lambda url: known)
+        return target.resolve_target("http://h:1", workload=Workload(mode=mode), name="x", gpus=1)
+
+    filling = served.model_copy(update={"decode_bench": True})
+    found = resolve("decode-only", filling)
+    assert "filled with random values" in found.figure_notes[0]
+    assert "fills the first KV-cache group alone" in found.figure_notes[1], "gpt-oss has sliding windows"
+    for deployment in (served, None):
+        with pytest.raises(UsageError, match=r"--decode-bench, or take --mode decode-approx"):
+            resolve("decode-only", deployment)
+    for mode in ("mixed", "prefill-only", "decode-approx"):
+        with pytest.raises(UsageError, match="fills KV cache instead of computing prompts"):
+            resolve(mode, filling)
+    assert "upper bound of decode speed" in resolve("decode-approx", served).figure_notes[0]
+    assert resolve("mixed", served).figure_notes == ()
+
+
+def test_results_of_schema_1_are_read_under_the_name_of_what_they_measured() -> None:
+    old = run().model_dump(mode="json") | {"schema_version": 1}
+    old["workload"] |= {"mode": "decode-only"}
+    assert Run.model_validate(old).workload.mode == "decode-approx"
+    new = old | {"schema_version": 2}
+    assert Run.model_validate(new).workload.mode == "decode-only"
+    plain = run().model_dump(mode="json") | {"schema_version": 1}
+    assert Run.model_validate(plain).workload.mode == "mixed"
+
+
+def test_the_decode_bench_flag() -> None:
+    args = build_parser().parse_args(["--collocated", "--local", "--decode-bench"])
+    assert deployment_from(args).decode_bench
+    with pytest.raises(UsageError, match="--decode-bench measures decode in collocated engines, not in pd-pack"):
+        deployment_from(build_parser().parse_args(["--pd-pack", "--local", "--decode-bench"]))
+    deployment = Deployment(model="m", topology=Collocated(pool=Pool()))
+    filling = deployment.model_copy(update={"decode_bench": True})
+    kwargs = engine_kwargs(filling, "collocated", None, cpu=True)
+    assert kwargs["kv_transfer_config"]["kv_connector"] == "DecodeBenchConnector"
+    assert kwargs["enable_prefix_caching"] is False
+    assert "kv_transfer_config" not in engine_kwargs(deployment, "collocated", None, cpu=True)
+    assert filling.fingerprint != deployment.fingerprint
+
+
+def test_the_experiments_one_line() -> None:
+    stream = io.StringIO()
+    progress = ExperimentProgress([100.0, 100.0], stream)
+    progress.visit(0, "pack, repeat 0")
+    progress.begin(100, 1)
+    progress.level("concurrency 4", 100)
+    progress.update(50, 1)
+    assert progress.left_s == pytest.approx(150, abs=1)
+    progress.level_done("fine")
+    progress.visit_done("done", measured=True)
+    assert progress.left_s < 1, "the other visit takes no longer than this one did"
+    progress.visit(1, "spread, repeat 0")
+    progress.visit_done("DID NOT START", measured=False)
+    assert progress.left_s == 0
+    text = stream.getvalue()
+    assert "[1/2] pack, repeat 0: launching (elapsed 0:00, about 3:20 to go)\n" in text
+    assert "[1/2] pack, repeat 0: concurrency 4: fine\n" in text
+    assert "[2/2] spread, repeat 0: DID NOT START\n" in text

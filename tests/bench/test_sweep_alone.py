@@ -1,0 +1,168 @@
+"""One sweep at a time on a deployment and in a folder, prompts that nobody sent before, and ends that say why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.sweep import ROOT, Oracle, environment, pd_deployment, publish, run_bm
+
+from pdlab.results.store import Store
+
+LEVEL = ("--itl", "32", "--otl", "16", "--prompts-per-level", "24")
+
+
+@pytest.fixture
+def published(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> Oracle:
+    publish(tmp_path, oracle, tokenizer, pd_deployment())
+    return oracle
+
+
+def started(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
+    command = [str(ROOT / "run_bm.sh"), "-u", oracle.url, *LEVEL, *more]
+    return subprocess.Popen(
+        command, env=environment(cache), cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(oracle: Oracle, name: str) -> None:
+    deadline = time.monotonic() + 150
+    while len(oracle.log_of(name)) < 4:
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+def test_the_second_of_two_sweeps_is_refused_and_the_first_is_valid(published: Oracle, tmp_path: Path) -> None:
+    out = str(tmp_path / "bm")
+    with started(published, tmp_path, "-c", "2,3", "-e", "one", "--out", out) as first:
+        wait_for(published, "concurrency2-")
+        second = run_bm("-u", published.url, *LEVEL, "-c", "4", "-e", "two", "--out", out, cache=tmp_path)
+        _, errors = first.communicate(timeout=100)
+    assert first.returncode == 0, errors
+    assert second.returncode == 2
+    assert f"the deployment at {published.url} is held by process {first.pid} (" in second.stderr
+    assert "bench" in second.stderr and " s (since " in second.stderr
+    assert not (tmp_path / "bm" / "two").exists() and not published.log_of("concurrency4-")
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_requests_that_no_lock_keeps_out_make_the_level_invalid(published: Oracle, tmp_path: Path) -> None:
+    """As those of a user, or of a sweep from another machine."""
+    body = json.dumps({"prompt": "not of the sweep", "max_tokens": 2, "stream": True}).encode()
+    with started(published, tmp_path, "-c", "2,3", "-e", "one", "--out", "bm") as first:
+        wait_for(published, "concurrency2-")
+        for _ in range(5):
+            urllib.request.urlopen(f"{published.url}/v1/completions", body, timeout=30).read()
+        first.communicate(timeout=100)
+    assert first.returncode == 3
+    during, after = Store(tmp_path / "bm" / "one").runs()
+    assert during.validity.failed_gates == ("other_requests",)
+    assert "the decode engines finished 29 requests during the level, 24 are the client's" in during.validity.reasons[0]
+    assert after.validity.valid
+
+
+def test_a_folder_is_written_by_one_sweep(tokenizer: Path, published: Oracle, tmp_path: Path) -> None:
+    """Two deployments, one folder: the second sweep is refused before it reads what is there."""
+    folder = tmp_path / "bm" / "one"
+    with Store(folder).held():
+        refused = run_bm("-u", published.url, *LEVEL, "-e", "one", "--out", str(tmp_path / "bm"), cache=tmp_path)
+    assert refused.returncode == 2, refused.stderr
+    assert f"the result folder {folder} is held by process {os.getpid()} (" in refused.stderr
+    assert not published.log()
+
+
+def test_another_experiment_on_the_same_start_sends_other_prompts(
+    published: Oracle, tokenizer: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        done = run_bm("-u", published.url, *LEVEL, "-c", "2", "-e", name, "--out", "bm", cache=tmp_path)
+        assert done.returncode == 0, done.stderr
+    prompts = Counter(entry["prompt"] for entry in published.log())
+    assert len(prompts) == 2 * (24 + 8) and max(prompts.values()) == 1
+    one, two = (next(Store(tmp_path / "bm" / name).runs()) for name in ("one", "two"))
+    assert one.seed is not None and two.seed is not None and one.seed != two.seed
+    # A new start has an empty prefix cache: the same prompts as after the first start, so that starts compare.
+    again = tmp_path / "again"
+    again.mkdir()
+    publish(again, published, tokenizer, pd_deployment())
+    done = run_bm("-u", published.url, *LEVEL, "-c", "2", "-e", "three", "--out", "bm", cache=again)
+    assert done.returncode == 0, done.stderr
+    assert next(Store(again / "bm" / "three").runs()).seed == one.seed
+
+
+def test_damaged_requests_are_not_resumed_upon(published: Oracle, tmp_path: Path) -> None:
+    sweep = ("-u", published.url, *LEVEL, "-c", "2,3", "-e", "one", "--out", "bm")
+    assert run_bm(*sweep, cache=tmp_path).returncode == 0
+    path = tmp_path / "bm" / "one" / "concurrency2.records.json.gz"
+    path.write_bytes(path.read_bytes()[:-30])
+    served = len(published.log())
+    refused = run_bm(*sweep, "--resume", cache=tmp_path)
+    assert refused.returncode == 2 and len(published.log()) == served
+    assert "bm/one/concurrency2.records.json.gz: the level's requests cannot be read" in refused.stderr
+    assert "remove bm/one/concurrency2.json and concurrency2.records.json.gz" in refused.stderr
+    path.unlink()
+    path.with_name("concurrency2.json").unlink()
+    assert run_bm(*sweep, "--resume", cache=tmp_path).returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here (it takes root): {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_names_the_file_and_how_to_go_on(published: Oracle, tmp_path: Path, small_disk: Path) -> None:
+    sweep = ("-u", published.url, *LEVEL, "-c", "2,3", "-e", "one", "--out", str(small_disk))
+    with started(published, tmp_path, *sweep[2 + len(LEVEL) :]) as process:
+        wait_for(published, "concurrency3-")
+        room = os.statvfs(small_disk)
+        (small_disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_frsize))
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1, errors
+    last = errors.splitlines()[-1]
+    assert last.startswith(
+        f"run_bm.sh: error: {small_disk}/one/concurrency3.records.json.gz cannot be written (No space"
+    )
+    assert last.endswith(f"--out {small_disk} --resume") and "Go on with: ./run_bm.sh -u" in last
+    assert "Traceback" not in errors
+    kept = sorted(path.name for path in (small_disk / "one").iterdir())
+    assert kept == ["concurrency2.json", "concurrency2.records.json.gz", "manifest.json"]
+    (small_disk / "ballast").unlink()
+    done = run_bm(*sweep, "--resume", cache=tmp_path)
+    assert done.returncode == 0 and "1 of 2 levels were already measured and skipped" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("way", ["stopped", "accepts nobody"])
+def test_a_server_that_falls_silent_ends_the_level(published: Oracle, tmp_path: Path, way: str) -> None:
+    """Requests have 600 s each; the level ends by what the watcher sees. Stopped, the kernel goes on accepting."""
+    published.configure({"concurrency2-": {"hang_every": 1}})
+    with started(published, tmp_path, "-c", "2", "-e", "one", "--out", "bm") as process:
+        deadline = time.monotonic() + 150
+        while not published.log_of("concurrency2-"):
+            assert time.monotonic() < deadline, "timed out"
+            time.sleep(0.05)
+        published.process.send_signal(signal.SIGSTOP if way == "stopped" else signal.SIGKILL)
+        _, errors = process.communicate(timeout=120)
+    last = errors.splitlines()[-1]
+    assert process.returncode == 1
+    assert last.startswith(f"run_bm.sh: error: {published.url} no longer answers")
+    assert "the running level is not kept" in last and last.endswith("-e one --out bm --resume")
+    assert "Traceback" not in errors
+    assert list(Store(tmp_path / "bm" / "one").runs()) == []

@@ -1,0 +1,129 @@
+"""kill -9 and Ctrl-C in the middle of a sweep, then --resume: nothing finished is lost, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from support.sweep import ROOT, Oracle, environment, pd_deployment, publish
+
+from pdlab.results.store import Store
+
+LEVELS = ("concurrency2", "concurrency3", "concurrency4")
+
+
+def start(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
+    command = [str(ROOT / "run_bm.sh"), "-u", oracle.url, "-c", "2,3,4", "--itl", "32", "--otl", "16"]
+    command += ["--prompts-per-level", "24", "--out", str(cache / "bm"), *more]
+    return subprocess.Popen(
+        command, env=environment(cache), cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait(condition: Callable[[], object], seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+def clients(pid: int) -> list[int]:
+    """Load generators that process ``pid`` has started and that live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                command = (entry / "cmdline").read_text()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z" and "pdlab.bench.client.worker" in command:
+                found.append(int(entry.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
+    publish(tmp_path, oracle, tokenizer, pd_deployment())
+    oracle.configure({"": {"kv_failed": 0}})
+    folder = tmp_path / "bm" / pd_deployment().label
+    store = Store(folder)
+
+    def finished() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.glob("concurrency*")}
+
+    def running(level: str) -> bool:
+        return len(oracle.log_of(f"{level}-")) > 4
+
+    with start(oracle, tmp_path) as first:
+        wait(lambda: running(LEVELS[1]))
+        (client,) = clients(first.pid)
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    wait(lambda: not alive(client), 5)
+    after_kill = finished()
+    assert set(after_kill) == {"concurrency2.json", "concurrency2.records.json.gz"}
+    served = len(oracle.log())
+
+    with start(oracle, tmp_path, "--resume") as second:
+        wait(lambda: len(oracle.log()) > served and running(LEVELS[2]))
+        (client,) = clients(second.pid)
+        second.send_signal(signal.SIGINT)
+        _, errors = second.communicate(timeout=20)
+    assert second.returncode == 130
+    assert "interrupted; finished levels are kept. Go on with: ./run_bm.sh " in errors and "Traceback" not in errors
+    assert not alive(client)
+    after_interrupt = finished()
+    assert len(after_interrupt) == 4
+    assert {name: after_interrupt[name] for name in after_kill} == after_kill
+
+    with start(oracle, tmp_path, "--resume") as third:
+        output, errors = third.communicate(timeout=60)
+    assert third.returncode == 0, errors
+    assert "2 of 3 levels were already measured and skipped" in output
+    done = finished()
+    assert {name: done[name] for name in after_interrupt} == after_interrupt
+    experiment = store.load()
+    assert [run.key.stem for run in experiment.runs] == list(LEVELS)
+    assert all(run.validity.valid and run.completed == 24 for run in experiment.runs)
+    assert [line.endswith("--resume") for line in experiment.manifest.commands] == [False, True, True]
+    assert not list(folder.glob(".*")), "half-written files"
+
+    prompts = Counter(entry["prompt"] for entry in oracle.log())
+    assert len(prompts) > 3 * 24 + 3 * 8
+    assert max(prompts.values()) == 1, "a prompt was served again after an interruption"
+
+
+def test_term_is_an_interruption_too(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
+    publish(tmp_path, oracle, tokenizer, pd_deployment())
+    with start(oracle, tmp_path) as process:
+        wait(lambda: clients(process.pid))
+        (client,) = clients(process.pid)
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    wait(lambda: not alive(client), 5)
+
+
+def test_a_server_that_dies_ends_the_sweep(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
+    publish(tmp_path, oracle, tokenizer, pd_deployment())
+    with start(oracle, tmp_path) as process:
+        wait(lambda: len(oracle.log_of("concurrency3-")) > 4)
+        (client,) = clients(process.pid)
+        oracle.process.kill()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"error: {oracle.url} no longer answers: the running level is not kept" in errors.splitlines()[-1]
+    assert "Traceback" not in errors and not alive(client)
+    assert [run.key.stem for run in Store(tmp_path / "bm" / pd_deployment().label).runs()] == ["concurrency2"]

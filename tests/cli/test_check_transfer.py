@@ -1,0 +1,179 @@
+"""The command line of the KV-transfer check: bad input, plans, report, JSON and plot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pdlab.core.catalog import load_model
+from pdlab.core.errors import TransferError, UsageError
+from pdlab.remote.network import Host, Nic
+from pdlab.report.transfer_plot import draw
+from pdlab.transfer.check import BackendResult, Plan, Size, SizeResult, worst_code
+from pdlab.transfer.options import build_parser, kv_shape, plan_from
+from pdlab.transfer.rank.codes import Finding
+from pdlab.transfer.report import as_json, for_pd, render, result_json
+from pdlab.transfer.ucx_log import Lane, Wire
+from pdlab.transfer.verdict import Verdict
+
+SCRIPT = Path(__file__).resolve().parents[2] / "debug" / "test_nixl_connector_ray.py"
+
+
+def parsed(*words: str) -> Plan:
+    return plan_from(build_parser("prog").parse_args(list(words)))
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("nixl_script", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# (command line, what the one line must say)
+BAD = [
+    (["--strategy", "apart"], ["--strategy", "'apart'"]),
+    (["--strateg", "pack"], ["--strateg"]),
+    (["--prefill-tp", "0"], ["--prefill-tp", "'0'", "at least 1"]),
+    (["--prefill-tp", "3"], ["prefill TP 3", "8 KV heads"]),
+    (["--prefill-tp", "2", "--decode-tp", "3"], ["2", "3", "--decode-tp"]),
+    (["--prefill-tp", "16", "--decode-tp", "8"], ["prefill TP 16", "8 KV heads"]),
+    (["--model", "gpt-4"], ["--model gpt-4", "gpt-oss-120b"]),
+    (["--num-layers", "4"], ["--block-len-bytes"]),
+    (["--model", "gpt-oss-20b", "--num-layers", "4", "--block-len-bytes", "4096"], ["--model", "exclude"]),
+    (["--num-layers", "4", "--block-len-bytes", "100"], ["--block-len-bytes 100", "multiple of 16"]),
+    (["--tokens", "1000,none"], ["--tokens", "'none'"]),
+    (["--tokens", "1000", "--blocks", "3"], ["--tokens", "--blocks"]),
+    (["--num-blocks", "10"], ["--num-blocks 10", "1259"]),
+    (["--num-blocks", str(2**50)], ["--num-blocks", "bits", "smaller cache"]),
+    (["--repeats", "2"], ["--repeats 2", "5"]),
+    (["--timeout-s", "-1"], ["--timeout-s", "'-1'"]),
+    (["--backends", "ucx"], ["--backends", "'ucx'", "UCX"]),
+    (["--backends", "UCX,,"], ["--backends"]),
+    (["--plant-fault", "fire"], ["--plant-fault", "swap-blocks"]),
+    (["--plant-fault", "shift-block", "--blocks", "2"], ["shift-block", "at least 3 blocks"]),
+    (["--local", "0"], ["--local", "'0'"]),
+    (["--json", "/nowhere/x.json"], ["/nowhere/x.json", "no such folder"]),
+]
+
+
+@pytest.mark.parametrize("words, wanted", BAD, ids=lambda value: " ".join(value)[:40])
+def test_bad_input_is_one_line(
+    words: list[str], wanted: list[str], script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    for word in wanted:
+        assert word in err
+
+
+def test_help_needs_no_heavy_package() -> None:
+    program = (
+        "import runpy, sys, time\nsys.argv = ['x', '--help']\n"
+        f"try:\n    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n    code = end.code\n"
+        "print('LOADED', sorted(set(sys.modules) & {'ray', 'torch', 'nixl', 'matplotlib', 'pandas'}), code, "
+        "'CPU', time.process_time())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded, cpu_s = done.stdout.splitlines()[-1].split(" CPU ")
+    assert loaded == "LOADED [] 0" and float(cpu_s) < 1.0
+
+
+def test_the_default_is_the_model_that_people_serve() -> None:
+    plan = parsed()
+    assert (plan.strategy, plan.shape.name, plan.backends, plan.direction) == ("pack", "gpt-oss-120b", ("UCX",), "read")
+    assert [size.tokens for size in plan.sizes] == [1000, 5000, 20000]
+    assert plan.sizes[1] == Size(322, 5000) and plan.repeats == 5
+    assert plan.num_blocks > 1259
+
+
+def test_a_shape_without_a_model() -> None:
+    plan = parsed("--num-layers", "3", "--block-len-bytes", "65536", "--blocks", "8,2,8", "--prefill-tp", "2",
+                  "--num-blocks", "40", "--concurrent-requests", "4", "--random-blocks", "--seed", "7")  # fmt: skip
+    assert plan.sizes == (Size(2), Size(8)) and plan.num_blocks == 40 and plan.scattered and plan.seed == 7
+    assert plan.shape.regions == 3 and plan.shape.page_bytes(1) == 65536 and plan.shape.page_bytes(2) == 32768
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    model = load_model("gpt-oss-120b")
+    assert model is not None
+    with pytest.raises(UsageError, match="int3"):
+        kv_shape(model.model_copy(update={"kv_dtype": "int3"}))
+
+
+def result(gb_per_s: float = 10.0) -> BackendResult:
+    wire = Wire("zero-copy", (Lane("srd", "rdmap79s0:1"),), True, 5000)
+    shape = parsed().shape
+    sizes = []
+    for size in parsed().sizes:
+        moved = shape.request_bytes(size.blocks, 1)
+        took = moved / gb_per_s / 1e9
+        sizes.append(
+            SizeResult(size, moved, took * 5, (took * 2, took, took, took, took / 2), (took,) * 5, 900, 300, 0.1)
+        )
+    hosts = {
+        side: Host(side, "10.0.0.1", 1, side, side, (Nic("rdmap79s0", "efa", 100.0),)) for side in ("prefill", "decode")
+    }
+    verdict = Verdict(0, "OK: spread over srd", "srd/rdmap79s0:1", "zero-copy", "srd", 0.8, "1 rail (12.5 GB/s)")
+    return BackendResult(
+        "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, ("a note",), (Finding(100, 10),), 880, 0.1, 0.001, 20.0,
+        None, "why not", None, wire, {"rdmap79s0": 1.0}, 1000, "1.21.0", {}, ("/lib/libucp.so",), None, "| row |",
+    )  # fmt: skip
+
+
+def test_what_it_means_for_pd() -> None:
+    """By hand: 322 blocks x 18 regions x 32 KiB = 189,923,328 bytes; at 10 GB/s 18.99 ms and 52.65 prompts/s."""
+    prediction = for_pd(result(), parsed().shape, 1)
+    assert prediction.bytes == prediction.measured_bytes == 189_923_328
+    assert prediction.added_ttft_s == pytest.approx(0.0189923328)
+    assert prediction.saturates_at_rps == pytest.approx(1 / 0.0189923328)
+    assert for_pd(result(), parsed().shape, 8).bytes == for_pd(result(), parsed().shape, 16).bytes
+
+
+def test_the_report_says_everything() -> None:
+    shown = replace(result(), ray_s=4.0, startup_s=2.04, checked_bytes=2**31, check_s=0.5)
+    text = render(parsed("--strategy", "spread"), shown, parsed().shape, verbose=True)
+    for words in (
+        "5000", "189.9", "5-20", "memcpy of the same pages, one thread, 20 GB/s",
+        "raw UCX not measured (why not)", "1 rail (12.5 GB/s) 80% reached", "every word exact", "5000 operations",
+        "rdmap79s0 100%", "19.0 ms more TTFT", "52.7 such requests/s", "a note", "/lib/libucp.so", "UCX | | row |",
+        "took: start-up 2.0 s beside 4.0 s of Ray's; checks 0.5 s",
+    ):  # fmt: skip
+        assert words in text, (words, text)
+    assert text.splitlines()[-1] == "OK: spread over srd"
+
+
+def test_json_holds_every_repeat_and_says_what_is_predicted() -> None:
+    plan = parsed()
+    data = json.loads(json.dumps(as_json(plan, [result_json(plan, result(), plan.shape)], {"versions": {}})))
+    run = data["runs"][0]
+    assert data["schema_version"] == 1 and data["plan"]["shape"]["name"] == "gpt-oss-120b"
+    assert len(run["sizes"][2]["seconds"]) == 5 and run["sizes"][2]["gb_per_s"] == pytest.approx(10.0)
+    assert run["sizes"][0]["gb_per_s_slowest"] == pytest.approx(5.0) and run["for_pd"]["origin"] == "predicted"
+    assert run["raw_gb_per_s"] is None and run["memcpy_gb_per_s"] == 20.0
+    assert (run["startup_s"], run["check_s"], run["checked_bytes"], run["ray_s"]) == (1.0, 0.1, 880, None)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_plot_is_drawn(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"plot.{suffix}"
+    draw(parsed(), [result(), replace(result(5.0), backend="LIBFABRIC", wire=None)], path)
+    assert path.stat().st_size > 5000
+    if suffix == "svg":
+        assert path.read_text().count("<path") > 20
+
+
+def test_the_worst_of_several_backends_is_the_exit_code() -> None:
+    assert [worst_code(codes) for codes in ([0, 0], [0, 3], [3, 5], [5, 4], [0, 4, 3])] == [0, 3, 5, 4, 4]
+    assert TransferError("peer", "x").exit_code == 5

@@ -1,0 +1,492 @@
+"""plan.py: bad input, predictions from a CSV, ranking and what is handed over."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import shlex
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support import folders
+
+from pdlab.analysis.crossovers import stretches
+from pdlab.cli import launch, plan
+from pdlab.core.catalog import ModelShape, load_cluster, load_model
+from pdlab.core.deployment import Collocated, Deployment, launch_flags, parse_label
+from pdlab.core.nodes import ClusterView
+from pdlab.core.workload import Slo, Workload
+from pdlab.plan import csv_predictions, csv_rows, planner
+from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist, units
+from pdlab.plan.planner import Scene, capacity, evaluate, gain, sized_alone
+from pdlab.plan.rate_matching import Engines, Matcher, Unit
+from pdlab.plan.text import regimes
+from pdlab.sim.hardware import FitError, Hardware, load_hardware
+
+CONFIGURATIONS = """\
+mode,num,tp,p_num,p_tp,d_num,d_tp,concurrency,num_prompts,note
+collocated,4,2,,,,,8,40,a
+pd-pack,,,1,2,2,2,16,80,b
+pd-spread,,,1,4,1,4,8,40,c
+collocated,4,2,,,,,16,80,d
+"""
+
+
+def shape(name: str = "gpt-oss-120b") -> ModelShape:
+    found = load_model(name)
+    assert found is not None
+    return found
+
+
+def hardware() -> Hardware:
+    return load_hardware("h100-vllm-0.11")
+
+
+def nodes(count: int) -> ClusterView:
+    base = load_cluster("p5.48xlarge-x2").engine_nodes[0]
+    return ClusterView(nodes=tuple(base.model_copy(update={"id": f"node-{n}", "head": n == 0}) for n in range(count)))
+
+
+def scene(seed: int = 0, **bounds: float) -> Scene:
+    return Scene(hardware(), shape(), Workload(), Slo(**bounds), seed=seed)
+
+
+def sized(label: str) -> Sized:
+    deployment = Deployment(topology=parse_label(label))
+    return sized_alone(scene(tpot_s=0.012), deployment, nodes(1), 8)
+
+
+def predicted(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    path = tmp_path / "in.csv"
+    path.write_text(text)
+    assert plan.main(["--predict", str(path)]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+class TestPredict:
+    def test_rows_come_back_in_order_with_their_columns(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = predicted(CONFIGURATIONS, tmp_path, capsys)
+        assert [row["note"] for row in rows] == list("abcd")
+        for row in rows:
+            for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s", "output_tokens_per_s_per_node"):
+                assert float(row[f"predicted_{name}"]) > 0
+        assert float(rows[3]["predicted_mean_tpot_ms"]) > float(rows[0]["predicted_mean_tpot_ms"])
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_intervals_are_there_when_the_error_is_known(self, known: bool) -> None:
+        error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=2, points=1, how="")
+        asked = csv_rows.read(CONFIGURATIONS, "in.csv")[2][:1]
+        (row,) = csv_predictions.predict(asked, hardware().model_copy(update={"error": error if known else None}))
+        for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s"):
+            low, value, high = (row[f"predicted_{name}{end}"] for end in ("_low", "", "_high"))
+            assert 0 < float(low) < float(value) < float(high) if known else low == high == ""
+
+    def test_labels_name_a_configuration_too(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        by_columns = predicted(CONFIGURATIONS, tmp_path, capsys)
+        text = "label,concurrency\ncollocated-4xtp2,8\npd-pack-p1xtp2-d2xtp2,16\n1xtp4-1xtp4-spread,8\n4xtp2,16\n"
+        by_label = predicted(text, tmp_path, capsys)
+        key = "predicted_requests_per_s"
+        assert [row[key] for row in by_label] == [row[key] for row in by_columns]
+
+    def test_rows_of_one_sweep_share_their_caches(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        head = "mode,num,tp,concurrency,num_prompts,prompts\n"
+        again, fresh = (
+            predicted(f"{head}collocated,1,8,64,320,{policy}\n", tmp_path, capsys)[0]
+            for policy in ("repeated", "fresh")
+        )
+        assert float(again["predicted_requests_per_s"]) > 1.3 * float(fresh["predicted_requests_per_s"])
+
+    def test_a_slow_wire_costs_throughput(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        head = "mode,p_num,p_tp,d_num,d_tp,concurrency,prompts,link\n"
+        srd, tcp = (
+            float(
+                predicted(f"{head}pd-spread,1,4,1,4,64,fresh,{link}\n", tmp_path, capsys)[0]["predicted_requests_per_s"]
+            )
+            for link in ("srd", "tcp")
+        )
+        assert tcp < srd / 4
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "empty"),
+            ("mode,num,tp,concurrency\n", "no rows"),
+            ("foo,concurrency\n1,2\n", "no column says the configuration"),
+            ("mode,num,tp\ncollocated,1,2\n", "no column concurrency or request_rate"),
+            ("mode,num,tp,concurrency\ncollocated,1,2,x\n", "line 2: concurrency 'x' is not a number"),
+            ("mode,num,tp,concurrency\ncollocated,1,2,8\ncollocated,1.5,2,8\n", "line 3: num '1.5' must be a whole"),
+            ("mode,num,tp,concurrency\ncollocated,1,2,-8\n", "must be above 0"),
+            ("mode,num,tp,concurrency\nsomewhere,1,2,8\n", "mode 'somewhere' is not known"),
+            ("mode,num,tp,concurrency,link\ncollocated,1,2,8,string\n", "link 'string' is not known"),
+            ("mode,num,tp,concurrency,prompts\ncollocated,1,2,8,perhaps\n", "prompts 'perhaps' is not known"),
+            ("mode,num,tp,ep,concurrency\ncollocated,1,2,maybe,8\n", "is not a flag"),
+            ("label,concurrency\nnonsense,8\n", "line 2: label 'nonsense'"),
+            ("mode,num,tp,concurrency,model\ncollocated,1,2,8,gpt-9\n", "model 'gpt-9' has no shape"),
+            ("mode,num,tp,concurrency,itl\ncollocated,1,1,8,90000\n", "does not fit"),
+        ],
+    )
+    def test_a_bad_file_is_one_line(
+        self, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "in.csv"
+        path.write_text(text)
+        assert plan.main(["--predict", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+
+
+def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folders.write(tmp_path / "own", folders.deployments(1)[0])
+    assert plan.main(["--compare", str(path)]) == 0
+    told = capsys.readouterr()
+    assert "predicted for tiny-gptoss on H100 SXM 80 GB (h100-vllm-0.11) / measured" in told.out and not told.err
+    assert plan.main(["--model", "gpt-oss-120b", "--compare", str(path)]) == 0
+    told = capsys.readouterr()
+    assert "predicted for gpt-oss-120b on" in told.out and "is of tiny-gptoss, predicted as gpt-oss-120b" in told.err
+    stranger = folders.write(
+        tmp_path / "other", folders.deployments(1)[0].model_copy(update={"model": "someone/else-7b"})
+    )
+    assert plan.main(["--compare", str(stranger)]) == 2
+    assert "someone/else-7b, which is not in configs/models/" in capsys.readouterr().err
+
+
+def test_cpu_engines_beside_a_gpus_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(Path(plan.__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "pack")
+    assert plan.main(["--compare", path]) == 0
+    assert "pack was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err
+    assert plan.main(["--compare", path, "--hardware", "cpu-vllm-0.29"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_one_output_token_has_no_tpot(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where one request in flight is all that rate matching gives, the ladder has one load."""
+    assert plan.main(["--otl", "1", "--slo-tpot-ms", "12"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    head = next(line for line in out if "TPOT ms" in line)
+    row = next(line for line in out if line.startswith(" 1 "))
+    assert row[head.index("TPOT ms") : head.index("TPOT ms") + 7].strip() == "-"
+    assert not any("Which wins" in line for line in out)
+
+
+def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("config,concurrency,model\ncollocated-1xtp2,4,\ncollocated-1xtp2,4,gpt-oss-120b\n")
+    assert plan.main(["--predict", str(path), "--model", "gpt-oss-20b"]) == 0
+    small, large = (row.split(",")[3] for row in capsys.readouterr().out.splitlines()[1:])
+    assert float(small) < float(large)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--gpus 0", "at least 1"),
+        ("--gpus many", "whole number"),
+        ("--slo-tpot-ms -3", "above 0"),
+        ("--slo-tpot-ms soon", "above 0"),
+        ("--slo-quantile 1.5", "--slo-quantile"),
+        ("--model gpt-9", "configs/models/"),
+        ("--hardware abacus", "is not known"),
+        ("--node laptop", "--node laptop"),
+        ("--workload w.yaml --itl 5", "--workload replaces"),
+        ("--workload nowhere.yaml", "cannot be read"),
+        ("--rate 3 --concurrency 4", "exclude each other"),
+        ("--concurrency 4,x", "whole number"),
+        ("--prefix-hit-rate 1", "--prefix-hit-rate"),
+        ("--explain nonsense", "label 'nonsense'"),
+        ("--explain collocated-1xtp2 --predict x.csv", "not allowed with"),
+        ("--explain collocated-1xtp2 --plot x.png", "--plot does nothing with --explain"),
+        ("--explain collocated-1xtp2 --out x", "--out does nothing with --explain"),
+        ("--predict x.csv --itl 7", "--itl does nothing with --predict"),
+        ("--predict x.csv --plot x.png", "--plot does nothing with --predict"),
+        ("--compare x --slo-tpot-ms 12", "--slo-tpot-ms does nothing with --compare"),
+        ("--gpus 8 --prompts fresh", "--prompts does nothing with a ranking"),
+        ("--hardware cpu-vllm-0.29 --node p4d", "--node"),
+        ("--predict nowhere.csv", "cannot be read"),
+        ("--compare nowhere", "does not exist"),
+        ("--gpus 1 --itl 200000", "takes 131072 tokens of context"),
+        ("--gpus 1 --itl 125000", "fits no TP degree"),
+        ("--model deepseek-v3 --gpus 8", "fits no TP degree"),
+        ("--top 0", "at least 1"),
+        ("--seed x", "invalid int"),
+        ("--gpus 8 --plot out.gif", "--plot"),
+        ("--frobnicate", "unrecognized"),
+    ],
+)
+def test_bad_input_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(shlex.split(words)) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and "Traceback" not in error
+
+
+class TestEnumeration:
+    def test_a_pack_is_copied_node_by_node(self) -> None:
+        """6 GPUs of 8 per node: three nodes hold three copies, though 24 GPUs would be four."""
+        deployment = Deployment(topology=parse_label("pd-pack-p1xtp2-d1xtp4"))
+        assert copies_of(deployment, nodes(3), 24) == 3
+
+    @pytest.mark.parametrize(
+        ("label", "count", "copies"),
+        [
+            ("collocated-2xtp4", 2, 2),
+            ("pd-spread-p1xtp4-d1xtp4", 2, 2),  # P and D of the second copy beside those of the first
+            ("pd-spread-p4xtp1-d1xtp8", 3, 2),  # both prefill pools on one node
+            ("pd-spread-p8xtp1-d1xtp8", 3, 1),
+            ("pd-spread-p1xtp8-d3xtp8", 3, 0),
+            ("pd-pack-p1xtp1-d1xtp1", 40, 160),
+        ],
+    )
+    def test_copies(self, label: str, count: int, copies: int) -> None:
+        assert copies_of(Deployment(topology=parse_label(label)), nodes(count), 8 * count) == copies
+
+    def test_gpus_that_fill_no_node_are_used(self) -> None:
+        kinds = engine_shapes(hardware(), shape(), 12, Workload())
+        assert Unit(Engines(tp=4), 3, None, 0) in set(units(kinds, 12, 8, shape()))
+
+    def test_a_model_that_no_node_holds_gets_whole_nodes(self) -> None:
+        kinds = engine_shapes(hardware(), shape("deepseek-v3"), 96, Workload(input_tokens=2000))
+        assert all(kind.gpus >= 16 and kind.gpus % 8 == 0 for kind in kinds)
+        assert any(kind.expert_parallel for kind in kinds)
+        pairs = [unit for unit in units(kinds, 96, 8, shape("deepseek-v3")) if unit.decode]
+        assert pairs and all(unit.prefill.pp == 1 for unit in pairs)
+
+    def test_a_unit_has_no_common_factor_and_fits(self) -> None:
+        kinds = engine_shapes(hardware(), shape(), 16, Workload())
+        found = list(units(kinds, 16, 8, shape()))
+        assert len(set(found)) == len(found)
+        for unit in found:
+            assert unit.gpus <= 16
+            assert unit.decode is None or math.gcd(unit.prefills, unit.decodes) == 1
+
+    def test_a_thousand_gpus_are_planned_too(self) -> None:
+        matcher = Matcher(hardware(), shape(), Workload())
+        kinds = engine_shapes(hardware(), shape(), 1000, Workload())
+        chosen, possible = shortlist(matcher, "gpt-oss-120b", nodes(125), 1000, kinds, 0.012, None)
+        assert possible > 1000 and 10 < len(chosen) < 50
+        assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
+
+
+class TestMatching:
+    def test_published_prefill_rate(self) -> None:
+        """One TP2 replica of prefill serves about 7 requests/s of 5000 new tokens (docs/model.md)."""
+        alone = Matcher(hardware(), shape(), Workload()).rates(Engines(tp=2), Engines(tp=2), 0.012)
+        assert 5 < alone.prefill_rps < 9
+
+    def test_twice_the_answer_is_half_the_rate(self) -> None:
+        one, two = (
+            Matcher(hardware(), shape(), Workload(output_tokens=n)).rates(Engines(tp=2), Engines(tp=2), 0.012)
+            for n in (250, 499)
+        )
+        assert two.decode_rps == pytest.approx(one.decode_rps / 2, rel=0.1)
+
+    def test_short_prompts_share_a_step(self) -> None:
+        matcher = Matcher(hardware(), shape(), Workload(input_tokens=100))
+        assert matcher.prefill(Engines(tp=2)) > 4 / matcher.prefill_s(Engines(tp=2))
+
+    def test_cached_prefixes_are_not_computed(self) -> None:
+        cold, warm = (Matcher(hardware(), shape(), Workload(), hit).prefill(Engines(tp=2)) for hit in (0.0, 0.5))
+        assert warm > 1.6 * cold
+
+    def test_a_tight_ttft_leaves_prefill_idle(self) -> None:
+        shares = [Matcher(hardware(), shape(), Workload(), 0, t).share(Engines(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
+        assert shares[0] == 0 and shares == sorted(shares) and 0.9 < shares[-1] < 1
+
+    def test_little_s_law_in_the_collocated_formula(self) -> None:
+        """Batch = rate x TPOT x tokens, with the TPOT at the bound."""
+        matcher = Matcher(hardware(), shape(), Workload())
+        rps, batch = matcher.collocated(Engines(tp=4), 0.012)
+        assert batch / (rps * 249) == pytest.approx(0.012, rel=0.05)
+
+
+class TestRanking:
+    def test_the_best_is_first_and_the_same_every_time(self) -> None:
+        trials = [
+            planner.plan(scene(tpot_s=0.012), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48]) for _ in range(2)
+        ]
+        assert trials[0] == trials[1]
+        goodput = [candidate.goodput_per_gpu for candidate in trials[0].candidates]
+        assert goodput == sorted(goodput, reverse=True)
+
+    def test_the_best_load_meets_the_slo_and_none_that_does_serves_more(self) -> None:
+        found = planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(1), 8)
+        for candidate in found.candidates[:4]:
+            assert candidate.best is not None
+            assert candidate.best.stress <= 1
+            assert all(o.goodput_rps < 1.03 * candidate.best.goodput_rps for o in candidate.outcomes if o.stress <= 1)
+
+    def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
+        """It knows no queues: the loads that it gives for a bound on TTFT alone miss it in collocated engines."""
+        found = evaluate(scene(ttft_s=0.3), replace(sized("collocated-4xtp2"), in_flight=150.0), 8)
+        loads = [outcome.load.value for outcome in found.outcomes]
+        assert loads == sorted(set(loads)) and loads[0] < 15
+        assert found.best is not None and found.best.good_share >= 0.9
+
+    def test_no_verdict_comes_of_where_it_was_looked(self) -> None:
+        """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""
+        for bounds in ({"ttft_s": 0.3}, {"e2el_s": 3.0}):
+            view = nodes(2)
+            found = planner.plan(scene(**bounds), "gpt-oss-120b", view, 16)
+            assert any(c.collocated and c.best for c in found.candidates)
+            for candidate in found.candidates:
+                if candidate.best is None:
+                    assert candidate.outcomes[0].load.value == 1, candidate.deployment.label
+                    continue
+                missing = [o.load.value for o in candidate.outcomes if o.stress > 1]
+                last = [o for o in candidate.outcomes if o.stress <= 1][-1]
+                limit = max(1.5 * last.load.value, last.load.value + 1)
+                assert not missing or min(missing) <= limit, candidate.deployment.label
+
+    def test_another_seed_is_within_the_error(self) -> None:
+        one, two = (
+            evaluate(scene(tpot_s=0.012, ttft_s=2.0, seed=seed), sized("pd-pack-p1xtp2-d1xtp2"), 8).goodput_per_gpu
+            for seed in (0, 1)
+        )
+        assert one == pytest.approx(two, rel=0.15)
+
+    def test_a_deployment_that_serves_less_than_one_request_at_a_time_is_simulated(self) -> None:
+        deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+        found = planner.ladder(scene(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
+        assert found[0].load.value == 1
+
+    def test_no_load_is_tried_that_engines_do_not_take_into_a_batch(self) -> None:
+        """Rate matching without a bound on TPOT gives tens of thousands for answers of one token."""
+        deployment = Deployment(topology=parse_label("collocated-1xtp2"))
+        short = replace(scene(ttft_s=0.3), workload=Workload(input_tokens=16, output_tokens=1))
+        found = planner.ladder(short, Sized(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
+        assert found[0].load.value == round(0.1 * 1024)
+
+    def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:
+        low, high = (
+            planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(2), 16, rate_rps=rate).candidates[0]
+            for rate in (2.0, 12.0)
+        )
+        assert low.best and high.best
+        assert low.total_gpus < high.total_gpus <= 16
+
+    def test_an_slo_that_nothing_meets_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0
+        out = capsys.readouterr().out
+        assert "No deployment meets the SLO" in out and "Nothing to hand over" in out
+
+    def test_pd_that_does_not_pay_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Short prompts and long answers: nothing to keep out of decode's way."""
+        words = "--gpus 8 --itl 200 --otl 500 --slo-tpot-ms 15 --slo-ttft-ms 500"
+        assert plan.main(shlex.split(words)) == 0
+        assert "\nPD does not " in capsys.readouterr().out
+
+    def test_a_bound_on_tpot_alone_works_and_warns(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert plan.main(shlex.split("--gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12")) == 0
+        out = capsys.readouterr().out
+        assert "Which wins at which throughput" in out and "TTFT is not bounded" in out
+
+
+class TestGain:
+    def test_the_interval_holds_the_gain_and_grows_with_the_error(self) -> None:
+        plain = scene(tpot_s=0.012, ttft_s=2.0)
+        split, base = (evaluate(plain, sized(label), 8) for label in ("pd-pack-p1xtp4-d1xtp4", "collocated-2xtp4"))
+        widths = []
+        for percent in (1.0, 5.0):
+            error = FitError(
+                tpot_percent=percent, ttft_percent=percent, requests_per_s_percent=percent, points=1, how=""
+            )
+            found = gain(split, base, replace(plain, hardware=hardware().model_copy(update={"error": error})))
+            assert found is not None and found.low < found.value < found.high
+            widths.append(found.high - found.low)
+        assert widths[0] < widths[1]
+
+    def test_nothing_is_gained_over_oneself(self) -> None:
+        plain = scene(tpot_s=0.012)
+        one = evaluate(plain, sized("pd-pack-p1xtp4-d1xtp4"), 8)
+        found = gain(one, one, plain)
+        assert found is not None and found.value == 0 and found.low < 0 < found.high
+
+    def test_capacity_is_read_off_between_loads(self) -> None:
+        found = evaluate(scene(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
+        meeting = [o.requests_per_s for o in found.outcomes if o.stress <= 1]
+        assert (
+            max(meeting) <= capacity(found.outcomes, Slo(tpot_s=0.012)) <= max(o.requests_per_s for o in found.outcomes)
+        )
+
+
+class TestRegimes:
+    def test_two_lines_that_cross(self) -> None:
+        """Wins below 15, loses above; nothing beyond the ends."""
+        curves = {"flat": [(10.0, 2.0), (20.0, 2.0)], "steep": [(10.0, 1.0), (20.0, 3.0)]}
+        first, second = stretches(curves, tolerance=0.0)
+        assert (first.label, second.label) == ("steep", "flat")
+        assert first.to_tokens_per_s == pytest.approx(15, abs=0.2) and second.to_tokens_per_s == 20
+
+    def test_a_difference_within_the_error_is_no_change(self) -> None:
+        curves = {"a": [(10.0, 1.00), (20.0, 1.02)], "b": [(10.0, 1.01), (20.0, 1.00)]}
+        (only,) = stretches(curves, tolerance=0.03)
+        assert {only.label, *only.rivals} == {"a", "b"}
+
+    def test_nothing_simulated_no_map(self) -> None:
+        assert stretches({"a": []}, tolerance=0.1) == []
+
+    def test_neighbours_differ(self) -> None:
+        plain = scene()
+        chosen = [evaluate(plain, sized(label), 8) for label in ("collocated-4xtp2", "pd-pack-p1xtp2-d3xtp2")]
+        found = regimes(chosen, hardware(), Slo())
+        assert found
+        for lower, upper in pairwise(found):
+            assert lower.to_tokens_per_s < upper.from_tokens_per_s
+            assert lower.label != upper.label
+
+
+class TestHandOver:
+    def test_the_winners_command_is_accepted_by_the_launcher(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ["--gpus", "16", "--slo-tpot-ms", "12", "--concurrency", "32,96", "--out", str(tmp_path)]
+        assert plan.main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        commands = [shlex.split(line) for line in lines if "launch_gptoss.py" in line]
+        # Without --cluster a launch would ask the running Ray, so only the dry runs are tried.
+        checked = [command[2:] for command in commands if "--dry-run" in command]
+        assert len(checked) == 3 and all("--cluster" in command for command in checked)
+        for command in checked:
+            assert launch.main(command) == 0
+        started = [command[2:] for command in commands if "--detach" in command]
+        assert [command[:-1] for command in started] == [command[:-3] for command in checked]
+
+    def test_a_plan_for_cpu_engines_is_for_this_machine(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = "--hardware cpu-vllm-0.29 --model tiny-gptoss --gpus 2 --itl 256 --otl 64 --slo-ttft-ms 300"
+        folder = tmp_path / "with a space"
+        assert plan.main([*shlex.split(words), "--out", str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert "(1 x local Ray node)" in out and "p5.48xlarge" not in out
+        lines = [shlex.split(line) for line in out.splitlines() if line.startswith("  python ")]
+        checked = [line[2:] for line in lines if "--dry-run" in line]
+        assert len(checked) == 3 and all("--local" in line for line in lines if "launch_gptoss.py" in line)
+        for line in checked:
+            assert launch.main(line) == 0
+        assert lines[-1][1:6] == ["plan.py", "--model", "tiny-gptoss", "--hardware", "cpu-vllm-0.29"]
+
+    @pytest.mark.parametrize(
+        "label", ["collocated-2xtp4", "pd-pack-p2xtp1-d3xtp2", "pd-spread-p1xtp4ep-d2xtp2", "collocated-1xdp8ep"]
+    )
+    def test_flags_mean_the_deployment(self, label: str, capsys: pytest.CaptureFixture[str]) -> None:
+        deployment = Deployment(topology=parse_label(label))
+        words = [*shlex.split(launch_flags(deployment)), "--cluster", "p5.48xlarge-x2", "--dry-run"]
+        if isinstance(deployment.topology, Collocated) and deployment.topology.pool.dp > 1:
+            words += ["--tp", "1"]
+        assert launch.main(words) == 0
+        assert capsys.readouterr().out.splitlines()[0].split()[1] == label
+
+    def test_explanation_adds_up(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert plan.main(["--explain", "pd-spread-p1xtp4-d1xtp4", "--concurrency", "8"]) == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("concurrency 8"))
+        *phases, total = (int(cell) for cell in row.split()[2:9])
+        assert sum(phases) == pytest.approx(total, abs=len(phases))
+
+    def test_curves_are_drawn(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "curves.png"
+        assert plan.main(["--gpus", "8", "--concurrency", "8,16,32", "--plot", str(path)]) == 0
+        assert path.stat().st_size > 10_000

@@ -1,0 +1,61 @@
+"""Command lines that end before they need a cluster load nothing that takes long to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdlab.__main__ import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"ray", "vllm", "nixl", "torch", "transformers", "tokenizers", "matplotlib", "pandas"}
+DRY = [
+    ["launch", "--pd-spread", "--cluster", "p5.48xlarge-x2", "--dry-run"],
+    ["launch", "--collocated", "--num", "2", "--local", "--dry-run"],
+    ["launch", "--pd-pack", "--cluster", "p5.48xlarge-x2", "--export", "-"],
+    ["experiment", "local-pack-vs-spread", "--dry-run"],
+]
+
+
+def loaded(program: str, words: list[str]) -> str:
+    code = (
+        f"import sys\n{program}\n"
+        "try:\n    code = main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    code = end.code\n"
+        f"print('LOADED', sorted(set(sys.modules) & {HEAVY!r}), code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [*([name, "--help"] for name in COMMANDS), *DRY, ["--help"]], ids=" ".join)
+def test_answers_without_heavy_imports(words: list[str]) -> None:
+    assert loaded("from pdlab.__main__ import main", words) == "LOADED [] 0"
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["launch_gptoss.py", "viz.py", "plan.py", *sorted(f"debug/{p.name}" for p in (ROOT / "debug").glob("*.py"))],
+)
+def test_a_script_is_its_command(script: str) -> None:
+    words = [sys.executable, str(ROOT / script), "--help"]
+    done = subprocess.run(words, cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+
+
+def test_every_command_has_its_module() -> None:
+    modules = {path.stem.replace("_", "-") for path in (ROOT / "pdlab" / "cli").glob("*.py")} - {"--init--"}
+    assert set(COMMANDS) == modules
+
+
+@pytest.mark.parametrize(("words", "said"), [([], "no command given"), (["benhc"], "'benhc' is not a command")])
+def test_what_is_no_command_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1

@@ -1,0 +1,354 @@
+"""viz.py from its command line: tables, pictures, bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import folders
+
+from pdlab.analysis import curves as analysis
+from pdlab.bench import slo_search
+from pdlab.bench.slo_search import Sample, Search
+from pdlab.cli import viz
+from pdlab.core.workload import Slo
+from pdlab.report import plots
+from pdlab.report.label_layout import Box, along, around, fit
+from pdlab.results.schema import ExperimentRecord, Visit
+from pdlab.results.store import Store, experiment_folders, write_record
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "tests" / "data" / "published"
+GOLDEN = Path(__file__).parent / "golden"
+REFERENCE = ROOT.parent / "shared" / "reference" / "measured-h100"
+
+COLLOCATED = str(PUBLISHED / "demo_itl1000_otl100_mixed_baseline_2xtp2")
+PACK = str(PUBLISHED / "demo_itl1000_otl100_mixed_1xtp2-1xtp2")
+SPREAD = str(PUBLISHED / "demo_itl1000_otl100_mixed_1xtp4-1xtp4-spread-ucx120")
+RATES = str(PUBLISHED / "demo_itl2000_otl50_1xtp4")
+PREFILL = str(PUBLISHED / "demo_prefill_only_4xtp1")
+TUESDAY = str(PUBLISHED / "results-of-tuesday")
+TABLE = ROOT / "tests" / "data" / "published-table.csv"
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("three", ["--exps", COLLOCATED, PACK, SPREAD]),
+        ("interactivity-total", ["--exps", COLLOCATED, PACK, "--use-interactivity", "--throughput-metric", "total"]),
+        ("chunk-raw", ["--exps", COLLOCATED, SPREAD, "--latency-mode", "chunk", "--no-use-normalized"]),
+        ("rates", ["--exps", RATES, "--stat", "mean", "--gpus-per-node", "4"]),
+        ("prefill-only", ["--exps", PREFILL, "--latency-mode", "first_token", "--throughput-metric", "input"]),
+        ("stated-gpus", ["--exps", TUESDAY, "--gpus", "results-of-tuesday=8"]),
+        (
+            "answers",
+            [
+                *("--exps", COLLOCATED, PACK, SPREAD, "--slo", "tpot_ms=12", "--slo", "ttft_ms=200,tpot_ms=20"),
+                *("--slo-quantile", "0.99", "--price-per-gpu-hour", "2.5", "--published", str(TABLE)),
+            ],
+        ),
+        ("per-decode-gpu", ["--exps", COLLOCATED, PACK, SPREAD, "--per-role", "decode", "--gpus-per-node", "1"]),
+    ],
+)
+def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it."""
+    assert viz.main([*words, "--no-plot"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        golden.write_text(out, encoding="utf-8")
+    assert out == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--exps", COLLOCATED, PACK, SPREAD],
+        ["--exps", COLLOCATED, PACK, "--log-latency", "--log-concurrency", "--stat", "p99"],
+        ["--exps", COLLOCATED, RATES, "--use-interactivity"],
+        ["--exps", PREFILL, "--latency-mode", "first_token", "--log-latency"],
+        ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "4", "--log-latency"],
+        ["--exps", TUESDAY, "--gpus", "results-of-tuesday=8", "--no-use-normalized"],
+        ["--exps", COLLOCATED, PACK, "--published", str(TABLE), "--per-role", "all"],
+    ],
+    ids=["three", "log", "rates-and-concurrency", "prefill-only", "chunk", "one-point", "published"],
+)
+def test_pictures(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "plot.png"
+    assert viz.main([*words, "--plot-path", str(path), "--no-show-tables"]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Plot: {path}"
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_formats(kind: str, magic: bytes, tmp_path: Path) -> None:
+    words = ["--exps", COLLOCATED, "--no-show-tables", "--format", kind, "--plot-path"]
+    for name in ("a", "b"):
+        assert viz.main([*words, str(tmp_path / name)]) == 0
+    first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("a", "b"))
+    assert first.startswith(magic)
+    assert first == second
+
+
+def test_everything_that_is_invalid_is_shown_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "x_1xtp1"
+    shutil.copytree(TUESDAY, folder)
+    file = folder / "conc4.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_prompts": 50}))
+    assert viz.main(["--exps", str(folder), "--plot-path", str(tmp_path / "p.png")]) == 0
+    out = capsys.readouterr().out
+    assert "not valid: 10 of 50 requests failed" in out
+    assert out.endswith("No valid level to compare.\n")
+
+
+def test_a_note_stands_under_the_tables_and_makes_room_in_the_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heights = []
+    for words in ([], ["--note", "Not measured: pd-pack: no memory", "--note", "Second line"]):
+        path = tmp_path / f"{len(words)}.png"
+        assert viz.main(["--exps", COLLOCATED, *words, "--plot-path", str(path)]) == 0
+        heights.append(int.from_bytes(path.read_bytes()[20:24], "big"))
+    assert "\n\nNot measured: pd-pack: no memory\nSecond line\n\n" in capsys.readouterr().out
+    assert heights[1] > heights[0]
+
+
+def test_footnotes_explain_the_terms_and_every_invalid_level(tmp_path: Path) -> None:
+    """However many terms are explained, the reasons of invalid levels are not cut off for them."""
+    made = folders.deployments(3)
+    invalid = {(load, 0): (f"reason {load}",) for load in (1, 4, 16)}
+    paths = [
+        folders.write(tmp_path / deployment.label, deployment, repeats=1, reasons=invalid) for deployment in made[:2]
+    ]
+    curves = analysis.curves([Store(path).load() for path in paths])
+    text = "\n".join(plots.usual_footnotes(curves, analysis.View()))
+    assert "TTFT: time to first token. TPOT: time per output token after the first. p50: median." in text
+    assert "1xTP1 collocated: 1 replica, prefill and decode (TP 1)" in text
+    assert "P1xTP2 D1xTP2 spread: 1 prefill replica (TP 2) and 1 decode replica (TP 2)" in text
+    assert "pack: the prefill and decode replicas of a pair share a node" in text
+    assert text.count("not valid: reason") == 6
+
+
+def test_published_h100_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not REFERENCE.is_dir():
+        pytest.skip("the published H100 results are not beside this checkout (../shared/reference/measured-h100)")
+    folders = [str(path) for path in sorted(REFERENCE.iterdir()) if path.is_dir()]
+    assert viz.main(["--exps", *folders, "--plot-path", str(tmp_path / "h100.png")]) == 0
+    assert "different workloads" in capsys.readouterr().out
+
+
+BAD: list[tuple[str, list[str], list[str]]] = [
+    ("no-exps", [], ["--exps"]),
+    ("slo-unit", ["--exps", COLLOCATED, "--slo", "ttft=2"], ["--slo ttft=2", "ttft_ms=2000"]),
+    ("slo-quantile", ["--exps", COLLOCATED, "--slo", "ttft_ms=2", "--slo-quantile", "2"], ["quantile"]),
+    ("price", ["--exps", COLLOCATED, "--price-per-gpu-hour", "-1"], ["--price-per-gpu-hour -1", "above 0"]),
+    ("confidence", ["--exps", COLLOCATED, "--confidence", "95"], ["confidence", "95"]),
+    ("no-role", ["--exps", COLLOCATED, "--per-role", "prefill"], ["--per-role prefill", "no experiment has"]),
+    ("published-missing", ["--exps", COLLOCATED, "--published", "no.csv"], ["no.csv", "cannot be read"]),
+    ("exps-empty", ["--exps"], ["--exps"]),
+    ("missing-folder", ["--exps", "no/such/folder"], ["no/such/folder", "does not exist"]),
+    ("a-file", ["--exps", f"{COLLOCATED}/conc2.json"], ["conc2.json", "is a file"]),
+    ("parent-folder", ["--exps", str(PUBLISHED)], ["subfolders do", "demo_"]),
+    ("same-twice", ["--exps", COLLOCATED, f"{COLLOCATED}/../{Path(COLLOCATED).name}"], ["twice"]),
+    ("name-without-gpus", ["--exps", TUESDAY], ["results-of-tuesday", "--gpus results-of-tuesday=N"]),
+    ("gpus-form", ["--exps", TUESDAY, "--gpus", "8"], ["--gpus 8", "NAME=N"]),
+    ("gpus-zero", ["--exps", TUESDAY, "--gpus", "results-of-tuesday=0"], ["at least 1"]),
+    ("gpus-other-name", ["--exps", TUESDAY, "--gpus", "monday=8"], ["'monday'", "results-of-tuesday"]),
+    ("latency-mode", ["--exps", COLLOCATED, "--latency-mode", "ttft"], ["'ttft'", "first_token"]),
+    ("throughput-metric", ["--exps", COLLOCATED, "--throughput-metric", "tokens"], ["'tokens'", "output"]),
+    ("stat", ["--exps", COLLOCATED, "--stat", "median"], ["'median'", "p50"]),
+    ("stat-unknown", ["--exps", COLLOCATED, "--stat", "p95"], ["p95 of TPOT", "--stat"]),
+    ("chunk-size-zero", ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "0"], ["chunk_size", "1"]),
+    ("chunk-size-alone", ["--exps", COLLOCATED, "--chunk-size", "8"], ["--latency-mode chunk"]),
+    ("chunk-size-word", ["--exps", COLLOCATED, "--chunk-size", "x"], ["--chunk-size", "'x'"]),
+    (
+        "interactivity-of-ttft",
+        ["--exps", COLLOCATED, "--use-interactivity", "--latency-mode", "first_token"],
+        ["interactivity is 1000/TPOT"],
+    ),
+    ("gpus-per-node", ["--exps", COLLOCATED, "--gpus-per-node", "0"], ["gpus_per_node", "1"]),
+    ("format", ["--exps", COLLOCATED, "--format", "gif"], ["'gif'", "svg"]),
+    ("suffix", ["--exps", COLLOCATED, "--plot-path", "plot.gif"], [".gif", "png, svg or pdf"]),
+    ("suffix-against-format", ["--exps", COLLOCATED, "--plot-path", "p.png", "--format", "svg"], ["disagree"]),
+    ("plot-path-folder", ["--exps", COLLOCATED, "--plot-path", str(PUBLISHED)], ["is a folder"]),
+    ("no-plot-with-path", ["--exps", COLLOCATED, "--no-plot", "--plot-path", "p.png"], ["--no-plot"]),
+    ("unwritable", ["--exps", COLLOCATED, "--no-show-tables", "--plot-path", "/proc/x/p.png"], ["cannot be written"]),
+    ("prefill-only-tpot", ["--exps", PREFILL], ["no level has the p50 of TPOT"]),
+    ("unknown-flag", ["--exps", COLLOCATED, "--normalised"], ["--normalised"]),
+    ("shortened-flag", ["--exps", COLLOCATED, "--no-pl"], ["--no-pl"]),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_input_is_one_line(
+    words: list[str],
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = viz.main(words)
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("viz.py: error: ")
+    for part in said:
+        assert part in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_quick_and_light() -> None:
+    program = (
+        "import sys, viz\n"
+        "try:\n    viz.main(['--help'])\n"
+        "except SystemExit as end:\n"
+        "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy', 'pydantic'}), end.code)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "LOADED [] 0"
+    assert time.monotonic() - began < 5
+    for flag in ("--exps", "--latency-mode", "--gpus-per-node", "--throughput-metric", "Pareto", "docs/metrics.md"):
+        assert flag in done.stdout
+
+
+def test_tables_alone_load_no_matplotlib() -> None:
+    program = (
+        f"import sys, viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"
+        "print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_labels_never_cover_what_is_there() -> None:
+    inside = Box(0, 0, 100, 100)
+    taken = [around((50, 50), 4), *along([(50, 50), (100, 50)], 2)]
+    box = fit((50, 50), (30, 10), taken, inside, (6,))
+    assert box is not None
+    assert box.within(inside)
+    assert not any(box.hits(other) for other in taken)
+    assert fit((50, 50), (30, 10), [inside], inside, (6, 12)) is None
+    assert fit((50, 50), (300, 10), [], inside, (6,)) is None
+
+
+@pytest.mark.parametrize("words", [["--no-plot", "--slo", "ttft_ms=900"], ["--report", "report.html"]])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty (0 bytes)"), (gzip.compress(b""), "holds 0 requests, its level completed 80")],
+    ids=["no-bytes", "no-lines"],
+)
+def test_an_empty_file_of_requests_is_one_line(
+    content: bytes,
+    said: str,
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
+    (folder / "concurrency4.records.json.gz").write_bytes(content)
+    assert viz.main(["--exps", str(folder), *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert said in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, _, _, two = folders.deployments(4)
+    made = [folders.write(tmp_path / name, each) for name, each in (("one", one), ("two", two))]
+    store, slo = Store(made[1]), Slo(ttft_s=0.5, quantile=0.9)
+    search = Search(slo=slo, requests=400)
+    samples = [Sample(rate_rps=r, repeat=0, judged=400, met=met) for r, met in ((70.0, 396), (77.0, 240))]
+    store.write_search(slo_search.result(slo_search.points(samples, search), search, label="two", repeat=0))
+    assert viz.main(["--exps", *map(str, made), "--no-plot"]) == 0
+    out = capsys.readouterr().out
+    assert "Within TTFT <= 500 ms for 90 % of requests the best is" in out
+    assert "search: between 70 and 77 requests/s (95 % confidence)" in out
+    assert "requests counted" in out, "the other was not searched: its requests are read and counted"
+    assert viz.main(["--exps", *map(str, made), "--no-plot", "--slo", "ttft_ms=400"]) == 0
+    out = capsys.readouterr().out
+    assert "search" not in out and "TTFT <= 400 ms for 95 %" in out, "only what is asked for"
+
+
+def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "whole"
+    for deployment in folders.deployments(3):
+        folders.write(root / deployment.label, deployment)
+    *measured, unmeasured = sorted(root.iterdir())
+    for level in Store(unmeasured).levels():
+        level.unlink()
+    visit = Visit(deployment="x", repeat=0, status="failed", error="no")
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment={}, visits=(visit,)))
+    assert experiment_folders([root, tmp_path]) == [*measured, tmp_path]
+    assert viz.main(["--exps", str(root), "--no-plot"]) == 0
+    at_once = capsys.readouterr().out
+    assert viz.main(["--exps", *map(str, measured), "--no-plot"]) == 0
+    assert capsys.readouterr().out == at_once
+    assert viz.main(["--audit", str(root)]) in (0, 3)
+    assert "2 folders" in capsys.readouterr().out
+    assert viz.main(["--exps", str(root), str(measured[0]), "--no-plot"]) == 2
+    assert "twice" in capsys.readouterr().err
+
+
+def test_an_unfinished_experiment_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "whole"
+    for deployment in folders.deployments(2):
+        folders.write(root / deployment.label, deployment)
+    names = sorted(path.name for path in root.iterdir())
+    visits = [Visit(deployment=name, repeat=0, status="done") for name in names]
+    visits.append(Visit(deployment="third", repeat=0, status="planned"))
+
+    def record(*kept: Visit) -> None:
+        measured = {name: (name,) for name in [*names, "third"][: len(kept)]}
+        write_record(
+            root, ExperimentRecord(name="whole", file="w.yaml", experiment={}, folders=measured, visits=tuple(kept))
+        )
+
+    record(*visits)
+    for words in (["--exps", str(root), "--no-plot"], ["--audit", str(root)]):
+        assert viz.main(words) in (0, 3)
+        note = capsys.readouterr().err
+        assert note == f"viz.py: note: {root} is not finished: 1 planned of 3 visits; nothing is measured of third\n"
+    record(*visits[:2])
+    assert viz.main(["--exps", str(root), "--no-plot"]) == 0
+    assert not capsys.readouterr().err
+    (root / names[0] / "manifest.json").unlink()
+    assert viz.main(["--exps", str(root), "--no-plot"]) == 2
+    assert f"{names[0]}: manifest.json is missing" in capsys.readouterr().err
+    assert viz.main(["--audit", str(root)]) == 3
+    assert "manifest.json is missing" in capsys.readouterr().out
+
+
+def test_an_audit_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--report", str(tmp_path / "x.html")],
+        ["--plot-path", str(tmp_path / "x.png")],
+        ["--slo", "ttft_ms=1"],
+    ):
+        assert viz.main(["--audit", COLLOCATED, *words]) == 2
+        error = capsys.readouterr().err
+        assert f"viz.py: error: {words[0]} does nothing with --audit" in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())

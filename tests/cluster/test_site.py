@@ -1,0 +1,28 @@
+"""What every Python process of pdlab's own Ray nodes loads first."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from pdlab.cluster import local_nodes
+
+SITE = Path(local_nodes.__file__).parent / "site"
+
+
+def imported(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}
+
+
+def test_it_imports_next_to_nothing() -> None:
+    assert [path.name for path in SITE.glob("*.py")] == ["sitecustomize.py"]
+    assert imported(SITE / "sitecustomize.py") <= {"import gc", "from pdlab.cluster import loopback"}
+    for package in (SITE.parent, SITE.parents[1]):
+        assert not imported(package / "__init__.py"), "it would be loaded by every process"
+
+
+def test_it_is_on_the_path_of_the_nodes() -> None:
+    first, second, *_ = local_nodes.environment("id", "/nowhere")["PYTHONPATH"].split(":")
+    assert Path(first) == SITE
+    assert (Path(second) / "pdlab" / "cluster" / "local_nodes.py").exists()

@@ -1,0 +1,380 @@
+"""Two hosts on this machine, as far as that goes without making any: shapes, commands, records, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.cli import launch
+from pdlab.cli import two_hosts as cli_two_hosts
+from pdlab.cluster import connection as cluster
+from pdlab.cluster import local_nodes, namespaces, run_on_host, two_hosts
+from pdlab.cluster.local_nodes import MARKER, LocalNodes
+from pdlab.cluster.namespaces import INSIDE
+from pdlab.cluster.two_hosts import Host, TwoHosts, parse_shape, shaper
+from pdlab.core.catalog import two_hosts_cluster
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import CanaryError, ClusterError, UsageError
+from pdlab.core.nodes import LinkShape
+from pdlab.core.schema import load_yaml, to_yaml
+from pdlab.deploy.endpoint import OnHost, Running, clear_on_host, load_running, reach, reshape_on_host, save_running
+from pdlab.placement.place import link_kind, links, place
+from pdlab.results.schema import Manifest
+
+NOBODY = 2**22 + 1  # a process number that Linux does not give
+PAIR = TwoHosts(
+    hosts=(
+        Host(name="pdlab-a", address="10.77.0.1", pid=NOBODY),
+        Host(name="pdlab-b", address="10.77.0.2", pid=NOBODY),
+    ),
+    shape=LinkShape(gbit_per_s=1),
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+class TestShape:
+    @pytest.mark.parametrize(
+        ("rate", "gbit_per_s"),
+        [("1gbit", 1), ("20mbit", 0.02), ("1500kbit", 0.0015), ("2.5GBit", 2.5), ("none", None), (None, None)],
+    )
+    def test_rates(self, rate: str | None, gbit_per_s: float | None) -> None:
+        assert parse_shape(rate, None).gbit_per_s == (gbit_per_s if gbit_per_s is None else pytest.approx(gbit_per_s))
+
+    @pytest.mark.parametrize(
+        "rate", ["1", "", "fast", "1gb", "10mbps", "-1gbit", "0gbit", "999gbit", "1kbit", "nan gbit"]
+    )
+    def test_what_is_no_rate(self, rate: str) -> None:
+        with pytest.raises(UsageError, match=r"link rate .*from 1mbit to 100gbit, for example 1gbit"):
+            parse_shape(rate, None)
+
+    def test_delay(self) -> None:
+        assert parse_shape(None, 2.5).delay_s == 0.0025
+        for wrong in (-1.0, 1001.0, float("nan"), float("inf")):
+            with pytest.raises(UsageError, match=r"link delay .*from 0 to 1000 ms"):
+                parse_shape(None, wrong)
+
+    @pytest.mark.parametrize(
+        ("shape", "text"),
+        [
+            (LinkShape(), "unshaped"),
+            (LinkShape(gbit_per_s=0.02, delay_s=0.005), "20 Mbit/s each way, 5 ms one way"),
+            (LinkShape(gbit_per_s=1), "1 Gbit/s each way"),
+        ],
+    )
+    def test_in_words(self, shape: LinkShape, text: str) -> None:
+        assert str(shape) == text
+
+    @pytest.mark.parametrize(
+        ("gbit_per_s", "rate", "burst_ms", "queue_ms"), [(1, "1000000000bit", 1, 50), (10, "10000000000bit", 1, 50)]
+    )
+    def test_the_shaper(self, gbit_per_s: float, rate: str, burst_ms: float, queue_ms: float) -> None:
+        words = shaper(gbit_per_s)
+        assert words[:6] == ["tc", "qdisc", "add", "dev", two_hosts.INTERFACE, "root"]
+        values = dict(zip(words[7::2], words[8::2], strict=True))
+        bytes_per_ms = gbit_per_s * 1e9 / 8 / 1000
+        assert values["rate"] == rate and int(values["burst"]) == round(burst_ms * bytes_per_ms)
+        assert int(values["limit"]) - int(values["burst"]) == round(queue_ms * bytes_per_ms)
+
+    def test_a_slow_shaper_still_passes_a_packet(self) -> None:
+        values = dict(zip(shaper(0.001)[7::2], shaper(0.001)[8::2], strict=True))
+        assert int(values["burst"]) > two_hosts.MTU_BYTES
+        assert int(values["limit"]) >= int(values["burst"]) + 2 * two_hosts.MTU_BYTES
+
+
+class TestView:
+    def test_spread_crosses_the_link_and_pack_does_not(self) -> None:
+        view = two_hosts_cluster(LinkShape(gbit_per_s=0.02))
+        assert [node.machine for node in view.nodes] == ["pdlab-a", "pdlab-b"]
+        for label, kind in (
+            ("pd-spread-p1xtp1-d1xtp1", "TCP, 20 Mbit/s"),
+            ("pd-pack-p1xtp1-d1xtp1", "shared memory (cma)"),
+        ):
+            found = links(place(Deployment(topology=parse_label(label)), view), view)
+            assert [link.kind for link in found] == [kind]
+
+    def test_an_unshaped_link_has_no_line_rate(self) -> None:
+        one, two = two_hosts_cluster(LinkShape()).nodes
+        assert one.nic.gbit_per_s is None and link_kind(one, two) == "TCP"
+
+    def test_the_slower_end_counts(self) -> None:
+        (one, _), (_, two) = (two_hosts_cluster(LinkShape(gbit_per_s=rate)).nodes for rate in (10, 1))
+        assert link_kind(one, two) == link_kind(two, one) == "TCP, 1 Gbit/s"
+
+    def test_live_nodes_are_seen_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
+        assert nodes.address == "10.77.0.1:1"
+        alive = [{"NodeID": f"n{i}", "NodeManagerAddress": f"10.77.0.{i}"} for i in (2, 1)]
+        connection = cluster.Cluster(nodes)
+        monkeypatch.setattr(connection, "alive", lambda: alive)
+        nic = {"kind": "ethernet", "gbit_per_s": 1.0}
+        facts = connection._local_facts()
+        assert facts == {"n1": {"host": "pdlab-a", "nic": nic}, "n2": {"host": "pdlab-b", "nic": nic}}
+
+    def test_a_driver_outside_is_told_where_to_go(self) -> None:
+        nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
+        with (
+            pytest.raises(ClusterError, match=r"has to run there: .* two-hosts shell -- COMMAND"),
+            cluster.Cluster(nodes),
+        ):
+            pass
+
+
+class TestRequirements:
+    def test_another_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "platform", "darwin")
+        assert namespaces.unavailable() == "namespaces are Linux's, this is darwin"
+
+    def test_not_root(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert "it takes root" in (namespaces.unavailable() or "")
+
+    def test_a_container_without_the_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object) -> None:
+            raise OSError(1, "unshare: Operation not permitted")
+
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setattr(namespaces, "_unshare", refused)
+        assert "SYS_ADMIN" in (namespaces.unavailable() or "")
+
+    def test_no_tools(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(two_hosts, "unavailable", lambda: None)
+        monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else "/x")
+        with pytest.raises(UsageError, match="two hosts on this machine: tc not found: install iproute2"):
+            two_hosts.require()
+
+
+class TestCommandLines:
+    @pytest.mark.usefixtures("cache")
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ([], ["up|down|shape|shell"]),
+            (["up", "--rate", "5"], ["'5'", "1gbit"]),
+            (["up", "--delay-ms", "x"], ["--delay-ms", "'x'"]),
+            (["shape", "--delay-ms", "-1"], ["-1 ms", "0 to 1000"]),
+            (["shape", "--rate", "1gbit"], ["no two hosts are up", "two-hosts up"]),
+            (["shell", "--", "true"], ["no two hosts are up"]),
+            (["shell", "--host", "c"], ["--host", "'c'"]),
+            (["sideways"], ["sideways"]),
+        ],
+        ids=" ".join,
+    )
+    def test_mistakes(
+        self, words: list[str], says: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(two_hosts, "unavailable", lambda: None)
+        monkeypatch.setattr(shutil, "which", lambda _: "/x")
+        assert cli_two_hosts.main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+        assert all(word in err for word in says), err
+
+    def test_on_one_of_the_hosts(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv(INSIDE, "pdlab-a")
+        monkeypatch.setattr(two_hosts, "require", lambda: None)
+        assert cli_two_hosts.main(["down"]) == 2
+        assert "this is pdlab-a, one of the two hosts" in capsys.readouterr().err
+
+    def test_shutdown_on_one_of_the_hosts(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv(INSIDE, "pdlab-b")
+        assert launch.main(["--shutdown"]) == 2
+        assert "--shutdown on pdlab-b, one of the two hosts, would end itself" in capsys.readouterr().err
+
+    def test_down_leaves_plain_local_nodes_alone(
+        self, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir=str(cache / "t"), pids=(os.getpid(),))
+        (cache / "local.yaml").write_text(to_yaml(nodes))
+        monkeypatch.setattr(two_hosts, "require", lambda: None)
+        monkeypatch.setattr(local_nodes, "_belongs", lambda *_: True)
+        assert cli_two_hosts.main(["down"]) == 2
+        assert "are not on two hosts; launch_gptoss.py --shutdown stops them" in capsys.readouterr().err
+        assert (cache / "local.yaml").exists()
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (["--pd-spread", "--two-hosts", "--cluster", "p5.48xlarge-x2"], ["--two-hosts goes with --local"]),
+            (["--pd-spread", "--two-hosts"], ["--two-hosts goes with --local", "--cluster auto"]),
+            (["--pd-spread", "--local", "3", "--two-hosts"], ["not with --local 3"]),
+            (["--pd-spread", "--local", "--link-rate", "1gbit"], ["--link-rate", "--two-hosts"]),
+            (["--pd-spread", "--local", "--two-hosts", "--link-rate", "quick"], ["'quick'", "1gbit"]),
+            (["--pd-spread", "--local", "--two-hosts", "--link-delay-ms", "soon"], ["--link-delay-ms", "'soon'"]),
+        ],
+        ids=lambda words: words[-1],
+    )
+    def test_the_launchers(self, words: list[str], says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert launch.main([*words, "--dry-run"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and all(word in err.splitlines()[-1] for word in says), err
+
+    def test_the_launchers_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["--pd-spread", "--local", "--two-hosts", "--link-rate", "20mbit", "--dry-run"]
+        assert launch.main(words) == 0
+        assert "TCP, 20 Mbit/s" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("cache")
+class TestRecords:
+    URL = "http://127.0.0.1:8000"
+
+    def served(self, host: OnHost | None) -> Running:
+        deployment = Deployment(topology=parse_label("pd-spread-p1xtp1-d1xtp1"), model="tiny-gptoss")
+        manifest = Manifest(
+            origin="measured", label=deployment.label, deployment=deployment, gpus=2,
+            cluster=two_hosts_cluster(LinkShape(gbit_per_s=1)),
+        )  # fmt: skip
+        running = Running(base_url=self.URL, model_id="m", tokenizer="t", manifest=manifest, on_host=host)
+        save_running(running)
+        return running
+
+    def test_round_trip(self, tmp_path: Path) -> None:
+        nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(1, 2), two_hosts=PAIR)
+        (tmp_path / "n.yaml").write_text(to_yaml(nodes))
+        assert load_yaml(tmp_path / "n.yaml", LocalNodes) == nodes
+        running = self.served(OnHost(pid=NOBODY, mark="A=b"))
+        assert load_running(self.URL) == running
+
+    def test_another_link_is_another_line_rate_in_the_manifest(self) -> None:
+        self.served(OnHost(pid=NOBODY, mark="A=b"))
+        reshape_on_host(NOBODY, LinkShape(gbit_per_s=0.02))
+        found = load_running(self.URL)
+        assert found is not None and found.manifest.cluster is not None
+        assert [node.nic.gbit_per_s for node in found.manifest.cluster.nodes] == [0.02, 0.02]
+        reshape_on_host(NOBODY + 1, LinkShape(gbit_per_s=5))
+        assert load_running(self.URL) == found
+
+    def test_forgotten_with_its_hosts(self) -> None:
+        self.served(OnHost(pid=NOBODY, mark="A=b"))
+        clear_on_host(NOBODY + 1)
+        assert load_running(self.URL) is not None
+        clear_on_host(NOBODY)
+        assert load_running(self.URL) is None
+
+    @pytest.mark.parametrize("host", [None, OnHost(pid=NOBODY, mark="A=b")])
+    def test_nowhere_to_go(self, host: OnHost | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is served on this machine's own network, and what a process on the host itself reaches."""
+        if host:
+            monkeypatch.setenv(INSIDE, "pdlab-a")
+        self.served(host)
+        before = os.readlink("/proc/self/ns/net")  # noqa: PTH115
+        with reach(self.URL):
+            assert os.readlink("/proc/self/ns/net") == before  # noqa: PTH115
+
+    @pytest.mark.parametrize("pid", [NOBODY, os.getpid()], ids=["gone", "another process of that number"])
+    def test_hosts_that_are_gone(self, pid: int) -> None:
+        self.served(OnHost(pid=pid, mark=f"{MARKER}=abc"))
+        with (
+            pytest.raises(UsageError, match=r"two hosts that http://127.* was on are gone; launch it again"),
+            reach(self.URL),
+        ):
+            pass
+
+    def test_a_process_on_a_host_trusts_the_record(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """There, process numbers are others."""
+        nodes = LocalNodes(id="abc", count=2, gcs_port=1, temp_dir=str(tmp_path / "x"), pids=(NOBODY,), two_hosts=PAIR)
+        local_nodes._write(nodes)
+        monkeypatch.setenv(MARKER, "abc")
+        monkeypatch.setenv(INSIDE, "pdlab-a")
+        assert local_nodes.running() == nodes
+        monkeypatch.delenv(INSIDE)
+        assert local_nodes.running() is None
+
+
+class TestCall:
+    """The near side: `run_on_host.call`, with a plain process where the host's would be."""
+
+    def test_an_interrupt_while_the_child_still_imports(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "slow.py").write_text(
+            "import sys, time\n"
+            "time.sleep(0.5)\n"
+            "from pdlab.cluster import run_on_host as inside\n"
+            "sys.exit(inside.answering(lambda text: time.sleep(60)))\n"
+        )
+        children: list[subprocess.Popen[bytes]] = []
+
+        def spawn(_: int, command: list[str], *, dies_with_parent: bool, **options: Any) -> subprocess.Popen[bytes]:
+            assert dies_with_parent
+            children.append(subprocess.Popen(command, stderr=subprocess.PIPE, **options))
+            os.kill(os.getpid(), signal.SIGINT)
+            return children[-1]
+
+        monkeypatch.setattr(run_on_host, "spawn_in", spawn)
+        others = threading.Event()  # a thread that would take the signal
+        thread = threading.Thread(target=others.wait)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_on_host.call(
+                1,
+                "slow",
+                "request",
+                {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(run_on_host.__file__).parents[2]}"},
+            )
+        others.set()
+        thread.join()
+        (child,) = children
+        assert child.stderr is not None
+        with child.stderr:
+            assert child.returncode == run_on_host.INTERRUPTED and not child.stderr.read()
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & run_on_host.HELD
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class TestAnswering:
+    """The far side of `run_on_host.call`."""
+
+    @pytest.mark.parametrize(
+        ("trouble", "code", "said"),
+        [
+            (None, 0, ""),
+            (KeyboardInterrupt(), 130, ""),
+            (CanaryError("wrong"), 1, '["CanaryError", "wrong"]'),
+            (UsageError("no\nway"), 2, json.dumps(["UsageError", "no\nway"])),
+        ],
+        ids=repr,
+    )
+    def test_errors_go_back(
+        self, trouble: BaseException | None, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "in").write_text("request")
+        channel = os.open(tmp_path / "out", os.O_CREAT | os.O_RDWR)
+
+        def work(text: str) -> None:
+            assert text == "request"
+            if trouble:
+                raise trouble
+
+        with (tmp_path / "in").open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            monkeypatch.setattr(sys, "argv", ["module", str(channel)])
+            assert run_on_host.answering(work) == code
+        assert (tmp_path / "out").read_text() == said
+        if not said:
+            os.close(channel)
+
+    def test_other_exceptions_stay_exceptions(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def work(_: str) -> None:
+            raise ZeroDivisionError
+
+        (tmp_path / "in").touch()
+        with (tmp_path / "in").open() as stdin, (tmp_path / "out").open("w") as out:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            monkeypatch.setattr(sys, "argv", ["module", str(out.fileno())])
+            with pytest.raises(ZeroDivisionError):
+                run_on_host.answering(work)

@@ -1,0 +1,211 @@
+"""The classes of pdlab.deploy.serving.builders on Ray's and vLLM's own: the guard in the built application, and
+requests on their way through Ray's PD orchestration with engines that answer at once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from contract.conftest import SERVE, quietly
+from contract.test_builders import builder_of, deployments_of, rendered
+
+from pdlab.core.deployment import Deployment, Requests, Serving, parse_label
+
+pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
+
+
+def built(label: str, *, direct: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    for name in (
+        "core.ingress.builder",
+        "serving_patterns.prefill_decode.builder",
+        "serving_patterns.data_parallel.builder",
+    ):
+        monkeypatch.setattr(quietly(f"{SERVE}.{name}"), "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING", direct)
+    serving = Serving(direct_streaming=direct, requests=Requests(expose=("/detokenize",), max_prompts=3))
+    case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss", serving=serving), "local-2")
+    return deployments_of(builder_of(case.app)(case.app.args))
+
+
+async def status(app: Any, path: str, body: dict[str, Any] | None = None) -> int:
+    sent: list[Any] = []
+    data = json.dumps(body or {}).encode()
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["ingress", "direct"])
+@pytest.mark.parametrize(
+    "label", ["collocated-1xtp1", "collocated-1xdp2", "pd-spread-p1xtp1-d1xtp1", "pd-pack-p1xtp1-d1xdp2"]
+)
+def test_the_application_that_answers_http_is_guarded(
+    label: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastapi import FastAPI
+
+    front = built(label, direct=direct, monkeypatch=monkeypatch)[0].func_or_class
+    names = [base.__name__ for base in front.__mro__]
+    assert "Front" in names and ("OneByOne" in names) is (direct and label.startswith("pd"))
+    assert inspect.iscoroutinefunction(front.__init__), "Ray refuses a wrapped ingress that is built otherwise"
+    app = FastAPI()
+    for path in ("/v1/completions", "/inference/v1/generate", "/detokenize"):
+        app.post(path)(lambda: {})
+    app.middleware_stack = app.build_middleware_stack()  # as vLLM leaves it
+    server = front.__new__(front)
+    if direct:
+
+        async def native(_: Any) -> Any:
+            return app
+
+        monkeypatch.setattr(quietly(f"{SERVE}.core.server.llm_server").LLMServer, "__serve_build_asgi_app__", native)
+        monkeypatch.setattr(
+            quietly(f"{SERVE}.serving_patterns.prefill_decode.pd_server").PDOrchestratorMixin,
+            "__serve_build_asgi_app__",
+            native,
+        )
+    else:
+        server._asgi_app = app
+
+    async def ask() -> list[int]:
+        made = await server.__serve_build_asgi_app__()
+        assert isinstance(made, FastAPI), "Ray adds handlers to it"
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"prompt": "x"}),
+            ("/detokenize", {}),
+            ("/inference/v1/generate", {}),
+            ("/v1/completions", {"prompt": "x", "kv_transfer_params": {}}),
+            ("/v1/completions", {"prompt": ["x"] * 4}),
+        ]
+        return [await status(made, path, body) for path, body in asked]
+
+    assert asyncio.run(ask()) == [200, 200, 404, 400, 400]
+
+
+class Engines:
+    """A prefill and a decode engine that answer at once, and what they were asked."""
+
+    def __init__(self, models: Any) -> None:
+        self.models = models
+        self.prefill: list[Any] = []
+        self.decode: list[Any] = []
+
+    def completion(self, request: Any, text: str, **more: Any) -> Any:
+        choices = [{"index": i, "text": text} for i in range(request.n)]
+        usage = {"prompt_tokens": len(request.prompt), "completion_tokens": 1, "total_tokens": len(request.prompt) + 1}
+        return self.models.CompletionResponse(
+            model="m", id=f"cmpl-{request.request_id}", choices=choices, usage=usage, **more
+        )
+
+    async def remote(self, request: Any, _: Any) -> AsyncIterator[Any]:
+        self.prefill.append(request)
+        if request.prompt == "too long":
+            error = self.models.ErrorInfo(message="too long", type="BadRequestError", code=400)
+            yield self.models.ErrorResponse(error=error)
+        else:
+            yield self.completion(request, "", kv_transfer_params={"remote_block_ids": request.prompt})
+
+    async def completions(self, request: Any, _: Any) -> AsyncIterator[Any]:
+        self.decode.append(request)
+        yield self.completion(request, f"after {request.prompt}")
+
+
+def decode_server(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Engines]:
+    models = quietly(f"{SERVE}.core.configs.openai_api_models")
+    backend = quietly(f"{SERVE}.engines.vllm.kv_transfer.base").DefaultConnectorBackend(None)
+    decode = next(
+        d for d in built("pd-spread-p1xtp1-d1xtp1", direct=False, monkeypatch=monkeypatch) if "Decode" in d.name
+    )
+    engines = Engines(models)
+    server = decode.func_or_class.__new__(decode.func_or_class)
+    server.engine = engines
+    server._prefill_handle = SimpleNamespace(completions=SimpleNamespace(remote=engines.remote))
+    server._llm_config = SimpleNamespace(kv_connector_backend=backend, experimental_configs={})
+    return server, engines
+
+
+def answer(server: Any, engines: Engines, **asked: Any) -> list[Any]:
+    async def run() -> list[Any]:
+        request = engines.models.CompletionRequest(model="m", **asked)
+        return [item async for item in await server.completions(request, None)]
+
+    return asyncio.run(run())
+
+
+def test_every_prompt_has_transfer_parameters_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, engines = decode_server(monkeypatch)
+    prompts = ["a", "bb", "ccc"]
+    (found,) = answer(server, engines, prompt=prompts, n=2, seed=3, min_tokens=5)
+    assert [(c.index, c.text) for c in found.choices] == [(i, f"after {prompts[i // 2]}") for i in range(6)]
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (6, 6)
+    assert found.id.count("-") == 1 or not found.id.endswith("-0")
+    for decode in engines.decode:
+        assert decode.kv_transfer_params == {"remote_block_ids": decode.prompt}
+    assert sorted(decode.seed for decode in engines.decode) == [3, 3, 3, 4, 4, 4]
+    assert len({decode.request_id for decode in engines.decode}) == 6
+    assert all((p.max_tokens, p.min_tokens, p.n) == (1, 0, 1) for p in engines.prefill)
+    assert all(decode.min_tokens == 5 for decode in engines.decode)
+
+
+def test_one_sequence_goes_the_way_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, engines = decode_server(monkeypatch)
+    (found,) = answer(server, engines, prompt="a")
+    assert found.choices[0].text == "after a" and len(engines.prefill) == len(engines.decode) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}, {"use_beam_search": True, "n": 2}, {"max_tokens": 0}],
+)
+def test_what_needs_the_whole_prompt_is_not_prefilled_elsewhere(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, engines = decode_server(monkeypatch)
+    answer(server, engines, prompt="a", **asked)
+    (request,) = engines.decode
+    assert engines.prefill == [] and request.kv_transfer_params is None and request.n == asked.get("n", 1)
+
+
+def test_an_error_of_one_prompt_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, engines = decode_server(monkeypatch)
+    (found,) = answer(server, engines, prompt=["a", "too long"])
+    assert isinstance(found, engines.models.ErrorResponse) and found.error.code == 400
+
+
+def test_requests_have_what_is_asked_of_them() -> None:
+    models = quietly(f"{SERVE}.core.configs.openai_api_models")
+    common = {
+        "n",
+        "seed",
+        "request_id",
+        "prompt_logprobs",
+        "use_beam_search",
+        "echo",
+        "logprobs",
+        "max_tokens",
+        "min_tokens",
+    }
+    for request in (models.CompletionRequest, models.ChatCompletionRequest):
+        assert common | {"temperature", "kv_transfer_params"} <= set(request.model_fields)
+    assert "prompt" in models.CompletionRequest.model_fields
+    assert "prompt" not in models.ChatCompletionRequest.model_fields
+
+
+def test_vllms_rule_for_greedy_is_ours() -> None:
+    from pdlab.deploy.serving import parts
+
+    assert quietly("vllm.sampling_params")._SAMPLING_EPS == parts._GREEDY

@@ -1,0 +1,123 @@
+"""The key of the served endpoint: where it comes from, and what is let through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.core import api_key
+from pdlab.core.errors import UsageError
+
+KEY = "0123456789abcdef-key"
+
+
+def asked(headers: list[tuple[bytes, bytes]], path: str = "/v1/models", kind: str = "http") -> tuple[list[Any], bool]:
+    """What the client is sent, and whether the application saw the request."""
+    sent: list[Any] = []
+    seen: list[str] = []
+
+    async def app(scope: Any, *_: Any) -> None:
+        seen.append(scope["path"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = api_key.Guard(app, api_key.digest(KEY))
+    asyncio.run(guard({"type": kind, "path": path, "headers": headers}, None, send))
+    return sent, bool(seen)
+
+
+@pytest.mark.parametrize("value", [f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY} "])
+def test_the_key_opens(value: str) -> None:
+    assert asked([(b"Authorization", value.encode())]) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", KEY.encode())],
+        [(b"authorization", f"Basic {KEY}".encode())],
+        [(b"authorization", f"Bearer {KEY}x".encode())],
+        [(b"authorization", b"Bearer ")],
+        [(b"authorization", b"Bearer " + api_key.digest(KEY).encode())],
+        [(b"authorization", b"Bearer \xff\xfe")],
+        [(b"x-api-key", KEY.encode())],
+        [(b"authorization", b"Bearer wrong"), (b"authorization", f"Bearer {KEY}".encode())],
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/tokenize", "/metrics", "/", "/health/x", "//ping"])
+def test_nothing_else_does(headers: list[tuple[bytes, bytes]], path: str) -> None:
+    sent, seen = asked(headers, path)
+    assert not seen
+    assert sent[0]["status"] == 401 and (b"www-authenticate", b"Bearer") in sent[0]["headers"]
+    assert "Authorization: Bearer KEY" in json.loads(sent[1]["body"])["error"]["message"]
+
+
+def test_a_websocket_is_closed() -> None:
+    assert asked([], kind="websocket") == ([{"type": "websocket.close", "code": 1008}], False)
+
+
+@pytest.mark.parametrize("path", ["/health", "/-/healthz", "/internal/route"])
+def test_whether_it_lives_is_no_secret(path: str) -> None:
+    assert asked([], path) == ([], True)
+
+
+def test_ray_serve_gets_the_digest_alone() -> None:
+    env = api_key.serve_env(KEY)
+    assert KEY not in json.dumps(env) and env[api_key.DIGEST] == api_key.digest(KEY)
+    assert api_key.serve_env(None) == {}
+
+
+def test_without_a_digest_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(api_key.DIGEST, raising=False)
+    with pytest.raises(KeyError):
+        api_key.middlewares()
+
+
+def test_where_the_key_comes_from(tmp_path: Path) -> None:
+    own = tmp_path / "mine"
+    own.write_text(f"{KEY}\n")
+    own.chmod(0o600)
+    assert api_key.chosen(own, {api_key.KEY: "x" * 20}, needed=False, folder=tmp_path) == own
+    from_variable = api_key.chosen(None, {api_key.KEY: "y" * 20}, needed=False, folder=tmp_path)
+    assert from_variable is not None and api_key.read(from_variable) == "y" * 20
+    assert api_key.chosen(None, {}, needed=False, folder=tmp_path) is None
+    made = api_key.chosen(None, {}, needed=True, folder=tmp_path / "cache")
+    assert made is not None and len(api_key.read(made)) == 64
+    assert made == api_key.chosen(None, {}, needed=True, folder=tmp_path / "cache"), "made once"
+    for path in (made, from_variable):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert api_key.known(str(own), {}) == KEY
+    assert api_key.known(str(own), {api_key.KEY: "z" * 20}) == "z" * 20
+    assert api_key.known(None, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("short", 0o600, "at least 16 printable ASCII characters"),
+        ("with a space in the middle", 0o600, "without spaces"),
+        ("schlüsselschlüssel", 0o600, "ASCII"),
+        (KEY, 0o644, "other users can read it; chmod 600"),
+        (None, 0o600, "cannot be read"),
+    ],
+)
+def test_a_file_that_will_not_do(text: str | None, mode: int, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+        file.chmod(mode)
+    with pytest.raises(UsageError, match=said) as refused:
+        api_key.chosen(file, {}, needed=True, folder=tmp_path)
+    assert "\n" not in str(refused.value) and (text is None or text not in str(refused.value))
+
+
+def test_a_variable_that_will_not_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="PDLAB_API_KEY: a key is at least 16"):
+        api_key.chosen(None, {api_key.KEY: "short"}, needed=False, folder=tmp_path)

@@ -1,0 +1,91 @@
+"""What every command line does alike: ends without a word when nobody reads on, and with one line at Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdlab.analysis import loading
+from pdlab.cli import calibrate as cli_calibrate
+from pdlab.cli import plan, viz
+from pdlab.core.arguments import INTERRUPTED, READER_GONE, check_writable, exit_code, not_for
+from pdlab.core.errors import UsageError
+from pdlab.plan import planner
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENT = "bm_results/local-pack-vs-spread"
+COMMANDS = [
+    ["viz.py", "--exps", EXPERIMENT, "--no-plot"],
+    ["viz.py", "--audit", EXPERIMENT],
+    ["plan.py", "--explain", "pd-pack-p1xtp2-d1xtp2", "--concurrency", "8"],
+    ["launch_gptoss.py", "--pd-spread", "--cluster", "p5.48xlarge-x2", "--dry-run"],
+    ["debug/doctor.py", "--here", "--quick"],
+    ["-m", "pdlab", "experiment", "local-pack-vs-spread", "--dry-run"],
+    ["-m", "pdlab", "calibrate", "--runs", EXPERIMENT, "--rounds", "0", "--start", "cpu-vllm-0.29"],
+]
+
+
+@pytest.mark.parametrize("unbuffered", [[], ["-u"]], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
+def test_a_reader_that_has_gone_ends_it_quietly(words: list[str], unbuffered: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, *unbuffered, *words],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (READER_GONE, "")
+
+
+def test_another_broken_pipe_is_a_fault() -> None:
+    def run() -> int:
+        raise BrokenPipeError("of a process that was spoken to")
+
+    with pytest.raises(BrokenPipeError):
+        exit_code(run)
+
+
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "load", interrupted)
+    monkeypatch.setattr(cli_calibrate, "fit", interrupted)
+    monkeypatch.setattr(planner, "plan", interrupted)
+    folder = str(ROOT / EXPERIMENT)
+    assert viz.main(["--exps", folder, "--no-plot"]) == INTERRUPTED
+    assert cli_calibrate.main(["--runs", folder, "--start", "cpu-vllm-0.29"]) == INTERRUPTED
+    assert plan.main(["--gpus", "8"]) == INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n" * 3
+
+
+def test_a_file_is_tried_without_leaving_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    check_writable(path, "--out")
+    assert not path.exists()
+    path.write_text("kept")
+    check_writable(path, "--out")
+    assert path.read_text() == "kept"
+    for wrong in (tmp_path, tmp_path / "no" / "x", Path("/proc/x")):
+        with pytest.raises(UsageError, match="--out"):
+            check_writable(wrong, "--out")
+
+
+def test_flags_that_change_nothing_are_refused() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--some-thing", type=int, default=3)
+    not_for(parser.parse_args([]), parser, ["--some-thing"], "x")
+    with pytest.raises(UsageError, match="--some-thing does nothing with x"):
+        not_for(parser.parse_args(["--some-thing", "4"]), parser, ["--some-thing"], "x")

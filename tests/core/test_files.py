@@ -1,0 +1,207 @@
+"""Files replaced in one step, on a disk that is full too; locks that say who holds them and end with their process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdlab.core.errors import StoreError, UsageError, WriteError
+from pdlab.core.files import held, holder, replace
+from pdlab.core.workload import Closed, RunKey, Workload
+from pdlab.results.schema import RequestRecord, Run, Summary
+from pdlab.results.store import Store
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from pdlab.core.files import held\n"
+    "with held(Path(sys.argv[1]), 'it'):\n    print('held', flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here (it takes root): {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds tmp_path/lock."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def run_of(concurrency: int) -> Run:
+    summary = Summary(duration_s=1, completed=1, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1)
+    return Run(
+        origin="measured", label="x", key=RunKey(kind="concurrency", value=concurrency), workload=Workload(),
+        load=Closed(concurrency=concurrency), num_requests=1, completed=1, failed=0, whole=summary,
+    )  # fmt: skip
+
+
+def records(count: int) -> list[RequestRecord]:
+    return [RequestRecord(arrival_s=i * 1.2345678, input_tokens=10, output_tokens=7 * i % 13) for i in range(count)]
+
+
+class TestLocks:
+    def test_a_second_one_is_told_who_holds_it(self, tmp_path: Path, other: subprocess.Popen[str]) -> None:
+        lock = tmp_path / "lock"
+        with pytest.raises(UsageError) as caught, held(lock, "the deployment"):
+            pass
+        assert str(caught.value).startswith(f"the deployment is held by process {other.pid} (")
+        assert "pdlab.core.files" in str(caught.value), "the command"
+        assert " s (since " in str(caught.value) and str(lock) in str(caught.value)
+        assert f"process {other.pid}" in (holder(lock) or "")
+
+    def test_the_lock_of_a_killed_process_is_taken_over(self, tmp_path: Path, other: subprocess.Popen[str]) -> None:
+        lock = tmp_path / "lock"
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert lock.exists(), "it had no time to remove it"
+        assert holder(lock) is None
+        with held(lock, "it"):
+            assert f"process {os.getpid()} " in (holder(lock) or "")
+        assert not lock.exists()
+
+    def test_it_leaves_nothing_behind_but_what_was_kept(self, tmp_path: Path) -> None:
+        empty, kept = tmp_path / "a" / "b" / ".lock", tmp_path / "c" / ".lock"
+        with held(empty, "it"), held(kept, "that"):
+            (tmp_path / "c" / "level.json").touch()
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["c", "level.json"]
+
+    def test_a_child_process_does_not_keep_it(self, tmp_path: Path) -> None:
+        lock = tmp_path / "lock"
+        with held(lock, "it"):
+            child = subprocess.Popen(["sleep", "60"])
+        try:
+            with held(lock, "it"):
+                pass
+        finally:
+            child.kill()
+            child.wait()
+
+    def test_processes_take_turns_without_a_gap(self, tmp_path: Path) -> None:
+        """The file is removed at every release: two must never hold it at once."""
+        program = (
+            "import sys, time; from pathlib import Path\n"
+            "from pdlab.core.errors import UsageError; from pdlab.core.files import held\n"
+            "lock, inside = Path(sys.argv[1]), Path(sys.argv[2])\n"
+            "turns = 0\n"
+            "while turns < 100:\n"
+            "    try:\n"
+            "        with held(lock, 'it'):\n"
+            "            inside.mkdir(); inside.rmdir(); turns += 1\n"
+            "    except UsageError:\n"
+            "        pass\n"
+        )
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        command = [sys.executable, "-c", program, str(tmp_path / "lock"), str(tmp_path / "inside")]
+        started = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        for process in started:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+
+    def test_where_no_lock_can_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(WriteError, match="cannot be made to lock it"), held(tmp_path / "file" / "lock", "it"):
+            pass
+
+
+class TestFullDisk:
+    def test_the_file_is_named_and_nothing_half_written_stays(self, small_disk: Path) -> None:
+        path = small_disk / "kept.json"
+        replace(path, b"first")
+        with pytest.raises(WriteError, match="No space left on device") as caught:
+            replace(path, bytes(200_000))
+        assert str(caught.value).startswith(f"{path} cannot be written")
+        assert caught.value.exit_code == 1
+        assert path.read_bytes() == b"first"
+        assert [found.name for found in small_disk.iterdir()] == ["kept.json"]
+
+    def test_of_a_level_that_does_not_fit_no_half_stays(self, small_disk: Path) -> None:
+        store = Store(small_disk / "x")
+        kept = store.write(run_of(1), records(10))
+        (small_disk / "ballast").write_bytes(bytes(40_000))
+        with pytest.raises(WriteError, match=r"concurrency2.*No space left on device"):
+            store.write(
+                run_of(2),
+                [
+                    RequestRecord(arrival_s=hash(i) / 7, input_tokens=1, output_tokens=1, error=os.urandom(9).hex())
+                    for i in range(3000)
+                ],
+            )
+        assert not store.has(run_of(2).key) and not list(store.folder.glob(".*"))
+        store.check_records(kept)
+        (small_disk / "ballast").unlink()
+        store.write(run_of(2), records(10))
+
+    def test_a_lock_holds_without_a_word_of_its_holder(self, small_disk: Path) -> None:
+        lock = small_disk / "lock"
+        lock.touch()
+        (small_disk / "ballast").write_bytes(bytes(1))
+        while True:
+            try:
+                with (small_disk / "ballast").open("ab") as file:
+                    file.write(bytes(4096))
+            except OSError:
+                break
+        with held(lock, "it"), pytest.raises(UsageError, match="held by another process"), held(lock, "it"):
+            pass
+
+
+class TestStoredRequests:
+    def test_as_measured(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.check_records(store.write(run_of(1), records(50)))
+
+    @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "another level's", "no gzip"])
+    def test_damage_is_named_with_the_fix(self, tmp_path: Path, damage: str) -> None:
+        store = Store(tmp_path)
+        kept, other = store.write(run_of(1), records(50)), store.write(run_of(2), records(60))
+        path = store.records_path(kept.key)
+        data = bytearray(path.read_bytes())
+        if damage == "truncated":
+            path.write_bytes(data[:-20])
+        elif damage == "changed":
+            data[len(data) // 2] ^= 0xFF
+            path.write_bytes(data)
+        elif damage == "missing":
+            path.unlink()
+        elif damage == "no gzip":
+            path.write_bytes(b"{}")
+        else:
+            path.write_bytes(store.records_path(other.key).read_bytes())
+        with pytest.raises(StoreError) as caught:
+            store.check_records(kept)
+        assert str(caught.value).startswith(f"{path}: the level's requests ")
+        assert f"remove {tmp_path}/concurrency1.json and {path.name}" in str(caught.value)
+        store.check_records(other)
+
+
+def test_a_lock_in_use_is_no_stale_one(tmp_path: Path) -> None:
+    with held(tmp_path / "lock", "it"):
+        time.sleep(0.01)
+        assert holder(tmp_path / "lock")
+    assert holder(tmp_path / "lock") is None

@@ -1,0 +1,225 @@
+"""What the guard lets through and what it refuses, asked as a server asks an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from pdlab.deploy.serving.guard import ROUTES, Guard, Rules
+
+
+class Asked:
+    """An application that keeps what reached it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", scope["type"] == "http"
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.bodies.append(body)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+def ask(
+    path: str,
+    body: bytes | str | dict[str, Any] = b"",
+    *,
+    rules: Rules | None = None,
+    method: str = "POST",
+    kind: str = "http",
+    pieces: int = 1,
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),),
+    root: str = "",
+) -> tuple[int, str, list[bytes]]:
+    """Status, text of the answer, and the bodies that reached the application."""
+    data = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
+    step = max(1, -(-len(data) // pieces))
+    waiting = [data[i : i + step] for i in range(0, len(data), step)] or [b""]
+    app = Asked()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not waiting:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "method": method, "path": root + path, "root_path": root, "headers": headers}
+    asyncio.run(Guard(app, rules or Rules())(scope, receive, send))
+    if sent and sent[0]["type"] == "websocket.close":
+        return sent[0]["code"], "", app.bodies
+    status = sent[0]["status"] if sent else 0
+    return status, b"".join(m.get("body", b"") for m in sent).decode(), app.bodies
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/models/openai/gpt-oss-20b"])
+def test_what_clients_need_passes(path: str) -> None:
+    assert ask(path, method="GET")[0] == 200
+    status, _, reached = ask(path, {"prompt": "x"}, pieces=3)
+    assert status == 200 and reached == [b'{"prompt": "x"}']
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/inference/v1/generate", "/v1/responses", "/v1/messages", "/v1/load_lora_adapter", "/docs", "/openapi.json",
+        "/detokenize", "/scale_elastic_ep", "/v1/completions/", "/v1/completions/render", "//v1/completions",
+        "/V1/completions", "/v1/modelsx", "/metrics/", "/", "/pause",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_everything_else_is_a_404_that_names_the_routes(path: str, method: str) -> None:
+    status, text, reached = ask(path, {"prompt": "x"}, method=method)
+    assert status == 404 and reached == []
+    error = json.loads(text)["error"]
+    assert error["code"] == 404 and path in error["message"] and "/v1/completions" in error["message"]
+    assert f"--expose {path}" in error["message"]
+
+
+def test_a_websocket_is_closed() -> None:
+    assert ask("/v1/realtime", kind="websocket") == (1008, "", [])
+
+
+def test_exposed_routes_pass_and_are_looked_at() -> None:
+    rules = Rules(expose=("/v1/responses",))
+    assert ask("/v1/responses", {"input": "x"}, rules=rules)[0] == 200
+    assert ask("/v1/responses", {"input": "x", "kv_transfer_params": {}}, rules=rules)[0] == 400
+
+
+def test_a_route_prefix_is_no_part_of_the_route() -> None:
+    assert ask("/v1/completions", {}, root="/llm")[0] == 200
+    assert ask("/v1/responses", {}, root="/llm")[0] == 404
+
+
+HIDDEN: list[bytes | str | dict[str, Any]] = [
+    {"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True}},
+    {"prompt": "x", "kv_transfer_params": None},
+    {"prompt": "x", "ec_transfer_params": {"a": 1}},
+    {"prompt": "x", "vllm_xargs": {"kv_transfer_params": "x"}},
+    {"prompt": "x", "extra_body": {"kv_transfer_params": {}}},
+    {"messages": [{"role": "user", "content": [{"kv_transfer_params": 1}]}]},
+    {"token_ids": [1], "sampling_params": {"extra_args": {"kv_transfer_params": {}}}},
+    [{"kv_transfer_params": {}}],  # type: ignore[list-item]
+    '{"kv\\u005ftransfer_params": {}}',
+    '{"\\u006bv_transfer_params": {}, "prompt": "x"}',
+    '{"kv_transfer_params": {}}'.encode("utf-16"),
+    '{"kv_transfer_params": {}}'.encode("utf-16-le"),
+    '{"kv_transfer_params": {}}'.encode("utf-32-be"),
+    b'\xef\xbb\xbf{"kv_transfer_params": {}}',
+    '{"kv_transfer_params": {}, "kv_transfer_params": null}',
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("number", range(len(HIDDEN)))
+def test_transfer_parameters_never_come_from_a_client(number: int, path: str) -> None:
+    status, text, reached = ask(path, HIDDEN[number])
+    assert status == 400 and reached == []
+    assert "transfer_params" in text or "not JSON" in text
+
+
+def test_a_prompt_may_speak_of_them() -> None:
+    assert ask("/v1/completions", {"prompt": 'What is {"kv_transfer_params": 1}? \u00e9'})[0] == 200
+
+
+def test_form_data_may_not_carry_them() -> None:
+    rules = Rules(expose=("/v1/audio/transcriptions",))
+    form = ((b"content-type", b"multipart/form-data; boundary=x"),)
+    part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n{}\r\n--x--'
+    asked = [
+        ask("/v1/audio/transcriptions", part % name, rules=rules, headers=form)[0]
+        for name in (b"file", b"kv_transfer_params")
+    ]
+    assert asked == [200, 400]
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_a_body_that_is_too_long_is_a_413(pieces: int) -> None:
+    rules = Rules(max_body_bytes=100)
+    fits = {"prompt": "x" * (100 - len('{"prompt": ""}'))}
+    assert ask("/v1/completions", fits, rules=rules, pieces=pieces)[0] == 200
+    status, text, reached = ask("/v1/completions", {"prompt": "x" * 101}, rules=rules, pieces=pieces)
+    assert status == 413 and reached == [] and "the limit is 100" in text
+    assert ask("/v1/completions", b"x" * 100_000, rules=rules, pieces=50)[0] == 413
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff\xff", "[" * 100_000, '{"prompt": '])
+def test_what_is_not_json_is_a_400(body: Any) -> None:
+    status, text, reached = ask("/v1/completions", body)
+    assert status == 400 and reached == [] and "not JSON" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": ["a"] * 8}, 200),
+        ({"prompt": ["a"] * 9}, 400),
+        ({"prompt": [[1]] * 9}, 400),
+        ({"prompt": [1] * 9}, 200),
+        ({"prompt": ["a"] * 4, "n": 2}, 200),
+        ({"prompt": ["a"] * 4, "n": 3}, 400),
+        ({"messages": [], "n": 9}, 400),
+        ({"token_ids": [1], "sampling_params": {"n": 9}}, 400),
+        ({"prompt": "a", "n": "many"}, 200),
+        ({"prompt": [], "n": 0}, 200),
+    ],
+)
+def test_sequences_of_one_request(body: dict[str, Any], status: int) -> None:
+    got, text, _ = ask("/v1/completions", body, rules=Rules(max_prompts=8))
+    assert got == status
+    assert status == 200 or "the limit is 8" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": "a"}, 200),
+        ({"prompt": "a", "max_tokens": 50}, 200),
+        ({"prompt": "a", "max_tokens": 51}, 400),
+        ({"messages": [], "max_completion_tokens": 51}, 400),
+        ({"messages": [], "max_completion_tokens": 5}, 200),
+        ({"messages": []}, 400),
+        ({"input": "a", "max_output_tokens": 51}, 400),
+        ({"sampling_params": {"max_tokens": 51}}, 400),
+    ],
+)
+def test_generated_tokens(body: dict[str, Any], status: int) -> None:
+    got, text, _ = ask("/v1/completions", body, rules=Rules(max_tokens=50))
+    assert got == status
+    assert status == 200 or "the limit is 50" in text
+    assert ask("/v1/completions", body)[0] == 200, "without a limit the engine knows its context"
+
+
+def test_a_client_that_went_away_is_not_answered() -> None:
+    app, sent = Asked(), []
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": ()}
+    asyncio.run(Guard(app, Rules())(scope, receive, send))
+    assert (app.bodies, sent) == ([], [])
+
+
+def test_lifespan_is_the_applications_own() -> None:
+    app = Asked()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Guard(app, Rules())({"type": "lifespan"}, None, send))  # type: ignore[arg-type]
+    assert app.bodies == [b""]

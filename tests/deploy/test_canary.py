@@ -1,0 +1,321 @@
+"""The canary: what counts as the same answer, what proves nothing, and what a broken server gives."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.web import web_server
+
+from pdlab.cluster.local_nodes import hold_port
+from pdlab.core.errors import CanaryError
+from pdlab.deploy import canary
+from pdlab.deploy.canary import Answer, ask, compare, load_reference, read_answer, save_reference
+
+
+def answer(*tokens: int, near: dict[int, tuple[int, ...]] | None = None) -> Answer:
+    """Tokens; ``near``: at which position which others were a near tie."""
+    ties = near or {}
+    return Answer(tokens=tokens, near=tuple((token, *ties.get(i, ())) for i, token in enumerate(tokens)))
+
+
+def completion(*tokens: int, second: int = 900, gap: float = 3.0) -> dict[str, Any]:
+    """As vLLM answers: per token the log-probabilities of the best and of another one."""
+    tops = [{f"token_id:{token}": -0.1, f"token_id:{second}": -0.1 - gap} for token in tokens]
+    return {"choices": [{"token_ids": list(tokens), "logprobs": {"top_logprobs": tops}}]}
+
+
+class TestCompare:
+    def test_equal(self) -> None:
+        result = compare([answer(1, 2), answer(3)], [answer(1, 2), answer(3)], "the reference")
+        assert (result.equal, result.compared) == (True, 2)
+        assert result.detail == "2 of 2 prompts give the same tokens (the reference)"
+
+    def test_different(self) -> None:
+        result = compare([answer(1, 2, 3), answer(7)], [answer(1, 9, 3), answer(7)], "the reference")
+        assert (result.equal, result.compared) == (False, 2)
+        assert result.detail == "prompt 1 differs from token 2 on (the reference)"
+
+    def test_every_different_prompt_is_named(self) -> None:
+        detail = compare([answer(1), answer(2)], [answer(3), answer(4)], "r").detail
+        assert "prompt 1" in detail and "prompt 2" in detail
+
+    def test_what_the_reference_nearly_took_proves_nothing(self) -> None:
+        result = compare([answer(1, 5, 8), answer(7)], [answer(1, 2, 3, near={1: (5,)}), answer(7)], "r")
+        assert (result.equal, result.compared) == (True, 1)
+        assert result.detail.startswith("1 of 2 prompts")
+
+    def test_a_third_token_at_a_near_tie_is_a_difference(self) -> None:
+        """Damaged KV cache does not fail only where the reference is sure of itself."""
+        assert compare([answer(1, 6)], [answer(1, 2, near={1: (5,)})], "r").equal is False
+
+    def test_a_near_tie_before_the_difference_excuses_nothing(self) -> None:
+        assert compare([answer(1, 6)], [answer(1, 2, near={0: (5,)})], "r").equal is False
+
+    def test_only_near_ties_is_not_compared(self) -> None:
+        result = compare([answer(5), answer(6)], [answer(1, near={0: (5,)}), answer(2, near={0: (6,)})], "r")
+        assert (result.equal, result.compared) == (None, 0)
+        assert result.detail.startswith("not compared")
+
+    @pytest.mark.parametrize(("got", "reference"), [((1, 2), (1, 2, 3)), ((1, 2, 3), (1, 2))])
+    def test_another_length_is_a_difference(self, got: tuple[int, ...], reference: tuple[int, ...]) -> None:
+        result = compare([answer(*got)], [answer(*reference)], "r")
+        assert result.equal is False
+        assert "differs from token 3 on" in result.detail
+
+    def test_prompts_that_one_side_could_not_take_are_left_out(self) -> None:
+        result = compare([answer(1)], [answer(1), answer(2)], "r")
+        assert (result.equal, result.compared) == (True, 1)
+
+    def test_nothing_at_all_is_not_compared(self) -> None:
+        assert compare([], [], "r").equal is None
+
+
+class TestReadAnswer:
+    def test_tokens_and_near_ties(self) -> None:
+        assert read_answer(completion(4, 5)) == answer(4, 5)
+        assert read_answer(completion(4, 5, second=9, gap=0.1)) == answer(4, 5, near={0: (9,), 1: (9,)})
+        assert read_answer(completion(4, second=9, gap=canary.NEAR_TIE + 0.01)) == answer(4)
+
+    def test_one_candidate_only(self) -> None:
+        got = {"choices": [{"token_ids": [4], "logprobs": {"top_logprobs": [{"token_id:4": 0.0}]}}]}
+        assert read_answer(got) == answer(4)
+
+    @pytest.mark.parametrize(
+        "broken",
+        [
+            {},
+            {"error": {"message": "no"}},
+            {"choices": []},
+            {"choices": None},
+            {"choices": ["text"]},
+            {"choices": [{"text": "no ids"}]},
+            {"choices": [{"token_ids": None, "logprobs": {"top_logprobs": []}}]},
+            {"choices": [{"token_ids": [1], "logprobs": None}]},
+            {"choices": [{"token_ids": [1], "logprobs": {"top_logprobs": [None]}}]},
+            {"choices": [{"token_ids": [1], "logprobs": {"top_logprobs": [{}]}}]},
+            {"choices": [{"token_ids": [1], "logprobs": {"top_logprobs": [{"token_id:1": None, "x": 1.0}]}}]},
+            {"choices": [{"token_ids": [1], "logprobs": {"top_logprobs": [{"text": -0.1}]}}]},
+            {"choices": [{"token_ids": ["one"], "logprobs": {"top_logprobs": [{"token_id:1": 0.0}]}}]},
+            {"choices": [{"token_ids": [1, 2], "logprobs": {"top_logprobs": [{"token_id:1": 0.0}]}}]},
+            {"choices": [{"token_ids": [], "logprobs": {"top_logprobs": []}}]},
+            [],
+        ],
+        ids=str,
+    )
+    def test_malformed(self, broken: Any) -> None:
+        with pytest.raises(CanaryError, match="the canary's answer has") as caught:
+            read_answer(broken)
+        assert "\n" not in str(caught.value)
+
+
+class TestPrompts:
+    def test_are_the_same_every_time(self) -> None:
+        assert canary.prompts() == canary.prompts()
+        assert canary.requests("m") == canary.requests("m")
+
+    def test_grow(self) -> None:
+        sizes = [len(prompt) for prompt in canary.prompts()]
+        assert sizes == sorted(sizes) and len(set(sizes)) == len(sizes) >= 3
+
+    def test_share_no_beginning_that_a_prefix_cache_could_answer(self) -> None:
+        beginnings = {prompt[:30] for prompt in canary.prompts()}
+        assert len(beginnings) == len(canary.prompts())
+
+    def test_requests_are_greedy_and_of_one_length(self) -> None:
+        for request in canary.requests("m"):
+            assert request["model"] == "m"
+            assert (request["temperature"], request["ignore_eos"]) == (0.0, True)
+            assert request["max_tokens"] == canary.MAX_TOKENS
+            assert not request.get("stream")
+
+
+class TestReference:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        kept = [answer(1, 2, near={0: (5,)}), answer(3)]
+        save_reference(tmp_path, "org/model", kept)
+        assert load_reference(tmp_path, "org/model") == tuple(kept)
+        assert [path.suffix for path in (tmp_path / "canary").iterdir()] == [".yaml"]
+
+    def test_the_last_one_counts(self, tmp_path: Path) -> None:
+        save_reference(tmp_path, "m", [answer(1)])
+        save_reference(tmp_path, "m", [answer(2)])
+        assert load_reference(tmp_path, "m") == (answer(2),)
+
+    def test_none(self, tmp_path: Path) -> None:
+        assert load_reference(tmp_path, "m") is None
+
+    def test_a_model_whose_file_has_the_same_name(self, tmp_path: Path) -> None:
+        save_reference(tmp_path, "org/model", [answer(1)])
+        assert load_reference(tmp_path, "org_model") is None
+
+    def test_answers_to_other_prompts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save_reference(tmp_path, "m", [answer(1)])
+        monkeypatch.setattr(canary, "FACTS", (5, 6))
+        assert load_reference(tmp_path, "m") is None
+
+    @pytest.mark.parametrize("text", ["", "model: m\n", "model: [", "\x00"], ids=["empty", "old", "broken", "binary"])
+    def test_an_unusable_file_is_no_reference(self, text: str, tmp_path: Path) -> None:
+        save_reference(tmp_path, "m", [answer(1)])
+        (tmp_path / "canary" / "m.yaml").write_text(text)
+        assert load_reference(tmp_path, "m") is None
+
+
+Reply = Callable[[dict[str, Any]], tuple[int, bytes]]
+
+
+@contextmanager
+def server(reply: Reply) -> Iterator[str]:
+    """A server of completions that ``reply`` makes of the requests."""
+
+    def answer(call: BaseHTTPRequestHandler) -> None:
+        assert (call.command, call.path) == ("POST", "/v1/completions")
+        status, body = reply(json.loads(call.rfile.read(int(call.headers["content-length"]))))
+        call.send_response(status)
+        # A status of 299 stands for an answer that breaks off.
+        call.send_header("content-length", str(len(body) + (100 if status == 299 else 0)))
+        call.end_headers()
+        with suppress(BrokenPipeError):  # a client that gave up
+            call.wfile.write(body)
+
+    with web_server(answer) as url:
+        yield url
+
+
+class TestAsk:
+    def test_asks_every_prompt(self) -> None:
+        seen: list[str] = []
+
+        def reply(request: dict[str, Any]) -> tuple[int, bytes]:
+            seen.append(request["prompt"])
+            return 200, json.dumps(completion(len(seen))).encode()
+
+        with server(reply) as url:
+            assert ask(url, "m") == [answer(i + 1) for i in range(len(seen))]
+        assert seen == canary.prompts()
+
+    def test_prompts_too_long_for_the_deployment_are_left_out(self) -> None:
+        def reply(request: dict[str, Any]) -> tuple[int, bytes]:
+            if len(request["prompt"]) > len(canary.prompts()[0]):
+                return 400, b'{"error": {"message": "maximum context length"}}'
+            return 200, json.dumps(completion(1)).encode()
+
+        with server(reply) as url:
+            assert ask(url, "m") == [answer(1)]
+
+    @pytest.mark.parametrize(
+        ("status", "body", "said"),
+        [
+            (400, b'{"error":\n {"message": "no such\nfield"}}', "HTTP 400: .*no such field"),
+            (404, b'{"error": {"message": "no model"}}', "HTTP 404: .*no model"),
+            (500, b"<html>\nInternal error", "HTTP 500: <html> Internal error"),
+            (503, b"", "HTTP 503"),
+            (200, b"no JSON", "no answer"),
+            (200, b"", "no answer"),
+            (299, b'{"choices"', "no answer"),
+            (200, b"\xff\xfe", "no answer"),
+            (200, b'{"error": "busy"}', "no tokens .*busy"),
+            (200, b"[]", "no tokens"),
+        ],
+    )
+    def test_bad_answers_are_one_line(self, status: int, body: bytes, said: str) -> None:
+        with server(lambda _: (status, body)) as url, pytest.raises(CanaryError, match=said) as caught:
+            ask(url, "m")
+        assert "\n" not in str(caught.value)
+
+    def test_an_error_after_a_good_answer_is_an_error(self) -> None:
+        replies = iter([(200, json.dumps(completion(1)).encode()), (500, b"dead")])
+        with server(lambda _: next(replies)) as url, pytest.raises(CanaryError, match="HTTP 500: dead"):
+            ask(url, "m")
+
+    def test_nobody_there(self) -> None:
+        held, port = hold_port()
+        with held, pytest.raises(CanaryError, match="no answer from http://127"):
+            ask(f"http://127.0.0.1:{port}", "m")
+
+    def test_an_answer_that_never_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(canary, "TIMEOUT_S", 0.2)
+        leave = threading.Event()
+
+        def hang(_: dict[str, Any]) -> tuple[int, bytes]:
+            leave.wait(10)
+            return 503, b""
+
+        with server(hang) as url:
+            try:
+                with pytest.raises(CanaryError, match="timed out"):
+                    ask(url, "m")
+            finally:
+                leave.set()
+
+
+class TestShapes:
+    """A server that answers a prompt's length, as any shape of request asks for it."""
+
+    PLAIN = tuple(answer(len(prompt), 7) for prompt in canary.prompts())
+
+    @staticmethod
+    def reply(request: dict[str, Any], wrong: str = "") -> tuple[int, bytes]:
+        prompt = request["prompt"]
+        prompts = prompt if isinstance(prompt, list) else [prompt]
+        asked = [p for p in prompts for _ in range(request.get("n", 1))]
+        kind = "stream" if request.get("stream") else "list" if isinstance(prompt, list) else "n"
+        if wrong == kind:
+            asked[-1] = "xx"  # the last one of a list is answered from another's blocks
+        choices = []
+        for index, text in enumerate(asked):
+            (choice,) = completion(len(text), 7)["choices"]
+            choices.append({**choice, "index": index})
+        choices.reverse()
+        if wrong == "numbers":
+            choices[0]["index"] = 0
+        if kind != "stream":
+            return 200, json.dumps({"choices": choices}).encode()
+        (choice,) = choices
+        tops = choice["logprobs"]["top_logprobs"]
+        chunks = [
+            {"choices": [{"index": 0, "token_ids": [token], "logprobs": {"top_logprobs": [top]}}]}
+            for token, top in zip(choice["token_ids"], tops, strict=True)
+        ]
+        lines = [json.dumps(chunk) for chunk in [*chunks, {"choices": []}]] + ([] if wrong == "cut" else ["[DONE]"])
+        return 200, "".join(f"data: {line}\n\n" for line in lines).encode()
+
+    @classmethod
+    def asked(cls, wrong: str = "", sequences: int = 64, count: int = 3) -> dict[str, Any]:
+        with server(lambda request: cls.reply(request, wrong)) as url:
+            return canary.ask_shapes(url, "m", cls.PLAIN[:count], sequences)
+
+    def test_equal(self) -> None:
+        assert {name: result.equal for name, result in self.asked().items()} == {
+            "a list of prompts": True,
+            "n=2": True,
+            "a stream": True,
+        }
+
+    @pytest.mark.parametrize(("wrong", "name"), [("list", "a list of prompts"), ("n", "n=2"), ("stream", "a stream")])
+    def test_a_wrong_shape_is_named(self, wrong: str, name: str) -> None:
+        found = self.asked(wrong)
+        assert [shape for shape, result in found.items() if result.equal is False] == [name]
+
+    def test_choices_must_be_numbered(self) -> None:
+        with pytest.raises(
+            CanaryError, match=r"a list of prompts is answered by choices \[0, 0, 1\] instead of 0 to 2"
+        ):
+            self.asked("numbers")
+
+    def test_a_stream_must_end(self) -> None:
+        with pytest.raises(CanaryError, match=r"does not end with \[DONE\]"):
+            self.asked("cut")
+
+    @pytest.mark.parametrize(("sequences", "names"), [(1, {"a stream"}), (2, {"n=2", "a stream"})])
+    def test_what_the_deployment_does_not_let_through_is_not_asked(self, sequences: int, names: set[str]) -> None:
+        assert set(self.asked(sequences=sequences)) == names
+
+    def test_only_the_prompts_that_fit(self) -> None:
+        assert self.asked(count=1)["a list of prompts"].compared == 1

@@ -1,0 +1,96 @@
+"""Every file of configs/deployments loads, places on its cluster, and renders to the stored text.
+
+PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdlab.core.catalog import load_cluster, load_deployment, local_cluster, resolve_model
+from pdlab.core.files import CONFIGS
+from pdlab.deploy.dry_run import describe
+from pdlab.deploy.serve_config import model_id, render
+from pdlab.placement.place import place
+
+pytestmark = pytest.mark.golden
+
+
+FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def cluster_name(path: Path) -> str:
+    """The cluster that the file's first line names."""
+    match = re.match(r"# cluster: (\S+)\n", path.read_text(encoding="utf-8"))
+    assert match, f"{path} must begin with '# cluster: NAME'"
+    return match[1]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_rendering(path: Path) -> None:
+    deployment = load_deployment(path.stem)
+    assert deployment.label == path.stem
+    view = load_cluster(cluster_name(path))
+    placement = place(deployment, view)
+    shape, source = resolve_model(deployment.model)
+    app = render(deployment, placement, view, shape, source or "MODEL-FOLDER")
+    command = f"python launch_gptoss.py --config {path.stem} --cluster {view.name}"
+    text = describe(
+        deployment,
+        view,
+        placement,
+        app,
+        base_url="http://127.0.0.1:8000",
+        launch_command=command,
+        model_id=model_id(deployment, shape),
+    )
+    assert "&id" not in text, "YAML aliases: the arguments share an object"
+    stored = GOLDEN / f"{path.stem}.txt"
+    if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":
+        GOLDEN.mkdir(exist_ok=True)
+        stored.write_text(text, encoding="utf-8")
+    assert stored.exists(), f"no stored rendering; make it with PDLAB_UPDATE_GOLDEN=1 and read it ({stored})"
+    assert text == stored.read_text(encoding="utf-8")
+
+
+def test_no_stale_renderings() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == {path.stem for path in FILES}
+
+
+def test_the_whole_story_is_there() -> None:
+    collocated = [f"collocated-{pool}" for pool in ("8xtp1", "4xtp2", "2xtp4", "1xtp8")]
+    decode_tp4 = ["1xtp4", "1xtp2", "2xtp2", "1xtp1", "2xtp1", "3xtp1", "4xtp1"]
+    pairs = [(prefill, "1xtp4") for prefill in decode_tp4]
+    pairs += [(f"{p}xtp2", f"{d}xtp2") for p, d in ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3))]
+    pairs += [(f"{p}xtp1", f"{d}xtp2") for p, d in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 3))]
+    pairs += [("1xtp4", "1xtp2")]
+    story = {*collocated, *(f"pd-pack-p{p}-d{d}" for p, d in pairs), "pd-spread-p1xtp4-d1xtp4"}
+    assert story <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize("name", ["p5.48xlarge-x2", "p5.48xlarge-x12", "p5.48xlarge-x13", "local-2"])
+def test_clusters_load(name: str) -> None:
+    assert load_cluster(name).name == name
+
+
+def test_every_cluster_file_loads() -> None:
+    for path in (CONFIGS / "clusters").glob("*.yaml"):
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert load_cluster(path.stem).name == data["name"] == path.stem
+
+
+def test_local_cluster_file_is_what_local_starts() -> None:
+    assert load_cluster("local-2") == local_cluster(2)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONFIGS / "models").glob("*.yaml")])
+def test_models_load(name: str) -> None:
+    shape, source = resolve_model(name)
+    assert shape is not None and shape.name == name
+    assert (source is None) == shape.local

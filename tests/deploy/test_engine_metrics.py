@@ -1,0 +1,44 @@
+"""vLLM's metrics as vLLM and both of Ray's exporters write them (forms recorded from Ray 2.60)."""
+
+from __future__ import annotations
+
+from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot, samples
+
+COMMON = 'Component="core_worker",SessionName="s",Version="2.60.0"'
+OTEL = 'otel_scope_name="ray._private.telemetry.open_telemetry_metric_recorder",otel_scope_version=""'
+OLDER = f"""# TYPE ray_vllm_request_queue_time_seconds histogram
+ray_vllm_request_queue_time_seconds_bucket{{{COMMON},ReplicaId="a",le="0.3"}} 4.0
+ray_vllm_request_queue_time_seconds_count{{{COMMON},ReplicaId="a"}} 6.0
+ray_vllm_request_queue_time_seconds_sum{{{COMMON},ReplicaId="a"}} 0.86
+# TYPE ray_vllm_request_success_total counter
+ray_vllm_request_success_total{{{COMMON},ReplicaId="a"}} 6.0
+# HELP ray_vllm_request_success (DEPRECATED, use ray_vllm_request_success_total metric instead)
+# TYPE ray_vllm_request_success gauge
+ray_vllm_request_success{{{COMMON},ReplicaId="a"}} 6.0
+ray_vllm_nixl_num_failed_transfers_total{{{COMMON},ReplicaId="a"}} 2.0
+ray_vllm_nixl_num_failed_transfers{{{COMMON},ReplicaId="a"}} 2.0
+"""
+NEWER = f"""ray_vllm_request_queue_time_seconds_bucket{{{COMMON},ReplicaId="a",le="0.3",{OTEL}}} 4.0
+ray_vllm_request_queue_time_seconds_bucket{{{COMMON},ReplicaId="a",le="+Inf",{OTEL}}} 6.0
+ray_vllm_request_queue_time_seconds_count{{{COMMON},ReplicaId="a",{OTEL}}} 6.0
+ray_vllm_request_queue_time_seconds_sum{{{COMMON},ReplicaId="a",{OTEL}}} 1.4
+ray_vllm_request_success_total{{{COMMON},ReplicaId="a",{OTEL}}} 6.0
+"""
+
+
+def test_a_counter_that_stands_there_twice_counts_once() -> None:
+    assert [sample.value for sample in samples(OLDER) if sample.name == "request_success"] == [6.0]
+    assert parse_counters([OLDER]).failed_transfers == 2.0
+
+
+def test_exact_sums_are_read_and_of_estimated_ones_the_buckets() -> None:
+    exact = parse_snapshot([OLDER], ("a",), {"a": "prefill"}).engines["prefill"]
+    assert (exact.requests, exact.queue_s, exact.queue_count) == (6.0, 0.86, 6.0)
+    rough = parse_snapshot([NEWER], ("a",), {"a": "prefill"}).engines["prefill"]
+    assert (rough.requests, rough.queue_s, rough.queue_count) == (6.0, None, 6.0)
+    assert exact.buckets == {} and rough.buckets == {"queue": {"0.3": 4.0, "+Inf": 6.0}}
+
+
+def test_labels() -> None:
+    sample = next(samples('vllm:request_success_total{model="a}b",ReplicaId="x\\"y"} 1 1790000000\n'))
+    assert sample.value == 1.0 and sample.label("model") == "a}b" and sample.label("engine") is None

@@ -1,0 +1,202 @@
+"""Flags and files make the deployment that they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.cli import launch as launch_gptoss
+from pdlab.core.catalog import local_cluster, resolve_model
+from pdlab.core.deployment import Deployment, Disaggregated, parse_label
+from pdlab.core.errors import PlacementError, UsageError
+from pdlab.core.schema import load_yaml, to_yaml
+from pdlab.core.vllm_limits import check_divisibility
+from pdlab.deploy import launch
+from pdlab.deploy.options import LaunchRequest, build_parser, deployment_from, engine_args
+
+
+def made(*words: str) -> Deployment:
+    return deployment_from(build_parser().parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("--collocated", "collocated-1xtp4"),
+        ("--collocated --num 8 --tp 1", "collocated-8xtp1"),
+        ("--mode collocated --tp 8", "collocated-1xtp8"),
+        ("--collocated --tp 2 --dp 2 --pp 2 --ep", "collocated-1xtp2pp2dp2ep"),
+        ("--pd-pack", "pd-pack-p1xtp4-d1xtp4"),
+        ("--mode pd-spread --p-num 3 --p-tp 1", "pd-spread-p3xtp1-d1xtp4"),
+        ("--pd-spread --p-tp 1 --p-dp 32 --p-ep --d-tp 1 --d-dp 72 --d-ep", "pd-spread-p1xdp32ep-d1xdp72ep"),
+        ("--pd-spread --local", "pd-spread-p1xtp1-d1xtp1"),
+        ("--collocated --num 2 --local 3", "collocated-2xtp1"),
+        ("--config pd-pack-p1xtp4-d1xtp4", "pd-pack-p1xtp4-d1xtp4"),
+        ("--config pd-pack-p1xtp4-d1xtp4 --pd-spread --d-num 2", "pd-spread-p1xtp4-d2xtp4"),
+        ("--config pd-pack-p2xtp2-d1xtp4 --collocated", "collocated-1xtp4"),
+        ("--config pd-spread-p1xdp32ep-d1xdp72ep --no-d-ep", "pd-spread-p1xdp32ep-d1xdp72"),
+    ],
+)
+def test_label(line: str, label: str) -> None:
+    assert made(*line.split()).label == label
+
+
+@pytest.mark.parametrize(
+    ("line", "backends"),
+    [
+        ("--pd-pack", ("UCX",)),
+        ("--pd-pack --use-ucx", ("UCX",)),
+        ("--pd-pack --use-libfabric", ("LIBFABRIC",)),
+        ("--pd-pack --kv-backend UCX,GDS", ("UCX", "GDS")),
+    ],
+)
+def test_backends(line: str, backends: tuple[str, ...]) -> None:
+    topology = made(*line.split()).topology
+    assert isinstance(topology, Disaggregated) and topology.transport.backends == backends
+
+
+def test_engine_args_are_yaml() -> None:
+    pairs = ["gpu-memory-utilization=0.85", "enforce_eager=true", "--max-num-seqs=64", "hf_overrides={a: [1, b]}", "x="]
+    assert engine_args(pairs, "--engine-arg") == {
+        "gpu_memory_utilization": 0.85,
+        "enforce_eager": True,
+        "max_num_seqs": 64,
+        "hf_overrides": {"a": [1, "b"]},
+        "x": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("4e9", 4_000_000_000), ("1E-3", 0.001), ("2.5e-1", 0.25), ("'4e9'", "4e9"), ("e9", "e9")]
+)
+def test_numbers_with_an_exponent_are_numbers(text: str, value: object) -> None:
+    found = engine_args([f"x={text}"], "--engine-arg")["x"]
+    assert found == value and type(found) is type(value)
+
+
+def test_ep_divides_experts_and_their_copies() -> None:
+    words = ["--pd-spread", "--model", "deepseek-v3", "--p-tp", "1", "--p-dp", "32", "--p-ep", "--d-tp", "1"]
+    words += ["--d-dp", "72", "--d-ep"]
+    shape, _ = resolve_model("deepseek-v3")
+    with pytest.raises(UsageError, match=r"decode EP over TP 1 x DP 72 .*num_redundant_experts: 32"):
+        check_divisibility(made(*words), shape)
+    eplb = ["enable_eplb=true", "eplb_config={num_redundant_experts: 32}"]
+    copies = [word for pair in eplb for word in ("--engine-arg", pair)]
+    assert check_divisibility(made(*words, *copies), shape) == []
+    with pytest.raises(UsageError, match="and 32 redundant ones"):
+        check_divisibility(made(*words, *copies, "--d-dp", "71"), shape)
+
+
+def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = local_cluster(2)
+    busy = busy.model_copy(update={"nodes": tuple(n.model_copy(update={"free_cpus": 0.0}) for n in busy.nodes)})
+    seen = iter([busy, busy, local_cluster(2)])
+    monkeypatch.setattr(launch, "RELEASE_POLL_S", 0.0)
+    view, placement = launch._placed(lambda: next(seen), made("--pd-spread", "--local"), 30.0)
+    assert view == local_cluster(2) and len(placement.replicas) == 2
+    with pytest.raises(PlacementError):
+        launch._placed(lambda: busy, made("--pd-spread", "--local"), 0.0)
+
+
+def test_a_changed_file_loses_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml(made("--pd-pack").model_copy(update={"name": "mine"})), encoding="utf-8")
+    assert made("--config", str(path)).name == "mine"
+    assert made("--config", str(path), "--engine-arg", "seed=1").name == "mine"
+    assert made("--config", str(path), "--d-num", "2").name is None
+
+
+def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--collocated", "--direct-streaming", "--host", "0.0.0.0", "--cluster", "p5.48xlarge-x2", "--export", "-"]
+    assert launch_gptoss.main(words) == 0
+    captured = capsys.readouterr()
+    assert "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1" in captured.err and "proxy_location" in captured.out
+
+
+def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    base = made("--pd-pack", "--engine-arg", "a=1", "--engine-arg", "b=1", "--p-engine-arg", "c=1", "--model-id", "m")
+    path.write_text(to_yaml(base), encoding="utf-8")
+    assert load_yaml(path, Deployment) == base
+    both = made("--config", str(path), "--engine-arg", "b=2", "--p-engine-arg", "d=2", "--ingress-replicas", "3")
+    assert both.engine_kwargs == {"a": 1, "b": 2}
+    assert both.pools["prefill"].engine_kwargs == {"c": 1, "d": 2}
+    assert both.pools["decode"].engine_kwargs == {}
+    assert (both.model_id, both.ingress_replicas) == ("m", 3)
+
+
+def test_local_takes_the_tiny_model_unless_told_otherwise() -> None:
+    assert made("--config", "pd-pack-p1xtp1-d1xtp2", "--local").model == "tiny-gptoss"
+    assert made("--collocated", "--local", "--model", "./mine").model == "./mine"
+    assert made("--collocated").model == "gpt-oss-120b"
+
+
+def test_plan_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--pd-pack", "--d-tp", "2", "--verbose", "--host", "0.0.0.0", "--cluster", "p5.48xlarge-x2", "--dry-run"]
+    words += ["--no-api-key"]
+    assert launch_gptoss.main(words) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 3 and all(line.startswith("warning: ") for line in warnings)
+    assert "canary" in warnings[0] and "5 to 10 times" in warnings[1] and "0.0.0.0" in warnings[2]
+
+
+def test_the_command_that_follows_is_the_one_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "app.yaml")
+    words = ["--dry-run", "--pd-pack", "--export", file, "--cluster", "p5.48xlarge-x2", "--ucx-tls", "tcp,cuda"]
+    assert launch_gptoss.main(words) == 0
+    out = capsys.readouterr().out
+    assert "python launch_gptoss.py --pd-pack --cluster p5.48xlarge-x2 --ucx-tls tcp,cuda\n" in out
+    assert "./run_bm.sh -e pd-pack-p1xtp4-d1xtp4 " in out and "viz.py --exps bm_results/pd-pack-p1xtp4-d1xtp4" in out
+
+
+class FakeCluster:
+    """Stands in for pdlab.deploy.launch: keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def launch(self, request: LaunchRequest) -> None:
+        self.calls.append(request)
+
+    def shutdown(self, **where: Any) -> None:
+        self.calls.append(where)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    import sys
+
+    from pdlab import deploy
+
+    fake = FakeCluster()
+    monkeypatch.setitem(sys.modules, "pdlab.deploy.launch", fake)
+    monkeypatch.setattr(deploy, "launch", fake, raising=False)
+    return fake
+
+
+def test_request(cluster: FakeCluster) -> None:
+    assert launch_gptoss.main(["--pd-spread", "--local", "3", "--port", "8123", "--no-wait", "--timeout-s", "60"]) == 0
+    (request,) = cluster.calls
+    assert request.deployment.topology == parse_label("pd-spread-p1xtp1-d1xtp1")
+    assert (request.local_nodes, request.cluster, request.port, request.timeout_s) == (3, None, 8123, 60.0)
+    assert request.detach and not request.wait, "a launcher that does not wait cannot hold the deployment"
+
+
+def test_a_request_that_cannot_fit_never_reaches_the_cluster(cluster: FakeCluster) -> None:
+    assert launch_gptoss.main(["--pd-pack", "--local", "--p-num", "9"]) == 2
+    assert cluster.calls == []
+
+
+def test_shutdown(cluster: FakeCluster) -> None:
+    assert launch_gptoss.main(["--shutdown", "--port", "8123"]) == 0
+    assert cluster.calls == [{"host": "127.0.0.1", "port": 8123}]
+
+
+def test_ctrl_c(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(request: LaunchRequest) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "launch", interrupted)
+    assert launch_gptoss.main(["--collocated", "--local"]) == 130

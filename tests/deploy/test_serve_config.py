@@ -1,0 +1,147 @@
+"""What a rendering says: precedence of engine arguments, pins, strategies, environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdlab.core.catalog import load_cluster, local_cluster, resolve_model
+from pdlab.core.deployment import (
+    Collocated,
+    Deployment,
+    Disaggregated,
+    Pool,
+    Requests,
+    Serving,
+    Transport,
+    parse_label,
+)
+from pdlab.core.nodes import ClusterView
+from pdlab.deploy.serve_config import DP_BUILDER, OPENAI_BUILDER, PD_BUILDER, ServeApp, model_id, render, serve_config
+from pdlab.placement.place import place
+
+
+def app_of(deployment: Deployment, view: ClusterView | None = None) -> ServeApp:
+    view = view or load_cluster("p5.48xlarge-x2")
+    shape, source = resolve_model(deployment.model)
+    return render(deployment, place(deployment, view), view, shape, source or "/models/tiny")
+
+
+def labelled(label: str, **rest: Any) -> Deployment:
+    return Deployment(topology=parse_label(label), **rest)
+
+
+@pytest.mark.parametrize(
+    ("label", "builder"),
+    [
+        ("collocated-4xtp2", OPENAI_BUILDER),
+        ("collocated-2xtp2dp2", DP_BUILDER),
+        ("pd-pack-p1xtp4-d1xtp4", PD_BUILDER),
+        ("pd-spread-p1xtp2dp2-d1xtp4", PD_BUILDER),
+    ],
+)
+def test_builder(label: str, builder: str) -> None:
+    assert app_of(labelled(label)).import_path == builder
+
+
+def test_engine_argument_precedence() -> None:
+    shape, source = resolve_model("gpt-oss-120b")
+    assert shape and source
+    shape = shape.model_copy(update={"engine_kwargs": {"a": "model", "b": "model", "c": "model"}})
+    deployment = Deployment(
+        topology=Collocated(pool=Pool(engine_kwargs={"c": "pool"})), engine_kwargs={"b": "all", "c": "all"}
+    )
+    view = load_cluster("p5.48xlarge-x2")
+    args = render(deployment, place(deployment, view), view, shape, source).args
+    kwargs = args["llm_configs"][0]["engine_kwargs"]
+    assert [kwargs[key] for key in "abc"] == ["model", "all", "pool"]
+    assert kwargs["tensor_parallel_size"] == 1 and "data_parallel_size" not in kwargs
+
+
+def test_roles_and_transport() -> None:
+    transport = Transport(backends=("LIBFABRIC", "UCX"), ucx_tls="tcp", verbose=True)
+    topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=4), placement="spread", transport=transport)
+    args = app_of(Deployment(topology=topology)).args
+    for role, kv_role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        config = args[f"{role}_config"]
+        transfer = config["engine_kwargs"]["kv_transfer_config"]
+        assert transfer["kv_role"] == kv_role
+        assert transfer["kv_connector_extra_config"] == {"backends": ["LIBFABRIC", "UCX"]}
+        env = config["runtime_env"]["env_vars"]
+        assert env["UCX_TLS"] == "tcp" and env["NIXL_LOG_LEVEL"] == "DEBUG" and "UCX_PROTO_INFO" in env
+    assert args["decode_config"]["experimental_configs"] == {"_prewarm_prefill_decode": True}
+    assert "experimental_configs" not in args["prefill_config"]
+
+
+def test_stored_fingerprints_stay_valid() -> None:
+    """Of deployments from before the limits of requests: `--resume` compares them."""
+    assert labelled("pd-spread-p1xtp4-d1xtp4").fingerprint == "6cb416b81550"
+    limited = labelled("pd-spread-p1xtp4-d1xtp4", serving=Serving(requests=Requests(max_prompts=8)))
+    assert limited.fingerprint != "6cb416b81550"
+
+
+def test_pools_share_no_nested_value() -> None:
+    args = app_of(labelled("pd-pack-p1xtp4-d1xtp4", engine_kwargs={"hf_overrides": {"x": 1}})).args
+    prefill, decode = (args[f"{role}_config"]["engine_kwargs"]["hf_overrides"] for role in ("prefill", "decode"))
+    assert prefill == decode and prefill is not decode
+
+
+@pytest.mark.parametrize(
+    ("label", "strategy", "selectors"),
+    [
+        ("collocated-2xtp2", "STRICT_PACK", [{"ray.io/node-id": "a"}] * 2),
+        ("collocated-3xtp4", "STRICT_PACK", [{"ray.io/node-id": "in(a,b)"}] * 4),
+        ("collocated-1xtp4pp3", "PACK", [{"ray.io/node-id": "a"}] * 8 + [{"ray.io/node-id": "b"}] * 4),
+        ("collocated-1xtp4dp3", "PACK", [{"ray.io/node-id": "in(a,b)"}] * 4),
+        ("collocated-1xtp16", "PACK", [{"ray.io/node-id": "a"}] * 8 + [{"ray.io/node-id": "b"}] * 8),
+    ],
+)
+def test_pins(label: str, strategy: str, selectors: list[dict[str, str]]) -> None:
+    nodes = load_cluster("p5.48xlarge-x2").nodes
+    live = ClusterView(
+        nodes=tuple(n.model_copy(update={"id": i, "labels": {}}) for n, i in zip(nodes, "ab", strict=True))
+    )
+    args = app_of(labelled(label), live).args
+    config = args.get("llm_config") or args["llm_configs"][0]
+    assert config["placement_group_config"]["strategy"] == strategy
+    assert config["deployment_config"]["placement_group_bundle_label_selector"] == selectors
+
+
+def test_nodes_of_a_file_are_found_by_name() -> None:
+    config = app_of(labelled("collocated-1xtp1")).args["llm_configs"][0]
+    assert config["deployment_config"]["placement_group_bundle_label_selector"] == [{"pdlab/node": "node-1"}]
+
+
+def test_cpu_engines() -> None:
+    view = local_cluster(2)
+    args = app_of(labelled("pd-spread-p1xtp1-d1xtp2", model="tiny-gptoss"), view).args
+    config = args["decode_config"]
+    assert config["accelerator_config"] == {"kind": "cpu"}
+    assert config["placement_group_config"]["bundle_per_worker"] == {"CPU": 1}
+    assert config["deployment_config"]["ray_actor_options"] == {"num_cpus": 0}
+    assert config["engine_kwargs"]["kv_transfer_config"]["kv_buffer_device"] == "cpu"
+    assert config["engine_kwargs"]["block_size"] % 32 == 0
+    assert args["ingress_deployment_config"]["ray_actor_options"] == {"num_cpus": 0}
+    assert config["model_loading_config"] == {"model_id": "tiny-gptoss", "model_source": "/models/tiny"}
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "name"),
+    [
+        ("gpt-oss-120b", None, "gpt-oss-120b"),
+        ("openai/gpt-oss-20b", None, "gpt-oss-20b"),
+        ("gpt-oss-120b", "mine", "mine"),
+        ("org/name", None, "org/name"),
+        ("./models/mine", None, "mine"),
+        ("/models/mine", None, "mine"),
+    ],
+)
+def test_model_id(model: str, given: str | None, name: str) -> None:
+    shape = resolve_model(model)[0] if model[0] not in "./" else None
+    assert model_id(labelled("collocated-1xtp1", model=model, model_id=given), shape) == name
+
+
+def test_serve_config_listens_where_told() -> None:
+    config = serve_config(app_of(labelled("collocated-1xtp1")), host="10.0.0.1", port=9)
+    assert config["http_options"] == {"host": "10.0.0.1", "port": 9}

@@ -1,0 +1,213 @@
+"""Requests of every shape, and of every ill will, against real engines: collocated behind an ingress, then PD
+with direct streaming, so that two deployments cover both serving paths. The tests build on one another."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import random
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.live.conftest import ROOT, Stack
+
+spec = importlib.util.spec_from_file_location("request_shapes", ROOT / "benchmarks" / "request_shapes.py")
+assert spec is not None and spec.loader is not None
+request_shapes = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(request_shapes)
+
+ALONE: dict[str, Any] = {}
+GENERATE = {"model": "tiny-gptoss", "token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 2}}
+
+
+def post(url: str, route: str, body: dict[str, Any] | bytes, timeout_s: float = 60) -> tuple[int, str]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    call = urllib.request.Request(f"{url}{route}", data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(call, timeout=timeout_s) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def status_of(url: str, route: str) -> int:
+    try:
+        with urllib.request.urlopen(f"{url}{route}", timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+@pytest.fixture
+def peer() -> Iterator[socket.socket]:
+    """A stranger's listener that an engine might be told to fetch KV cache from."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(1.0)
+        yield listener
+
+
+def check_guard(url: str, peer: socket.socket) -> None:
+    """What no client may do, on either serving path; afterwards the engines answer as before."""
+    prompt = [7] * 40
+    plain = {"model": "tiny-gptoss", "prompt": prompt, "max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+    before = post(url, "/v1/completions", plain)
+    assert before[0] == 200
+    remote = {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "made-up",
+        "remote_request_id": "made-up",
+        "remote_block_ids": [[1, 2]],
+        "remote_host": "127.0.0.1",
+        "remote_port": peer.getsockname()[1],
+        "tp_size": 1,
+    }
+    asked: list[dict[str, Any]] = [{"do_remote_prefill": True}, remote, {"do_remote_decode": True}]
+    chat = {"model": "tiny-gptoss", "messages": [{"role": "user", "content": "ba"}], "max_tokens": 2}
+    for params in asked:
+        for route, body in (("/v1/completions", plain), ("/v1/chat/completions", chat)):
+            for hidden in ({"kv_transfer_params": params}, {"vllm_xargs": {"kv_transfer_params": "x"}}):
+                status, text = post(url, route, {**body, **hidden})
+                assert status == 400 and "kv_transfer_params is set by the deployment itself" in text
+        # Routes of vLLM's own, where the parameter reached the engine core and ended it.
+        for route in ("/inference/v1/generate", "/v1/responses", "/v1/messages"):
+            status, text = post(url, route, {**GENERATE, "input": "ba", "kv_transfer_params": params}, timeout_s=20)
+            assert status == 404 and "is not served here" in text
+            assert "engine_id" not in text
+    with pytest.raises(TimeoutError):
+        peer.accept()
+    for route in ("/docs", "/openapi.json", "/v1/load_lora_adapter", "/version", "/server_info"):
+        assert status_of(url, route) == 404
+    assert status_of(url, "/v1/models") == 200
+    assert status_of(url, "/v1/models/tiny-gptoss") == 200
+    status, text = post(url, "/v1/completions", {**plain, "prompt": "ba " * (4_000_000 // 3)})
+    assert status == 413 and "the limit is 2097152" in text
+    status, text = post(url, "/v1/completions", {**plain, "prompt": ["ba"] * 65})
+    assert status == 400 and "the limit is 64" in text
+    status, text = post(url, "/v1/completions", {**plain, "max_tokens": 10**6})
+    assert status == 400
+    after = post(url, "/v1/completions", plain)
+    assert json.loads(after[1])["choices"] == json.loads(before[1])["choices"]
+
+
+def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None:
+    done = stack.launch("--collocated", "--no-direct-streaming", "--expose", "/detokenize")
+    assert done.code == 0
+    assert "canary: a list of prompts, n=2" in done.text
+    check_guard(stack.url, peer)
+    # The guard lets it through; whether the ingress can serve it is its own affair.
+    assert post(stack.url, "/detokenize", {"model": "tiny-gptoss", "tokens": [300, 301]})[0] != 404
+    for shape in request_shapes.shapes():
+        ALONE[shape.name] = request_shapes.ask(stack.url, shape)
+    # A chat request of gpt-oss loads Harmony's vocabulary, which a machine without internet lacks.
+    broken = {n: got.said for n, got in ALONE.items() if got.status >= 500 and "vocab file" not in str(got.said)}
+    assert not broken
+    answered = [name for name, got in ALONE.items() if got.status == 200]
+    assert len(answered) > 30, "shapes that are refused prove nothing"
+
+
+def test_pd_refuses_what_steers_transfers(stack: Stack, peer: socket.socket) -> None:
+    done = stack.launch("--pd-spread")
+    assert done.code == 0
+    assert "canary: a list of prompts, n=2" in done.text
+    engines = engine_pids(stack)
+    check_guard(stack.url, peer)
+    assert status_of(stack.url, "/health") == 200 and status_of(stack.url, "/metrics") == 200
+    assert post(stack.url, "/detokenize", {"model": "tiny-gptoss", "tokens": [300]})[0] == 404
+    assert engine_pids(stack) == engines, "a replica was started anew"
+
+
+def test_every_shape_is_answered_as_by_one_engine_alone(stack: Stack) -> None:
+    assert ALONE, "the collocated launch did not answer"
+    wrong = {}
+    for shape in request_shapes.shapes():
+        how = request_shapes.differs(request_shapes.ask(stack.url, shape), ALONE[shape.name])
+        if how:
+            wrong[shape.name] = how
+    assert not wrong
+
+
+def test_a_list_of_prompts_is_answered_in_its_order(stack: Stack) -> None:
+    """Not against another deployment: each prompt of the list against the same prompt asked by itself."""
+    rng = random.Random(3)
+    asked = [[rng.randrange(10, 1000) for _ in range(length)] for length in (300, 33, 600, 5)]
+    alone = [stack.complete(prompt) for prompt in asked]
+    assert len({tuple(tokens) for tokens in alone}) == len(asked)
+    body = {"model": "tiny-gptoss", "prompt": asked, "max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+    status, text = post(stack.url, "/v1/completions", {**body, "return_token_ids": True})
+    assert status == 200
+    found = json.loads(text)
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    assert [choice["token_ids"] for choice in found["choices"]] == alone
+    assert found["usage"]["prompt_tokens"] == sum(map(len, asked))
+    assert found["usage"]["completion_tokens"] == 64
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.03, 0.15], ids=["at once", "in prefill", "in decode"])
+@pytest.mark.parametrize("shape", ["one", "stream", "list"])
+def test_a_client_that_goes_away_leaves_no_blocks(stack: Stack, wait_s: float, shape: str) -> None:
+    assert stack.complete([5, 6, 7], tokens=1), "nothing is served"
+    rng = random.Random(wait_s)
+    prompt = [rng.randrange(10, 1000) for _ in range(3000)]
+    body = {"model": "tiny-gptoss", "prompt": prompt, "max_tokens": 4000, "ignore_eos": True}
+    body |= {"stream": True} if shape == "stream" else {"prompt": [prompt, prompt[::-1]]} if shape == "list" else {}
+    data = json.dumps(body).encode()
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", stack.port), timeout=30) as client:
+            head = ("POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json")
+            client.sendall("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
+            if shape == "stream" and wait_s > 0.1:
+                assert b"200" in client.recv(64)  # the first tokens have been sent
+            time.sleep(wait_s)
+
+
+def test_nothing_is_held_after_them(stack: Stack) -> None:
+    """Blocks whose client went away between prefill and decode stay until prefill's lease of 30 s has ended; with no
+    request no engine steps, and none would notice."""
+    deadline = time.monotonic() + 60
+    while True:
+        stack.complete([5, 6, 7], tokens=2)
+        time.sleep(1.5)
+        held = gauges(stack)
+        if all(value == 0.0 for value in held.values()):
+            break
+        assert time.monotonic() < deadline, held
+    assert len(held) == 6, held
+
+
+def gauges(stack: Stack) -> dict[str, float]:
+    """Per engine: requests that run and wait, and the share of KV blocks in use."""
+    from pdlab.deploy.engine_metrics import read_pages, samples
+
+    running = stack.running()
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    found = {}
+    for page in read_pages(running.metrics_urls):
+        for sample in samples(page):
+            replica = sample.label("ReplicaId")
+            if sample.name in names and replica in running.replicas:
+                found[f"{running.pools[replica]} {sample.name}"] = sample.value
+    return found
+
+
+def engine_pids(stack: Stack) -> set[int]:
+    from pathlib import Path
+
+    from pdlab.cluster import local_nodes
+
+    found = set()
+    for pid in local_nodes.processes(stack.nodes()):
+        with contextlib.suppress(OSError):
+            if b"ServeReplica" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    assert found
+    return found

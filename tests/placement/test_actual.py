@@ -1,0 +1,165 @@
+"""The placement as it came out, from the nodes that Ray Serve's replicas are on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import DeployError
+from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
+from pdlab.placement.actual import observe
+from pdlab.placement.place import place
+
+Seen = dict[Role, list[list[str]]]
+
+
+def gpu_nodes(*free: int) -> ClusterView:
+    """Nodes n0, n1, ... of 8 GPUs, so many of them free: the highest."""
+    nodes = tuple(
+        ClusterNode(id=f"n{i}", gpu_type="H100", gpus=8, free_gpus=tuple(range(8 - count, 8)), cpus=192)
+        for i, count in enumerate(free)
+    )
+    return ClusterView(nodes=nodes)
+
+
+def as_planned(plan: Placement, ranks_per_replica: int = 1) -> Seen:
+    """What Ray says when everything came out as planned, one entry per DP rank."""
+    seen: Seen = {}
+    for replica in plan.replicas:
+        bundles = [node for group in replica.groups for node, slots in group.slots.items() for _ in slots]
+        size = len(bundles) // ranks_per_replica
+        seen.setdefault(replica.role, []).extend(bundles[i : i + size] for i in range(0, len(bundles), size))
+    return seen
+
+
+def planned(label: str, view: ClusterView) -> Placement:
+    return place(Deployment(topology=parse_label(label)), view)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "collocated-8xtp1",
+        "collocated-1xtp16",
+        "pd-pack-p1xtp4-d1xtp4",
+        "pd-spread-p4xtp2-d1xtp8",
+        "collocated-2xtp4pp2",
+    ],
+)
+def test_as_planned(label: str) -> None:
+    view = gpu_nodes(8, 8)
+    plan = planned(label, view)
+    assert observe(plan, view, as_planned(plan)) == plan
+
+
+def test_another_distribution_within_the_set_of_nodes() -> None:
+    """Ray chooses within the set: here it put three replicas on n1 that the plan had on n0."""
+    view = gpu_nodes(8, 8)
+    plan = planned("collocated-3xtp4", view)
+    came_out = observe(plan, view, {"collocated": [["n1"] * 4, ["n1"] * 4, ["n0"] * 4]})
+    assert [replica.slots for replica in came_out.replicas] == [
+        {"n1": (0, 1, 2, 3)},
+        {"n1": (4, 5, 6, 7)},
+        {"n0": (0, 1, 2, 3)},
+    ]
+
+
+def test_slots_are_free_ones() -> None:
+    view = gpu_nodes(3)
+    plan = planned("collocated-2xtp1", view)
+    assert observe(plan, view, {"collocated": [["n0"], ["n0"]]}).used_slots == {"n0": (5, 6)}
+
+
+def test_dp_ranks_make_up_replicas() -> None:
+    view = gpu_nodes(8, 8)
+    plan = planned("collocated-2xtp2dp2", view)
+    by_rank = observe(plan, view, as_planned(plan, ranks_per_replica=2))
+    by_gang = observe(plan, view, as_planned(plan))
+    assert by_rank == by_gang == plan
+    assert [len(replica.groups) for replica in by_rank.replicas] == [2, 2]
+
+
+def test_a_replica_on_a_stray_node() -> None:
+    view = gpu_nodes(8, 8)
+    plan = planned("pd-spread-p1xtp4-d1xtp4", view)
+    seen = as_planned(plan)
+    seen["decode"] = seen["prefill"]
+    with pytest.raises(DeployError, match="decode: a replica is on n0, planned on n1"):
+        observe(plan, view, seen)
+
+
+def test_a_node_that_the_view_does_not_know() -> None:
+    view = gpu_nodes(8)
+    plan = planned("collocated-1xtp2", view)
+    with pytest.raises(DeployError, match="is on an unknown node, planned on n0"):
+        observe(plan, view, {"collocated": [["an unknown node"]]})
+
+
+@pytest.mark.parametrize("running", [0, 1, 3])
+def test_another_number_of_ranks(running: int) -> None:
+    view = gpu_nodes(8)
+    plan = planned("collocated-2xtp2", view)
+    with pytest.raises(DeployError, match=f"collocated: {running} TP groups run, 2 were planned"):
+        observe(plan, view, {"collocated": [["n0", "n0"]] * running})
+
+
+def test_a_role_that_nothing_was_seen_of() -> None:
+    view = gpu_nodes(8, 8)
+    plan = planned("pd-spread-p1xtp4-d1xtp4", view)
+    seen = as_planned(plan)
+    del seen["prefill"]
+    with pytest.raises(DeployError, match="prefill: 0 TP groups run, 1 were planned"):
+        observe(plan, view, seen)
+
+
+def test_bundles_are_not_made_up() -> None:
+    """Of a replica whose placement group is not found, only the node of its own process is known."""
+    view = gpu_nodes(8)
+    plan = planned("collocated-1xtp4", view)
+    with pytest.raises(DeployError, match=r"\[1\] bundles per replica do not make TP 4"):
+        observe(plan, view, {"collocated": [["n0"]]})
+
+
+def test_more_ranks_on_a_node_than_it_had_free() -> None:
+    view = gpu_nodes(2, 2)
+    plan = planned("collocated-4xtp1", view)
+    with pytest.raises(DeployError, match="collocated: more ranks are on n0 than it had free"):
+        observe(plan, view, {"collocated": [["n0"]] * 3 + [["n1"]]})
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> tuple[Placement, ClusterView, Seen]:
+    """A plan that has room to spare, and its replicas shuffled and moved within their pool's nodes."""
+    nodes = draw(st.integers(2, 4))
+    view = gpu_nodes(*draw(st.lists(st.integers(4, 8), min_size=nodes, max_size=nodes)))
+    tp = draw(st.sampled_from([1, 2, 4]))
+    replicas = draw(st.integers(1, sum(len(node.slots) // tp for node in view.nodes)))
+    plan = planned(f"collocated-{replicas}xtp{tp}", view)
+    room = {node: len(view.node(node).slots) for node in plan.nodes_of("collocated")}
+    ranks = []
+    for _ in range(replicas):
+        node = draw(st.sampled_from([node for node, left in room.items() if left >= tp]))
+        room[node] -= tp
+        ranks.append([node] * tp)
+    return plan, view, {"collocated": ranks}
+
+
+@settings(max_examples=150, deadline=None)
+@given(observations())
+def test_every_rank_has_a_slot_of_its_own_on_its_node(case: tuple[Placement, ClusterView, Seen]) -> None:
+    plan, view, seen = case
+    came_out = observe(plan, view, seen)
+    on_node = Counter(node for rank in seen["collocated"] for node in rank)
+    assert {node: len(slots) for node, slots in came_out.used_slots.items()} == on_node
+    for node, slots in came_out.used_slots.items():
+        assert len(set(slots)) == len(slots)
+        assert set(slots) <= set(view.node(node).slots)
+    assert [replica.nodes for replica in came_out.replicas] == [
+        tuple(dict.fromkeys(rank)) for rank in seen["collocated"]
+    ]
+    assert (came_out.device, came_out.ingress_nodes) == (plan.device, plan.ingress_nodes)
+    assert observe(came_out, view, as_planned(came_out)) == came_out

@@ -1,0 +1,264 @@
+"""Placement by example: what goes where, over which links, and what is said when nothing fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlab.core.catalog import load_cluster, local_cluster
+from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
+from pdlab.core.errors import PlacementError
+from pdlab.core.nodes import ClusterNode, ClusterView, Nic, Placement
+from pdlab.placement import explain
+from pdlab.placement.place import bundle_nodes, cautions, link_kind, links, place
+
+
+def asked(label: str) -> Deployment:
+    return Deployment(topology=parse_label(label))
+
+
+def on(label: str, cluster: str | ClusterView) -> Placement:
+    return place(asked(label), load_cluster(cluster) if isinstance(cluster, str) else cluster)
+
+
+def gpu_nodes(*free: int, cpus: float = 192, kind: str | None = "H100") -> ClusterView:
+    """Nodes n0, n1, ... of 8 GPUs, so many of them free."""
+    return ClusterView(
+        name="test",
+        nodes=tuple(
+            ClusterNode(id=f"n{i}", gpu_type=kind, gpus=8, free_gpus=tuple(range(8 - count, 8)), cpus=cpus)
+            for i, count in enumerate(free)
+        ),
+    )
+
+
+def complaint(label: str, view: ClusterView) -> str:
+    with pytest.raises(PlacementError) as caught:
+        place(asked(label), view)
+    return str(caught.value)
+
+
+class TestWhere:
+    def test_collocated_fills_one_node_first(self) -> None:
+        assert on("collocated-8xtp1", "p5.48xlarge-x2").used_slots == {"node-1": tuple(range(8))}
+
+    def test_collocated_goes_on_when_a_node_is_full(self) -> None:
+        placed = on("collocated-3xtp4", "p5.48xlarge-x2")
+        assert [replica.slots for replica in placed.of("collocated")] == [
+            {"node-1": (0, 1, 2, 3)},
+            {"node-1": (4, 5, 6, 7)},
+            {"node-2": (0, 1, 2, 3)},
+        ]
+
+    def test_nodes_in_partial_use_are_filled_first(self) -> None:
+        assert on("collocated-1xtp4", gpu_nodes(8, 4, 6)).used_slots == {"n1": (4, 5, 6, 7)}
+
+    def test_only_free_gpus_are_taken(self) -> None:
+        assert on("collocated-1xtp2", gpu_nodes(3)).used_slots == {"n0": (5, 6)}
+
+    def test_pack_is_one_node(self) -> None:
+        placed = on("pd-pack-p1xtp4-d1xtp4", "p5.48xlarge-x2")
+        assert placed.used_slots == {"node-1": tuple(range(8))}
+        assert placed.of("decode")[0].slots == {"node-1": (4, 5, 6, 7)}
+
+    def test_spread_is_two_nodes_even_where_one_would_do(self) -> None:
+        placed = on("pd-spread-p1xtp1-d1xtp1", "p5.48xlarge-x2")
+        assert (placed.nodes_of("prefill"), placed.nodes_of("decode")) == (("node-1",), ("node-2",))
+
+    def test_large_scale_ep(self) -> None:
+        placed = on("pd-spread-p1xdp32ep-d1xdp72ep", "p5.48xlarge-x13")
+        assert len(placed.nodes_of("prefill")) == 4 and len(placed.nodes_of("decode")) == 9
+
+    def test_three_prefill_groups_of_three_nodes_and_a_decode_group_of_four(self) -> None:
+        placed = on("pd-spread-p3xdp24ep-d1xdp32ep", "p5.48xlarge-x13")
+        assert [len(replica.nodes) for replica in placed.of("prefill")] == [3, 3, 3]
+        assert [len(replica.nodes) for replica in placed.of("decode")] == [4]
+
+    def test_a_partition_that_greedy_choice_misses(self) -> None:
+        # Prefill must leave the node of 8 to decode and put its two replicas on the small ones.
+        placed = on("pd-spread-p2xtp4-d1xtp8", gpu_nodes(8, 4, 5))
+        assert placed.nodes_of("decode") == ("n0",) and set(placed.nodes_of("prefill")) == {"n1", "n2"}
+
+    def test_tp_larger_than_a_node_takes_whole_nodes(self) -> None:
+        placed = on("collocated-1xtp16", gpu_nodes(8, 7, 8))
+        assert placed.used_slots == {"n0": tuple(range(8)), "n2": tuple(range(8))}
+
+    def test_tp_of_a_node_never_crosses(self) -> None:
+        assert "does not fit" in complaint("collocated-1xtp8", gpu_nodes(4, 4))
+
+    def test_gpu_type_restricts(self) -> None:
+        h100, a100 = gpu_nodes(8).nodes[0], gpu_nodes(8, kind="A100").nodes[0].model_copy(update={"id": "a"})
+        view = ClusterView(nodes=(h100, a100))
+        deployment = Deployment(topology=Collocated(pool=Pool(tp=4, gpu_type="A100")))
+        assert place(deployment, view).nodes_of("collocated") == ("a",)
+
+    def test_a_pool_stays_on_one_gpu_type_when_it_can(self) -> None:
+        nodes = [node.model_copy(update={"gpu_type": "A100"}) for node in gpu_nodes(4, 4, 4).nodes[:1]]
+        view = ClusterView(nodes=(*nodes, *gpu_nodes(4, 4, 4).nodes[1:]))
+        assert on("collocated-2xtp4", view).nodes_of("collocated") == ("n1", "n2")
+
+    def test_both_pools_stay_on_one_gpu_type_when_they_can(self) -> None:
+        nodes = list(gpu_nodes(4, 8, 4).nodes)
+        ethernet = Nic(kind="ethernet", gbit_per_s=100)
+        nodes[2] = nodes[2].model_copy(update={"gpu_type": "L40S", "nic": ethernet})
+        nodes[:2] = [node.model_copy(update={"nic": Nic(kind="efa", count=32)}) for node in nodes[:2]]
+        deployment = asked("pd-spread-p1xtp4-d1xtp4")
+        alike = place(deployment, ClusterView(nodes=tuple(nodes)))
+        assert set(alike.used_slots) == {"n0", "n1"}
+        assert cautions(deployment, alike, ClusterView(nodes=tuple(nodes))) == []
+        view = ClusterView(nodes=tuple(nodes[1:]))
+        gpus, networks = cautions(deployment, place(deployment, view), view)
+        assert "prefill L40S, decode H100" in gpus or "prefill H100, decode L40S" in gpus
+        assert "efa" in networks and "TCP" in networks
+
+    def test_cpu_nodes_give_one_slot_per_cpu(self) -> None:
+        placed = on("pd-spread-p2xtp1-d1xtp2", local_cluster(2))
+        assert placed.device == "cpu"
+        assert placed.used_slots == {"local-1": (0, 1), "local-2": (0, 1)}
+
+    def test_ingress_is_on_the_head(self) -> None:
+        nodes = gpu_nodes(8, 8).nodes
+        view = ClusterView(nodes=(*nodes, ClusterNode(id="head", cpus=8, head=True)))
+        assert on("collocated-1xtp1", view).ingress_nodes == ("head",)
+        assert on("collocated-1xtp1", gpu_nodes(8)).ingress_nodes == ("n0",)
+
+
+class TestLinks:
+    def test_every_pair_of_nodes_once(self) -> None:
+        view = load_cluster("p5.48xlarge-x13")
+        found = links(on("pd-spread-p3xdp24ep-d1xdp32ep", view), view)
+        assert len(found) == 9 * 4 and {link.kind for link in found} == {"EFA/SRD"}
+        assert {link.pairs for link in found} == {1}
+
+    def test_pairs_are_replica_pairs(self) -> None:
+        view = load_cluster("p5.48xlarge-x2")
+        (link,) = links(on("pd-spread-p4xtp1-d2xtp2", view), view)
+        assert link.pairs == 8
+
+    def test_collocated_has_none(self) -> None:
+        view = load_cluster("p5.48xlarge-x2")
+        assert links(on("collocated-8xtp1", view), view) == ()
+
+    @pytest.mark.parametrize(
+        ("nic", "kind"),
+        [
+            ("efa", "EFA/SRD"),
+            ("infiniband", "InfiniBand RDMA"),
+            ("roce", "RoCE RDMA"),
+            ("ethernet", "TCP"),
+            ("loopback", "TCP"),
+        ],
+    )
+    def test_between_gpu_nodes(self, nic: str, kind: str) -> None:
+        one = ClusterNode(id="a", gpus=8, nic=Nic(kind=nic))  # type: ignore[arg-type]
+        assert link_kind(one, one.model_copy(update={"id": "b"})) == kind
+        assert link_kind(one, one) == "NVLink (cuda_ipc)"
+
+    def test_different_networks_meet_on_tcp(self) -> None:
+        efa, ib = (ClusterNode(id=kind, gpus=8, nic=Nic(kind=kind)) for kind in ("efa", "infiniband"))
+        assert link_kind(efa, ib) == "TCP"
+
+    def test_between_cpu_nodes(self) -> None:
+        one, two = local_cluster(2).nodes
+        assert link_kind(one, one) == "shared memory (cma)"
+        assert link_kind(one, two) == "shared memory (cma), same machine"
+        assert link_kind(one, two.model_copy(update={"host": "elsewhere"})) == "TCP"
+
+
+class TestPins:
+    def test_one_replica_pins_every_bundle(self) -> None:
+        placed = on("collocated-1xtp4pp3", "p5.48xlarge-x2")
+        assert bundle_nodes(Pool(tp=4, pp=3), placed, "collocated") == [("node-1",)] * 8 + [("node-2",)] * 4
+
+    def test_several_replicas_share_the_set(self) -> None:
+        placed = on("collocated-3xtp4", "p5.48xlarge-x2")
+        assert bundle_nodes(Pool(replicas=3, tp=4), placed, "collocated") == [("node-1", "node-2")] * 4
+
+    def test_caution_where_ray_could_split_a_tp_group(self) -> None:
+        view = gpu_nodes(6, 6)
+        risky, pinned = asked("collocated-1xtp4dp2"), asked("collocated-1xtp4pp2")
+        assert "TP 4" in cautions(risky, place(risky, view), view)[0]
+        assert cautions(pinned, place(pinned, view), view) == []
+
+
+class TestAdvice:
+    def test_pack(self) -> None:
+        text = complaint("pd-pack-p2xtp4-d1xtp4", load_cluster("p5.48xlarge-x2"))
+        assert "prefill 2 x 4 GPUs" in text and "12 GPUs in all, all on one node" in text
+        assert "8 of 8 GPUs on node-1 and node-2" in text
+        assert "--p-num 1" in text and "--pd-spread" in text
+
+    def test_more_nodes(self) -> None:
+        assert "2 more nodes with 8 free GPUs" in complaint("collocated-8xtp8", gpu_nodes(*[8] * 6))
+
+    def test_smaller_tp(self) -> None:
+        assert "--tp 2" in complaint("collocated-1xtp4", gpu_nodes(3, 2))
+
+    def test_both_pools(self) -> None:
+        assert "--p-num 1 --d-num 1" in complaint("pd-pack-p4xtp4-d4xtp4", gpu_nodes(8))
+
+    def test_cpus_are_named_when_they_are_the_limit(self) -> None:
+        assert "but only 4 CPUs (a TP group of 4 takes 5)" in complaint("collocated-1xtp4", gpu_nodes(8, cpus=4))
+
+    def test_what_others_hold_on_one_node(self) -> None:
+        assert "2 of the 8 GPUs that others hold on n0 given back" in complaint("collocated-1xtp2", gpu_nodes(0, 0))
+        assert "; or 1 of the 2 GPUs that others hold on n1 given back" in complaint(
+            "collocated-1xtp7", gpu_nodes(1, 6)
+        )
+        assert "the 1 GPU that others hold on n0 given back" in complaint("collocated-1xtp8", gpu_nodes(7))
+
+    def test_what_others_hold_on_several_nodes(self) -> None:
+        text = complaint("pd-spread-p1xtp4-d1xtp4", gpu_nodes(0, 3, 0))
+        assert "of the GPUs that others hold, 1 on n1 and 4 on n2 given back" in text
+
+    def test_cpus_that_others_hold(self) -> None:
+        node = gpu_nodes(8).nodes[0].model_copy(update={"free_cpus": 4})
+        assert "the CPUs that others hold on n0 given back" in complaint("collocated-1xtp4", ClusterView(nodes=(node,)))
+        cpus = ClusterNode(id="c", cpus=4, free_cpus=1)
+        assert "1 of the 3 CPUs that others hold on c given back" in complaint(
+            "collocated-2xtp1", ClusterView(nodes=(cpus,))
+        )
+
+    def test_far_too_much_is_cut_down_to_what_fits(self) -> None:
+        assert "--num 16 (16 GPUs)" in complaint("collocated-100000xtp1", gpu_nodes(8, 8))
+        assert "--p-num 32 --d-num 32 (64 GPUs)" in complaint("pd-spread-p200xtp1-d200xtp1", gpu_nodes(*[8] * 8))
+        assert "--p-num 2 --d-num 2 (8 GPUs)" in complaint("pd-pack-p400xtp2-d400xtp2", gpu_nodes(8, 8))
+
+    def test_advice_is_left_out_rather_than_wrong_when_it_takes_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
+        assert "--p-num 1 --d-num 1 (8 GPUs)" in text and "2 more nodes with 8 free GPUs" in text
+        monkeypatch.setattr(explain, "MAX_WORK", 5)
+        assert "what would fit: not found among the changes" in complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
+
+    def test_no_advice_that_nixl_refuses(self) -> None:
+        text = complaint("pd-pack-p1xtp4-d1xtp8", gpu_nodes(8))
+        assert "--p-tp 3" not in text and "--d-tp 2" not in text
+
+    def test_many_nodes_are_counted_not_listed(self) -> None:
+        assert "8 of 8 GPUs on each of 12 nodes" in complaint("collocated-97xtp1", gpu_nodes(*[8] * 12))
+
+    def test_type_that_is_not_there(self) -> None:
+        deployment = Deployment(topology=Collocated(pool=Pool(gpu_type="B200")))
+        with pytest.raises(PlacementError, match=r"of type B200.*H100"):
+            place(deployment, gpu_nodes(8))
+
+    @pytest.mark.parametrize("free", [(8, 8), (4, 4), (8,), (3, 5, 8)])
+    @pytest.mark.parametrize("label", ["pd-pack-p2xtp4-d1xtp4", "pd-spread-p2xtp8-d1xtp8", "collocated-9xtp4"])
+    def test_flags_of_the_advice_fit(self, label: str, free: tuple[int, ...]) -> None:
+        """What is recommended is true: the named flags give a deployment that places."""
+        view = gpu_nodes(*free)
+        try:
+            place(asked(label), view)
+        except PlacementError as error:
+            first = str(error).split("what would fit: ")[1].split("; or ")[0]
+        else:
+            return
+        if not first.startswith(("--p-", "--d-", "--num", "--tp")):
+            return
+        deployment = asked(label)
+        words = first.split(" (")[0].split()
+        topology = deployment.topology.model_dump()
+        for flag, value in zip(words[::2], words[1::2], strict=True):
+            role = {"--p-": "prefill", "--d-": "decode"}.get(flag[:4], "pool")
+            field = flag.removeprefix("--").removeprefix("p-").removeprefix("d-")
+            topology[role]["replicas" if field == "num" else field] = int(value)
+        place(Deployment.model_validate({"topology": topology}), view)

@@ -1,0 +1,228 @@
+"""Calibration: it finds constants that are known, and its errors are those of predictions not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+from support import folders
+
+from pdlab.cli import calibrate as cli_calibrate
+from pdlab.core.catalog import ModelShape, load_model
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import to_yaml
+from pdlab.core.workload import Closed, Level, Workload
+from pdlab.plan import calibration
+from pdlab.plan.accuracy import Measured, Point, median_errors, rankings, table
+from pdlab.plan.calibration import compare, cross_validate, fit, measured, predict
+from pdlab.results.published_folders import load_experiment
+from pdlab.sim.hardware import Hardware, load_hardware
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "reference" / "measured-h100"
+LEVELS = tuple(Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in (4, 16, 32))
+
+
+def gpt_oss() -> ModelShape:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    return shape
+
+
+SHAPE = gpt_oss()
+
+
+def synthetic(truth: Hardware, labels: Iterable[str]) -> list[Measured]:
+    """Experiments "measured" on hardware whose constants are known."""
+    found = []
+    for label in labels:
+        experiment = Measured(
+            name=label,
+            deployment=Deployment(topology=parse_label(label)),
+            workload=Workload(),
+            levels=LEVELS,
+            values=(),
+            prompts="repeated",
+        )
+        values = tuple(predict(truth, SHAPE, experiment, (0,)))
+        found.append(experiment.model_copy(update={"values": values}))
+    return found
+
+
+def with_free(hardware: Hardware, *names: str) -> Hardware:
+    """Only these constants are fitted."""
+    constants = {
+        name: constant.model_copy(update={"basis": "fitted" if name in names else "assumed"})
+        for name, constant in hardware.constants.items()
+    }
+    return hardware.model_copy(update={"constants": constants})
+
+
+def test_known_constants_are_found() -> None:
+    names = ("launch_ms", "tensor_share", "weight_read_share", "overhead_ms")
+    truth = with_free(HARDWARE, *names)
+    wrong = (1.25, 0.8, 1.2, 0.85)
+    start = truth.with_values({name: truth.value(name) * by for name, by in zip(names, wrong, strict=True)})
+    experiments = synthetic(truth, ["collocated-1xtp8", "collocated-1xtp2"])
+    before = median_errors([p for e in experiments for p in compare(start, SHAPE, e, (0,))])
+    found = fit(start, SHAPE, experiments, seeds=(0,), rounds=15)
+    after = median_errors([p for e in experiments for p in compare(found, SHAPE, e, (0,))])
+    assert before["TPOT"] > 5 and after["TPOT"] < 1
+    assert after["mean TTFT"] < 3
+    for name in names:
+        assert found.value(name) == pytest.approx(truth.value(name), rel=0.1), name
+    untouched = set(truth.constants) - set(names)
+    assert all(found.value(name) == truth.value(name) for name in untouched)
+
+
+def test_cross_validation_predicts_what_it_did_not_see() -> None:
+    """One experiment comes from other hardware: left out it is missed, and the others are missed because of it."""
+    truth = with_free(HARDWARE, "launch_ms")
+    slow = truth.with_values({"launch_ms": 3 * truth.value("launch_ms")})
+    alike = synthetic(truth, ["collocated-1xtp8", "collocated-1xtp4", "collocated-1xtp2"])
+    odd = synthetic(slow, ["collocated-2xtp4"])
+    points = cross_validate(truth, SHAPE, [*alike, *odd], rounds=4, workers=1)
+    tpot = {
+        name: [abs(p.error_percent) for p in points if p.experiment == name and p.metric == "TPOT"]
+        for name in ("collocated-1xtp8", "collocated-2xtp4")
+    }
+    assert min(tpot["collocated-2xtp4"]) > 20 > max(tpot["collocated-1xtp8"])
+    assert len(table(points).splitlines()) == 2 + 4 * len(LEVELS)
+
+
+def test_the_order_of_configurations_is_scored_per_workload_and_node() -> None:
+    """1xtp2 serves least of all and is a quarter of a node: per node it serves most. Levels may come in any order."""
+    truth = with_free(HARDWARE, "launch_ms")
+    experiments = synthetic(truth, ["collocated-1xtp8", "collocated-2xtp4", "collocated-1xtp2"])
+    points = [point for e in experiments for point in compare(truth, SHAPE, e, (0,))]
+    ((lengths, found),) = rankings(experiments, points, node_gpus=8).items()
+    assert lengths == "5000:250" and found and all(at.correlation == pytest.approx(1) for at in found)
+    shuffled = [e.model_copy(update={"levels": e.levels[::-1]}) for e in experiments]
+    assert rankings(shuffled, points, node_gpus=8) == {lengths: found}
+
+    def curve(name: str, factor: float) -> list[Point]:
+        return [
+            point.model_copy(update={"predicted": point.measured * (factor if point.metric == "requests/s" else 1)})
+            for point in points
+            if point.experiment == name
+        ]
+
+    turned = [*curve("collocated-1xtp8", 1), *curve("collocated-2xtp4", 1), *curve("collocated-1xtp2", 1 / 9)]
+    (worse,) = rankings(experiments, turned, node_gpus=8).values()
+    assert min(at.correlation for at in worse) < 1
+    other = experiments[2].model_copy(update={"workload": Workload(input_tokens=10000)})
+    assert rankings([*experiments[:2], other], points, node_gpus=8) == {}, "two of one workload, one of another"
+
+
+def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Folders as `python -m pdlab experiment configs/sweeps/local-pack-vs-spread.yaml` leaves them: repeats,
+    and one model, found without being named."""
+    labels = {"pack": "pd-pack-p1xtp1-d1xtp1", "spread": "pd-spread-p1xtp1-d1xtp1", "collocated": "collocated-2xtp1"}
+    runs = []
+    for name, label in labels.items():
+        deployment = Deployment(model="tiny-gptoss", topology=parse_label(label))
+        runs.append(str(folders.write(tmp_path / name, deployment, loads=(1, 2, 4), repeats=2)))
+    out = tmp_path / "mine.yaml"
+    words = ["--start", "cpu-vllm-0.29", "--rounds", "1", "--cross-validate", "--name", "mine", "--out", str(out)]
+    assert cli_calibrate.main(["--runs", *runs, *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    rows = [line for line in said if line.startswith("| ") and " concurrency " in line]
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == [name for name in labels for _ in range(3)]
+    assert all("%" in row and " - " not in row for row in rows)
+    assert any(line.startswith("each left out once: TPOT ") for line in said)
+    assert any("Spearman" in line or "no target" in line for line in said)
+    fitted = load_hardware(str(out))
+    assert fitted.name == "mine" and fitted.fitted_on == tuple(labels)
+    assert fitted.error is not None and fitted.error.points == 9
+
+
+def test_repeats_are_one_row_of_their_means() -> None:
+    def point(predicted: float, true: float, load: str = "concurrency 4") -> Point:
+        return Point(experiment="a", load=load, metric="requests/s", predicted=predicted, measured=true)
+
+    (row,) = table([point(10, 9), point(12, 11), point(14, 13)]).splitlines()[2:]
+    assert row == "| a | concurrency 4 | - | - | 12.00 / 11.00 (+9 %) |"
+    # Every repeat is an error of its own in the median, and the lowest load is left out with all of them.
+    points = [point(10, 5), point(10, 5), point(10, 10, "concurrency 8"), point(12, 10, "concurrency 8")]
+    assert median_errors(points) == {"requests/s": pytest.approx(10)}
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli_calibrate.main(["--runs", str(tmp_path / "none")]) == 2
+    folder = str(folders.write(tmp_path / "pack", Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1"))))
+    other = str(folders.write(tmp_path / "tiny", folders.deployments(1)[0]))
+    assert cli_calibrate.main(["--runs", folder, "--model", "no-such-model"]) == 2
+    assert cli_calibrate.main(["--runs", folder, other]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
+    assert "does not exist" in lines[0] and "configs/models" in lines[1]
+    assert "gpt-oss-120b and tiny-gptoss" in lines[2]
+
+
+def test_where_fits_start() -> None:
+    """The round numbers leave free what was fitted and fix what was not; a coarse start is within its ratio."""
+    start = load_hardware("h100-start")
+    assert start.error is None and not start.fitted_on
+    for name, constant in HARDWARE.constants.items():
+        assert start.constants[name].basis == constant.basis, name
+        if constant.basis != "fitted":
+            assert start.value(name) == constant.value, name
+    rough = calibration.coarse(HARDWARE)
+    fitted = [name for name, constant in HARDWARE.constants.items() if constant.basis == "fitted"]
+    for name in fitted:
+        assert 2.5**-0.5 - 1e-9 <= rough.value(name) / HARDWARE.value(name) <= 2.5**0.5 + 1e-9, name
+        assert float(f"{rough.value(name):.0e}"[0]) in (1, 2, 5), name
+    assert rough.with_values({name: HARDWARE.value(name) for name in fitted}) == HARDWARE
+
+
+def test_hardware_files_say_what_they_rest_on() -> None:
+    for name, constant in HARDWARE.constants.items():
+        assert constant.source and constant.unit, name
+    assert Hardware.model_validate(yaml.safe_load(to_yaml(HARDWARE))) == HARDWARE
+    with pytest.raises(UsageError):
+        load_hardware("nothing-of-that-name")
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"published runs are not there ({SHARED})")
+def test_published_runs_left_out_are_predicted() -> None:
+    """Fitted to three collocated experiments and one PD, the fourth collocated and the 10k:500 one are predicted."""
+    folders = {path.name.removeprefix("gptoss_"): path for path in SHARED.iterdir() if path.is_dir()}
+    seen = ("1xtp8", "8xtp1", "4xtp2", "1xtp2-1xtp2")
+    experiments = {name: measured(load_experiment(path), "repeated") for name, path in folders.items()}
+    inside = [e for name, e in experiments.items() if name.endswith(seen)]
+    assert len(inside) == 4
+    found = fit(HARDWARE, SHAPE, inside, seeds=(0,), rounds=2)
+    outside = [p for name, e in experiments.items() if not name.endswith(seen) for p in compare(found, SHAPE, e)]
+    errors = median_errors(outside)
+    assert errors["TPOT"] < 6
+    assert errors["mean TTFT"] < 20
+    assert errors["requests/s"] < 6
+
+
+def test_what_would_fail_after_the_fit_is_said_before_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = str(folders.write(tmp_path / "pack", folders.deployments(1)[0]))
+    for words in (
+        ["--out", str(tmp_path / "no" / "x.yaml")],
+        ["--out", str(tmp_path)],
+        ["--out", "/proc/x.yaml"],
+        ["--rounds", "-1"],
+        ["--frobnicate"],
+    ):
+        assert cli_calibrate.main(["--runs", folder, *words]) == 2, words
+        told = capsys.readouterr()
+        assert not told.out and told.err.startswith("error: ") and told.err.count("\n") == 1
+
+
+def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = str(Path(__file__).resolve().parents[2] / "bm_results" / "local-pack-vs-spread")
+    assert cli_calibrate.main(["--runs", whole, "--rounds", "0", "--start", "cpu-vllm-0.29"]) == 0
+    told = capsys.readouterr()
+    assert all(f"| {name} | concurrency 1 |" in told.out for name in ("collocated", "pack", "spread"))
+    assert "note:" not in told.err
+    assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
+    assert "spread was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err

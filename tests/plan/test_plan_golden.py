@@ -1,0 +1,95 @@
+"""The ranking for the published workload is the stored one; where it moved, the failure says what and how far.
+
+PDLAB_UPDATE_GOLDEN=1 rewrites it, for a change of the model or its constants that was meant.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from pdlab.core.catalog import load_cluster, load_model
+from pdlab.core.workload import Slo, Workload
+from pdlab.plan.planner import Plan, Scene, plan
+from pdlab.sim.hardware import load_hardware
+
+pytestmark = pytest.mark.golden
+
+
+STORED = Path(__file__).parent / "golden" / "16-h100-5000-250.csv"
+COLUMNS = ("deployment", "copies", "load", "goodput_per_gpu", "ttft_ms", "tpot_ms", "limited_by")
+ROWS = 10
+
+
+def planned() -> Plan:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
+    return plan(scene, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), 16)
+
+
+def rows(found: Plan) -> list[dict[str, str]]:
+    kept = list(found.candidates[:ROWS])
+    base = found.first(collocated=True)
+    if base is not None and base not in kept:
+        kept.append(base)
+    return [
+        dict(
+            zip(
+                COLUMNS,
+                (
+                    candidate.deployment.label,
+                    str(candidate.copies),
+                    f"{candidate.shown.load.value:g}",
+                    f"{candidate.goodput_per_gpu:.3f}",
+                    f"{1e3 * candidate.shown.ttft_s:.0f}",
+                    f"{1e3 * candidate.shown.tpot_s:.2f}",
+                    candidate.shown.bottleneck,
+                ),
+                strict=True,
+            )
+        )
+        for candidate in kept
+    ]
+
+
+def differences(old: list[dict[str, str]], new: list[dict[str, str]]) -> list[str]:
+    """What moved, in words: ranks, comings and goings, figures."""
+    before = {row["deployment"]: (rank, row) for rank, row in enumerate(old, start=1)}
+    after = {row["deployment"]: (rank, row) for rank, row in enumerate(new, start=1)}
+    lines = [f"{label}: was {before[label][0]}, is gone" for label in before if label not in after]
+    for label, (rank, row) in after.items():
+        if label not in before:
+            lines.append(f"{label}: new at {rank}")
+            continue
+        old_rank, old_row = before[label]
+        if rank != old_rank:
+            lines.append(f"{label}: rank {old_rank} -> {rank}")
+        lines += [
+            f"{label}: {name} {old_row[name]} -> {row[name]}" for name in COLUMNS[1:] if old_row[name] != row[name]
+        ]
+    return lines
+
+
+def test_the_ranking_is_the_stored_one() -> None:
+    new = rows(planned())
+    if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":
+        with STORED.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(new)
+    with STORED.open(encoding="utf-8", newline="") as file:
+        old = list(csv.DictReader(file))
+    moved = differences(old, new)
+    assert not moved, "the plan changed (PDLAB_UPDATE_GOLDEN=1 where it was meant):\n" + "\n".join(moved)
+
+
+def test_differences_are_named() -> None:
+    row = dict.fromkeys(COLUMNS, "1")
+    one, two = {**row, "deployment": "a"}, {**row, "deployment": "b"}
+    assert differences([one, two], [two, one]) == ["b: rank 2 -> 1", "a: rank 1 -> 2"]
+    assert differences([one], [{**one, "load": "2"}, two]) == ["a: load 1 -> 2", "b: new at 2"]
+    assert differences([one, two], [one]) == ["b: was 2, is gone"]

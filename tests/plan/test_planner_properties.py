@@ -1,0 +1,92 @@
+"""Whatever is asked of the planner: what it suggests has a place, and a looser SLO never makes a deployment worse."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdlab.analysis.crossovers import stretches, tpot_at
+from pdlab.core.catalog import load_cluster, load_model
+from pdlab.core.deployment import Deployment, PlacementKind, parse_label
+from pdlab.core.nodes import ClusterView
+from pdlab.core.workload import Slo, Workload
+from pdlab.placement.place import place
+from pdlab.plan.candidates import engine_shapes, shortlist
+from pdlab.plan.planner import Scene, capacity, evaluate, sized_alone
+from pdlab.plan.rate_matching import Matcher
+from pdlab.sim.hardware import load_hardware
+
+pytestmark = pytest.mark.property
+
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+_SHAPE = load_model("gpt-oss-120b")
+assert _SHAPE is not None
+SHAPE = _SHAPE
+NODE = load_cluster("p5.48xlarge-x2").engine_nodes[0]
+LABELS = ("collocated-2xtp4", "pd-pack-p1xtp4-d1xtp4", "pd-pack-p1xtp2-d1xtp2", "pd-spread-p2xtp2-d1xtp8")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    gpus=st.integers(1, 24),
+    placement=st.sampled_from([None, "pack", "spread"]),
+    tpot_s=st.one_of(st.none(), st.floats(0.006, 0.05)),
+    tokens=st.tuples(st.integers(10, 20000), st.integers(2, 2000)),
+)
+def test_what_is_suggested_has_a_place(
+    gpus: int, placement: PlacementKind | None, tpot_s: float | None, tokens: tuple[int, int]
+) -> None:
+    workload = Workload(input_tokens=tokens[0], output_tokens=tokens[1])
+    view = ClusterView(nodes=tuple(NODE.model_copy(update={"id": f"n{n}"}) for n in range(-(-gpus // 8))))
+    kinds = engine_shapes(HARDWARE, SHAPE, gpus, workload)
+    matcher = Matcher(HARDWARE, SHAPE, workload)
+    chosen, possible = shortlist(matcher, "gpt-oss-120b", view, gpus, kinds, tpot_s, placement)
+    assert 0 < len(chosen) <= possible
+    for sized in chosen:
+        place(sized.deployment, view)
+        assert sized.deployment.gpus * sized.copies <= gpus
+        assert sized.deployment.mode in ("collocated", f"pd-{placement or 'pack'}", f"pd-{placement or 'spread'}")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    label=st.sampled_from(LABELS),
+    tpot_s=st.floats(0.007, 0.02),
+    ttft_s=st.floats(0.5, 4.0),
+    looser=st.floats(1.0, 2.0),
+    seed=st.integers(0, 3),
+)
+def test_a_looser_slo_never_lowers_what_is_served(
+    label: str, tpot_s: float, ttft_s: float, looser: float, seed: int
+) -> None:
+    """On the same simulated loads."""
+    scene = Scene(HARDWARE, SHAPE, Workload(), Slo(tpot_s=tpot_s, ttft_s=ttft_s), seed=seed)
+    found = evaluate(scene, sized_alone(scene, Deployment(topology=parse_label(label))), 8)
+    tight, loose = scene.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
+    outcomes = found.outcomes
+
+    def served(slo: Slo) -> float:
+        return max((o.requests_per_s for o in outcomes if slo.stress_of(o.latencies) <= 1), default=0.0)
+
+    assert served(loose) >= served(tight)
+    assert capacity(outcomes, tight, 1 / looser, 1 / looser) >= capacity(outcomes, tight) * (1 - 1e-9)
+
+
+points = st.lists(st.tuples(st.floats(1, 100), st.floats(0.001, 0.1)), min_size=1, max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(curves=st.dictionaries(st.sampled_from("abcd"), points.map(sorted), min_size=1), tolerance=st.floats(0, 0.2))
+def test_a_regime_is_never_worse_than_the_error_allows(
+    curves: dict[str, list[tuple[float, float]]], tolerance: float
+) -> None:
+    found = stretches(curves, tolerance)
+    assert found[0].from_tokens_per_s == min(curve[0][0] for curve in curves.values())
+    assert found[-1].to_tokens_per_s == max(curve[-1][0] for curve in curves.values())
+    for regime in found:
+        for x in (regime.from_tokens_per_s, regime.to_tokens_per_s):
+            lowest = min(t for curve in curves.values() if (t := tpot_at(curve, x)) is not None)
+            own = tpot_at(curves[regime.label], x)
+            assert own is not None and own <= lowest * (1 + tolerance) * (1 + 1e-9)

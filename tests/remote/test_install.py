@@ -1,0 +1,63 @@
+"""Shipping a wheel: installed bytes are the wheel's, and what is imported is what was installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.stub_wheel import needs_installer, wheel
+
+from pdlab.remote import install
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@needs_installer
+def test_installed_twice_is_the_same(tmp_path: Path) -> None:
+    made, target = wheel(tmp_path), str(tmp_path / "target")
+    first = install.install(made.name, made.read_bytes(), target, "shipped")
+    assert first["files"] == 1
+    assert first["loaded"] == str(tmp_path / "target" / "shipped" / "__init__.py")
+    assert install.install(made.name, made.read_bytes(), target, "shipped") == first
+
+
+@needs_installer
+def test_another_wheel_has_another_digest(tmp_path: Path) -> None:
+    target = str(tmp_path / "target")
+    digests = set()
+    for text in ("VALUE = 1\n", "VALUE = 2\n"):
+        made = wheel(tmp_path, text)
+        digests.add(install.install(made.name, made.read_bytes(), target, None)["digest"])
+    assert len(digests) == 2
+
+
+@needs_installer
+@pytest.mark.parametrize(
+    ("name", "content", "module", "said"),
+    [
+        ("../../etc/shipped.whl", b"", None, "no file name of a wheel"),
+        ("shipped-1.0-py3-none-any.whl", b"not a wheel", None, "uv: |pip: |python"),
+        (None, None, "no_such_module", "import no_such_module"),
+        (None, None, "json", "is loaded from"),
+    ],
+)
+def test_what_goes_wrong_is_said(
+    name: str | None, content: bytes | None, module: str | None, said: str, tmp_path: Path
+) -> None:
+    made = wheel(tmp_path)
+    found = install.install(
+        name or made.name, made.read_bytes() if content is None else content, str(tmp_path / "target"), module
+    )
+    assert "digest" not in found
+    assert any(part in found["error"] for part in said.split("|")), found
+
+
+def test_bad_words_are_one_line(tmp_path: Path) -> None:
+    for words in (["nowhere.whl"], [str(wheel(tmp_path)), "--target", "relative"], []):
+        done = subprocess.run(
+            [sys.executable, "debug/install_on_nodes.py", *words], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr

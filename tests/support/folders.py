@@ -1,0 +1,98 @@
+"""Result folders made up on the spot, in pdlab's own format: curves that follow from a few numbers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.workload import Closed, RunKey, Workload
+from pdlab.results import metrics
+from pdlab.results.schema import CanaryResult, Manifest, RequestRecord, Run, Validity
+from pdlab.results.store import Store
+
+INPUT, OUTPUT = 512, 64
+
+
+def deployments(count: int) -> list[Deployment]:
+    """That many different configurations: every third collocated."""
+    found = []
+    for i in range(count):
+        tp, replicas = 2 ** (i % 3), 1 + i // 3
+        pool = Pool(replicas=replicas, tp=tp)
+        if i % 3 == 0:
+            topology: Any = Collocated(pool=pool)
+        else:
+            placement = "spread" if i % 2 else "pack"
+            topology = Disaggregated(prefill=Pool(replicas=1, tp=tp), decode=pool, placement=placement)
+        found.append(Deployment(model="tiny-gptoss", topology=topology))
+    return found
+
+
+def write(
+    folder: Path,
+    deployment: Deployment,
+    *,
+    loads: tuple[int, ...] = (1, 4, 16),
+    repeats: int = 3,
+    faster: float = 1.0,
+    noise: float = 0.02,
+    reasons: dict[tuple[int, int], tuple[str, ...]] | None = None,
+    **changes: Any,
+) -> Path:
+    """An experiment whose latencies are divided by ``faster``; ``reasons``: (load, repeat) -> why it is not valid."""
+    store, chance = Store(folder), random.Random(folder.name)
+    values: dict[str, Any] = {
+        "origin": "measured",
+        "label": deployment.label,
+        "deployment": deployment,
+        "gpus": deployment.gpus,
+        "workload": Workload(input_tokens=INPUT, output_tokens=OUTPUT),
+        "commands": (f"python launch_gptoss.py --config {deployment.label}.yaml", f"./run_bm.sh -e {deployment.label}"),
+        "git_commit": "0123abc",
+        "git_dirty": False,
+        "versions": {"ray": "2.60.0", "vllm": "0.29.0"},
+        "hardware": {"gpus": "none"},
+        "canary": CanaryResult(equal=True, compared=3, detail="3 of 3 prompts give the same tokens"),
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "finished_at": "2026-01-02T03:14:05+00:00",
+    }
+    store.write_manifest(Manifest(**{**values, **changes}))
+    for concurrency in loads:
+        for repeat in range(repeats):
+            slower = (1 + concurrency / 16) * chance.gauss(1, noise) / faster
+            sent = requests(concurrency, 0.2 * slower, 0.01 * slower)
+            run = Run(
+                origin="measured",
+                label=deployment.label,
+                key=RunKey(kind="concurrency", value=concurrency, repeat=repeat),
+                workload=values["workload"],
+                load=Closed(concurrency=concurrency),
+                num_requests=20 * concurrency,
+                seed=1000 * repeat + concurrency,
+                completed=20 * concurrency,
+                failed=0,
+                whole=metrics.whole(sent),
+                steady=metrics.steady(sent, Closed(concurrency=concurrency)),
+                validity=Validity(reasons=(reasons or {}).get((concurrency, repeat), ())),
+            )
+            store.write(run, sent)
+    return folder
+
+
+def requests(concurrency: int, ttft_s: float, tpot_s: float) -> list[RequestRecord]:
+    """Twenty requests, one after another, in each of the places of a closed loop."""
+    stays_s = ttft_s + tpot_s * (OUTPUT - 1)
+    return [
+        RequestRecord(
+            arrival_s=wave * stays_s,
+            first_token_s=wave * stays_s + ttft_s,
+            finish_s=(wave + 1) * stays_s,
+            input_tokens=INPUT,
+            output_tokens=OUTPUT,
+            itl_s=(tpot_s,) * (OUTPUT - 1),
+        )
+        for wave in range(20)
+        for _ in range(concurrency)
+    ]

@@ -1,0 +1,88 @@
+"""What the sweep's tests share: the oracle server's handle, the launcher's record, the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from pdlab.core.deployment import Deployment, Disaggregated, Pool
+from pdlab.deploy.endpoint import Running, load_running, save_running
+from pdlab.results.schema import Manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Oracle:
+    """A running oracle server."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def configure(self, config: dict[str, dict[str, float]]) -> None:
+        request = urllib.request.Request(f"{self.url}/oracle/config", data=json.dumps(config).encode())
+        urllib.request.urlopen(request, timeout=10).close()
+
+    def log(self) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(f"{self.url}/oracle/log", timeout=30) as answer:
+            entries: list[dict[str, Any]] = json.load(answer)
+        return entries
+
+    def log_of(self, prefix: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.log() if entry["id"].startswith(prefix)]
+
+
+def start_oracle() -> Iterator[Oracle]:
+    command = [sys.executable, str(ROOT / "tests" / "support" / "oracle.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield Oracle(url=f"http://127.0.0.1:{int(process.stdout.readline())}", process=process)
+        finally:
+            process.kill()
+
+
+def pd_deployment(label_prefill: int = 1) -> Deployment:
+    topology = Disaggregated(prefill=Pool(replicas=label_prefill), decode=Pool(), placement="spread")
+    return Deployment(model="tiny-gptoss", topology=topology)
+
+
+def publish(cache: Path, oracle: Oracle, tokenizer: Path, deployment: Deployment) -> None:
+    """Write what the launcher would have written for the oracle."""
+    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=deployment.gpus)
+    running = Running(
+        base_url=oracle.url,
+        model_id="oracle",
+        tokenizer=str(tokenizer),
+        manifest=manifest,
+        metrics_urls=(f"{oracle.url}/metrics",),
+        replicas=("r0",),
+        pools={"r0": "collocated" if deployment.mode == "collocated" else "decode"},
+    )
+    with mock.patch.dict(os.environ, PDLAB_CACHE_DIR=str(cache)):
+        save_running(running)
+        assert load_running(oracle.url) == running
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "PDLAB_CACHE_DIR": str(cache)}
+
+
+def run_bm(*args: str, cache: Path, cwd: Path | None = None, timeout: float = 170) -> subprocess.CompletedProcess[str]:
+    """./run_bm.sh with those arguments, from a folder that is not the repository."""
+    return subprocess.run(
+        [str(ROOT / "run_bm.sh"), *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(cache),
+        cwd=cwd or cache,
+    )

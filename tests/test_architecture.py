@@ -1,0 +1,135 @@
+"""The rules of docs/architecture.md: what a package may import, no cycles, tests where the code is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PDLAB = ROOT / "pdlab"
+# Package -> the packages that it may import, beside itself.
+MAY_IMPORT = {
+    "core": [],
+    "remote": [],
+    "results": ["core"],
+    "placement": ["core"],
+    "cluster": ["core", "remote"],
+    "sim": ["core", "results"],
+    "analysis": ["core", "results"],
+    "transfer": ["core", "remote", "cluster"],
+    "plan": ["core", "results", "placement", "sim", "analysis"],
+    "deploy": ["core", "remote", "results", "placement", "cluster", "transfer"],
+    "bench": ["core", "results", "placement", "deploy"],
+    "report": ["core", "results", "analysis", "transfer"],
+    "cli": [
+        "core",
+        "remote",
+        "results",
+        "placement",
+        "cluster",
+        "sim",
+        "analysis",
+        "transfer",
+        "plan",
+        "deploy",
+        "bench",
+        "report",
+    ],
+}
+# Runs where pdlab is not installed.
+SEALED = {
+    "pdlab.remote": ("pdlab.remote",),
+    "pdlab.transfer.rank": ("pdlab.transfer.rank", "pdlab.remote"),
+    "pdlab.deploy.serving": ("pdlab.deploy.serving",),
+}
+OTHER_TESTS = {"contract", "live", "support", "data"}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {name_of(path): path for path in sorted(PDLAB.rglob("*.py")) if "site" not in path.parts}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of pdlab that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "pdlab")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the whole path"
+            if (node.module or "").split(".")[0] == "pdlab":
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    yield whole if whole in modules() else str(node.module)
+
+
+def within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def test_the_walk_sees_imports() -> None:
+    assert len(modules()) > 50
+    assert "pdlab.core.errors" in set(imports(modules()["pdlab.placement.place"]))
+
+
+def test_pdlab_itself_holds_packages_only() -> None:
+    assert {path.name for path in PDLAB.glob("*.py")} == {"__init__.py", "__main__.py"}
+    folders = {path.parent for path in modules().values()}
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_every_package_has_a_rule() -> None:
+    packages = {name.split(".")[1] for name in modules() if name.count(".") >= 1} - {"__main__"}
+    assert packages == set(MAY_IMPORT), "MAY_IMPORT has one row per package"
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_what_it_may(package: str) -> None:
+    allowed = tuple(f"pdlab.{name}" for name in (package, *MAY_IMPORT[package]))
+    for module, path in modules().items():
+        if not within(module, (f"pdlab.{package}",)):
+            continue
+        for other in imports(path):
+            assert other == "pdlab" or within(other, allowed), (
+                f"{module} imports {other}; {package} may import {', '.join(MAY_IMPORT[package]) or 'nothing'}: "
+                "move the definition to a package that both may import"
+            )
+
+
+@pytest.mark.parametrize("package", SEALED)
+def test_what_runs_on_nodes_without_pdlab_imports_nothing_of_it(package: str) -> None:
+    for module, path in modules().items():
+        if within(module, (package,)):
+            outside = [other for other in imports(path) if not within(other, SEALED[package])]
+            assert not outside, f"{module} is sent to nodes that have no pdlab and imports {outside}"
+
+
+def test_there_is_no_cycle() -> None:
+    graph = {module: set(imports(path)) - {module} for module, path in modules().items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
+
+
+def test_tests_mirror_pdlab() -> None:
+    """A test file lies in the folder of the package that it tests; a module's name is its module's test."""
+    homes: dict[str, set[str]] = {}
+    for path in modules().values():
+        homes.setdefault(path.stem, set()).add(path.parent.relative_to(PDLAB).as_posix())
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder = path.parent.relative_to(ROOT / "tests").as_posix()
+        if folder == "." or folder.split("/")[0] in OTHER_TESTS:
+            continue
+        assert (PDLAB / folder / "__init__.py").exists(), f"{path.relative_to(ROOT)}: pdlab has no package {folder}"
+        home = homes.get(path.stem.removeprefix("test_"))
+        assert home is None or folder in home, f"{path.relative_to(ROOT)}: that module is in {sorted(home or ())}"

@@ -1,0 +1,400 @@
+"""UCX's tables of every form, and the verdicts that follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdlab.remote import network
+from pdlab.remote.network import Host, Nic, moved
+from pdlab.transfer.ucx_log import Lane, Wire, failed_modules, parse_table, together, ucx_version, wire_of
+from pdlab.transfer.verdict import OK, SLOW, Observed, judge, notes
+
+SAMPLES = Path(__file__).resolve().parents[1] / "data" / "ucx"
+SRD = "srd/rdmap79s0:1"
+
+# (file, UCX, operation, protocol, lanes, counted operations)
+TABLES = [
+    ("ucx-1.19-perftest-get-cma", "1.19.0", "read", "zero-copy", ["cma/memory"], None),
+    ("ucx-1.19-perftest-get-tcp", "1.19.0", "read", "software emulation", ["tcp/lo"], None),
+    ("ucx-1.19-perftest-get-tcp", "1.19.0", "write", "zero-copy", ["tcp/lo"], None),
+    (
+        "ucx-1.19-perftest-rendezvous",
+        "1.19.0",
+        "message",
+        "rendezvous zero-copy read from remote",
+        ["cma/memory"],
+        None,
+    ),
+    ("ucx-1.21-nixl-read-cma", "1.21.0", "read", "zero-copy", ["cma/memory"], 40960),
+    ("ucx-1.21-nixl-read-tcp", "1.21.0", "read", "software emulation", ["tcp/lo"], 20480),
+    ("ucx-1.21-nixl-write-tcp", "1.21.0", "write", "zero-copy", ["tcp/lo", "tcp/eth0"], 43152),
+    ("ucx-1.22-perftest-rendezvous", "1.22.0", "message", "rendezvous zero-copy read from remote", ["cma/memory"], 215),
+    ("ucx-1.23-nixl-read-cma", "1.23.0", "read", "zero-copy", ["cma/memory"], 20480),
+    ("ucx-1.23-nixl-read-tcp", "1.23.0", "read", "software emulation", ["tcp/lo"], 20480),
+    ("made-1.19-srd-emulation", "1.19.0", "read", "software emulation", [SRD], None),
+    ("made-1.21-srd-zero-copy", "1.21.0", "read", "zero-copy", [SRD, "srd/rdmap80s0:1"], 28980),
+    (
+        "made-1.23-srd-rendezvous",
+        None,
+        "message",
+        "rendezvous zero-copy read from remote",
+        [SRD, "srd/rdmap80s0:1"],
+        643,
+    ),
+]
+
+
+@pytest.mark.parametrize("name, version, operation, protocol, lanes, count", TABLES)
+def test_tables(name, version, operation, protocol, lanes, count) -> None:  # type: ignore[no-untyped-def]
+    log = (SAMPLES / f"{name}.log").read_text()
+    wire = wire_of(parse_table(log), operation, 65536)
+    assert ucx_version(log) == version
+    assert wire is not None
+    assert (wire.protocol, [lane.name for lane in wire.lanes], wire.operations) == (protocol, lanes, count)
+    assert wire.counted == (count is not None)
+    assert wire.zero_copy == ("zero-copy" in protocol) and wire.emulated == ("emulation" in protocol)
+
+
+def test_every_sample_is_used() -> None:
+    assert {path.stem for path in SAMPLES.glob("*.log")} == {row[0] for row in TABLES}
+
+
+def test_lanes_carry_their_share() -> None:
+    rows = parse_table((SAMPLES / "ucx-1.21-nixl-write-tcp.log").read_text())
+    wire = wire_of(rows, "write", 1)
+    assert wire is not None and [lane.percent for lane in wire.lanes] == [52, 48]
+
+
+def test_a_candidate_counts_only_for_its_sizes() -> None:
+    rows = parse_table((SAMPLES / "ucx-1.19-perftest-rendezvous.log").read_text())
+    small = wire_of(rows, "message", 64)
+    assert small is not None and small.protocol == "eager short" and small.transports == ("tcp",)
+
+
+def test_modules_that_did_not_load() -> None:
+    failed = failed_modules((SAMPLES / "ucx-1.21-nixl-read-cma.log").read_text())
+    assert failed["uct_ib_efa"] == "libefa.so.1: cannot open shared object file: No such file or directory"
+    assert "uct_cma" not in failed and "uct_ib" not in failed
+
+
+@given(st.text(alphabet="|+- \n.0123456789infKread ucp_get*cfg#intra-node", max_size=400))
+def test_garbage_gives_no_row_and_no_error(text: str) -> None:
+    for row in parse_table(text):
+        assert row.low >= 0 and row.operation in ("read", "write", "message")
+    assert failed_modules(text) == {}
+
+
+def test_a_row_cut_behind_an_inner_bar_is_no_row() -> None:
+    log = (SAMPLES / "ucx-1.22-perftest-rendezvous.log").read_text()
+    assert parse_table(log[:1440]) == parse_table(log)[:2]
+
+
+@given(st.data())
+def test_a_table_cut_anywhere_gives_no_row_that_the_whole_does_not(data: st.DataObject) -> None:
+    log = (SAMPLES / f"{data.draw(st.sampled_from(TABLES))[0]}.log").read_text()
+    rows = parse_table(log)
+    cut = parse_table(log[: data.draw(st.integers(0, len(log)))])
+    assert cut == rows[: len(cut)]
+
+
+def test_no_operation_of_that_kind_gives_no_wire() -> None:
+    assert wire_of(parse_table((SAMPLES / "ucx-1.21-nixl-read-cma.log").read_text()), "write", 65536) is None
+    assert wire_of((), "read", 1) is None
+
+
+ETHERNET = (Nic("lo", "loopback", None), Nic("ens5", "ethernet", 100.0))
+EFA_NICS = (*ETHERNET, *(Nic(f"rdmap{i}s0", "efa", 100.0) for i in (79, 80, 81, 82)))
+HOST_A = Host("a", "10.0.0.1", 1, "boot-a", "memory-a", ETHERNET)
+HOST_B = Host("b", "10.0.0.2", 2, "boot-b", "memory-b", ETHERNET)
+EFA_A, EFA_B = replace(HOST_A, nics=EFA_NICS), replace(HOST_B, nics=EFA_NICS)
+GIB = 2**30
+
+
+def wire(protocol: str, *lanes: str) -> Wire:
+    return Wire(protocol, tuple(Lane(*lane.split("/", 1)) for lane in lanes), True, 1000)
+
+
+TCP = wire("software emulation", "tcp/ens5")
+CMA = wire("zero-copy", "cma/memory")
+TWO_RAILS = wire("zero-copy", "srd/rdmap79s0:1", "srd/rdmap80s0:1")
+ON_TWO_RAILS = {"rdmap79s0": GIB // 2, "rdmap80s0": GIB // 2}
+
+
+def seen(**changes: object) -> Observed:
+    fields = dict(
+        strategy="spread", backend="UCX", direction="read", prefill=HOST_A, decode=HOST_B, vram=False, gb_per_s=11.4,
+        size_bytes=GIB, wire=TCP, payload_bytes=GIB, traffic={"ens5": GIB}, memcpy_gb_per_s=8.0, ucx_version="1.21.0",
+    )  # fmt: skip
+    return Observed(**(fields | changes))  # type: ignore[arg-type]
+
+
+ONE_HOST = dict(strategy="pack", decode=HOST_A, wire=CMA, traffic={"lo": 1000}, gb_per_s=6.0)
+ON_EFA = dict(prefill=EFA_A, decode=EFA_B, vram=True)
+
+# (what, changes, exit code, words in this order)
+CASES = [
+    (
+        "tcp between Ethernet hosts",
+        {},
+        OK,
+        ["OK: spread over tcp/ens5", "11.4 GB/s", "91% of the line rate (100 Gbit/s"],
+    ),
+    (
+        "srd",
+        ON_EFA | dict(wire=TWO_RAILS, traffic=ON_TWO_RAILS),
+        OK,
+        ["OK: spread over srd/rdmap79s0:1 + srd/rdmap80s0:1, zero-copy, 11.4 GB/s, 46% of 2 rails"],
+    ),
+    ("cma on one host", ONE_HOST, OK, ["OK: pack over cma/memory, zero-copy, 6.0 GB/s, 75% of memcpy"]),
+    ("spread on one host", ONE_HOST | dict(strategy="spread"), OK, ["OK: spread over cma/memory"]),
+    (
+        "tcp on one host, forced",
+        ONE_HOST | dict(wire=wire("software emulation", "tcp/lo"), traffic={"lo": GIB}, ucx_tls="tcp", gb_per_s=0.3),
+        SLOW,
+        [
+            "WRONG WIRE: pack by software emulation over tcp/lo, 0.30 GB/s",
+            "shared memory",
+            "UCX_TLS=tcp",
+            "try: unset UCX_TLS",
+        ],
+    ),
+    (
+        "tcp on one host, not forced",
+        ONE_HOST | dict(wire=wire("software emulation", "tcp/lo"), traffic={"lo": GIB}),
+        SLOW,
+        ["WRONG WIRE", "SYS_PTRACE"],
+    ),
+    (
+        "tcp with EFA",
+        ON_EFA | dict(gb_per_s=0.3, failed_modules={"uct_ib_efa": "libefa.so.1: cannot open"}),
+        SLOW,
+        [
+            "WRONG WIRE: spread by software emulation over tcp/ens5, 0.30 GB/s",
+            "srd over EFA",
+            "libefa.so.1",
+            "build_nixl_ucx_efa",
+        ],
+    ),
+    (
+        "tcp with EFA, without a word",
+        ON_EFA | dict(gb_per_s=0.3),
+        SLOW,
+        ["WRONG WIRE", "no usable EFA device", "doctor"],
+    ),
+    (
+        "emulation over srd, UCX 1.19",
+        ON_EFA | dict(wire=wire("software emulation", SRD), traffic={"rdmap79s0": GIB}, ucx_version="1.19.0"),
+        SLOW,
+        ["WRONG WIRE: spread by software emulation over srd", "UCX 1.19.0", "1.20"],
+    ),
+    (
+        "emulation over srd, UCX 1.21",
+        ON_EFA | dict(wire=wire("software emulation", SRD), traffic={"rdmap79s0": GIB}),
+        SLOW,
+        ["WRONG WIRE", "GPUDirect"],
+    ),
+    (
+        "host staging on one GPU host",
+        ONE_HOST | dict(vram=True, ucx_tls="tcp,cma"),
+        SLOW,
+        ["WRONG WIRE", "UCX_TLS=tcp,cma"],
+    ),
+    (
+        "cuda_ipc",
+        ONE_HOST | dict(vram=True, wire=wire("zero-copy", "cuda_ipc/cuda")),
+        OK,
+        ["OK: pack over cuda_ipc/cuda"],
+    ),
+    ("slow tcp", dict(gb_per_s=1.0), SLOW, ["SLOW: spread over tcp/ens5", "8% of the line rate", "likely cause"]),
+    (
+        "slow srd on one rail",
+        ON_EFA | dict(wire=wire("zero-copy", SRD), traffic={"rdmap79s0": GIB}, gb_per_s=1.0),
+        SLOW,
+        ["SLOW: spread over srd/rdmap79s0:1", "8% of 1 rail (12.5 GB/s)", "rails"],
+    ),
+    (
+        "cuda_ipc without NVLink",
+        ONE_HOST | dict(vram=True, wire=wire("zero-copy", "cuda_ipc/cuda"), gb_per_s=0.6, memcpy_gb_per_s=1200.0),
+        SLOW,
+        ["SLOW: pack over cuda_ipc/cuda", "of the GPU's own copy", "NVLink", "topo"],
+    ),
+    ("slow cma", ONE_HOST | dict(gb_per_s=1.0), SLOW, ["SLOW: pack over cma/memory", "12% of memcpy"]),
+    (
+        "table against counters",
+        ONE_HOST | dict(traffic={"lo": GIB}),
+        SLOW,
+        ["WRONG WIRE", "lo counted 100% of the payload"],
+    ),
+    ("counters against table", dict(traffic={"ens5": 1000}), SLOW, ["WRONG WIRE", "whose counters saw 0%"]),
+    (
+        "LIBFABRIC on EFA",
+        ON_EFA | dict(backend="LIBFABRIC", wire=None, traffic=ON_TWO_RAILS),
+        OK,
+        ["OK: spread over efa/rdmap79s0 + efa/rdmap80s0, 11.4 GB/s, 46% of 2 rails"],
+    ),
+    (
+        "LIBFABRIC fallen back",
+        ON_EFA | dict(backend="LIBFABRIC", wire=None, gb_per_s=0.2),
+        SLOW,
+        ["WRONG WIRE: spread by tcp/ens5"],
+    ),
+    (
+        "LIBFABRIC inside a node",
+        dict(
+            strategy="pack",
+            prefill=EFA_A,
+            decode=EFA_A,
+            vram=True,
+            backend="LIBFABRIC",
+            wire=None,
+            traffic=ON_TWO_RAILS,
+        ),
+        SLOW,
+        [
+            "WRONG WIRE: pack by efa/rdmap79s0",
+            "LIBFABRIC moves between processes of one host over efa",
+            "--backends UCX",
+        ],
+    ),
+    (
+        "virtual interface, rate not known",
+        dict(
+            decode=replace(HOST_B, nics=(Nic("ens5", "virtual", None),)),
+            prefill=replace(HOST_A, nics=(Nic("ens5", "virtual", None),)),
+            gb_per_s=0.3,
+        ),
+        OK,
+        ["OK: spread over tcp/ens5"],
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, code, words", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_verdicts(changes, code, words) -> None:  # type: ignore[no-untyped-def]
+    verdict = judge(seen(**changes))
+    assert verdict.code == code, verdict.text
+    at = 0
+    for word in words:
+        assert word in verdict.text[at:], (word, verdict.text)
+        at = verdict.text.index(word, at)
+    assert ("likely cause" in verdict.text) == (code == SLOW)
+
+
+def test_small_requests_are_not_judged_slow() -> None:
+    small = seen(**(ONE_HOST | {"gb_per_s": 1.0, "size_bytes": 25_000_000}))
+    assert judge(small).code == OK and any("25.0 MB at a time are too few" in note for note in notes(small))
+    forced = replace(small, wire=wire("software emulation", "tcp/lo"), traffic={"lo": GIB})
+    assert judge(forced).code == SLOW, "a wrong wire is wrong at any size"
+
+
+def test_the_slower_side_sets_the_line_rate() -> None:
+    shaped = replace(HOST_A, nics=(Nic("vx0", "virtual", 1.0, shaped=True),))
+    verdict = judge(seen(prefill=shaped, gb_per_s=0.11))
+    assert verdict.share == pytest.approx(0.88) and "(1 Gbit/s, shaped)" in verdict.text
+
+
+def test_notes_say_what_a_verdict_rests_on() -> None:
+    assert any("one host" in note for note in notes(seen(**(ONE_HOST | {"strategy": "spread"}))))
+    assert any("one kernel" in note for note in notes(seen(decode=replace(HOST_B, boot="boot-a"))))
+    assert any("counters alone" in note for note in notes(seen(wire=None)))
+    assert notes(seen()) == []
+
+
+def test_traffic_between_two_readings() -> None:
+    before = {"lo": (5, 5), "ens5": (100, 50)}
+    assert moved(before, {"lo": (5, 5), "ens5": (300, 60), "new": (7, 7)}) == {"ens5": (200, 10)}
+
+
+def rank_log(first: int, count: int = 100, transport: str = "srd", protocol: str = "zero-copy") -> str:
+    """What UCX 1.21 writes for one rank that reads over two devices of its own GPU."""
+    lanes = f"50% on {transport}/rdmap{first}s0:1 and 50% on {transport}/rdmap{first + 1}s0:1"
+    cells = f"   | {count}   0..inf | {protocol} | {lanes if transport == 'srd' else transport + '/ens5'} |"
+    border = "   +---+---+---+"
+    title = "   | ucp_context_0 inter-node cfg#3 | remote memory read by ucp_get*(multi) into cuda/GPU0 from cuda |"
+    return "\n".join([border, title, border, cells, border])
+
+
+FOUR_GPUS = (79, 83, 95, 99)
+P5 = (Nic("ens5", "ethernet", 100.0), *(Nic(f"rdmap{i + j}s0", "efa", 100.0) for i in FOUR_GPUS for j in range(4)))
+P5_A, P5_B = replace(HOST_A, nics=P5), replace(HOST_B, nics=P5)
+
+
+def test_four_ranks_on_devices_of_their_own_are_one_wire() -> None:
+    wires = [wire_of(parse_table(rank_log(first)), "read", 65536) for first in FOUR_GPUS]
+    joined = together(wires)
+    assert joined is not None and joined.transports == ("srd",) and len(joined.devices) == 8
+    assert joined.operations == 400 and joined.counted and joined.protocol == "zero-copy"
+    counted = {device.split(":")[0]: GIB // 8 for device in joined.devices}
+    verdict = judge(seen(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted, gb_per_s=46.0))
+    assert verdict.code == OK and "46% of 8 rails (100 GB/s)" in verdict.text, verdict.text
+
+
+def test_one_rank_of_four_on_tcp_is_the_wrong_wire() -> None:
+    logs = [rank_log(first) for first in FOUR_GPUS[:3]] + [rank_log(0, transport="tcp", protocol="software emulation")]
+    joined = together(wire_of(parse_table(log), "read", 65536) for log in logs)
+    counted = {f"rdmap{first + j}s0": GIB // 8 for first in FOUR_GPUS[:3] for j in range(2)} | {"ens5": GIB // 4}
+    verdict = judge(seen(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted))
+    assert verdict.code == SLOW and "tcp" in verdict.text and "some ranks find an EFA device" in verdict.text
+
+
+def test_a_share_of_one_ranks_operations_on_another_way_is_part_of_its_wire() -> None:
+    log = "\n".join([rank_log(79, 90), rank_log(0, 10, "tcp", "software emulation")])
+    mixed = wire_of(parse_table(log), "read", 65536)
+    assert mixed is not None and mixed.transports == ("srd", "tcp") and mixed.emulated and mixed.operations == 100
+    log = "\n".join([rank_log(79, 990), rank_log(0, 10, "tcp", "software emulation")])
+    stray = wire_of(parse_table(log), "read", 65536)
+    assert stray is not None and stray.transports == ("srd",), "one in a hundred is no wire"
+
+
+def test_no_wire_of_no_rank() -> None:
+    assert together([]) is None and together([None, None]) is None
+    assert together([None, CMA]) == CMA
+
+
+def p5_48xlarge(root: Path) -> None:
+    """The parts of /sys/class that are read, as a p5.48xlarge has them: 32 EFA devices and one that carries IP."""
+    driver = root / "drivers/efa"
+    driver.mkdir(parents=True)
+    for number in range(32):
+        port = root / f"infiniband/rdmap{number}s0/ports/1"
+        (port / "hw_counters").mkdir(parents=True)
+        (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
+        (port / "link_layer").write_text("Unspecified\n")
+        for name, value in (("tx_bytes", 10 * number), ("rx_bytes", 20 * number), ("lifespan", 1)):
+            (port / "hw_counters" / name).write_text(f"{value}\n")
+        (root / f"infiniband/rdmap{number}s0/device").mkdir()
+        (root / f"infiniband/rdmap{number}s0/device/driver").symlink_to(driver)
+    for name, speed in (("ens32", "-1"), ("lo", "")):
+        (root / "net" / name).mkdir(parents=True)
+        (root / "net" / name / "operstate").write_text("up\n" if speed else "unknown\n")
+        (root / "net" / name / "speed").write_text(f"{speed}\n")
+    (root / "net/ens32/device").mkdir()
+
+
+def test_the_devices_of_a_p5_48xlarge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    p5_48xlarge(tmp_path)
+    monkeypatch.setattr(network, "CLASS_RDMA", tmp_path / "infiniband")
+    monkeypatch.setattr(network, "CLASS_NET", tmp_path / "net")
+    monkeypatch.setattr(network, "NETDEV", tmp_path / "no-such-file")
+    efa = [nic for nic in network.nics() if nic.kind == "efa"]
+    assert len(efa) == 32 and sum(nic.gbit_per_s or 0 for nic in efa) == 3200
+    assert [nic for nic in network.nics() if nic.name == "ens32"] == [Nic("ens32", "ethernet", None)]
+    assert replace(HOST_A, nics=network.nics()).efa
+    slept: list[float] = []
+    monkeypatch.setattr(network.time, "sleep", slept.append)
+    assert network.settled_counters()["rdmap3s0"] == (60, 30), "received, sent"
+    assert slept == [pytest.approx(0.0015)], "past the age that the kernel's copy of the counters may have"
+
+
+def test_counters_of_infiniband_are_in_words_of_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = tmp_path / "mlx5_0/ports/1/counters"
+    counted.mkdir(parents=True)
+    (counted / "port_xmit_data").write_text("10\n")
+    (counted / "port_rcv_data").write_text("25\n")
+    monkeypatch.setattr(network, "CLASS_RDMA", tmp_path)
+    assert network.counters()["mlx5_0"] == (100, 40)
