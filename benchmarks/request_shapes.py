@@ -15,6 +15,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,10 @@ MODEL = "tiny-gptoss"
 TIMEOUT_S = 120
 # bfloat16 rounds otherwise in another batch shape; a wrong position is off by whole units.
 LOGPROB_TOLERANCE = 0.1
+# What the canary calls a near tie, in log-probability.
+MARGIN = 0.25
+TOKENS = 12
+TRIES = 400
 BEGIN, END = "<!-- shapes -->", "<!-- end of shapes -->"
 
 
@@ -46,16 +51,51 @@ class Got(NamedTuple):
     logprobs: tuple[float, ...] = ()
 
 
-def prompts() -> list[list[int]]:
-    """Token ids: one within a KV block, several blocks, and far beyond the sliding window."""
+class Prompts(NamedTuple):
+    """Token ids: one within a KV block, several blocks, and far beyond the sliding window; and two texts."""
+
+    short: list[int]
+    middle: list[int]
+    long: list[int]
+    text: str
+    other: str
+
+
+def decisive(url: str) -> Prompts:
+    """Prompts at whose every generated token the best candidate leads by MARGIN, so that other batches, and decode
+    in place of prefill, round to the same tokens on every processor. Raises RuntimeError when none is found."""
     rng = random.Random(11)
-    return [[rng.randrange(10, 1000) for _ in range(length)] for length in (20, 150, 700)]
+    syllables = [a + b for a in "bdfklmnprst" for b in ("a", "e", "i", "o", "u", "an", "el")]
+
+    def find(make: Callable[[], Any]) -> Any:
+        for _ in range(TRIES):
+            prompt = make()
+            if _margin(url, prompt) >= MARGIN:
+                return prompt
+        raise RuntimeError(f"{url}: {TRIES} prompts, and each has a token that another one nearly replaced")
+
+    def ids(length: int) -> Callable[[], list[int]]:
+        return lambda: [rng.randrange(10, 1000) for _ in range(length)]
+
+    def words(count: int, times: int) -> Callable[[], str]:
+        return lambda: f"{' '.join(rng.sample(syllables, count))} " * times
+
+    return Prompts(find(ids(20)), find(ids(150)), find(ids(700)), find(words(4, 12)), find(words(5, 20)))
 
 
-def shapes() -> list[Shape]:
+def _margin(url: str, prompt: list[int] | str) -> float:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+    body |= {"logprobs": 2, "return_tokens_as_token_ids": True}  # by text, several tokens may be one
+    status, answer = post(url, Shape("margin", body))
+    if status != 200:
+        raise RuntimeError(f"{url}: HTTP {status}: {answer[:300]!r}")
+    tops = [sorted(top.values()) for top in json.loads(answer)["choices"][0]["logprobs"]["top_logprobs"]]
+    return min(top[-1] - top[-2] for top in tops)
+
+
+def shapes(prompts: Prompts) -> list[Shape]:
     """The shapes of the table in docs/requests.md."""
-    short, middle, long = prompts()
-    text, other = "ba be bi bo " * 12, "fan fel for fo fu " * 20
+    short, middle, long, text, other = prompts
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     # vLLM refuses several greedy choices; with one candidate every choice is the best one.
     best = {"temperature": 1.0, "top_k": 1}
@@ -78,7 +118,7 @@ def shapes() -> list[Shape]:
         "logprobs": {"prompt": long, "logprobs": 3},
         "logprobs, list of token ids": {"prompt": [short, middle], "logprobs": 3},
         "prompt_logprobs": {"prompt": middle, "prompt_logprobs": 2},
-        "stop": {"prompt": middle, "stop": ["o", "i"], "max_tokens": 24, "ignore_eos": False},
+        "stop": {"prompt": middle, "stop": ["o", "i"], "ignore_eos": False},
         "stop_token_ids": {"prompt": middle, "stop_token_ids": list(range(300, 700)), "ignore_eos": False},
         "min_tokens": {"prompt": middle, "min_tokens": 8, "ignore_eos": False},
         "max_tokens=1": {"prompt": long, "max_tokens": 1},
@@ -113,12 +153,12 @@ def shapes() -> list[Shape]:
             body["ignore_eos"] = False
         if name.startswith("stream") and name.endswith("usage"):
             body["stream_options"] = {"include_usage": True}
-    common = {"model": MODEL, "max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
+    common = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
     found = [Shape(name, {**common, **body}) for name, body in bodies.items()]
     for shape in found:
         if shape.body.get("echo"):  # vLLM leaves the echoed text out where token ids are asked for
             shape.body.pop("return_token_ids")
-    chat = {"model": MODEL, "max_tokens": 12, "temperature": 0.0, "messages": [{"role": "user", "content": text}]}
+    chat = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0, "messages": [{"role": "user", "content": text}]}
     template = {"chat_template": "{% for m in messages %}{{ m['content'] }} {% endfor %}", "ignore_eos": True}
     chats: dict[str, dict[str, Any]] = {
         "chat": {},
@@ -243,15 +283,18 @@ def main() -> int:
     parser.add_argument("--only", metavar="TEXT", default="", help="shapes whose name has this text")
     parser.add_argument("--flags", default="", help="more flags of the launches, for example --no-direct-streaming")
     args = parser.parse_args()
-    asked = [shape for shape in shapes() if args.only in shape.name]
     held, number = hold_port()  # nobody else is given it meanwhile
     port = str(number)
     launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", port]
+    url = f"http://127.0.0.1:{port}"
+    asked: list[Shape] = []
     answers: dict[str, list[Got]] = {}
     try:
         for mode in ("--collocated", "--pd-spread"):
             subprocess.run([*launch, mode, "--local", "--detach", *args.flags.split()], check=True)
-            answers[mode] = [ask(f"http://127.0.0.1:{port}", shape) for shape in asked]
+            if not asked:
+                asked = [shape for shape in shapes(decisive(url)) if args.only in shape.name]
+            answers[mode] = [ask(url, shape) for shape in asked]
     finally:
         subprocess.run([*launch, "--shutdown"], check=True)
         held.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -78,11 +78,16 @@ class SweepResult(Frozen):
 
     @property
     def valid(self) -> bool:
-        """Every level that was asked for is valid, every search has its answer (levels of a search may
-        fail: the server is driven beyond what it serves)."""
-        searched = {(point.rate_rps, s.repeat) for s in self.searches for point in s.points}
-        runs = [run for run in self.runs if (run.key.value, run.key.repeat) not in searched]
-        return all(run.validity.valid for run in runs) and all(search.finished for search in self.searches)
+        """See `all_answered`."""
+        return all_answered(self.runs, self.searches)
+
+
+def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch]) -> bool:
+    """Every level that was asked for is valid, every search has its answer (levels of a search may fail: the server
+    is driven beyond what it serves)."""
+    searched = {("rate", point.rate_rps, search.repeat) for search in searches for point in search.points}
+    asked = [run for run in runs if (run.key.kind, run.key.value, run.key.repeat) not in searched]
+    return all(run.validity.valid for run in asked) and all(search.finished for search in searches)
 
 
 def run_sweep(options: SweepOptions, progress: Progress | None = None, client: LoadClient | None = None) -> SweepResult:

@@ -102,8 +102,7 @@ def main(argv: Sequence[str]) -> int:
     print(summary(plan, result))
     if not any(result.runs.values()):
         return FAILED
-    valid = all(level.validity.valid for runs in result.runs.values() for level in runs)
-    return 0 if valid and not result.failed else INVALID
+    return 0 if result.valid else INVALID
 
 
 def _again(argv: Sequence[str]) -> str:

@@ -86,6 +86,9 @@ def _check_shapes(deployment: Deployment, running: Running, plain: Sequence[cana
     told = [name for name, result in found.items() if result.equal]
     if told:
         say(f"canary: {', '.join(told)}: the same tokens as asked one by one")
+    for name, result in found.items():
+        if result.equal is None:
+            say(f"canary: {name}: {result.detail}")
 
 
 def _reference_key(deployment: Deployment, running: Running) -> str:

@@ -23,6 +23,7 @@ assert spec is not None and spec.loader is not None
 request_shapes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(request_shapes)
 
+SHAPES: list[Any] = []
 ALONE: dict[str, Any] = {}
 GENERATE = {"model": "tiny-gptoss", "token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 2}}
 
@@ -102,12 +103,12 @@ def check_guard(url: str, peer: socket.socket) -> None:
 def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None:
     done = stack.launch("--collocated", "--no-direct-streaming", "--expose", "/detokenize")
     assert done.code == 0
-    assert "canary: a list of prompts, n=2" in done.text
+    assert "canary: a list of prompts" in done.text and "n=2" in done.text
     check_guard(stack.url, peer)
     # The guard lets it through; whether the ingress can serve it is its own affair.
     assert post(stack.url, "/detokenize", {"model": "tiny-gptoss", "tokens": [300, 301]})[0] != 404
-    for shape in request_shapes.shapes():
-        ALONE[shape.name] = request_shapes.ask(stack.url, shape)
+    SHAPES.extend(request_shapes.shapes(request_shapes.decisive(stack.url)))
+    ALONE.update({shape.name: request_shapes.ask(stack.url, shape) for shape in SHAPES})
     # A chat request of gpt-oss loads Harmony's vocabulary, which a machine without internet lacks.
     broken = {n: got.said for n, got in ALONE.items() if got.status >= 500 and "vocab file" not in str(got.said)}
     assert not broken
@@ -118,7 +119,7 @@ def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None
 def test_pd_refuses_what_steers_transfers(stack: Stack, peer: socket.socket) -> None:
     done = stack.launch("--pd-spread")
     assert done.code == 0
-    assert "canary: a list of prompts, n=2" in done.text
+    assert "canary: a list of prompts" in done.text and "n=2" in done.text
     engines = engine_pids(stack)
     check_guard(stack.url, peer)
     assert status_of(stack.url, "/health") == 200 and status_of(stack.url, "/metrics") == 200
@@ -129,8 +130,14 @@ def test_pd_refuses_what_steers_transfers(stack: Stack, peer: socket.socket) -> 
 def test_every_shape_is_answered_as_by_one_engine_alone(stack: Stack) -> None:
     assert ALONE, "the collocated launch did not answer"
     wrong = {}
-    for shape in request_shapes.shapes():
-        how = request_shapes.differs(request_shapes.ask(stack.url, shape), ALONE[shape.name])
+    for shape in SHAPES:
+        mine = request_shapes.ask(stack.url, shape)
+        if shape.route == "/tokenize":  # Ray's ingress, which the other deployment has, does not serve it
+            text = {"model": "tiny-gptoss", "prompt": shape.body["prompt"], "return_token_ids": True, "max_tokens": 1}
+            answer = json.loads(post(stack.url, "/v1/completions", text)[1])
+            how = None if mine.said == answer["choices"][0]["prompt_token_ids"] else f"{mine} instead of {answer}"
+        else:
+            how = request_shapes.differs(mine, ALONE[shape.name])
         if how:
             wrong[shape.name] = how
     assert not wrong
@@ -172,16 +179,15 @@ def test_a_client_that_goes_away_leaves_no_blocks(stack: Stack, wait_s: float, s
 
 def test_nothing_is_held_after_them(stack: Stack) -> None:
     """Blocks whose client went away between prefill and decode stay until prefill's lease of 30 s has ended; with no
-    request no engine steps, and none would notice."""
-    deadline = time.monotonic() + 60
-    while True:
-        stack.complete([5, 6, 7], tokens=2)
-        time.sleep(1.5)
-        held = gauges(stack)
-        if all(value == 0.0 for value in held.values()):
-            break
+    request no engine steps, and none would notice. Ray's pages show a gauge for one moment after it was set."""
+    deadline = time.monotonic() + 180
+    held: dict[str, float] = {}
+    while len(held) < 6 or any(held.values()):
         assert time.monotonic() < deadline, held
-    assert len(held) == 6, held
+        stack.complete([5, 6, 7], tokens=2)
+        for _ in range(10):
+            time.sleep(0.2)
+            held |= gauges(stack)
 
 
 def gauges(stack: Stack) -> dict[str, float]:

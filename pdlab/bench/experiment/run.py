@@ -21,14 +21,14 @@ from typing import Any, TextIO
 
 from pdlab.bench.experiment.schedule import Part, Plan, Planned, asked_for, earlier_record, left, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import SweepOptions, SweepResult, run_sweep
+from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.errors import PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.results.provenance import now
-from pdlab.results.schema import ExperimentRecord, Run, Visit
+from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
 from pdlab.results.store import Store, write_record
 
 LAUNCHER = ROOT / "launch_gptoss.py"
@@ -47,11 +47,18 @@ class RunOptions(Frozen):
 
 
 class RunResult(Frozen):
-    """``record`` says what became of every visit; ``runs`` are all levels that this experiment has now."""
+    """``record`` says what became of every visit; ``runs`` and ``searches`` are all that this experiment has now, by
+    folder."""
 
     folder: Path
     record: ExperimentRecord
     runs: dict[str, tuple[Run, ...]]
+    searches: dict[str, tuple[SloSearch, ...]]
+
+    @property
+    def valid(self) -> bool:
+        """No visit failed, and each folder `all_answered`."""
+        return not self.failed and all(all_answered(runs, self.searches[name]) for name, runs in self.runs.items())
 
     @property
     def failed(self) -> tuple[Visit, ...]:
@@ -85,6 +92,7 @@ def _run_held(plan: Plan, options: RunOptions, folder: Path, stream: TextIO | No
     progress = ExperimentProgress(estimates_s, stream)
     launcher = _Launcher(plan, options, progress)
     runs: dict[str, tuple[Run, ...]] = {}
+    searches: dict[str, tuple[SloSearch, ...]] = {}
     try:
         for number, visit in enumerate(plan.visits):
             if not estimates_s[number]:
@@ -96,8 +104,9 @@ def _run_held(plan: Plan, options: RunOptions, folder: Path, stream: TextIO | No
         progress.close()
         launcher.stop()
     for part in {part.folder: part for visit in plan.visits for part in visit.parts}.values():
-        runs[part.folder] = tuple(Store(folder / part.folder).runs())
-    return RunResult(folder=folder, record=keeper.finish(), runs=runs)
+        store = Store(folder / part.folder)
+        runs[part.folder], searches[part.folder] = tuple(store.runs()), tuple(store.searches())
+    return RunResult(folder=folder, record=keeper.finish(), runs=runs, searches=searches)
 
 
 def _visit(

@@ -199,8 +199,8 @@ def test_the_order_is_a_latin_square_and_the_seeds(tmp_path: Path) -> None:
 
 def test_dry_run_imports_nothing_heavy_and_writes_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom pdlab import bench\n"
-        f"code = bench.main(['run', 'local-pack-vs-spread', '--dry-run', '--out', {str(tmp_path / 'bm')!r}])\n"
+        "import sys, time\nfrom pdlab.cli import experiment\n"
+        f"code = experiment.main(['local-pack-vs-spread', '--dry-run', '--out', {str(tmp_path / 'bm')!r}])\n"
         "heavy = {'ray', 'vllm', 'torch', 'pandas', 'matplotlib', 'transformers', 'numpy'}\n"
         "print('LOADED', sorted(set(sys.modules) & heavy), code, 'CPU', time.process_time())"
     )
