@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -119,6 +121,13 @@ def test_there_is_no_cycle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
+
+
+def test_the_picture_is_drawn_from_the_imports() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "draw_architecture.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_tests_mirror_pdlab() -> None:
