@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import sys
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def curve(start: tuple[float, float], end: tuple[float, float]) -> str:
         beside = (BOX_WIDTH + GAP) / 2 * (-1 if end[0] < start[0] else 1)
         stops = [start, (start[0] + beside, start[1] + ROW - BOX_HEIGHT / 2), end]
     words = [f"M{start[0]:.0f} {start[1]:.0f}"]
-    for (x, y), (a, b) in zip(stops, stops[1:], strict=False):
+    for (x, y), (a, b) in itertools.pairwise(stops):
         bend = (b - y) / 2
         words.append(f"C{x:.0f} {y + bend:.0f} {a:.0f} {b - bend:.0f} {a:.0f} {b:.0f}")
     return " ".join(words)
