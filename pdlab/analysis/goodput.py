@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import Line, line
 from pdlab.analysis.curves import Curve, Figures, Metric, Point, View
-from pdlab.analysis.intervals import Comparison, Estimate, Interval, blocks, of_blocks, of_repeats
+from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
 from pdlab.analysis.ranking import Ranked, own, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
@@ -89,11 +89,6 @@ class Pick(Frozen):
     ranking: tuple[Ranked, ...]
     missed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-
-    @property
-    def margin(self) -> Comparison | None:
-        """The best against the second; None for one alone."""
-        return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
 
     @property
     def best(self) -> str | None:

@@ -22,7 +22,7 @@ from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requ
 from pdlab.core.errors import StoreError
 from pdlab.core.workload import Load
 from pdlab.results.metrics import Window, window_of
-from pdlab.results.schema import PERCENTILES, RequestRecord, Run
+from pdlab.results.schema import PERCENTILES, Run
 from pdlab.results.store import Store
 
 Latency = Literal["ttft", "tpot", "e2el"]
@@ -147,11 +147,6 @@ def parse(text: bytes) -> Array:
     # The first token of a request that failed later still ends the burst of the start, it is no answer.
     table[2, np.isnan(table[1])] = nan
     return table
-
-
-def of_records(records: list[RequestRecord], load: Load, steady: bool) -> Requests:
-    """The same from records in memory."""
-    return window(parse("\n".join(r.model_dump_json(exclude_defaults=True) for r in records).encode()), load, steady)
 
 
 def window(table: Array, load: Load, steady: bool) -> Requests:

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from pdlab.sim.step_time import KernelTimes
+from pdlab.sim.step_time import StepCosts
 
 MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre GPU
 
@@ -70,7 +70,7 @@ class Engine:
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
     """
 
-    costs: KernelTimes
+    costs: StepCosts
     capacity: float
     step_tokens: int
     cache: PrefixCache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
@@ -36,20 +35,6 @@ def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
     windowed = shape.layers - full_layers(shape)
     kept = min(tokens, shape.sliding_window) if hybrid and shape.sliding_window else tokens
     return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
-
-
-class KernelTimes(Protocol):
-    """Where step times come from: the fitted roofline (`StepCosts`), or
-    another source. ``admit_s`` is seconds per block of a request that joins."""
-
-    admit_s: float
-
-    def step_s(
-        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
-    ) -> float:
-        """Seconds of a step of ``batch`` decoding sequences of mean ``context`` and ``prefill_tokens``, each on
-        top of ``prefill_context`` tokens (None: ``context``)."""
-        ...
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
 from pdlab.sim.engine import Engine
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace, figures, records, to_run
-from pdlab.sim.router import Routing
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_time import kv_bytes, kv_capacity_tokens
 
@@ -65,7 +64,6 @@ workloads = st.builds(Workload, input_tokens=st.integers(1, 12_000), output_toke
     workload=workloads,
     count=st.integers(1, 60),
     repeated=st.booleans(),
-    routing=st.sampled_from(["two-choices", "round-robin", "prefix"]),
     seed=st.integers(0, 5),
 )
 def test_every_request_goes_through_once_and_in_order(
@@ -74,7 +72,6 @@ def test_every_request_goes_through_once_and_in_order(
     workload: Workload,
     count: int,
     repeated: bool,
-    routing: Routing,
     seed: int,
 ) -> None:
     levels = [level(load, count) for load in loads]
@@ -86,7 +83,6 @@ def test_every_request_goes_through_once_and_in_order(
         SHAPE,
         seed=seed,
         prompts="repeated" if repeated else "fresh",
-        routing=routing,
     )
     for one in found:
         assert len(one.arrival_s) == len(one.finish_s) == count
@@ -232,7 +228,6 @@ def test_more_gpus_of_a_role_never_lower_its_capacity(role: str) -> None:
             workload,
             HARDWARE,
             SHAPE,
-            routing="round-robin",
             trace=trace,
         )
         durations.append(one.duration_s)
