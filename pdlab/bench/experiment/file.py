@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.slo_search import Search
-from pdlab.core.deployment import Collocated, Deployment, parse_label
+from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml, validate
@@ -311,21 +311,7 @@ def _topology_flags(entry: Entry, path: Path) -> list[str]:
         beside = path.parent / entry.config
         return ["--config", str(beside) if beside.is_file() else entry.config]
     assert entry.label is not None
-    topology = parse_label(entry.label)
-    if isinstance(topology, Collocated):
-        return ["--collocated", *_pool_flags("--", topology.pool.model_dump())]
-    mode = f"--pd-{topology.placement}"
-    return [
-        mode,
-        *_pool_flags("--p-", topology.prefill.model_dump()),
-        *_pool_flags("--d-", topology.decode.model_dump()),
-    ]
-
-
-def _pool_flags(prefix: str, pool: dict[str, Any]) -> list[str]:
-    flags = [f"{prefix}num", str(pool["replicas"]), f"{prefix}tp", str(pool["tp"])]
-    flags += [word for key in ("dp", "pp") if pool[key] > 1 for word in (f"{prefix}{key}", str(pool[key]))]
-    return flags + ([f"{prefix}ep"] if pool["expert_parallel"] else [])
+    return list(topology_flags(parse_label(entry.label)))
 
 
 def _yaml_word(value: Any) -> str:
