@@ -123,7 +123,7 @@ class Engine:
         if steps > 1:
             mean += steps / 2  # contexts grow by one token per step
         self.step_s = self.costs.step_s(batch + joined, prefill, mean, pairs / prefill if prefill else 0.0)
-        self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined)) / 16
+        self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined))
         if system.contention:
             self.step_s *= 1 + system.contention * system.busy_beside(self)
         self.stall_s = 0.0

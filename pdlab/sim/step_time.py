@@ -51,7 +51,7 @@ class StepCosts:
     eager_s: float  # a large prefill step without CUDA graphs
     attention_s: float  # per prefill token and token of context before it
     exchange_s: float  # per token: all-to-all between DP ranks
-    admit_s: float  # per block of a joining request
+    admit_s: float  # per token of a joining request: of its blocks, hashing and tables
     dp: int  # DP ranks whose tokens meet at the experts
     ranks: int  # ranks among which whole experts are spread; 1: every expert is split over all
     experts: float  # in effective use
@@ -124,7 +124,7 @@ def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
         eager_s=value("eager_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS,
         attention_s=4 * shape.heads * shape.head_dim * full_layers(shape) / flops_per_s,
         exchange_s=exchange_s,
-        admit_s=value("admit_us") * 1e-6,
+        admit_s=value("admit_us") * 1e-6 / hardware.block_tokens,
         dp=pool.dp,
         ranks=together if pool.expert_parallel else 1,
         experts=used,

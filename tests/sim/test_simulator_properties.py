@@ -194,8 +194,11 @@ def test_concurrency_1_is_the_closed_form(label: str) -> None:
         extra_s = value("pd_overhead_ms") * 1e-3 + costs.setup_s
         extra_s += 5000 * costs.bytes_per_token / min(costs.prefill_bytes_per_s, costs.decode_bytes_per_s)
         extra_s += 5000 * costs.post_s_per_token
-        extra_s += step_costs(HARDWARE, SHAPE, then).step_s(1, 0, 5000) + 5000 / 16 * value("admit_us") * 1e-6
-    extra_s += 5000 * value("ingress_us") * 1e-6 + 5000 / 16 * value("admit_us") * 1e-6
+        extra_s += (
+            step_costs(HARDWARE, SHAPE, then).step_s(1, 0, 5000)
+            + 5000 / HARDWARE.block_tokens * value("admit_us") * 1e-6
+        )
+    extra_s += 5000 * value("ingress_us") * 1e-6 + 5000 / HARDWARE.block_tokens * value("admit_us") * 1e-6
     ttft_s = value("frontend_ms") * 1e-3 + extra_s + step_costs(HARDWARE, SHAPE, first).step_s(0, 5000, 2500)
     decode = step_costs(HARDWARE, SHAPE, then)
     tpot_s = math.fsum(decode.step_s(1, 0, 5000 + made) for made in range(1, 250)) / 249
