@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import Line
-from pdlab.analysis.curves import Curve, View
+from pdlab.analysis.curves import Curve, View, values_at
 from pdlab.analysis.intervals import Array, Estimate, compare
 from pdlab.analysis.ranking import lines_of, own
 from pdlab.analysis.shrinkage import moderate_all
@@ -263,9 +263,5 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
 
 def tpot_at(curve: ThroughputCurve, wanted: float) -> float | None:
     """Lowest TPOT at a throughput of at least ``wanted``, straight between neighbours; None beyond the curve."""
-    best = min((tpot_s for reached, tpot_s in curve if reached >= wanted), default=None)
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if x0 <= wanted <= x1 and x1 > x0:
-            between = y0 + (y1 - y0) * (wanted - x0) / (x1 - x0)
-            best = between if best is None else min(best, between)
-    return best
+    reached = [tpot_s for throughput, tpot_s in curve if throughput >= wanted]
+    return min([*reached, *values_at(curve, wanted)], default=None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
@@ -279,6 +280,15 @@ class Curve(Frozen):
         for point in self.points:
             found.setdefault(point.kind, []).append(point)
         return found
+
+
+def values_at(line: Sequence[tuple[float, float]], x: float) -> Iterator[float]:
+    """Every y that straight lines between neighbouring points (x, y) have at that x; never beyond a point."""
+    for (x0, y0), (x1, y1) in pairwise(line):
+        if x0 == x1 == x:
+            yield from (y0, y1)
+        elif min(x0, x1) <= x <= max(x0, x1):
+            yield y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = ()) -> tuple[Curve, ...]:

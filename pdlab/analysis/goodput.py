@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import Line, line
 from pdlab.analysis.curves import Curve, Figures, Metric, Point, View
-from pdlab.analysis.intervals import Comparison, Estimate, Interval, blocks, of_blocks, of_repeats
+from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
 from pdlab.analysis.ranking import Ranked, own, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
 from pdlab.results.schema import SloSearch
-from pdlab.results.slo import bracket_at
+from pdlab.results.slo import bracket_at, within
 
 How = Literal["requests", "percentiles", "search"]
 
@@ -91,11 +91,6 @@ class Pick(Frozen):
     unknown: tuple[str, ...] = ()
 
     @property
-    def margin(self) -> Comparison | None:
-        """The best against the second; None for one alone."""
-        return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
-
-    @property
     def best(self) -> str | None:
         """The configuration that is best beyond the noise; None where there is none or no telling."""
         others = self.ranking[1:]
@@ -128,14 +123,7 @@ def met_estimate(requests: Requests, slo: Slo) -> Estimate:
 
 
 def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
-    met = np.ones(len(requests), dtype=bool)
-    if slo.ttft_s is not None:
-        met &= requests.ttft_s <= slo.ttft_s
-    if slo.e2el_s is not None:
-        met &= requests.e2el_s <= slo.e2el_s
-    if slo.tpot_s is not None:
-        met &= ~(requests.tpot_s > slo.tpot_s)
-    return met
+    return within(slo, requests.ttft_s, requests.tpot_s, requests.e2el_s)
 
 
 def share_at(point: Point, slo: Slo) -> Estimate | None:
@@ -244,15 +232,13 @@ def _worst(figures: Figures, slo: Slo) -> float | None:
     """The largest of latency percentile / bound, at most 1 where each bound is met; None: not known."""
     statistic = f"p{100 * slo.quantile:g}"
     bounds: dict[Metric, float | None] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2el": slo.e2el_s}
-    ratios = []
+    times_s = []
     for metric, bound_s in bounds.items():
-        if bound_s is None:
-            continue
-        value_ms = figures.ms(metric, statistic)
+        value_ms = 0.0 if bound_s is None else figures.ms(metric, statistic)
         if value_ms is None:
             return None
-        ratios.append(value_ms / 1000 / bound_s)
-    return max(ratios)
+        times_s.append(value_ms / 1000)
+    return slo.stress(*times_s)
 
 
 def _line(

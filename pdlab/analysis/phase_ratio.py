@@ -15,6 +15,7 @@ from fractions import Fraction
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
+from pdlab.core.text import aligned
 from pdlab.results.schema import Experiment, Run, Summary
 
 MOST_REPLICAS = 8
@@ -134,6 +135,12 @@ def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
     return tuple(sorted(found, key=lambda m: -m.best_rps_per_gpu))
 
 
+IMPLIED_HEAD = (
+    "concurrency", "TPOT p50 ms", "requests/s per replica", "P per D", "nearest P:D", "requests/s per GPU, at most"
+)  # fmt: skip
+MEASURED_HEAD = ("P:D", "requests/s per GPU", "at", "TPOT p50 ms", "deployment")
+
+
 def report(prefill: Experiment, decode: Experiment, others: Sequence[Experiment]) -> str:
     """Both phases, the ratios that they imply, and those that were measured, as text."""
     best, found = implied(prefill, decode)
@@ -141,23 +148,31 @@ def report(prefill: Experiment, decode: Experiment, others: Sequence[Experiment]
         f"prefill alone ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica "
         f"(concurrency {best.value:g}, TTFT p50 {_ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
         f"decode alone ({decode.name}), and the rate-matched ratio",
-        "  concurrency  TPOT p50 ms  requests/s per replica  P per D  nearest P:D  requests/s per GPU, at most",
     ]
-    for item in found:
-        ratio = f"{item.ratio.numerator}:{item.ratio.denominator}"
-        lines.append(
-            f"  {item.decode.value:11g}  {_ms(item.decode.tpot_p50_s):>11}  {item.decode.per_replica_rps:22.2f}"
-            f"  {item.prefill_per_decode:7.2f}  {ratio:>11}  {item.rps_per_gpu:27.2f}"
+    implied_rows = [
+        (
+            f"{item.decode.value:g}",
+            _ms(item.decode.tpot_p50_s),
+            f"{item.decode.per_replica_rps:.2f}",
+            f"{item.prefill_per_decode:.2f}",
+            f"{item.ratio.numerator}:{item.ratio.denominator}",
+            f"{item.rps_per_gpu:.2f}",
         )
-    ranked = measured(others)
-    if ranked:
-        lines.append("measured")
-        lines.append("  P:D  requests/s per GPU  at              TPOT p50 ms  deployment")
-        for one in ranked:
-            lines.append(
-                f"  {one.prefill}:{one.decode}  {one.best_rps_per_gpu:18.2f}  {one.at:<14}  {_ms(one.tpot_p50_s):>11}  "
-                f"{one.name} ({one.label})"
-            )
+        for item in found
+    ]
+    lines += [f"  {line}" for line in aligned([IMPLIED_HEAD, *implied_rows])]
+    measured_rows = [
+        (
+            f"{one.prefill}:{one.decode}",
+            f"{one.best_rps_per_gpu:.2f}",
+            one.at,
+            _ms(one.tpot_p50_s),
+            f"{one.name} ({one.label})",
+        )
+        for one in measured(others)
+    ]
+    if measured_rows:
+        lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 4)))]
     for note in dict.fromkeys(note for run in decode.runs for note in run.validity.notes):
         lines.append(f"note: {note}")
     lines.append("note: neither phase has the KV transfer in it, and a batch of mixed lengths is none of one length")

@@ -200,11 +200,6 @@ class Reading(Frozen):
         """Labels that cannot be told from the best, the best included."""
         return tuple(ranked.label for ranked in self.ranking if ranked.tied)
 
-    @property
-    def margin(self) -> Comparison | None:
-        """The best against the second; None for one alone."""
-        return self.ranking[1].best_over_it if len(self.ranking) > 1 else None
-
 
 def rank(
     estimates: Sequence[tuple[str, Estimate]], confidence: float, searched: Mapping[str, IntervalAt] | None = None

@@ -20,9 +20,9 @@ from pydantic_core import from_json
 
 from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requests
 from pdlab.core.errors import StoreError
-from pdlab.core.workload import Closed, Load
-from pdlab.results.metrics import OPEN_CUT
-from pdlab.results.schema import PERCENTILES, RequestRecord, Run
+from pdlab.core.workload import Load
+from pdlab.results.metrics import Window, window_of
+from pdlab.results.schema import PERCENTILES, Run
 from pdlab.results.store import Store
 
 Latency = Literal["ttft", "tpot", "e2el"]
@@ -149,35 +149,25 @@ def parse(text: bytes) -> Array:
     return table
 
 
-def of_records(records: list[RequestRecord], load: Load, steady: bool) -> Requests:
-    """The same from records in memory."""
-    return window(parse("\n".join(r.model_dump_json(exclude_defaults=True) for r in records).encode()), load, steady)
-
-
 def window(table: Array, load: Load, steady: bool) -> Requests:
     """Cut the rows of `parse` to the window that `pdlab.results.metrics` uses for this load."""
     arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]
     answered = ~np.isnan(finish)
-    opens = float(arrival[0]) if len(arrival) else 0.0
-    closes = float(np.max(finish[answered], initial=opens))
-    inside, judged = answered, answered
-    failed = ~answered
-    if steady:
-        if isinstance(load, Closed):
-            opens, closes = float(np.nanmax(first[: load.concurrency])), float(arrival[-1])
-        else:
-            cut = math.ceil(OPEN_CUT * len(arrival))
-            opens, closes = float(arrival[cut]), float(arrival[-1 - cut])
-        inside = answered & (finish > opens) & (finish <= closes)
-        arrived = (arrival >= opens) & (arrival <= closes)
-        judged = inside & (arrival >= opens) if isinstance(load, Closed) else answered & arrived
-        failed = failed & arrived
+    of_steady = window_of(load, arrival, first) if steady else None
+    if of_steady is None:
+        opens = float(arrival[0]) if len(arrival) else 0.0
+        span = Window(opens, float(np.max(finish[answered], initial=opens)))
+        inside, considered = answered, np.ones(len(arrival), dtype=bool)
+    else:
+        span = of_steady
+        inside, considered = span.holds(finish), span.judges(arrival, finish, load)
+    judged, failed = considered & answered, considered & ~answered
     ttft, e2el, n = (first - arrival)[judged], (finish - arrival)[judged], tokens[judged]
     return Requests(
         ttft_s=ttft,
         tpot_s=np.where(n > 1, (e2el - ttft) / np.maximum(n - 1, 1), np.nan),
         e2el_s=e2el,
-        finish_s=np.sort(finish[inside]) - opens,
-        window_s=closes - opens,
+        finish_s=np.sort(finish[inside]) - span.opens_s,
+        window_s=span.closes_s - span.opens_s,
         failed=int(failed.sum()),
     )

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from pydantic import Field
-
 from pdlab.core.errors import BenchError
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Load, Ramp, Workload
-from pdlab.results.schema import ClientLoad, EngineCounters, NixlCounters, RequestRecord, Summary, Trend, Validity
+from pdlab.core.workload import Closed, Ramp, Workload
+from pdlab.results.schema import NixlCounters, RequestRecord, Run, Validity
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
@@ -38,26 +36,18 @@ FILLED_LEAST = 0.99
 LEAST_STREAMED, AT_ONCE_S = 64, 1e-4
 
 
-class Outcome(Frozen):
-    """What gates look at. ``*_before`` and ``*_after`` are counters around the level, None where they
-    could not be read. ``kv_expected``: the deployment moves KV cache, and its counters can be read.
-    ``strangers`` are replicas that the launch did not publish and that answered in the level, or appeared in it.
-    ``smoke``: too short by intention."""
+class Evidence(Frozen):
+    """What gates look at: a level's ``run`` that nobody has judged yet, its requests, and what a run does not keep.
 
+    ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
+    could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
+    appeared in it. ``smoke``: too short by intention."""
+
+    run: Run
     records: tuple[RequestRecord, ...]
-    workload: Workload
-    load: Load
-    num_requests: int = Field(ge=1)
-    steady: Summary | None = None
-    trend: Trend | None = None
     kv_expected: bool = False
-    nixl_before: NixlCounters | None = None
-    nixl_after: NixlCounters | None = None
-    engines_before: dict[str, EngineCounters] = Field(default_factory=dict)
-    engines_after: dict[str, EngineCounters] = Field(default_factory=dict)
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
-    client: ClientLoad | None = None
     smoke: bool = False
 
     @property
@@ -72,8 +62,8 @@ class Outcome(Frozen):
     def delta(self, field: str) -> float | None:
         """How much a counter of the engines grew, all pools together; None where no pool exports it."""
         found = [
-            after - (getattr(self.engines_before.get(pool), field, None) or 0.0)
-            for pool, counters in self.engines_after.items()
+            after - (getattr(self.run.engines_before.get(pool), field, None) or 0.0)
+            for pool, counters in self.run.engines_after.items()
             if (after := getattr(counters, field)) is not None
         ]
         return sum(found) if found else None
@@ -81,8 +71,8 @@ class Outcome(Frozen):
     @property
     def went_back(self) -> bool:
         """Whether a counter is lower than before: it began anew."""
-        pairs: list[tuple[Frozen | None, Frozen | None]] = [(self.nixl_before, self.nixl_after)]
-        pairs += [(self.engines_before.get(pool), after) for pool, after in self.engines_after.items()]
+        pairs: list[tuple[Frozen | None, Frozen | None]] = [(self.run.nixl_before, self.run.nixl_after)]
+        pairs += [(self.run.engines_before.get(pool), after) for pool, after in self.run.engines_after.items()]
         for before, after in pairs:
             if before is None or after is None:
                 continue
@@ -93,19 +83,19 @@ class Outcome(Frozen):
         return False
 
 
-def failed_requests(outcome: Outcome) -> Iterator[str]:
+def failed_requests(evidence: Evidence) -> Iterator[str]:
     """Any request without a complete answer."""
-    total = outcome.num_requests
-    if len(outcome.records) != total:
-        yield f"{len(outcome.records)} of {total} requests were recorded"
-    failed = [record for record in outcome.records if not record.ok]
+    total = evidence.run.num_requests
+    if len(evidence.records) != total:
+        yield f"{len(evidence.records)} of {total} requests were recorded"
+    failed = [record for record in evidence.records if not record.ok]
     if failed:
         yield f"{len(failed)} of {total} requests failed (first: {failed[0].error or 'no answer'})"
 
 
-def token_counts(outcome: Outcome) -> Iterator[str]:
+def token_counts(evidence: Evidence) -> Iterator[str]:
     """An answered request whose token counts, as the server reports them, are not those asked for."""
-    yield from _wrong_counts(outcome.answered, outcome.workload)
+    yield from _wrong_counts(evidence.answered, evidence.run.workload)
 
 
 def _wrong_counts(answered: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
@@ -140,10 +130,10 @@ def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Itera
         yield f"{text}; the answers are too short to tell whether the server streams"
 
 
-def kv_transfers(outcome: Outcome) -> Iterator[str]:
+def kv_transfers(evidence: Evidence) -> Iterator[str]:
     """A KV transfer that failed or expired, or transfers that cannot be seen where they must happen."""
-    before, after = outcome.nixl_before, outcome.nixl_after
-    if after is None or outcome.went_back or outcome.strangers:
+    before, after = evidence.run.nixl_before, evidence.run.nixl_after
+    if after is None or evidence.went_back or evidence.strangers:
         return  # counted by an engine that is gone, or by one that nobody knows: see `restarts`
     delta = {
         name: value - ((getattr(before, name) if before else None) or 0.0)
@@ -158,25 +148,25 @@ def kv_transfers(outcome: Outcome) -> Iterator[str]:
     for name, words in names.items():
         if delta.get(name, 0.0) > 0:
             yield f"{delta[name]:g} {words}"
-    if outcome.kv_expected and outcome.answered and not delta.get("bytes_transferred"):
+    if evidence.kv_expected and evidence.answered and not delta.get("bytes_transferred"):
         yield "no KV bytes were transferred, by vLLM's counters"
 
 
-def restarts(outcome: Outcome) -> Iterator[str]:
+def restarts(evidence: Evidence) -> Iterator[str]:
     """A replica was replaced, or an engine began to count anew: its caches and connections were cold."""
-    if outcome.strangers:
+    if evidence.strangers:
         yield (
-            f"a replica was replaced: {', '.join(outcome.strangers)} answers, which the launch did not start and "
+            f"a replica was replaced: {', '.join(evidence.strangers)} answers, which the launch did not start and "
             "nobody has checked; wait until Ray Serve has replaced it, launch again, and measure anew"
         )
-    elif outcome.went_back:
+    elif evidence.went_back:
         yield "an engine was restarted during the level: its counters went back"
 
 
-def other_requests(outcome: Outcome) -> Iterator[str]:
+def other_requests(evidence: Evidence) -> Iterator[str]:
     """Engines finished other requests than the client's: its figures are then of a deployment under another load."""
-    for pool, finished in _finished(outcome).items():
-        most, least = outcome.num_requests, len(outcome.answered)
+    for pool, finished in _finished(evidence).items():
+        most, least = evidence.run.num_requests, len(evidence.answered)
         where = "" if pool == "collocated" else f" {pool}"
         if finished > most:
             yield (
@@ -190,54 +180,54 @@ def other_requests(outcome: Outcome) -> Iterator[str]:
             )
 
 
-def _finished(outcome: Outcome) -> dict[str, float]:
+def _finished(evidence: Evidence) -> dict[str, float]:
     """Requests that each pool's engines finished during the level, of the pools that count them."""
-    before = {pool: counters.requests or 0.0 for pool, counters in outcome.engines_before.items()}
+    before = {pool: counters.requests or 0.0 for pool, counters in evidence.run.engines_before.items()}
     return {
         pool: counters.requests - before.get(pool, 0.0)
-        for pool, counters in outcome.engines_after.items()
+        for pool, counters in evidence.run.engines_after.items()
         if counters.requests is not None
     }
 
 
-def preemptions(outcome: Outcome) -> Iterator[str]:
+def preemptions(evidence: Evidence) -> Iterator[str]:
     """The KV cache was full: requests lost theirs and were computed again."""
-    count = outcome.delta("preemptions")
+    count = evidence.delta("preemptions")
     if count and count > 0:
         yield f"engines preempted requests {count:g} times: their KV cache was full"
 
 
-def prefix_cache(outcome: Outcome) -> Iterator[str]:
+def prefix_cache(evidence: Evidence) -> Iterator[str]:
     """More of the prompts came from the prefix cache than the workload declares."""
-    hits, asked = outcome.delta("prefix_cache_hits"), sum(record.input_tokens for record in outcome.answered)
+    hits, asked = evidence.delta("prefix_cache_hits"), sum(record.input_tokens for record in evidence.answered)
     if not asked or hits is None:
         return
-    share, declared = hits / asked, outcome.workload.declared_cached_share
+    share, declared = hits / asked, evidence.run.workload.declared_cached_share
     if share > declared + CACHE_SLACK:
         yield f"{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}"
 
 
-def decode_context(outcome: Outcome) -> Iterator[str]:
+def decode_context(evidence: Evidence) -> Iterator[str]:
     """decode-only: the engines computed prompts instead of filling their KV cache."""
-    filled = outcome.delta("external_cache_hits")
-    wanted = len(outcome.answered) * (outcome.workload.sent_input_tokens - 1)
+    filled = evidence.delta("external_cache_hits")
+    wanted = len(evidence.answered) * (evidence.run.workload.sent_input_tokens - 1)
     if filled is not None and wanted and filled < FILLED_LEAST * wanted:
         yield f"only {filled:g} of {wanted} context tokens were filled: the others were computed, which is no decode"
 
 
-def client_saturation(outcome: Outcome) -> Iterator[str]:
+def client_saturation(evidence: Evidence) -> Iterator[str]:
     """The load generator was the bottleneck: its timestamps then measure itself."""
-    client = outcome.client
+    client = evidence.run.client
     if client is None:
         return
     if client.cpu_share is not None and client.cpu_share > MAX_CPU_SHARE:
         yield f"load generator saturated: {client.cpu_share:.2f} of one core (limit {MAX_CPU_SHARE})"
     # A late timestamp is part of the TTFT at the first token, of the decode time at the first and the last.
     spans = {
-        "median TTFT": _median(record.ttft_s for record in outcome.answered),
+        "median TTFT": _median(record.ttft_s for record in evidence.answered),
         "median decode time": _median(
             record.e2el_s - record.ttft_s
-            for record in outcome.answered
+            for record in evidence.answered
             if record.output_tokens > 1 and record.e2el_s is not None and record.ttft_s is not None
         ),
     }
@@ -246,17 +236,17 @@ def client_saturation(outcome: Outcome) -> Iterator[str]:
         yield f"load generator saturated: event loop late by {1000 * client.loop_lag_s:.0f} ms (p95, limit {why})"
 
 
-def lateness(outcome: Outcome) -> Iterator[str]:
+def lateness(evidence: Evidence) -> Iterator[str]:
     """Requests were sent later than they were due: in an open loop their wait is in no latency (coordinated omission),
     in a closed loop fewer were in flight than the level says."""
-    late = sorted(record.lateness_s for record in outcome.records if record.lateness_s is not None)
+    late = sorted(record.lateness_s for record in evidence.records if record.lateness_s is not None)
     if not late:
         return
-    if isinstance(outcome.load, Closed):
-        limit_s, why = _late_limit({"median E2EL": _median(record.e2el_s for record in outcome.answered)})
+    if isinstance(evidence.run.load, Closed):
+        limit_s, why = _late_limit({"median E2EL": _median(record.e2el_s for record in evidence.answered)})
         when = "after another one had left its place"
     else:
-        limit_s, why = _late_limit({"median TTFT": _median(record.ttft_s for record in outcome.answered)})
+        limit_s, why = _late_limit({"median TTFT": _median(record.ttft_s for record in evidence.answered)})
         when = "after they were due"
     p95_s = late[math.ceil(0.95 * len(late)) - 1]
     if p95_s > limit_s:
@@ -278,21 +268,21 @@ def _median(values_s: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def clock(outcome: Outcome) -> Iterator[str]:
+def clock(evidence: Evidence) -> Iterator[str]:
     """The client's clock was set during the level, or times are in an order that cannot be."""
-    for record in outcome.records:
+    for record in evidence.records:
         times = [t for t in (record.arrival_s, record.first_token_s, record.finish_s) if t is not None]
         if any(later < earlier - ORDER_SLACK_S for earlier, later in pairwise(times)):
             yield f"clock: a request's times run backwards ({', '.join(f'{t:g}' for t in times)} s)"
             break
-    step_s = outcome.client.clock_step_s if outcome.client else None
-    if step_s is not None and abs(step_s) > CLOCK_SLACK_S + CLOCK_PPM * outcome.duration_s:
+    step_s = evidence.run.client.clock_step_s if evidence.run.client else None
+    if step_s is not None and abs(step_s) > CLOCK_SLACK_S + CLOCK_PPM * evidence.duration_s:
         yield f"clock: the wall clock moved {step_s:+.3f} s against the monotonic one during the level"
 
 
-def few_requests(outcome: Outcome) -> Iterator[str]:
+def few_requests(evidence: Evidence) -> Iterator[str]:
     """Too few requests finish in the steady window."""
-    load, steady = outcome.load, outcome.steady
+    load, steady = evidence.run.load, evidence.run.steady
     needed = max(LEAST_STEADY, 2 * load.concurrency) if isinstance(load, Closed) else LEAST_STEADY
     found = steady.completed if steady else 0
     if found < needed:
@@ -300,13 +290,13 @@ def few_requests(outcome: Outcome) -> Iterator[str]:
         yield f"too few requests for a steady window: {needed} must finish in it, {seen}; give more prompts per level"
 
 
-def steady_state(outcome: Outcome) -> Iterator[str]:
+def steady_state(evidence: Evidence) -> Iterator[str]:
     """Throughput or the number in flight drifts inside the window that is called steady."""
-    drift = outcome.trend
+    drift = evidence.run.trend
     if drift is None:
         return
     limit = T_LIMIT[min(drift.slices - 2, max(T_LIMIT))]
-    if isinstance(outcome.load, Closed):
+    if isinstance(evidence.run.load, Closed):
         if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > limit:
             yield f"no steady state: output tokens/s changed by {drift.throughput_change:+.0%} within the window"
         return
@@ -318,10 +308,10 @@ def steady_state(outcome: Outcome) -> Iterator[str]:
         )
 
 
-Judge = Callable[[Outcome], Iterator[str]]
+Judge = Callable[[Evidence], Iterator[str]]
 
 
-def _nothing_missing(outcome: Outcome) -> str | None:
+def _nothing_missing(evidence: Evidence) -> str | None:
     return None
 
 
@@ -331,72 +321,76 @@ class Gate:
 
     name: str
     judge: Judge
-    missing: Callable[[Outcome], str | None] = _nothing_missing
-    applies: Callable[[Outcome], bool] = lambda outcome: True
+    missing: Callable[[Evidence], str | None] = _nothing_missing
+    applies: Callable[[Evidence], bool] = lambda evidence: True
 
 
-def _needs(*fields: str) -> Callable[[Outcome], str | None]:
-    def missing(outcome: Outcome) -> str | None:
-        if outcome.counters_error:
-            return f"the engines' metrics could not be read ({outcome.counters_error})"
-        if any(outcome.delta(field) is None for field in fields):
+def _needs(*fields: str) -> Callable[[Evidence], str | None]:
+    def missing(evidence: Evidence) -> str | None:
+        if evidence.counters_error:
+            return f"the engines' metrics could not be read ({evidence.counters_error})"
+        if any(evidence.delta(field) is None for field in fields):
             return "the engines' metrics are not known or do not have it"
         return None
 
     return missing
 
 
-def _kv_missing(outcome: Outcome) -> str | None:
-    if outcome.counters_error:
-        return f"KV-transfer counters could not be read ({outcome.counters_error})"
-    return None if outcome.kv_expected else "the KV-transfer counters are not known"
+def _kv_missing(evidence: Evidence) -> str | None:
+    if evidence.counters_error:
+        return f"KV-transfer counters could not be read ({evidence.counters_error})"
+    return None if evidence.kv_expected else "the KV-transfer counters are not known"
 
 
-def _restarts_missing(outcome: Outcome) -> str | None:
-    if outcome.counters_error:
-        return f"the engines' metrics could not be read ({outcome.counters_error})"
-    seen = bool(outcome.engines_after) or (outcome.nixl_after is not None and outcome.nixl_after.transfers is not None)
+def _restarts_missing(evidence: Evidence) -> str | None:
+    if evidence.counters_error:
+        return f"the engines' metrics could not be read ({evidence.counters_error})"
+    seen = bool(evidence.run.engines_after) or (
+        evidence.run.nixl_after is not None and evidence.run.nixl_after.transfers is not None
+    )
     return None if seen else "the engines' metrics are not known"
 
 
-def _others_missing(outcome: Outcome) -> str | None:
-    if outcome.counters_error:
-        return f"the engines' metrics could not be read ({outcome.counters_error})"
-    if outcome.went_back or outcome.strangers:
+def _others_missing(evidence: Evidence) -> str | None:
+    if evidence.counters_error:
+        return f"the engines' metrics could not be read ({evidence.counters_error})"
+    if evidence.went_back or evidence.strangers:
         return "an engine was restarted or replaced, and what it had counted is not known"
-    if not _finished(outcome):
+    if not _finished(evidence):
         return "the engines' metrics are not known or do not count requests"
-    if not outcome.engines_before:
+    if not evidence.run.engines_before:
         return "the engines' metrics could not be read before the level"
-    if outcome.kv_expected and "collocated" in outcome.engines_after:
+    if evidence.kv_expected and "collocated" in evidence.run.engines_after:
         return "which engines prefill and which decode is not known"
     return None
 
 
-def _client_missing(outcome: Outcome) -> str | None:
-    client = outcome.client
+def _client_missing(evidence: Evidence) -> str | None:
+    client = evidence.run.client
     if client is None or (client.cpu_share is None and client.loop_lag_s is None):
         return "the load generator was not measured"
     return None
 
 
-def _lateness_missing(outcome: Outcome) -> str | None:
-    known = any(record.lateness_s is not None for record in outcome.records)
+def _lateness_missing(evidence: Evidence) -> str | None:
+    known = any(record.lateness_s is not None for record in evidence.records)
     return None if known else "when requests were due was not recorded"
 
 
-def _clock_missing(outcome: Outcome) -> str | None:
-    return None if outcome.client and outcome.client.clock_step_s is not None else "the clocks were not compared"
+def _clock_missing(evidence: Evidence) -> str | None:
+    return (
+        None if evidence.run.client and evidence.run.client.clock_step_s is not None else "the clocks were not compared"
+    )
 
 
-def _short(outcome: Outcome) -> str | None:
-    if outcome.smoke:
+def _short(evidence: Evidence) -> str | None:
+    if evidence.smoke:
         return "a smoke test is too short to tell"
-    return "a ramp has no steady state by intention" if isinstance(outcome.load, Ramp) else None
+    return "a ramp has no steady state by intention" if isinstance(evidence.run.load, Ramp) else None
 
 
-def _trend_missing(outcome: Outcome) -> str | None:
-    return _short(outcome) or (None if outcome.trend else "too few requests finish in the window to fit a trend")
+def _trend_missing(evidence: Evidence) -> str | None:
+    return _short(evidence) or (None if evidence.run.trend else "too few requests finish in the window to fit a trend")
 
 
 GATES: tuple[Gate, ...] = (
@@ -410,13 +404,13 @@ GATES: tuple[Gate, ...] = (
         "prefix_cache",
         prefix_cache,
         _needs("prefix_cache_hits"),
-        applies=lambda outcome: outcome.workload.mode != "decode-only",  # served without a prefix cache
+        applies=lambda evidence: evidence.run.workload.mode != "decode-only",  # served without a prefix cache
     ),
     Gate(
         "decode_context",
         decode_context,
         _needs("external_cache_hits"),
-        applies=lambda outcome: outcome.workload.mode == "decode-only",
+        applies=lambda evidence: evidence.run.workload.mode == "decode-only",
     ),
     Gate("client_saturation", client_saturation, _client_missing),
     Gate("lateness", lateness, _lateness_missing),
@@ -426,7 +420,7 @@ GATES: tuple[Gate, ...] = (
 )
 
 
-def validate_level(outcome: Outcome, notes: tuple[str, ...] = (), *, moves_kv: bool = True) -> Validity:
+def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True) -> Validity:
     """Ask every gate. ``moves_kv`` False: the deployment has no KV transfers to ask for.
 
     Metrics that could not be read where KV transfers must be proven fail ``kv_transfers``: HTTP 200 alone
@@ -436,16 +430,16 @@ def validate_level(outcome: Outcome, notes: tuple[str, ...] = (), *, moves_kv: b
     failed: list[str] = []
     unchecked: dict[str, str] = {}
     for gate in GATES:
-        if not gate.applies(outcome) or (gate.name == "kv_transfers" and not moves_kv):
+        if not gate.applies(evidence) or (gate.name == "kv_transfers" and not moves_kv):
             continue
-        missing = gate.missing(outcome)
-        if missing and gate.name == "kv_transfers" and outcome.kv_expected:
+        missing = gate.missing(evidence)
+        if missing and gate.name == "kv_transfers" and evidence.kv_expected:
             found = [missing]
         elif missing:
             unchecked[gate.name] = missing
             continue
         else:
-            found = list(gate.judge(outcome))
+            found = list(gate.judge(evidence))
         reasons += found
         failed += [gate.name] if found else []
     return Validity(reasons=tuple(reasons), failed_gates=tuple(failed), unchecked=unchecked, notes=notes)

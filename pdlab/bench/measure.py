@@ -174,27 +174,8 @@ class Driver:
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[str, ...]) -> Run:
         after = self._snapshot
         new = self._strangers(before, after, sum(record.ok for record in answer.records))
-        steady = metrics.steady(answer.records, level.load)
-        trend = metrics.trend(answer.records, level.load)
-        outcome = gates.Outcome(
-            records=answer.records,
-            workload=self._workload,
-            load=level.load,
-            num_requests=level.num_requests,
-            steady=steady,
-            trend=trend,
-            kv_expected=self._moves_kv and bool(self._target.metrics_urls),
-            nixl_before=before.nixl if before else None,
-            nixl_after=after.nixl if after else None,
-            engines_before=before.engines if before else {},
-            engines_after=after.engines if after else {},
-            strangers=new,
-            counters_error=self._error,
-            client=answer.load,
-            smoke=self._smoke,
-        )
         completed = sum(record.ok for record in answer.records)
-        return Run(
+        run = Run(
             origin="measured",
             label=self._target.manifest.label,
             key=level.key,
@@ -205,14 +186,13 @@ class Driver:
             completed=completed,
             failed=level.num_requests - completed,
             whole=metrics.whole(answer.records),
-            steady=steady,
+            steady=metrics.steady(answer.records, level.load),
             steady_window_s=metrics.steady_window(answer.records, level.load),
-            trend=trend,
-            validity=gates.validate_level(outcome, notes, moves_kv=self._moves_kv),
-            nixl_before=outcome.nixl_before,
-            nixl_after=outcome.nixl_after,
-            engines_before=outcome.engines_before,
-            engines_after=outcome.engines_after,
+            trend=metrics.trend(answer.records, level.load),
+            nixl_before=before.nixl if before else None,
+            nixl_after=after.nixl if after else None,
+            engines_before=before.engines if before else {},
+            engines_after=after.engines if after else {},
             client=answer.load.model_copy(
                 update={"lateness": metrics.distribution(record.lateness_s for record in answer.records)}
             ),
@@ -220,6 +200,15 @@ class Driver:
             started_at=answer.started_at,
             finished_at=answer.finished_at,
         )
+        evidence = gates.Evidence(
+            run=run,
+            records=answer.records,
+            kv_expected=self._moves_kv and bool(self._target.metrics_urls),
+            strangers=new,
+            counters_error=self._error,
+            smoke=self._smoke,
+        )
+        return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})
 
     def _strangers(self, before: Snapshot | None, after: Snapshot | None, answered: int) -> tuple[str, ...]:
         """Replicas that the launch did not publish and that took part: new ones; and, where the published ones did

@@ -30,18 +30,26 @@ POWER = 2.0
 PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preemptions"}
 
 
-class Search(Frozen):
-    """What is looked for. ``resolution``: end when neighbouring rates are closer than 1 + that.
+class SearchLimits(Frozen):
+    """Where a search begins and ends. ``resolution``: it ends when neighbouring rates are closer than 1 + that.
+
+    ``start_rps`` None: from the closed-loop levels measured before, else 1. ``max_points``: rates, at most.
+    """
+
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    resolution: float = Field(default=0.1, gt=0, le=1)
+    start_rps: float | None = Field(default=None, gt=0)
+    max_points: int = Field(default=16, ge=2)
+
+
+class Search(SearchLimits):
+    """What is looked for.
 
     ``requests`` of one rate; None: enough that a true share half-way between the quantile and 1
     has a fair chance to be shown to meet it, see `requests_needed`.
     """
 
     slo: Slo
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    resolution: float = Field(default=0.1, gt=0, le=1)
-    start_rps: float | None = Field(default=None, gt=0)
-    max_points: int = Field(default=16, ge=2)
     burstiness: float = Field(default=1.0, gt=0)
     requests: int | None = Field(default=None, ge=1)
 

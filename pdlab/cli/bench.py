@@ -24,6 +24,7 @@ from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
 from pdlab.bench.target import normal_url
 from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
 from pdlab.core.schema import validate
+from pdlab.core.text import aligned
 from pdlab.core.workload import Closed, Load, Open, Ramp, Workload, WorkloadMode, parse_slo
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
@@ -210,11 +211,7 @@ def table(runs: Sequence[Run]) -> str:
                 _ms(whole.e2el, "p50"),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells))
+    lines = aligned(rows, left=(0,))
     for run in runs:
         if not run.validity.valid:
             lines.append(f"INVALID {run.key.stem}: {'; '.join(run.validity.reasons)}")

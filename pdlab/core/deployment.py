@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -260,16 +261,22 @@ def parse_label(label: str) -> Collocated | Disaggregated:
 
 def launch_flags(deployment: Deployment) -> str:
     """The flags of launch_gptoss.py that mean this deployment."""
-    topology = deployment.topology
-    model = "" if deployment.model == "gpt-oss-120b" else f" --model {deployment.model}"
+    model = () if deployment.model == "gpt-oss-120b" else ("--model", deployment.model)
+    return " ".join([*topology_flags(deployment.topology), *model])
+
+
+def topology_flags(topology: Collocated | Disaggregated) -> tuple[str, ...]:
+    """The flags of launch_gptoss.py that mean this mode and these pools."""
     if isinstance(topology, Collocated):
-        return f"--collocated{_pool_flags('', topology.pool)}{model}"
-    pools = _pool_flags("p-", topology.prefill) + _pool_flags("d-", topology.decode)
-    return f"--pd-{topology.placement}{pools}{model}"
+        return ("--collocated", *_pool_flags("--", topology.pool))
+    pools = (*_pool_flags("--p-", topology.prefill), *_pool_flags("--d-", topology.decode))
+    return (f"--pd-{topology.placement}", *pools)
 
 
-def _pool_flags(prefix: str, pool: Pool) -> str:
-    text = f" --{prefix}num {pool.replicas} --{prefix}tp {pool.tp}"
-    text += f" --{prefix}dp {pool.dp}" if pool.dp > 1 else ""
-    text += f" --{prefix}pp {pool.pp}" if pool.pp > 1 else ""
-    return text + (f" --{prefix}ep" if pool.expert_parallel else "")
+def _pool_flags(prefix: str, pool: Pool) -> Iterator[str]:
+    yield from (f"{prefix}num", f"{pool.replicas}", f"{prefix}tp", f"{pool.tp}")
+    for name, size in (("dp", pool.dp), ("pp", pool.pp)):
+        if size > 1:
+            yield from (f"{prefix}{name}", f"{size}")
+    if pool.expert_parallel:
+        yield f"{prefix}ep"

@@ -24,11 +24,6 @@ class Nic(Frozen):
     count: int = Field(default=1, ge=1)
     gbit_per_s: float | None = Field(default=None, gt=0)
 
-    @property
-    def node_gb_per_s(self) -> float | None:
-        """Line rate of the whole node in GB/s (10^9 bytes), None when a NIC's rate is not known."""
-        return None if self.gbit_per_s is None else self.count * self.gbit_per_s / 8
-
 
 class LinkShape(Frozen):
     """What the link between the two hosts of `pdlab.cluster.two_hosts` is made to be, in each direction.

@@ -72,19 +72,6 @@ def parse(
         ) from error
 
 
-def in_nodes(topology: Topology, gpus_per_node: int = 8) -> str | None:
-    """``(P3x3)D4``: the notation of nodes; None where a group does not fill whole nodes or for a collocated one."""
-    if isinstance(topology, Collocated):
-        return None
-    parts = []
-    for letter, pool in (("P", topology.prefill), ("D", topology.decode)):
-        nodes, rest = divmod(pool.gpus_per_replica, gpus_per_node)
-        if rest or not nodes:
-            return None
-        parts.append(f"{letter}{nodes}" if pool.replicas == 1 else f"({letter}{nodes}x{pool.replicas})")
-    return "".join(parts)
-
-
 def _span(text: str, groups: int, gpus: int, tp: int) -> Pool:
     if gpus % tp:
         raise UsageError(f"configuration {text!r}: a group of {gpus} GPUs is not divisible by TP {tp}; give another tp")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 # Sums of the same numbers in another order differ by less than this.
 ROUNDING = 1e-9
@@ -18,17 +18,22 @@ def number(value: float | None) -> str:
     return f"{value:.{3 if size < 1 else 2 if size < 10 else 1 if size < 1000 else 0}f}"
 
 
-def table(head: Row, rows: Sequence[Row], left: Sequence[int] = ()) -> str:
-    """Aligned columns under a rule; the columns of ``left`` are left-aligned, the others right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+def aligned(rows: Sequence[Row], left: Container[int] = ()) -> list[str]:
+    """One line per row, its cells in columns; the columns of ``left`` are left-aligned, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
-    def line(row: Row) -> str:
-        cells = (
-            cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip()
 
-    return "\n".join([line(head), "  ".join("-" * width for width in widths), *(line(row) for row in rows)])
+def table(head: Row, rows: Sequence[Row], left: Container[int] = ()) -> str:
+    """`aligned` rows under a head, with a rule under each of its columns."""
+    rule = ["-" * max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join(aligned([head, rule, *rows], left))
 
 
 def percent(share: float, other: float = 0.0) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from pdlab.core import api_key
 from pdlab.core.errors import CanaryError, UsageError
+from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
 from pdlab.results.schema import CanaryResult
 
@@ -175,11 +175,7 @@ def compare(got: Sequence[Answer], reference: Sequence[Answer], source: str) -> 
 
 def save_reference(folder: Path, model: str, answers: Sequence[Answer]) -> None:
     """Keep the answers of a collocated launch under ``folder``."""
-    path = _path(folder, model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(to_yaml(Reference(model=model, asked=_asked(), answers=tuple(answers))), encoding="utf-8")
-    part.replace(path)
+    replace(_path(folder, model), to_yaml(Reference(model=model, asked=_asked(), answers=tuple(answers))).encode())
 
 
 def load_reference(folder: Path, model: str) -> tuple[Answer, ...] | None:

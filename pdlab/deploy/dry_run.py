@@ -9,6 +9,7 @@ import yaml
 
 from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
+from pdlab.core.text import aligned
 from pdlab.deploy.serve_config import ServeApp
 from pdlab.placement.place import Link, links
 
@@ -109,8 +110,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows, left=range(len(rows[0])))
     return "\n".join([lines[0], "-" * len(max(lines, key=len)), *lines[1:]])
 
 

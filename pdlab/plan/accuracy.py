@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdlab.analysis.curves import values_at
 from pdlab.core.deployment import Deployment
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
@@ -161,12 +161,7 @@ class AtTarget(NamedTuple):
 
 def throughput_at(curve: Curve, tpot_s: float) -> float | None:
     """Most throughput at that TPOT, straight between neighbouring levels; None where no part of the curve has it."""
-    found = []
-    for (tpot0_s, rate0), (tpot1_s, rate1) in pairwise(curve):
-        if min(tpot0_s, tpot1_s) <= tpot_s <= max(tpot0_s, tpot1_s):
-            share = (tpot_s - tpot0_s) / (tpot1_s - tpot0_s) if tpot1_s != tpot0_s else 1.0
-            found.append(rate0 + share * (rate1 - rate0))
-    return max(found, default=None)
+    return max(values_at(curve, tpot_s), default=None)
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:

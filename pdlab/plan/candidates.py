@@ -60,7 +60,7 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
             of
             for of in wanted
             if of.gpus <= gpus
-            and shape.heads % of.tp == 0
+            and _accepted(Collocated(pool=of.pool()), shape)
             and kv_capacity_tokens(hardware, shape, of.pool()) >= request
         ]
         if found:
@@ -78,16 +78,21 @@ def units(shapes: Sequence[Engines], gpus: int, node: int, shape: ModelShape) ->
         yield Unit(of, fill // of.gpus, None, 0)
     for prefill in shapes:
         for decode in shapes:
-            one = Disaggregated(prefill=prefill.pool(), decode=decode.pool(), placement="spread")
-            try:
-                check_divisibility(Deployment(topology=one), shape)
-            except UsageError:
+            if not _accepted(Disaggregated(prefill=prefill.pool(), decode=decode.pool(), placement="spread"), shape):
                 continue
             for prefills in range(1, min(gpus // prefill.gpus, MOST_REPLICAS) + 1):
                 left = gpus - prefills * prefill.gpus
                 for decodes in range(1, min(left // decode.gpus, MOST_REPLICAS) + 1):
                     if math.gcd(prefills, decodes) == 1:
                         yield Unit(prefill, prefills, decode, decodes)
+
+
+def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
+    try:
+        check_divisibility(Deployment(topology=topology), shape)
+    except UsageError:
+        return False
+    return True
 
 
 def bounds(matcher: Matcher, shapes: Iterable[Engines], tpot_s: float | None) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist
 from pdlab.plan.rate_matching import Matcher, unit_of
+from pdlab.results.slo import within
 from pdlab.sim.engine import MAX_SEQUENCES
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
 from pdlab.sim.level import SimulatedLevel, Trace
@@ -147,7 +148,7 @@ class Scene:
             )
             for i in range(min(skipped, count - 1), count)
         )
-        good = sum(self.slo.stress(*each) <= 1 for each in latencies)
+        good = sum(within(self.slo, *each) for each in latencies)
         per_s = _throughput(done, skipped)
         return Outcome(
             load=load,
@@ -234,7 +235,7 @@ def refine(scene: Scene, candidate: Candidate, *, halve: bool = False) -> Candid
             continue
         if high.load.value <= CLOSE * low.load.value:
             continue
-        share = -math.log(max(low.stress, 1e-9)) / math.log(high.stress / max(low.stress, 1e-9))
+        share = _crossing(low.stress, high.stress)
         # A little below, for the new load is to meet the SLO.
         number = int(low.load.value + 0.95 * min(share, 1.0) * (high.load.value - low.load.value))
         if halve:
@@ -245,6 +246,12 @@ def refine(scene: Scene, candidate: Candidate, *, halve: bool = False) -> Candid
         outcomes = tuple(sorted([*candidate.outcomes, extra], key=lambda o: o.load.value))
         return replace(candidate, outcomes=outcomes, best=_best(outcomes, scene.slo))
     return candidate
+
+
+def _crossing(low: float, high: float) -> float:
+    """Where between two loads stress passes 1, as a share of the way: straight in its logarithm."""
+    low = max(low, 1e-9)
+    return -math.log(low) / math.log(high / low)
 
 
 def evaluate(
@@ -382,7 +389,7 @@ def capacity(outcomes: Sequence[Outcome], slo: Slo, tpot: float = 1.0, ttft: flo
         if stress <= 1:
             found = max(found, outcome.requests_per_s)
         elif before is not None and before[0] <= 1:
-            share = -math.log(max(before[0], 1e-9)) / math.log(stress / max(before[0], 1e-9))
+            share = _crossing(before[0], stress)
             found = max(found, before[1] + share * (outcome.requests_per_s - before[1]))
         before = (stress, outcome.requests_per_s)
     return found

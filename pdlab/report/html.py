@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import Ranked, Reading, reading
 from pdlab.core import text as core_text
-from pdlab.core.errors import StoreError
+from pdlab.core.errors import StoreError, WriteError
+from pdlab.core.files import replace
 from pdlab.report import tables, verdicts
 from pdlab.report.html_data import RATES, figures
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
@@ -66,15 +66,10 @@ class Cell(NamedTuple):
 
 def write(contents: Contents, path: Path) -> None:
     """Write the report. Raises StoreError when it cannot."""
-    text = render(contents)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise StoreError(f"report {path} cannot be written ({error.strerror}); choose another --report") from error
+        replace(path, render(contents).encode())
+    except WriteError as error:
+        raise StoreError(f"report {error}; or choose another --report") from error
 
 
 def render(contents: Contents) -> str:

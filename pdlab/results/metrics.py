@@ -25,14 +25,48 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from pdlab.core.workload import Closed, Load, Ramp
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Summary, Trend
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
+
 OPEN_CUT = 0.1
 OPEN_LEAST = 20
+CLOSED_LEAST = 2  # times the concurrency
 MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
 MOST_T = 1e6  # stands for a fit without any residue
+
+
+class Window(NamedTuple):
+    """The steady part of a level, in seconds since the level began. Moments are numbers, or columns of them (NaN:
+    it never came)."""
+
+    opens_s: float
+    closes_s: float
+
+    @overload
+    def holds(self, moment_s: float) -> bool: ...
+    @overload
+    def holds(self, moment_s: Column) -> Mask: ...
+    def holds(self, moment_s: Any) -> Any:
+        """Whether what happens then counts towards a rate."""
+        return (moment_s > self.opens_s) & (moment_s <= self.closes_s)
+
+    @overload
+    def judges(self, arrival_s: float, finish_s: float, load: Load) -> bool: ...
+    @overload
+    def judges(self, arrival_s: Column, finish_s: Column, load: Load) -> Mask: ...
+    def judges(self, arrival_s: Any, finish_s: Any, load: Load) -> Any:
+        """Whether the level is judged by that request, failed ones (NaN finish) included."""
+        arrived = (arrival_s >= self.opens_s) & (arrival_s <= self.closes_s)
+        return arrived & ((finish_s <= self.closes_s) | (finish_s != finish_s)) if isinstance(load, Closed) else arrived
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
@@ -73,59 +107,66 @@ def steady(records: Sequence[RequestRecord], load: Load) -> Summary | None:
     window = steady_window(records, load)
     if window is None:
         return None
-    opens_s, closes_s = window
     answered = [record for record in records if record.ok]
-
-    def inside(moment_s: float | None) -> bool:
-        return moment_s is not None and opens_s < moment_s <= closes_s
-
-    finished = [record for record in answered if inside(record.finish_s)]
-    if isinstance(load, Closed):
-        if len(finished) < 2 * load.concurrency:
-            return None
-        judged = [record for record in finished if record.arrival_s >= opens_s]
-    else:
-        judged = [record for record in answered if opens_s <= record.arrival_s <= closes_s]
-        if len(judged) < OPEN_LEAST:
-            return None
+    finished = [record for record in answered if window.holds(_or_nan(record.finish_s))]
+    counted = [record for record in judged(answered, load, window) if record.ok]
+    if is_short(load, len(finished), len(counted)):
+        return None
     return _summary(
-        closes_s - opens_s,
+        window.closes_s - window.opens_s,
         completed=len(finished),
         input_tokens=sum(record.input_tokens for record in finished),
-        output_tokens=sum(tokens for record in answered for moment_s, tokens in _received(record) if inside(moment_s)),
-        latencies_of=judged,
+        output_tokens=sum(
+            tokens for record in answered for moment_s, tokens in _received(record) if window.holds(moment_s)
+        ),
+        latencies_of=counted,
     )
 
 
-def steady_window(records: Sequence[RequestRecord], load: Load) -> tuple[float, float] | None:
-    """(opens, closes) in seconds since the level began; None when it would be empty."""
+def is_short(load: Load, finished: int, judged: int) -> bool:
+    """Whether so many requests are too few for a steady state."""
+    return finished < CLOSED_LEAST * load.concurrency if isinstance(load, Closed) else judged < OPEN_LEAST
+
+
+def steady_window(records: Sequence[RequestRecord], load: Load) -> Window | None:
+    """The window by the rule above; None when it would be empty."""
     ordered = sorted(records, key=lambda record: record.arrival_s)
-    if not ordered or isinstance(load, Ramp):
+    return window_of(
+        load, [record.arrival_s for record in ordered], [_or_nan(record.first_token_s) for record in ordered]
+    )
+
+
+def window_of(
+    load: Load, arrival_s: Sequence[float] | Column, first_token_s: Sequence[float] | Column
+) -> Window | None:
+    """`steady_window` of columns, both in the order of arrival; NaN where no token came."""
+    count = len(arrival_s)
+    if not count or isinstance(load, Ramp):
         return None
     if isinstance(load, Closed):
-        burst = [record.first_token_s for record in ordered[: load.concurrency] if record.first_token_s is not None]
+        burst = [float(moment_s) for moment_s in first_token_s[: load.concurrency] if not math.isnan(moment_s)]
         if not burst:
             return None
-        opens_s, closes_s = max(burst), ordered[-1].arrival_s
+        window = Window(max(burst), float(arrival_s[-1]))
     else:
-        cut = math.ceil(OPEN_CUT * len(ordered))
-        if 2 * cut >= len(ordered):
+        cut = math.ceil(OPEN_CUT * count)
+        if 2 * cut >= count:
             return None
-        opens_s, closes_s = ordered[cut].arrival_s, ordered[-1 - cut].arrival_s
-    return (opens_s, closes_s) if closes_s > opens_s else None
+        window = Window(float(arrival_s[cut]), float(arrival_s[-1 - cut]))
+    return window if window.closes_s > window.opens_s else None
 
 
-def judged(records: Sequence[RequestRecord], load: Load) -> list[RequestRecord]:
-    """The requests by which a level is judged: those that arrive in its steady window, failed ones
-    included; in a closed loop without those that finish after it. Empty without a window."""
-    window = steady_window(records, load)
+def judged(records: Sequence[RequestRecord], load: Load, window: Window | None = None) -> list[RequestRecord]:
+    """The requests by which a level is judged: those that arrive in its steady window, failed ones included; in a
+    closed loop without those that finish after it. Empty without a window, which is the records' own if not given."""
+    window = window or steady_window(records, load)
     if window is None:
         return []
-    opens_s, closes_s = window
-    inside = [record for record in records if opens_s <= record.arrival_s <= closes_s]
-    if isinstance(load, Closed):
-        inside = [record for record in inside if record.finish_s is None or record.finish_s <= closes_s]
-    return inside
+    return [record for record in records if window.judges(record.arrival_s, _or_nan(record.finish_s), load)]
+
+
+def _or_nan(moment_s: float | None) -> float:
+    return math.nan if moment_s is None else moment_s
 
 
 def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
@@ -136,7 +177,7 @@ def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
         return None
     opens_s, closes_s = window
     answered = [record for record in records if record.ok]
-    finished = sum(opens_s < (record.finish_s or 0.0) <= closes_s for record in answered)
+    finished = sum(window.holds(_or_nan(record.finish_s)) for record in answered)
     slices = min(MOST_SLICES, finished // PER_SLICE)
     if slices < FEWEST_SLICES:
         return None
@@ -144,7 +185,7 @@ def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
     tokens, busy_s = [0.0] * slices, [0.0] * slices
     for record in answered:
         for moment_s, share in _received(record):
-            if opens_s < moment_s <= closes_s:
+            if window.holds(moment_s):
                 tokens[min(slices - 1, int((moment_s - opens_s) / width_s))] += share
         assert record.finish_s is not None
         for index in range(slices):

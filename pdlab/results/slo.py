@@ -5,23 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pdlab.core.workload import Slo
 from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
+
+if TYPE_CHECKING:
+    from pdlab.results.metrics import Column, Mask
 
 PILED_UP = "requests piled up"
 
 
 def meets(record: RequestRecord, slo: Slo) -> bool:
-    """Whether an answered request is within every bound; TPOT is not asked of one output token."""
-    if not record.ok:
-        return False
-    for bound_s, value_s in ((slo.ttft_s, record.ttft_s), (slo.e2el_s, record.e2el_s)):
-        if bound_s is not None and (value_s is None or value_s > bound_s):
-            return False
-    tpot_s = record.tpot_s
-    return slo.tpot_s is None or tpot_s is None or tpot_s <= slo.tpot_s
+    """Whether an answered request is within every bound (`within`)."""
+    times_s = (math.nan if time_s is None else time_s for time_s in (record.ttft_s, record.tpot_s, record.e2el_s))
+    return record.ok and within(slo, *times_s)
+
+
+@overload
+def within(slo: Slo, ttft_s: float, tpot_s: float, e2el_s: float) -> bool: ...
+@overload
+def within(slo: Slo, ttft_s: Column, tpot_s: Column, e2el_s: Column) -> Mask: ...
+def within(slo: Slo, ttft_s: Any, tpot_s: Any, e2el_s: Any) -> Any:
+    """Whether an answer is within every bound, of one or of columns of them. One output token has no TPOT (NaN) to
+    miss; without another latency a bound on it is missed."""
+    met = e2el_s == e2el_s  # not NaN: answered
+    if slo.ttft_s is not None:
+        met = met & (ttft_s <= slo.ttft_s)
+    if slo.e2el_s is not None:
+        met = met & (e2el_s <= slo.e2el_s)
+    if slo.tpot_s is not None:
+        met = met & ((tpot_s <= slo.tpot_s) | (tpot_s != tpot_s))
+    return met
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from pdlab.sim.step_time import KernelTimes
+from pdlab.sim.step_time import StepCosts
 
 MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre GPU
 
@@ -70,7 +70,7 @@ class Engine:
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
     """
 
-    costs: KernelTimes
+    costs: StepCosts
     capacity: float
     step_tokens: int
     cache: PrefixCache
@@ -123,7 +123,7 @@ class Engine:
         if steps > 1:
             mean += steps / 2  # contexts grow by one token per step
         self.step_s = self.costs.step_s(batch + joined, prefill, mean, pairs / prefill if prefill else 0.0)
-        self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined)) / 16
+        self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined))
         if system.contention:
             self.step_s *= 1 + system.contention * system.busy_beside(self)
         self.stall_s = 0.0

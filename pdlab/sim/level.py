@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
+from pdlab.results.metrics import distribution, is_short, window_of
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 
 
@@ -100,9 +101,6 @@ def _ramped(load: Ramp, share: float) -> float:
     return float(load.start_rps * (load.end_rps / load.start_rps) ** share)
 
 
-LEAST_STEADY = 2  # waves of requests that must end inside the steady window, as in pdlab.results.metrics
-
-
 def figures(level: SimulatedLevel) -> tuple[float | None, float, float]:
     """(mean TPOT s or None, mean TTFT s, requests/s) of the whole level, as the published files define them."""
     count = len(level.arrival_s)
@@ -172,13 +170,14 @@ def _steady(level: SimulatedLevel) -> Summary | None:
     if not isinstance(load, Closed):
         return None
     count = len(level.arrival_s)
-    opens_s = max(level.first_token_s[: load.concurrency])
-    closes_s = max(level.arrival_s)
-    finished = [i for i in range(count) if opens_s < level.finish_s[i] <= closes_s]
-    if len(finished) < LEAST_STEADY * load.concurrency:
+    window = window_of(load, level.arrival_s, level.first_token_s)
+    if window is None:
         return None
-    judged = [i for i in finished if level.arrival_s[i] >= opens_s]
-    return _summary(level, finished, judged, opens_s, closes_s) if judged else None
+    finished = [i for i in range(count) if window.holds(level.finish_s[i])]
+    judged = [i for i in range(count) if window.judges(level.arrival_s[i], level.finish_s[i], load)]
+    if is_short(load, len(finished), len(judged)) or not judged:
+        return None
+    return _summary(level, finished, judged, *window)
 
 
 def _summary(
@@ -203,20 +202,7 @@ def _summary(
         requests_per_s=len(finished) * per_s,
         input_tokens_per_s=sum(level.input_tokens[i] for i in finished) * per_s,
         output_tokens_per_s=tokens * per_s,
-        ttft=_distribution(ttft),
-        tpot=_distribution(tpot) if tpot else None,
-        e2el=_distribution(e2el),
+        ttft=distribution(ttft),
+        tpot=distribution(tpot),
+        e2el=distribution(e2el),
     )
-
-
-def _distribution(values: list[float]) -> Distribution:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-
-    def at(q: float) -> float:
-        place = q / 100 * last
-        low = int(place)
-        high = min(low + 1, last)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-    return Distribution(mean_s=sum(ordered) / len(ordered), percentiles_s={f"p{q}": at(q) for q in PERCENTILES})

@@ -5,14 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
-
-Routing = Literal["two-choices", "round-robin", "prefix"]
-PREFIX_SLACK = 2  # requests by which a replica with the prompt may be busier than the idlest
-
-
-class Cache(Protocol):
-    def hit(self, prompt: int, tokens: float) -> float: ...
+from typing import Protocol, TypeVar
 
 
 class Replica(Protocol):
@@ -22,34 +15,20 @@ class Replica(Protocol):
     known_load: int
     news: deque[float]
 
-    @property
-    def cache(self) -> Cache: ...
-
 
 R = TypeVar("R", bound=Replica)
 
 
 class Router:
-    """Chooses by ``routing`` (see `pdlab.sim.simulator`); it learns ``news_s`` after the end of a request that it has
-    ended.
-    """
+    """Of two replicas drawn at random the one with fewer requests, as far as the router knows: that one has ended it
+    learns ``news_s`` later."""
 
-    def __init__(self, routing: Routing, rng: random.Random, news_s: float) -> None:
-        self.routing, self.random, self.news_s = routing, rng, news_s
-        self.turns: dict[int, int] = {}
+    def __init__(self, rng: random.Random, news_s: float) -> None:
+        self.random, self.news_s = rng, news_s
 
-    def choose(self, replicas: Sequence[R], prompt: int, tokens: float, now_s: float) -> R:
+    def choose(self, replicas: Sequence[R], now_s: float) -> R:
         """The replica for a prompt; it counts there from now on."""
-        if len(replicas) == 1:
-            chosen = replicas[0]
-        elif self.routing == "round-robin":
-            turn = self.turns.get(id(replicas), 0)
-            self.turns[id(replicas)] = turn + 1
-            chosen = replicas[turn % len(replicas)]
-        else:
-            chosen = self._two_choices(replicas, now_s)
-            if self.routing == "prefix":
-                chosen = _with_prefix(replicas, prompt, tokens) or chosen
+        chosen = replicas[0] if len(replicas) == 1 else self._two_choices(replicas, now_s)
         chosen.load += 1
         chosen.known_load += 1
         return chosen
@@ -71,11 +50,3 @@ class Router:
         if one.known_load == other.known_load:
             return one if self.random.random() < 0.5 else other
         return one if one.known_load < other.known_load else other
-
-
-def _with_prefix(replicas: Sequence[R], prompt: int, tokens: float) -> R | None:
-    idlest = min(replica.load for replica in replicas)
-    holding = [
-        replica for replica in replicas if replica.cache.hit(prompt, tokens) and replica.load <= idlest + PREFIX_SLACK
-    ]
-    return min(holding, key=lambda replica: replica.load, default=None)

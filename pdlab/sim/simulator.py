@@ -5,10 +5,9 @@ What is simulated, and as what:
 - **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
   all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
-- **Routing**: ``two-choices`` as Ray Serve does: of two replicas drawn at random the one with fewer requests
-  *as the router knows it*: it counts what it sends at once, and learns that a request has ended some time later;
-  ``round-robin``; ``prefix``: a replica that holds the prompt, unless it is busier than the idlest by more
-  than two. Decode is chosen when prefill has answered.
+- **Routing** as Ray Serve does: of two replicas drawn at random the one with fewer requests
+  *as the router knows it*: it counts what it sends at once, and learns that a request has ended some time later.
+  Decode is chosen when prefill has answered.
 - **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.step_time`.
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge.
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
@@ -33,13 +32,12 @@ from pdlab.sim.engine import Engine, Host, PrefixCache, Waiting
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
-from pdlab.sim.router import Router, Routing
-from pdlab.sim.step_time import KernelTimes, kv_capacity_tokens, step_costs
+from pdlab.sim.router import Router
+from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 
-__all__ = ["Prompts", "Routing", "SimulatedLevel", "Trace", "simulate"]
+__all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
-Kernels = Callable[[Hardware, ModelShape, Pool], KernelTimes]
 
 ARRIVES, ENTERS, STEP_ENDS, KV_ARRIVED = range(4)
 MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, at most
@@ -55,23 +53,18 @@ def simulate(
     seed: int = 0,
     prompts: Prompts = "fresh",
     prefix_hit_rate: float = 0.0,
-    routing: Routing = "two-choices",
     link: LinkKind | None = None,
     trace: Trace | None = None,
-    kernels: Kernels = step_costs,
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
     ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
     prompts with a common prefix). ``link`` None: what the deployment's placement means. A ``trace``
-    replaces lengths and arrivals of each level. ``kernels`` gives an engine's step times. Raises
-    UsageError when the model or one request does not fit an engine.
+    replaces lengths and arrivals of each level. Raises UsageError when the model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
-    system = _System(
-        deployment, hardware, shape, seed, prompts, prefix_hit_rate, routing, link or link_of(deployment), kernels
-    )
+    system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link or link_of(deployment))
     return [system.run(level, workload, trace) for level in levels]
 
 
@@ -86,9 +79,7 @@ class _System(Host):
         seed: int,
         prompts: Prompts,
         prefix_hit_rate: float,
-        routing: Routing,
         link: LinkKind,
-        kernels: Kernels,
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
@@ -96,7 +87,6 @@ class _System(Host):
         self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
         topology = deployment.topology
         pools = deployment.pools
-        self.kernels = kernels
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
         self.links = None
@@ -110,12 +100,12 @@ class _System(Host):
         self.contention = value("contention")
         self.token_s = value("ingress_us") * 1e-6
         self.stream_s = value("stream_us") * 1e-6
-        self.router = Router(routing, self.random, value("router_news_ms") * 1e-3)
+        self.router = Router(self.random, value("router_news_ms") * 1e-3)
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
-        costs = self.kernels(self.hardware, self.shape, pool)
+        costs = step_costs(self.hardware, self.shape, pool)
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
         count = pool.replicas * pool.dp * pool.pp
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool) / pool.pp
@@ -217,7 +207,7 @@ class _System(Host):
 
     def _arrives(self, request: int, now_s: float) -> None:
         self.log.arrival_s[request] = now_s
-        engine = self.router.choose(self.front, self.prompt[request], self.log.input_tokens[request], now_s)
+        engine = self.router.choose(self.front, now_s)
         self.target[request] = (engine, engine)
         # The processes that take requests in also stream every token out: what they do takes longer then.
         # Which decode replica it will be is not known yet: any one tells how busy they are.
@@ -303,7 +293,7 @@ class _System(Host):
     def _move(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
         self.router.leaves(engine, now_s)
-        decoder = self.router.choose(self.decode, self.prompt[request], self.log.input_tokens[request], now_s)
+        decoder = self.router.choose(self.decode, now_s)
         self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
         self._fetch(decoder, now_s)

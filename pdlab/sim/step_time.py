@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
@@ -38,20 +37,6 @@ def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
     return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
 
 
-class KernelTimes(Protocol):
-    """Where step times come from: the fitted roofline (`StepCosts`), or
-    another source. ``admit_s`` is seconds per block of a request that joins."""
-
-    admit_s: float
-
-    def step_s(
-        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
-    ) -> float:
-        """Seconds of a step of ``batch`` decoding sequences of mean ``context`` and ``prefill_tokens``, each on
-        top of ``prefill_context`` tokens (None: ``context``)."""
-        ...
-
-
 @dataclass(slots=True)
 class StepCosts:
     """A pool's step in plain numbers (seconds, per unit), for the simulator's inner loop."""
@@ -66,7 +51,7 @@ class StepCosts:
     eager_s: float  # a large prefill step without CUDA graphs
     attention_s: float  # per prefill token and token of context before it
     exchange_s: float  # per token: all-to-all between DP ranks
-    admit_s: float  # per block of a joining request
+    admit_s: float  # per token of a joining request: of its blocks, hashing and tables
     dp: int  # DP ranks whose tokens meet at the experts
     ranks: int  # ranks among which whole experts are spread; 1: every expert is split over all
     experts: float  # in effective use
@@ -139,7 +124,7 @@ def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
         eager_s=value("eager_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS,
         attention_s=4 * shape.heads * shape.head_dim * full_layers(shape) / flops_per_s,
         exchange_s=exchange_s,
-        admit_s=value("admit_us") * 1e-6,
+        admit_s=value("admit_us") * 1e-6 / hardware.block_tokens,
         dp=pool.dp,
         ranks=together if pool.expert_parallel else 1,
         experts=used,

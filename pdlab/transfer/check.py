@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any, Protocol
 
 from pdlab.core.errors import TransferError
 from pdlab.remote.network import Host
 from pdlab.transfer.rank.codes import Finding
-from pdlab.transfer.rank.layout import KvShape, Table, block_tables, pairs
-from pdlab.transfer.rank.messages import Moved, RankOptions
+from pdlab.transfer.rank.layout import Table, block_tables, pairs
+from pdlab.transfer.rank.messages import CheckOptions, Moved, RankOptions
 from pdlab.transfer.rank.side_channel import Registered
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, Observed, Verdict, judge, notes, traffic_share
@@ -35,25 +35,17 @@ class Size:
     tokens: int | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to check. ``num_blocks``: blocks of the cache. ``fault``: one of kv_faults.FAULTS, planted."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(CheckOptions):
+    """What to check: with which strategy and backends, at which sizes, how often."""
 
     strategy: str
-    shape: KvShape
     sizes: tuple[Size, ...]
-    num_blocks: int
-    prefill_tp: int = 1
-    decode_tp: int = 1
     backends: tuple[str, ...] = ("UCX",)
-    direction: str = "read"
     concurrent: int = 1
     repeats: int = 5
     scattered: bool = True
     seed: int = 0
-    ucx_tls: str | None = None
-    timeout_s: float = 60.0
-    fault: str | None = None
 
     @property
     def requests(self) -> int:
@@ -62,15 +54,12 @@ class Plan:
 
     def ranks(self, backend: str, vram: bool) -> list[RankOptions]:
         """All ranks of one run, prefill's first."""
+        common: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(CheckOptions)}
         return [
-            RankOptions(
-                side, rank, self.prefill_tp, self.decode_tp, self.shape, self.num_blocks,
-                self.requests, backend, self.direction, self.ucx_tls, vram,
-                self.timeout_s, self.fault,
-            )
+            RankOptions(**common, side=side, rank=rank, requests=self.requests, backend=backend, vram=vram)
             for side, tp in (("prefill", self.prefill_tp), ("decode", self.decode_tp))
             for rank in range(tp)
-        ]  # fmt: skip
+        ]
 
 
 def cache_blocks(sizes: Sequence[Size], concurrent: int) -> int:

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from pdlab.core.errors import TransferError
+from pdlab.core.text import aligned
 from pdlab.transfer.check import BackendResult, Plan, SizeResult
 from pdlab.transfer.rank.layout import KvShape
 
@@ -129,8 +130,7 @@ def _table(plan: Plan, sizes: tuple[SizeResult, ...]) -> list[str]:
             f"{per_thousand:.2f}" if per_thousand is not None else "-", str(size.descriptors), str(size.merged),
             f"{size.post_share:.0%}", f"{size.first_s * 1e3:.1f}",
         ))  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    return ["    " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [f"    {line}" for line in aligned(rows)]
 
 
 def _ceilings(result: BackendResult) -> list[str]:

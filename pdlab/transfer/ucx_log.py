@@ -133,10 +133,6 @@ class Wire:
         return " + ".join(names) if len(names) <= 4 else f"{'/'.join(self.transports)} on {len(self.devices)} devices"
 
     @property
-    def zero_copy(self) -> bool:
-        return "zero-copy" in self.protocol
-
-    @property
     def emulated(self) -> bool:
         return "software emulation" in self.protocol
 

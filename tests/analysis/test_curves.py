@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pdlab.analysis import ranking
-from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labels
+from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labels, values_at
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
@@ -288,3 +288,10 @@ def test_a_latency_that_nobody_has_is_refused() -> None:
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert core_text.number(value) == text
+
+
+def test_straight_lines_between_points() -> None:
+    line = [(1.0, 10.0), (3.0, 30.0), (2.0, 50.0), (2.0, 60.0)]
+    assert list(values_at(line, 2.0)) == [20.0, 50.0, 50.0, 60.0]
+    assert list(values_at(line, 0.9)) == list(values_at(line, 3.1)) == []
+    assert list(values_at([(1.0, 5.0)], 1.0)) == [], "one point is no line"

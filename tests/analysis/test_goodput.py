@@ -131,7 +131,8 @@ def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
 
     clear = pick([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View())
     assert clear.best == "fast"
-    assert clear.margin is not None and clear.margin.ratio == pytest.approx(3, rel=0.02)
+    margin = clear.ranking[1].best_over_it
+    assert margin is not None and margin.ratio == pytest.approx(3, rel=0.02)
     same = [curve("one", *levels(1)), curve("two", *levels(1.02))]
     close = pick(same, SLO, View())
     assert close.best is None
@@ -226,8 +227,9 @@ def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
     low, high = searched("low", {5.0: 0.99, 5.5: 0.6}), searched("high", {7.0: 0.99, 7.7: 0.6})
     clear = [with_search("low", low), with_search("high", high)]
     found = pick(clear, SLO, View())
-    assert found.best == "high" and found.margin is not None
-    assert (found.margin.low, found.margin.high) == pytest.approx((7 / 5.5, 7.7 / 5)) and found.margin.level == 0.95
+    margin = found.ranking[1].best_over_it
+    assert found.best == "high" and margin is not None
+    assert (margin.low, margin.high) == pytest.approx((7 / 5.5, 7.7 / 5)) and margin.level == 0.95
     text = verdicts.slo_sentence(found, clear, View())
     assert "the best is high with about 70 output tokens/s" in text and "27 to 54 %" in text
     assert "low between 5 and 5.5 requests/s (95 % confidence)" in text
@@ -255,7 +257,8 @@ def test_a_search_against_a_sweep() -> None:
         "sweep", *(point(n, n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85)))
     )  # 3 requests/s, without scatter
     found = pick([with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6})), sweep], SLO, View())
-    assert found.best == "searched" and found.margin is not None and found.margin.basis == "search"
+    margin = found.ranking[1].best_over_it
+    assert found.best == "searched" and margin is not None and margin.basis == "search"
 
 
 def test_searches_that_found_nothing_or_no_end() -> None:

@@ -59,7 +59,7 @@ def test_no_notation(text: str, said: str) -> None:
 
 
 @given(st.tuples(*[st.integers(1, 20)] * 4), st.sampled_from([1, 2, 4, 8]), st.sampled_from([4, 8]))
-def test_nodes_there_and_back(numbers: tuple[int, int, int, int], tp: int, per_node: int) -> None:
+def test_nodes(numbers: tuple[int, int, int, int], tp: int, per_node: int) -> None:
     p_nodes, p_groups, d_nodes, d_groups = numbers
     if tp > per_node:
         tp = per_node
@@ -69,14 +69,12 @@ def test_nodes_there_and_back(numbers: tuple[int, int, int, int], tp: int, per_n
     )
     found = notation.parse(text, gpus_per_node=per_node, tp=tp)
     assert isinstance(found, Disaggregated)
-    assert notation.in_nodes(found, per_node) == text
+    assert [(pool.replicas, pool.gpus_per_replica) for pool in (found.prefill, found.decode)] == [
+        (p_groups, p_nodes * per_node),
+        (d_groups, d_nodes * per_node),
+    ]
     assert found.prefill.gpus == p_nodes * p_groups * per_node
     assert found.decode.gpus == d_nodes * d_groups * per_node
-
-
-def test_what_fills_no_whole_node_has_no_such_name() -> None:
-    assert notation.in_nodes(notation.parse("1xtp2-3xtp2")) is None
-    assert notation.in_nodes(notation.parse("4xtp2")) is None
 
 
 HEAD = "source,configuration,input_tokens,output_tokens,concurrency"

@@ -64,7 +64,8 @@ def test_the_same_figures_as_from_records(level: tuple[list[RequestRecord], Load
     for summary, is_steady in ((whole, False), (steady, True)):
         if summary is None:
             continue
-        found = requests.of_records(records, load, is_steady)
+        text = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records)
+        found = requests.window(requests.parse(text.encode()), load, is_steady)
         assert len(found.finish_s) == summary.completed
         assert found.window_s == pytest.approx(summary.duration_s)
         assert found.rate.value == pytest.approx(summary.requests_per_s)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pdlab.bench import gates
-from pdlab.bench.gates import GATES, Outcome, validate_level
-from pdlab.core.workload import Closed, Load, Open, Ramp, Workload
+from pdlab.bench.gates import GATES, Evidence, validate_level
+from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
 from pdlab.results import metrics
-from pdlab.results.schema import ClientLoad, EngineCounters, NixlCounters, RequestRecord
+from pdlab.results.schema import ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=5)
 NAMES = [gate.name for gate in GATES]
@@ -45,7 +45,7 @@ def engines(**counts: float) -> dict[str, EngineCounters]:
     return {"decode": EngineCounters(**{**clean, **counts})}
 
 
-def outcome(**changes: Any) -> Outcome:
+def evidence(**changes: Any) -> Evidence:
     """A clean level of a PD deployment, and its changes."""
     clean: dict[str, Any] = {
         "records": waves(),
@@ -62,12 +62,23 @@ def outcome(**changes: Any) -> Outcome:
     given = {**clean, **changes}
     given.setdefault("steady", metrics.steady(given["records"], given["load"]))
     given.setdefault("trend", metrics.trend(given["records"], given["load"]))
-    return Outcome(**given)
+    beside = {name: given.pop(name) for name in Evidence.model_fields if name in given}
+    answered = sum(record.ok for record in beside["records"])
+    run = Run(
+        origin="measured",
+        label="pd-pack-p1xtp1-d1xtp1",
+        key=RunKey(kind=given["load"].kind, value=given["load"].value),
+        completed=answered,
+        failed=given["num_requests"] - answered,
+        whole=metrics.whole(beside["records"]),
+        **given,
+    )
+    return Evidence(run=run, **beside)
 
 
 def test_a_clean_level_passes_every_gate() -> None:
     for workload in (WORKLOAD, WORKLOAD.model_copy(update={"mode": "decode-only"})):
-        validity = validate_level(outcome(workload=workload))
+        validity = validate_level(evidence(workload=workload))
         assert validity.valid and validity.failed_gates == () and validity.unchecked == {}, validity
 
 
@@ -145,7 +156,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("gate", "changes", "reason"), FAULTS, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_each_gate_fires_on_its_fault_alone(gate: str, changes: dict[str, Any], reason: str) -> None:
-    validity = validate_level(outcome(**changes))
+    validity = validate_level(evidence(**changes))
     assert validity.failed_gates == (gate,), validity
     assert len(validity.reasons) == 1 and validity.reasons[0].startswith(reason), validity.reasons
 
@@ -158,14 +169,14 @@ def test_each_gate_fires_on_its_fault_alone(gate: str, changes: dict[str, Any], 
 def test_lag_is_judged_by_what_it_is_measured_beside(ttft_s: float, gaps: tuple[float, ...], valid: bool) -> None:
     """100 ms spoil a TTFT of 200 ms and not one of 5 s."""
     workload = WORKLOAD.model_copy(update={"output_tokens": 1 + len(gaps)})
-    slow = outcome(records=waves(ttft_s=ttft_s, gaps=gaps), workload=workload, **client(loop_lag_s=0.1))
+    slow = evidence(records=waves(ttft_s=ttft_s, gaps=gaps), workload=workload, **client(loop_lag_s=0.1))
     found = validate_level(slow).failed_gates
     assert ("client_saturation" not in found) == valid
 
 
 def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
     late = (*waves()[:-1], request(22.0, lateness_s=5.0))
-    assert validate_level(outcome(records=late)).valid
+    assert validate_level(evidence(records=late)).valid
 
 
 def test_every_gate_is_in_the_list_of_faults() -> None:
@@ -175,23 +186,23 @@ def test_every_gate_is_in_the_list_of_faults() -> None:
 
 def test_decode_only_must_have_filled_its_context() -> None:
     decode = WORKLOAD.model_copy(update={"mode": "decode-only"})
-    computed = outcome(workload=decode, engines_after=engines(external_cache_hits=1000))
+    computed = evidence(workload=decode, engines_after=engines(external_cache_hits=1000))
     assert validate_level(computed).reasons == (
         "only 1000 of 2376 context tokens were filled: the others were computed, which is no decode",
     )
-    assert validate_level(outcome(engines_after=engines(external_cache_hits=1000))).valid
+    assert validate_level(evidence(engines_after=engines(external_cache_hits=1000))).valid
 
 
 def test_a_declared_prefix_may_come_from_the_cache() -> None:
     cached = engines(prefix_cache_hits=0.5 * 2400)
     declared = WORKLOAD.model_copy(update={"shared_prefix_tokens": 50})
-    assert validate_level(outcome(engines_after=cached, workload=declared)).valid
+    assert validate_level(evidence(engines_after=cached, workload=declared)).valid
     less = WORKLOAD.model_copy(update={"shared_prefix_tokens": 40})
-    assert validate_level(outcome(engines_after=cached, workload=less)).failed_gates == ("prefix_cache",)
+    assert validate_level(evidence(engines_after=cached, workload=less)).failed_gates == ("prefix_cache",)
 
 
 def test_what_cannot_be_judged_is_said_not_passed() -> None:
-    blind = outcome(
+    blind = evidence(
         records=waves(lateness_s=None),
         kv_expected=False,
         nixl_before=None,
@@ -209,7 +220,7 @@ def test_what_cannot_be_judged_is_said_not_passed() -> None:
 
 
 def test_unreadable_counters_where_kv_must_move_are_a_failure() -> None:
-    validity = validate_level(outcome(counters_error="gone"))
+    validity = validate_level(evidence(counters_error="gone"))
     assert validity.reasons == ("KV-transfer counters could not be read (gone)",)
     assert set(validity.unchecked) == {"restarts", "other_requests", "preemptions", "prefix_cache"}
 
@@ -217,14 +228,14 @@ def test_unreadable_counters_where_kv_must_move_are_a_failure() -> None:
 def test_requests_that_the_client_gave_up_on_may_or_may_not_finish() -> None:
     gave_up = changed(error="no complete answer within 2 s", finish_s=None)
     for finished in (23, 24):
-        judged = validate_level(outcome(records=gave_up, engines_after=engines(requests=finished)))
+        judged = validate_level(evidence(records=gave_up, engines_after=engines(requests=finished)))
         assert judged.failed_gates == ("failed_requests",)
 
 
 def test_prefill_engines_may_have_nothing_to_do() -> None:
     """Where decode has the prompt in its cache, or computes it."""
     both = {**engines(), "prefill": EngineCounters(requests=0)}
-    assert validate_level(outcome(engines_after=both)).valid
+    assert validate_level(evidence(engines_after=both)).valid
 
 
 @pytest.mark.parametrize(
@@ -236,13 +247,13 @@ def test_prefill_engines_may_have_nothing_to_do() -> None:
     ],
 )
 def test_requests_of_others_that_cannot_be_counted(changes: dict[str, Any], why: str) -> None:
-    validity = validate_level(outcome(**changes))
+    validity = validate_level(evidence(**changes))
     assert "other_requests" not in validity.failed_gates and why in validity.unchecked["other_requests"]
 
 
 def test_smoke_and_ramp_are_not_asked_for_a_steady_state() -> None:
-    smoke = validate_level(outcome(records=waves(4), num_requests=8, smoke=True))
-    ramp = validate_level(outcome(load=Ramp(start_rps=1, end_rps=4)))
+    smoke = validate_level(evidence(records=waves(4), num_requests=8, smoke=True))
+    ramp = validate_level(evidence(load=Ramp(start_rps=1, end_rps=4)))
     for validity in (smoke, ramp):
         assert validity.valid and set(validity.unchecked) == {"few_requests", "steady_state"}
 
@@ -263,8 +274,8 @@ def closed_loop(
 
 
 def drifts(records: list[RequestRecord], load: Load) -> bool:
-    judged = outcome(records=tuple(records), load=load, num_requests=len(records), steady=None)
-    assert judged.trend is not None
+    judged = evidence(records=tuple(records), load=load, num_requests=len(records), steady=None)
+    assert judged.run.trend is not None
     return bool(list(gates.steady_state(judged)))
 
 
@@ -307,5 +318,5 @@ def test_sustained_open_loops_are_not_called_drifting_and_overload_is() -> None:
 
 
 def test_clock_steps_within_what_ntp_slews_are_fine() -> None:
-    slewed = outcome(**client(clock_step_s=gates.CLOCK_SLACK_S))
+    slewed = evidence(**client(clock_step_s=gates.CLOCK_SLACK_S))
     assert validate_level(slewed).valid

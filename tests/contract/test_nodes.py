@@ -84,7 +84,8 @@ class TestNodesWithoutPdlab:
         text = f":actor_name:ServeReplica:{APP}:Decode:m\nPre-warm handshake done\nValueError: why\n"
         (logs / "worker-1.err").write_text(text)
         for function in (node_facts, tail_logs, count_prewarmed):
-            ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+            for module in ("pdlab.remote", function.__module__):  # as Cluster.ask_nodes does
+                ray.cloudpickle.register_pickle_by_value(sys.modules[module])
         calls = [(node_facts, ()), (tail_logs, (str(logs), APP)), (count_prewarmed, (str(logs), APP))]
         (tmp_path / "calls").write_bytes(ray.cloudpickle.dumps(calls))
         program = """

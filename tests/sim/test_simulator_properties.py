@@ -15,7 +15,6 @@ from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
 from pdlab.sim.engine import Engine
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace, figures, records, to_run
-from pdlab.sim.router import Routing
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_time import kv_bytes, kv_capacity_tokens
 
@@ -65,7 +64,6 @@ workloads = st.builds(Workload, input_tokens=st.integers(1, 12_000), output_toke
     workload=workloads,
     count=st.integers(1, 60),
     repeated=st.booleans(),
-    routing=st.sampled_from(["two-choices", "round-robin", "prefix"]),
     seed=st.integers(0, 5),
 )
 def test_every_request_goes_through_once_and_in_order(
@@ -74,7 +72,6 @@ def test_every_request_goes_through_once_and_in_order(
     workload: Workload,
     count: int,
     repeated: bool,
-    routing: Routing,
     seed: int,
 ) -> None:
     levels = [level(load, count) for load in loads]
@@ -86,7 +83,6 @@ def test_every_request_goes_through_once_and_in_order(
         SHAPE,
         seed=seed,
         prompts="repeated" if repeated else "fresh",
-        routing=routing,
     )
     for one in found:
         assert len(one.arrival_s) == len(one.finish_s) == count
@@ -198,8 +194,11 @@ def test_concurrency_1_is_the_closed_form(label: str) -> None:
         extra_s = value("pd_overhead_ms") * 1e-3 + costs.setup_s
         extra_s += 5000 * costs.bytes_per_token / min(costs.prefill_bytes_per_s, costs.decode_bytes_per_s)
         extra_s += 5000 * costs.post_s_per_token
-        extra_s += step_costs(HARDWARE, SHAPE, then).step_s(1, 0, 5000) + 5000 / 16 * value("admit_us") * 1e-6
-    extra_s += 5000 * value("ingress_us") * 1e-6 + 5000 / 16 * value("admit_us") * 1e-6
+        extra_s += (
+            step_costs(HARDWARE, SHAPE, then).step_s(1, 0, 5000)
+            + 5000 / HARDWARE.block_tokens * value("admit_us") * 1e-6
+        )
+    extra_s += 5000 * value("ingress_us") * 1e-6 + 5000 / HARDWARE.block_tokens * value("admit_us") * 1e-6
     ttft_s = value("frontend_ms") * 1e-3 + extra_s + step_costs(HARDWARE, SHAPE, first).step_s(0, 5000, 2500)
     decode = step_costs(HARDWARE, SHAPE, then)
     tpot_s = math.fsum(decode.step_s(1, 0, 5000 + made) for made in range(1, 250)) / 249
@@ -232,7 +231,6 @@ def test_more_gpus_of_a_role_never_lower_its_capacity(role: str) -> None:
             workload,
             HARDWARE,
             SHAPE,
-            routing="round-robin",
             trace=trace,
         )
         durations.append(one.duration_s)

@@ -146,3 +146,10 @@ def test_unknown_hardware_names_what_there_is() -> None:
         load_hardware("h999")
     with pytest.raises(UsageError, match="constant 'warp_drive' is missing"):
         HARDWARE.value("warp_drive")
+
+
+def test_a_joining_request_is_admitted_in_blocks_of_the_hardware() -> None:
+    larger = HARDWARE.model_copy(update={"block_tokens": 2 * HARDWARE.block_tokens})
+    one, other = (step_costs(hardware, GPT_OSS, Pool(tp=4)) for hardware in (HARDWARE, larger))
+    assert one.admit_s * HARDWARE.block_tokens == pytest.approx(HARDWARE.value("admit_us") * 1e-6)
+    assert other.admit_s == pytest.approx(one.admit_s / 2)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.property
 
 def plan(strategy: str, prefill: int, decode: int) -> Plan:
     shape = plain_kv_shape(1, 16 * 8, 8, 16)
-    return Plan(strategy, shape, (Size(1),), 4, prefill_tp=prefill, decode_tp=decode)
+    return Plan(strategy=strategy, shape=shape, sizes=(Size(1),), num_blocks=4, prefill_tp=prefill, decode_tp=decode)
 
 
 nodes = st.lists(

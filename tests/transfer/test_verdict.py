@@ -57,7 +57,7 @@ def test_tables(name, version, operation, protocol, lanes, count) -> None:  # ty
     assert wire is not None
     assert (wire.protocol, [lane.name for lane in wire.lanes], wire.operations) == (protocol, lanes, count)
     assert wire.counted == (count is not None)
-    assert wire.zero_copy == ("zero-copy" in protocol) and wire.emulated == ("emulation" in protocol)
+    assert wire.emulated == ("emulation" in protocol)
 
 
 def test_every_sample_is_used() -> None:

@@ -11,12 +11,12 @@ import math
 import random
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.bench.slo_search import Search
-from pdlab.core.deployment import Collocated, Deployment, parse_label
+from pdlab.bench.slo_search import Search, SearchLimits
+from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml, validate
@@ -77,34 +77,29 @@ class Entry(Frozen):
         return self
 
 
-class NamedWorkload(Frozen):
-    """A workload of the experiment; ``name`` ends its results' folder where there are several."""
+class NamedWorkload(Workload):
+    """A workload of the experiment, whose seed it has; ``name`` ends its results' folder where there are several."""
 
     name: str = Field(default="mixed", pattern=f"^{NAME}$")
-    input_tokens: int = Field(default=5000, ge=1)
-    output_tokens: int = Field(default=250, ge=1)
-    mode: Literal["mixed", "prefill-only", "decode-only", "decode-approx"] = "mixed"
-    shared_prefix_tokens: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_seed(self) -> NamedWorkload:
+        if "seed" in self.model_fields_set:
+            raise ValueError("seed: prompts are drawn from the experiment's own; give it there")
+        return self
 
     def workload(self, seed: int) -> Workload:
-        """As the sweep takes it. Raises UsageError."""
-        data = self.model_dump(exclude={"name"}) | {"seed": seed}
-        return validate(Workload, data, where=f"workload {self.name}")
+        """As the sweep takes it."""
+        return Workload(**self.model_dump(exclude={"name", "seed"}), seed=seed)
 
 
-class SloAsked(Frozen):
-    """The highest rate under an SLO; bounds in ms. ``start_rps``: where the search begins (default: from
-    the closed-loop levels measured before, else 1). It ends when the answer is known to ``resolution``
-    (a ratio less 1) or after ``max_points`` rates."""
+class SloAsked(SearchLimits):
+    """A search for the highest rate under an SLO; bounds in ms."""
 
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
     e2el_ms: float | None = Field(default=None, gt=0)
     quantile: float = Field(default=0.95, gt=0, lt=1)
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    resolution: float = Field(default=0.1, gt=0, le=1)
-    start_rps: float | None = Field(default=None, gt=0)
-    max_points: int = Field(default=16, ge=2)
 
     @property
     def slo(self) -> Slo:
@@ -119,14 +114,6 @@ class SloAsked(Frozen):
         return self
 
 
-class RampAsked(Frozen):
-    """An open loop that goes from one rate to another."""
-
-    start_rps: float = Field(gt=0)
-    end_rps: float = Field(gt=0)
-    shape: Literal["linear", "exponential"] = "linear"
-
-
 class LoadsAsked(Frozen):
     """One group of loads: exactly one of the lists, or a search for an SLO's highest rate.
 
@@ -137,7 +124,7 @@ class LoadsAsked(Frozen):
     concurrency: tuple[int, ...] | None = None
     concurrency_per_gpu: tuple[float, ...] | None = None
     rate_rps: tuple[float, ...] | None = None
-    ramp: tuple[RampAsked, ...] | None = None
+    ramp: tuple[Ramp, ...] | None = None
     slo: SloAsked | None = None
     burstiness: float = Field(default=1.0, gt=0)
     workloads: tuple[str, ...] | None = None
@@ -158,6 +145,8 @@ class LoadsAsked(Frozen):
                 raise ValueError(f"{given[0]}: numbers above 0, got {list(values)}")
         if self.burstiness != 1.0 and given[0].startswith("concurrency"):
             raise ValueError("burstiness belongs to rate_rps and ramp")
+        if any("burstiness" in ramp.model_fields_set for ramp in self.ramp or ()):
+            raise ValueError("burstiness is of the whole group: give it beside ramp")
         return self
 
     def loads(self, gpus: int) -> tuple[Load, ...]:
@@ -168,13 +157,14 @@ class LoadsAsked(Frozen):
             return tuple(Closed(concurrency=max(1, round(v * gpus)), per_gpu=v) for v in self.concurrency_per_gpu)
         if self.rate_rps is not None:
             return tuple(Open(rate_rps=value, burstiness=self.burstiness) for value in self.rate_rps)
-        return tuple(Ramp(**ramp.model_dump(), burstiness=self.burstiness) for ramp in self.ramp or ())
+        ramps = self.ramp or ()
+        return tuple(ramp.model_copy(update={"burstiness": self.burstiness}) for ramp in ramps)
 
     def search(self) -> Search | None:
         """The search of this group, if it is one. Raises UsageError."""
         if self.slo is None:
             return None
-        asked = {name: getattr(self.slo, name) for name in ("confidence", "resolution", "start_rps", "max_points")}
+        asked = self.slo.model_dump(include=set(SearchLimits.model_fields))
         return validate(Search, {**asked, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
 
 
@@ -311,21 +301,7 @@ def _topology_flags(entry: Entry, path: Path) -> list[str]:
         beside = path.parent / entry.config
         return ["--config", str(beside) if beside.is_file() else entry.config]
     assert entry.label is not None
-    topology = parse_label(entry.label)
-    if isinstance(topology, Collocated):
-        return ["--collocated", *_pool_flags("--", topology.pool.model_dump())]
-    mode = f"--pd-{topology.placement}"
-    return [
-        mode,
-        *_pool_flags("--p-", topology.prefill.model_dump()),
-        *_pool_flags("--d-", topology.decode.model_dump()),
-    ]
-
-
-def _pool_flags(prefix: str, pool: dict[str, Any]) -> list[str]:
-    flags = [f"{prefix}num", str(pool["replicas"]), f"{prefix}tp", str(pool["tp"])]
-    flags += [word for key in ("dp", "pp") if pool[key] > 1 for word in (f"{prefix}{key}", str(pool[key]))]
-    return flags + ([f"{prefix}ep"] if pool["expert_parallel"] else [])
+    return list(topology_flags(parse_label(entry.label)))
 
 
 def _yaml_word(value: Any) -> str:

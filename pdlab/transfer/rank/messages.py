@@ -15,8 +15,23 @@ class RankError(Exception):
         self.kind = kind
 
 
-@dataclass(frozen=True)
-class RankOptions:
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What all ranks of a check have in common. ``num_blocks``: blocks of the cache. ``fault``: one of
+    `pdlab.transfer.rank.faults.FAULTS`, planted."""
+
+    shape: KvShape
+    num_blocks: int
+    prefill_tp: int = 1
+    decode_tp: int = 1
+    direction: str = "read"
+    ucx_tls: str | None = None
+    timeout_s: float = 60.0
+    fault: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(CheckOptions):
     """What one rank is and has. ``requests``: how many the whole run makes. ``vram``: GPU memory, else DRAM.
 
     ``proto_info`` is UCX_PROTO_INFO: what was used, or (``y``) all candidates, which is all that UCX before 1.21 tells.
@@ -24,17 +39,9 @@ class RankOptions:
 
     side: str
     rank: int
-    prefill_tp: int
-    decode_tp: int
-    shape: KvShape
-    num_blocks: int
     requests: int
     backend: str = "UCX"
-    direction: str = "read"
-    ucx_tls: str | None = None
     vram: bool = False
-    timeout_s: float = 60.0
-    fault: str | None = None
     proto_info: str = "used"
 
     @property

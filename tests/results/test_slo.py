@@ -1,0 +1,41 @@
+"""Whether requests meet an SLO, one by one and in columns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pdlab.core.workload import Slo
+from pdlab.results.schema import RequestRecord
+from pdlab.results.slo import meets, within
+
+SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("slo", "times_s", "met"),
+    [
+        (SLO, (1.0, 0.1, 2.0), True),
+        (SLO, (1.01, 0.1, 2.0), False),
+        (SLO, (1.0, 0.11, 2.0), False),
+        (SLO, (1.0, 0.1, 2.01), False),
+        (SLO, (1.0, math.nan, 1.0), True),  # one output token
+        (SLO, (math.nan, 0.1, 2.0), False),
+        (Slo(), (9.0, 9.0, 9.0), True),
+        (Slo(), (math.nan, math.nan, math.nan), False),  # not answered
+        (Slo(tpot_s=0.1), (9.0, 0.1, 9.0), True),
+    ],
+)
+def test_one_request_and_a_column(slo: Slo, times_s: tuple[float, float, float], met: bool) -> None:
+    assert within(slo, *times_s) is met
+    assert within(slo, *(np.array([time_s, time_s]) for time_s in times_s)).tolist() == [met, met]
+
+
+def test_a_record() -> None:
+    answered = RequestRecord(arrival_s=0, first_token_s=1, finish_s=1.5, input_tokens=1, output_tokens=6)
+    assert meets(answered, SLO)
+    assert not meets(answered, Slo(tpot_s=0.09))
+    assert meets(answered.model_copy(update={"output_tokens": 1, "finish_s": 1.0}), Slo(tpot_s=0.001))
+    assert not meets(answered.model_copy(update={"error": "closed"}), Slo())
