@@ -20,6 +20,9 @@ LADDER = (1, 4, 16, 64, 256)
 LONGEST = 60_000  # tokens that the KV cache of every TP degree holds
 DEGREES = st.sampled_from((1, 2, 4, 8))
 NOISE = 0.1  # one simulation is chaotic
+# The TTFT of a short prompt is a few steps of whatever else runs then: 423 against 380 ms at 64 and 256 requests of
+# 100:4000 on pd-spread-p2xtp1-d1xtp1.
+NOISE_TTFT = 0.2
 LINK = {"pd-pac": "nvlink", "pd-spr": "srd"}
 
 
@@ -65,4 +68,4 @@ def test_no_figure_is_absurd(configuration: str, itl: int, otl: int, prompts: st
     for (rps, tpot_ms, ttft_ms), (more_rps, more_tpot_ms, more_ttft_ms) in pairwise(figures):
         assert more_rps > (1 - NOISE) * rps
         assert more_tpot_ms >= (1 - NOISE) * tpot_ms
-        assert more_ttft_ms > (1 - NOISE) * ttft_ms
+        assert more_ttft_ms > (1 - NOISE_TTFT) * ttft_ms
