@@ -17,7 +17,7 @@ from pdlab.core.arguments import OneLineParser, check_writable, exit_code, not_f
 from pdlab.core.errors import ClusterError, StoreError
 
 CANNOT_RUN, FOUND_ERRORS = 5, 3
-RANKS_PER_NODE = 8  # side-channel ports of each role that are looked at
+RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked at
 
 EPILOG = """\
 examples:
@@ -81,9 +81,12 @@ def _here(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _ports() -> tuple[int, ...]:
+    from pdlab.core.deployment import Pool
     from pdlab.transfer.doctor.settings_rules import side_channel_ports
 
-    return side_channel_ports({"prefill": RANKS_PER_NODE, "decode": RANKS_PER_NODE})
+    replicas, ranks = Pool(replicas=RANKS_PER_NODE), Pool(dp=RANKS_PER_NODE)
+    one, other = (side_channel_ports({"prefill": pool, "decode": pool}) for pool in (replicas, ranks))
+    return tuple(sorted({*one, *other}))
 
 
 def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -26,6 +26,7 @@ from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import cache_dir, holder
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
+from pdlab.core.vllm_limits import check_ports
 from pdlab.deploy import preflight
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
@@ -189,13 +190,15 @@ def _serve(
     deployment = request.deployment
     app.start_serve(request.host, request.port)
     view, placement = _placed(app.cluster.view, deployment, patience_s)
+    check_ports(deployment, placement)
     say(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
     for caution in cautions(deployment, placement, view):
         say(f"warning: {caution}")
-    preflight.examine(app.cluster, deployment, say)
+    deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
+    request = replace(request, deployment=deployment)
     started = now()
     loading.result()
     app.submit(render(deployment, placement, view, shape, source))
@@ -264,7 +267,7 @@ def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, s
         git_dirty=dirty,
         versions=versions(),
         hardware=hardware(),
-        transport_env=transport_env(topology.transport) if isinstance(topology, Disaggregated) else {},
+        transport_env=transport_env(topology.transport, view) if isinstance(topology, Disaggregated) else {},
         started_at=started,
     )
 

@@ -228,6 +228,13 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
         "--ucx-tls", metavar="LIST", help="UCX_TLS of the engines, for example tcp (default: UCX chooses)"
     )
     group.add_argument(
+        "--ucx-env",
+        action="append",
+        default=[],
+        metavar="UCX_NAME=VALUE",
+        help="another variable of UCX for the engines (repeatable); UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
+    )
+    group.add_argument(
         "--verbose",
         action="store_true",
         help="protocol logs of UCX and NIXL: shows the transport really used, costs 5 to 10 times in transfer speed",
@@ -338,6 +345,13 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     return validate(Deployment, data, where="command line")
 
 
+def chooses_backend(args: argparse.Namespace) -> bool:
+    """Whether neither the flags nor the file of --config say which NIXL backend moves the KV cache."""
+    base = load_deployment(args.config).topology if args.config else None
+    named = isinstance(base, Disaggregated) and "backends" in base.transport.model_fields_set
+    return args.kv_backend is None and not named
+
+
 def _refuse_unreachable(args: argparse.Namespace, serving: dict[str, Any]) -> None:
     """With direct streaming the proxy calls engine replicas at --host, on whichever node they are."""
     if serving.get("direct_streaming") and not args.local and args.host in ("127.0.0.1", "localhost", "::1"):
@@ -374,12 +388,24 @@ def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
 def _transport(args: argparse.Namespace, before: Transport) -> Transport:
     given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
     data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
+    data["ucx_env"] = {**before.ucx_env, **_variables(args.ucx_env)}
     return validate(Transport, data, where="command line")
+
+
+def _variables(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not value:
+            raise UsageError(f"--ucx-env {pair!r}: expected UCX_NAME=VALUE, for example UCX_MAX_RMA_RAILS=4")
+        found[name] = value
+    return found
 
 
 def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
     names = ("num", "tp", "dp", "pp", "ep")
-    pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")] + ["kv_backend", "ucx_tls"]
+    pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")]
+    pd_only += ["kv_backend", "ucx_tls", "ucx_env"]
     wrong, hint = (
         (pd_only, "it is for --pd-pack and --pd-spread")
         if mode == "collocated"
@@ -405,6 +431,7 @@ class LaunchRequest:
     running when the launcher ends. ``timeout_s``: seconds until a start counts as failed.
     ``command`` is the command line, for the manifest. ``api_key_file``: clients must send the key in it
     (None: nobody is asked for one). ``accept_open_cluster``: serve on a Ray cluster that asks for no token.
+    ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide.
     """
 
     deployment: Deployment
@@ -419,4 +446,5 @@ class LaunchRequest:
     timeout_s: float = 1800.0
     api_key_file: str | None = None
     accept_open_cluster: bool = False
+    choose_backend: bool = False
     command: tuple[str, ...] = ()
