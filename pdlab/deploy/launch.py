@@ -25,9 +25,10 @@ from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import cache_dir, holder
+from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
 from pdlab.core.vllm_limits import check_ports
-from pdlab.deploy import preflight
+from pdlab.deploy import engine_memory, preflight
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
@@ -41,6 +42,8 @@ from pdlab.results.schema import Manifest
 
 RELEASE_TIMEOUT_S = 10.0
 RELEASE_POLL_S = 0.25
+LEAST_START_TIMEOUT_S = 1800.0
+START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 
 
 def launch(request: LaunchRequest) -> None:
@@ -191,6 +194,7 @@ def _serve(
     app.start_serve(request.host, request.port)
     view, placement = _placed(app.cluster.view, deployment, patience_s)
     check_ports(deployment, placement)
+    engine_memory.examine(deployment, shape, view, placement, request.workload)
     say(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
@@ -217,7 +221,7 @@ def _serve(
         save_running(running)
         say("submitted; not waited for, so nothing was checked: no canary, no transfer counters")
         return running
-    for state in app.wait(request.timeout_s):
+    for state in app.wait(request.timeout_s or start_timeout_s(shape, view)):
         say(_stages(state))
     roles = {served: role for role, served in deployment_names(deployment, name).items()}
     pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
@@ -229,6 +233,14 @@ def _serve(
     running = running.model_copy(update={"manifest": manifest})
     save_running(running)
     return running
+
+
+def start_timeout_s(shape: ModelShape | None, view: ClusterView) -> float:
+    """Seconds after which a start has failed: a base for imports, compilation and graphs, the weights at the rate of a
+    download or a busy disk, and what every node's share of a rendezvous may take."""
+    weights = 0.0 if shape is None else expert_bytes(shape) + dense_bytes(shape, with_embedding=True)
+    needed = START_BASE_S + weights / LOAD_BYTES_PER_S + START_PER_NODE_S * len(view.engine_nodes)
+    return max(LEAST_START_TIMEOUT_S, needed)
 
 
 def _placed(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> tuple[ClusterView, Placement]:

@@ -96,7 +96,7 @@ class TestSpreadOverEfa:
 
     def test_no_srd_stops_the_launch(self) -> None:
         cluster = efa_node("no libfabric", transports=("tcp/ens32",))
-        with pytest.raises(DeployError, match="SRD on n1, n2.*finds none"):
+        with pytest.raises(DeployError, match=r"SRD on n1, n2.*finds none"):
             examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=True)
 
     @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ class TestSpreadOverEfa:
 def test_collocated_engines_need_a_compiler_and_a_driver_and_no_wire() -> None:
     tools = {"nvcc": None, "ninja": None, "gcc": None, "Python.h": "/i/Python.h"}
     deployment = Deployment(topology=parse_label("collocated-4xtp2"))
-    with pytest.raises(DeployError, match="compiler on n1, n2: .*gcc"):
+    with pytest.raises(DeployError, match=r"compiler on n1, n2: .*gcc"):
         preflight.examine(Nodes({"gpus": 8, "toolchain": tools}), deployment, X2, lambda _: None)
     fine = Nodes({"gpus": 8, "toolchain": {**tools, "gcc": "/usr/bin/gcc"}, "memlock": 2**16, "rdma": EFA})
     assert preflight.examine(fine, deployment, X2, lambda _: None) == deployment

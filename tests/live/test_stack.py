@@ -183,9 +183,9 @@ def test_spoiled_transfer_fails_the_canary(stack: Stack) -> None:
 
 
 def test_an_engine_that_cannot_start_says_why(stack: Stack) -> None:
-    done = stack.launch("--pd-spread", "--d-engine-arg", "kv_cache_memory_bytes=1000")
+    done = stack.launch("--pd-spread", "--d-engine-arg", "worker_extension_cls=no_such_module.Extension")
     assert done.code == 1
-    assert "No available memory for the cache blocks" in done.text
+    assert "No module named 'no_such_module'" in done.text
     assert "Traceback" not in done.text
     assert not _answers(stack)
 
