@@ -15,7 +15,7 @@ from statistics import median
 from pdlab.core.errors import BenchError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Ramp, Workload
-from pdlab.results.schema import NixlCounters, RequestRecord, Run, Validity
+from pdlab.results.schema import CanaryResult, NixlCounters, RequestRecord, Run, Validity
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
@@ -418,6 +418,22 @@ GATES: tuple[Gate, ...] = (
     Gate("few_requests", few_requests, _short),
     Gate("steady_state", steady_state, _trend_missing),
 )
+
+
+CANARY = "canary"  # asked once, behind all levels of a sweep
+
+
+def after_canary(validity: Validity, result: CanaryResult) -> Validity:
+    """A level's validity with what the canary said behind the sweep: from when on answers were wrong nobody knows, so
+    wrong ones fail every level."""
+    if result.equal is None:
+        return validity.model_copy(update={"unchecked": {**validity.unchecked, CANARY: result.detail}})
+    if result.equal:
+        return validity
+    reason = f"the deployment answered wrongly behind the sweep: {result.detail}"
+    return validity.model_copy(
+        update={"reasons": (*validity.reasons, reason), "failed_gates": (*validity.failed_gates, CANARY)}
+    )
 
 
 def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True) -> Validity:

@@ -228,9 +228,9 @@ def _serve(
     replicas = tuple(replica.replica for replica in state.replicas)
     running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
-    result = check(app, deployment, running, say)
-    manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
-    running = running.model_copy(update={"manifest": manifest})
+    checked = check(app, deployment, running, say)
+    manifest = manifest.model_copy(update={"placement": came_out, "canary": checked.result, "finished_at": None})
+    running = running.model_copy(update={"manifest": manifest, "answers": checked.answers})
     save_running(running)
     return running
 

@@ -297,15 +297,20 @@ class SloSearch(Frozen):
 
 
 class CanaryResult(Frozen):
-    """``equal`` is None when there was no reference to compare with ("not compared")."""
+    """``equal`` is None when there was no reference to compare with ("not compared"). Of the ``compared`` prompts
+    ``rounded`` took another token where the two were within bfloat16's rounding."""
 
     equal: bool | None
     compared: int = 0
+    rounded: int = 0
     detail: str
 
 
 class Manifest(Frozen):
-    """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC."""
+    """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC.
+
+    ``canary`` is of the launch; ``canaries_after``: the same prompts again after each sweep, against the answers then.
+    """
 
     schema_version: Literal[1, 2] = 2
     origin: Origin
@@ -323,6 +328,7 @@ class Manifest(Frozen):
     hardware: dict[str, str | int | float | None] = Field(default_factory=dict)
     transport_env: dict[str, str] = Field(default_factory=dict)
     canary: CanaryResult | None = None
+    canaries_after: tuple[CanaryResult, ...] = ()
     started_at: str | None = None
     finished_at: str | None = None
 

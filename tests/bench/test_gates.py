@@ -11,7 +11,7 @@ from pdlab.bench import gates
 from pdlab.bench.gates import GATES, Evidence, validate_level
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
 from pdlab.results import metrics
-from pdlab.results.schema import ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run
+from pdlab.results.schema import CanaryResult, ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run, Validity
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=5)
 NAMES = [gate.name for gate in GATES]
@@ -320,3 +320,21 @@ def test_sustained_open_loops_are_not_called_drifting_and_overload_is() -> None:
 def test_clock_steps_within_what_ntp_slews_are_fine() -> None:
     slewed = evidence(**client(clock_step_s=gates.CLOCK_SLACK_S))
     assert validate_level(slewed).valid
+
+
+class TestAfterCanary:
+    """What is asked once behind a sweep judges each of its levels."""
+
+    CLEAN = Validity(notes=("kept",))
+
+    def test_right_answers_change_nothing(self) -> None:
+        assert gates.after_canary(self.CLEAN, CanaryResult(equal=True, compared=3, detail="3 of 3")) == self.CLEAN
+
+    def test_wrong_ones_fail_the_level(self) -> None:
+        judged = gates.after_canary(self.CLEAN, CanaryResult(equal=False, compared=3, detail="prompt 1 differs"))
+        assert (judged.valid, judged.failed_gates, judged.notes) == (False, ("canary",), ("kept",))
+        assert judged.reasons == ("the deployment answered wrongly behind the sweep: prompt 1 differs",)
+
+    def test_none_are_no_proof(self) -> None:
+        judged = gates.after_canary(self.CLEAN, CanaryResult(equal=None, detail="no answer"))
+        assert judged.valid and judged.unchecked == {"canary": "no answer"}
