@@ -92,6 +92,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
             api_key_file=None if key_file is None else str(key_file),
             accept_open_cluster=args.accept_open_cluster,
             choose_backend=chooses_backend(args),
+            accept_wire=args.accept_wire,
             workload=workload_from(args),
         )
     )

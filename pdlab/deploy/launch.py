@@ -1,4 +1,4 @@
-"""From a request to a checked deployment: place, deploy, watch, warm, canary, counters, publish."""
+"""From a request to a checked deployment: place, deploy, watch, warm, canary, counters, wire, publish."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pdlab.core.files import cache_dir, holder
 from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
 from pdlab.core.vllm_limits import check_ports
-from pdlab.deploy import engine_memory, preflight
+from pdlab.deploy import engine_memory, preflight, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
@@ -229,7 +229,9 @@ def _serve(
     running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
     checked = check(app, deployment, running, say)
-    manifest = manifest.model_copy(update={"placement": came_out, "canary": checked.result, "finished_at": None})
+    proof = wire_proof.prove(app, deployment, running, view, came_out, shape, say, request.accept_wire)
+    checks = {"canary": checked.result, "wire": proof}
+    manifest = manifest.model_copy(update={"placement": came_out, **checks, "finished_at": None})
     running = running.model_copy(update={"manifest": manifest, "answers": checked.answers})
     save_running(running)
     return running

@@ -241,6 +241,12 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
         help="another variable of UCX for the engines (repeatable); UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
     )
     group.add_argument(
+        "--accept-wire",
+        choices=("tcp", "efa", "rdma", "unknown"),
+        help="serve pd-spread although one long request at the launch shows that KV cache takes this wire, and not the "
+        "one that the plan names (default: refuse)",
+    )
+    group.add_argument(
         "--verbose",
         action="store_true",
         help="protocol logs of UCX and NIXL: shows the transport really used, costs 5 to 10 times in transfer speed",
@@ -447,7 +453,7 @@ def _variables(pairs: Sequence[str]) -> dict[str, str]:
 def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
     names = ("num", "tp", "dp", "pp", "ep")
     pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")]
-    pd_only += ["kv_backend", "ucx_tls", "ucx_env"]
+    pd_only += ["kv_backend", "ucx_tls", "ucx_env", "accept_wire"]
     wrong, hint = (
         (pd_only, "it is for --pd-pack and --pd-spread")
         if mode == "collocated"
@@ -474,7 +480,8 @@ class LaunchRequest:
     long as such a model may take).
     ``command`` is the command line, for the manifest. ``api_key_file``: clients must send the key in it
     (None: nobody is asked for one). ``accept_open_cluster``: serve on a Ray cluster that asks for no token.
-    ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide. ``workload``: what an engine must
+    ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide. ``accept_wire``: serve although KV
+    cache takes this wire and not the planned one. ``workload``: what an engine must
     hold.
     """
 
@@ -491,5 +498,6 @@ class LaunchRequest:
     api_key_file: str | None = None
     accept_open_cluster: bool = False
     choose_backend: bool = False
+    accept_wire: str | None = None
     workload: Workload = DEFAULT_WORKLOAD
     command: tuple[str, ...] = ()

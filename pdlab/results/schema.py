@@ -306,6 +306,24 @@ class CanaryResult(Frozen):
     detail: str
 
 
+class WireProof(Frozen):
+    """What carried the KV cache of one long request of ``payload_bytes`` at the launch.
+
+    ``planned`` and ``observed`` are efa, rdma, tcp, shared memory or gpu peer (None: links of several kinds; no
+    interface told). ``proven``: they are the same (None: it could not be seen). ``accepted``: another wire was asked
+    for. ``counted``: node -> interface -> bytes (received, sent) meanwhile. ``ucx``: transports that UCX's log names.
+    """
+
+    planned: str | None
+    observed: str | None
+    proven: bool | None
+    accepted: bool = False
+    payload_bytes: int
+    counted: dict[str, dict[str, tuple[int, int]]] = Field(default_factory=dict)
+    ucx: tuple[str, ...] = ()
+    detail: str
+
+
 class Manifest(Frozen):
     """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC.
 
@@ -329,6 +347,7 @@ class Manifest(Frozen):
     transport_env: dict[str, str] = Field(default_factory=dict)
     canary: CanaryResult | None = None
     canaries_after: tuple[CanaryResult, ...] = ()
+    wire: WireProof | None = None
     started_at: str | None = None
     finished_at: str | None = None
 
