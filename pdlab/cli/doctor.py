@@ -92,7 +92,6 @@ def _ports() -> tuple[int, ...]:
 def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
-    from pdlab.core.nodes import NODE_NAME_LABEL
     from pdlab.remote import node as node_probe
 
     local = local_nodes.running()
@@ -106,10 +105,7 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
                 raise  # somebody said that there is one
             print("no Ray cluster on this machine: it alone is asked (as with --here)", file=sys.stderr)
             return _here(quick, backends)
-        names = {
-            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8])
-            for node in cluster.alive()
-        }
+        names = cluster.names()
         ports = _ports()
         if quick:
             asked = cluster.ask_nodes(node_probe.quick, ports)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import cache_dir, holder
+from pdlab.core.files import replace as replace_file
 from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
 from pdlab.core.vllm_limits import check_ports
@@ -37,6 +39,7 @@ from pdlab.deploy.serve_config import model_id, render, serving_env, transport_e
 from pdlab.deploy.verify import Progress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import cautions, fits, place
+from pdlab.remote.logs import log_ends
 from pdlab.results.provenance import git_state, hardware, now, versions
 from pdlab.results.schema import Manifest
 
@@ -92,7 +95,7 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
             except BaseException:
                 if local:
                     local_nodes.note_shared_memory(local)
-                kept = local_nodes.keep_logs(local) if local else None
+                kept = local_nodes.keep_logs(local) if local else _keep_logs(app)
                 if kept:
                     say(f"logs kept in {kept}")
                 raise
@@ -333,6 +336,18 @@ def _check_port(request: LaunchRequest) -> None:
             probe.bind(("127.0.0.1", request.port))
         except OSError as error:
             raise UsageError(f"port {request.port} is taken by another program; choose one with --port") from error
+
+
+def _keep_logs(app: Application) -> Path | None:
+    """The replicas' logs of all nodes, in the cache folder; None when there are none, or they cannot be read now."""
+    kept = cache_dir() / "logs" / "last-failure"
+    with contextlib.suppress(Exception):  # a cluster that is going, too: the launch's own error is told
+        ends = app.logs_by(log_ends)
+        shutil.rmtree(kept, ignore_errors=True)
+        for node, name, text in ends:
+            replace_file(kept / f"{node}-{name}", text.encode())
+        return kept if ends else None
+    return None
 
 
 def _quietly(function: Any, *args: Any) -> None:

@@ -191,7 +191,7 @@ def prove(
     bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
     _ask(running, tokens, shape)
     payload = int(kv_bytes(shape, tokens, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
-    nodes = {role: placement.nodes_of(role) for role in ("prefill", "decode")}  # type: ignore[arg-type]
+    nodes = {role: placement.nodes_of(role) for role in ("prefill", "decode")}
     machines = [{view.node(node).machine for node in of} for of in nodes.values()]
     proof = judge(
         planned_wire(deployment, placement, view),

@@ -57,6 +57,17 @@ def count_prewarmed(folder: str, app: str, since: float = 0.0) -> tuple[int, int
     return done, empty
 
 
+def log_ends(folder: str, app: str, since: float = 0.0) -> list[tuple[str, str, str]]:
+    """(node, file name, text) of the application's replicas' logs: their beginnings and their ends."""
+    node = socket.gethostname()
+    found = []
+    for path in _logs_of(folder, app, since):
+        head, tail = _ends(path)
+        whole = path.stat().st_size <= TAIL_BYTES
+        found.append((node, path.name, tail if whole else f"{head}\n[...]\n{tail}"))
+    return found
+
+
 def ucx_tables(folder: str, app: str, since: float = 0.0) -> list[str]:
     """The lines of UCX's tables of protocols in each log of the application's replicas, where there are some."""
     found = []
