@@ -30,7 +30,8 @@ TIMEOUT_S = 120.0
 ROUNDING, ROUNDING_UNEQUAL_TP = 0.5, 1.0
 # Damaged KV cache shows at once, and has had no tokens to add up over: there half of it is granted.
 EARLY_TOKENS = 4
-MOST_ROUNDED = 0.5  # share of the prompts
+MOST_EARLY = 1  # prompts
+LEAST_SHARED = 1 / 3  # of the tokens
 SLACK = 1e-6  # a difference of exactly so many steps is within
 TOP = 5
 # Sizes in facts: a few KV blocks, many, and far beyond gpt-oss's window of 128 tokens.
@@ -116,9 +117,9 @@ def ask_shapes(
                 numbers = [choice["index"] for choice in choices]
                 raise CanaryError(f"{name} is answered by choices {numbers} instead of 0 to {len(right) - 1}")
             got = [read_answer({"choices": [choice]}) for choice in choices]
-            found[name] = compare(got, right, "each asked alone", most_rounded=1.0)
+            found[name] = compare(got, right, "each asked alone", bounded=False)
     streamed = read_answer({"choices": [_streamed(_stream(base_url, {**longest, "stream": True}, key))]})
-    found["a stream"] = compare([streamed], [plain[-1]], "asked at once", most_rounded=1.0)
+    found["a stream"] = compare([streamed], [plain[-1]], "asked at once", bounded=False)
     return found
 
 
@@ -159,7 +160,7 @@ def compare(
     source: str,
     *,
     rounding: float = ROUNDING,
-    most_rounded: float = MOST_ROUNDED,
+    bounded: bool = True,
 ) -> CanaryResult:
     """Equal, different, or equal up to rounding; ``source`` names the reference for the person.
 
@@ -167,36 +168,40 @@ def compare(
     differ is one that was rounded where all of this holds, else it is wrong: each side has the other's token among
     its likeliest, within ``rounding`` of its best (within half of it among the first EARLY_TOKENS); and up to there
     the log-probabilities of the common tokens differ by ``rounding`` at most on average, which is asked of prompts
-    with equal tokens too. More than ``most_rounded`` of the prompts cannot all have been rounded. If no prompt is left
-    that tells anything, the result is "not compared" (``equal`` None).
+    with equal tokens too. ``bounded``: at most MOST_EARLY prompts may be rounded among their first EARLY_TOKENS, and
+    where most are rounded, LEAST_SHARED of all tokens must have come before. If no prompt gives the same tokens, the
+    result is "not compared" (``equal`` None).
     """
-    same, rounded, wrong = 0, [], []
+    wrong, rounded = [], []
+    same = early = shared = total = 0
     for number, (mine, theirs) in enumerate(zip(got, reference, strict=False), start=1):
         at = _divergence(mine, theirs)
         fault = _fault(mine, theirs, at, rounding)
+        total += len(theirs.tokens)
         if fault:
             wrong.append(f"prompt {number} {fault}")
         elif at is None:
             same += 1
+            shared += len(theirs.tokens)
         else:
+            early += at < EARLY_TOKENS
+            shared += at
             gap = max(_behind(theirs.tops[at], mine.tokens[at]), _behind(mine.tops[at], theirs.tokens[at]))
             rounded.append(f"prompt {number} takes another token at {at + 1}, {gap:.3g} from the best")
     compared = same + len(rounded) + len(wrong)
-    told = f"{'; '.join(rounded)}: rounding" if rounded else ""
-    counts = {"compared": compared, "rounded": len(rounded)}
-    if wrong:
-        detail = "; ".join(filter(None, [*wrong, told]))
-        return CanaryResult(equal=False, **counts, detail=f"{detail} ({source})")
-    if not same:
-        why = f"every prompt ends in a near tie: {told}" if rounded else "there is no prompt to compare"
-        if rounded and most_rounded < 1 and len(rounded) > 1:
-            return CanaryResult(equal=False, **counts, detail=f"no prompt gives the same tokens: {told} ({source})")
-        return CanaryResult(equal=None, **counts, detail=f"not compared: {why} ({source})")
-    if len(rounded) > most_rounded * compared:
-        detail = f"only {same} of {compared} prompts give the same tokens, too few for rounding: {'; '.join(rounded)}"
-        return CanaryResult(equal=False, **counts, detail=f"{detail} ({source})")
-    detail = f"{same} of {len(got)} prompts give the same tokens{f'; {told}' if told else ''}"
-    return CanaryResult(equal=True, **counts, detail=f"{detail} ({source})")
+    if bounded and not wrong and early > MOST_EARLY:
+        wrong.append(f"{early} of {compared} prompts differ among their first {EARLY_TOKENS} tokens")
+    if bounded and not wrong and 2 * len(rounded) > compared > 1 and shared < LEAST_SHARED * total:
+        wrong.append(f"only {shared} of {total} tokens agree")
+    told = [f"{'; '.join(rounded)}: {'more than ' if wrong else ''}rounding"] if rounded else []
+    equal = False if wrong else True if same else None
+    head = (
+        f"{same} of {len(got)} prompts give the same tokens"
+        if same
+        else "not compared: no prompt gives the same tokens"
+    )
+    detail = "; ".join([*(wrong or [head]), *told])
+    return CanaryResult(equal=equal, compared=compared, rounded=len(rounded), detail=f"{detail} ({source})")
 
 
 def _divergence(mine: Answer, theirs: Answer) -> int | None:
@@ -232,7 +237,7 @@ def ask_again(base_url: str, model_id: str, before: Sequence[Answer], key: str |
         got = ask(base_url, model_id, key)
     except CanaryError as error:
         return CanaryResult(equal=None, detail=f"not compared: {error}")
-    return compare(got, before, "the answers at the launch")
+    return compare(got, before, "the answers at the launch", bounded=False)
 
 
 def save_reference(folder: Path, model: str, answers: Sequence[Answer]) -> None:
