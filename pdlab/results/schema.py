@@ -213,6 +213,7 @@ class Run(Frozen):
     ``steady`` is the window without ramp-up and drain (rule in docs/metrics.md); None when the
     level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
     ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
+    ``front_cores``: cores that ingress and proxy used on their busiest node, where Ray exported that.
     ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
@@ -240,6 +241,7 @@ class Run(Frozen):
     trend: Trend | None = None
     client: ClientLoad | None = None
     client_cpu_share: float | None = None
+    front_cores: dict[str, float] = Field(default_factory=dict)
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None
