@@ -23,6 +23,7 @@ from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.place import links
 from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
@@ -30,7 +31,7 @@ from pdlab.results.schema import WireProof
 from pdlab.transfer.ucx_log import parse_table, together, wire_of
 from pdlab.transfer.verdict import EFA, GPU_PEER, SHARED_MEMORY, VERBS, allows
 
-TOKENS = 4000
+TOKENS, LEAST_TOKENS = 4000, 256
 TIMEOUT_S = 300.0
 COUNTERS_TIMEOUT_S, COUNTERS_POLL_S = 30.0, 0.5
 CARRIED = 0.5  # share of the payload that a wire's interfaces must have counted on both sides
@@ -186,10 +187,9 @@ def prove(
     topology = deployment.topology
     if not isinstance(topology, Disaggregated):
         return None
-    tokens = _tokens(running, shape)
     before = _readings(app, view)
     bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
-    _ask(running, tokens, shape)
+    tokens = _ask(running, _longest(deployment, shape, view), shape)
     payload = int(kv_bytes(shape, tokens, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
     nodes = {role: placement.nodes_of(role) for role in ("prefill", "decode")}
     machines = [{view.node(node).machine for node in of} for of in nodes.values()]
@@ -208,20 +208,19 @@ def prove(
     return refuse(proof, deployment, accept)
 
 
-def _tokens(running: Running, shape: ModelShape | None) -> int:
-    """As long as a prompt may be, up to TOKENS."""
-    call = urllib.request.Request(f"{running.base_url}/v1/models", headers=_headers(running))
-    try:
-        with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
-            cards = {card["id"]: card for card in json.load(answer)["data"]}
-        longest = cards[running.model_id].get("max_model_len") or (shape.max_context if shape else TOKENS)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WireError(f"the served models cannot be listed ({error})") from error
-    return max(1, min(TOKENS, int(longest) - 16))
+def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:
+    """As long as a prompt may be, as far as that is known, up to TOKENS."""
+    cpu = view.device == "cpu"
+    told = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in ("prefill", "decode")]
+    known = [length for length in told if isinstance(length, int)] or [shape.max_context if shape else TOKENS]
+    return max(1, min(TOKENS, *(length - 16 for length in known)))
 
 
-def _ask(running: Running, tokens: int, shape: ModelShape | None) -> None:
-    """One prompt that no prefix cache has. Raises WireError."""
+def _ask(running: Running, tokens: int, shape: ModelShape | None) -> int:
+    """Send one prompt that no prefix cache has, a shorter one where that is refused as too long (HTTP 400).
+
+    Returns its tokens. Raises WireError.
+    """
     draw = random.Random(time.time_ns())
     prompt = [draw.randrange(100, min(shape.vocab if shape else 1000, 1000)) for _ in range(tokens)]
     body = {"model": running.model_id, "prompt": prompt, "max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
@@ -229,9 +228,12 @@ def _ask(running: Running, tokens: int, shape: ModelShape | None) -> None:
     try:
         with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
             answer.read()
+            return tokens
     except urllib.error.HTTPError as error:
         with error:
             said = " ".join(error.read().decode(errors="replace").split())[:300]
+        if error.code == 400 and tokens > LEAST_TOKENS:
+            return _ask(running, tokens // 2, shape)
         raise WireError(f"a request of {tokens} tokens got HTTP {error.code}: {said}") from error
     except OSError as error:
         raise WireError(f"a request of {tokens} tokens got no answer ({error})") from error

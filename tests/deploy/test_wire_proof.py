@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.web import web_server
 
-from pdlab.core.catalog import load_cluster, local_cluster, two_hosts_cluster
+from pdlab.core.catalog import load_cluster, local_cluster, resolve_model, two_hosts_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
 from pdlab.core.errors import WireError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.deploy import wire_proof
+from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LEAST_MODEL_LEN
 from pdlab.deploy.wire_proof import Reading, judge, planned_wire, refuse, sentence
 from pdlab.placement.place import place
@@ -190,3 +194,30 @@ def test_ucxs_tables_are_found_in_the_logs_of_the_application_alone(tmp_path: Pa
 
 def test_every_length_that_a_launch_chooses_holds_the_request() -> None:
     assert wire_proof.TOKENS + 16 <= LEAST_MODEL_LEN
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [({}, wire_proof.TOKENS), ({"max_model_len": 2048}, 2032), ({"engine_kwargs": {"max_model_len": 1024}}, 1008)],
+)
+def test_the_request_fits_what_is_served(more: dict[str, Any], tokens: int) -> None:
+    deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"), **more)
+    assert wire_proof._longest(deployment, resolve_model("gpt-oss-120b")[0], X2) == tokens
+
+
+def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
+    asked: list[int] = []
+
+    def answer(call: BaseHTTPRequestHandler) -> None:
+        body = json.loads(call.rfile.read(int(call.headers["content-length"])))
+        asked.append(len(body["prompt"]))
+        call.send_response(400 if asked[-1] > 1000 else 200)
+        call.end_headers()
+
+    with web_server(answer) as url:
+        manifest = Manifest(origin="measured", label="x")
+        running = Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest)
+        assert wire_proof._ask(running, 3000, None) == 750
+        assert asked == [3000, 1500, 750]
+        with pytest.raises(WireError, match="no answer"):
+            wire_proof._ask(running.model_copy(update={"base_url": "http://127.0.0.1:9"}), 3000, None)
