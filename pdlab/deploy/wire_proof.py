@@ -34,7 +34,9 @@ from pdlab.transfer.verdict import EFA, GPU_PEER, SHARED_MEMORY, VERBS, allows
 TOKENS, LEAST_TOKENS = 4000, 256
 TIMEOUT_S = 300.0
 COUNTERS_TIMEOUT_S, COUNTERS_POLL_S = 30.0, 0.5
-CARRIED = 0.5  # share of the payload that a wire's interfaces must have counted on both sides
+# Share of the payload that a wire's interfaces must have counted on both sides; on one machine everything else that
+# its processes say to each other is counted beside it.
+CARRIED, CARRIED_BESIDE = 0.5, 0.9
 # vLLM's bytes come as middles of a histogram's buckets: half of them are sure to have moved.
 SURE_SHARE = 0.5
 
@@ -110,7 +112,8 @@ def judge(
         wire: (_counted(moved, before, sides[0], wire, sent=True), _counted(moved, before, sides[1], wire, sent=False))
         for wire in NETWORKS
     }
-    carriers = [wire for wire, both in counted.items() if payload_bytes and min(both) >= CARRIED * payload_bytes]
+    least = (CARRIED if apart else CARRIED_BESIDE) * payload_bytes
+    carriers = [wire for wire, both in counted.items() if payload_bytes and min(both) >= least]
     logged = next((wire for wire, names in TRANSPORTS.items() if set(ucx) & set(names)), None)
     observed: str | None = None
     if not readable or not payload_bytes:
@@ -164,12 +167,12 @@ def sentence(proof: WireProof) -> str:
 
 
 def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> WireProof:
-    """The proof, with whether another wire than the planned one was accepted. Raises WireError for a spread whose
-    wire is another one and was not."""
+    """The proof, with whether another wire than the planned one was accepted. Raises WireError for a spread over a
+    network whose wire is another one and was not; between nodes of one machine it is told alone."""
     if proof.proven is not False:
         return proof
     accepted = accept == (proof.observed or UNKNOWN)
-    if deployment.mode == "pd-spread" and not accepted:
+    if deployment.mode == "pd-spread" and proof.planned in NETWORKS and not accepted:
         observed = proof.observed or "no wire that any interface counted"
         raise WireError(
             f"KV cache goes over {observed}, the plan names {proof.planned}: {proof.detail}; debug/doctor.py says what "

@@ -115,6 +115,8 @@ class TestJudge:
         quiet = {"n": {"lo": (NOISE, NOISE)}}
         assert proof(quiet, "gpu peer", nodes=("n", "n")).proven is True
         assert proof(quiet, "shared memory", nodes=("n", "n"), gpus=False).proven is True
+        chatty = {"n": {"lo": (int(0.6 * PAYLOAD), int(0.6 * PAYLOAD))}}
+        assert proof(chatty, "shared memory", nodes=("n", "n"), gpus=False).proven is True
         loud = {"n": {"lo": (PAYLOAD, PAYLOAD)}}
         found = proof(loud, "shared memory", nodes=("n", "n"), gpus=False)
         assert (found.observed, found.proven) == ("tcp", False)
@@ -160,6 +162,11 @@ class TestRefuse:
         found = proof({"n": {"ens32": (PAYLOAD, PAYLOAD)}}, "gpu peer", nodes=("n", "n"))
         assert found.proven is False and refuse(found, self.PACK, None).accepted is False
         assert sentence(found).startswith("warning: wire: tcp, the plan names gpu peer")
+
+    def test_a_spread_within_one_machine_is_told_and_served(self) -> None:
+        """Where processes may not read each other's memory, as in some containers, its KV takes the loopback."""
+        found = proof({"n": {"lo": (PAYLOAD, PAYLOAD)}}, "shared memory", nodes=("n", "n"), gpus=False)
+        assert found.proven is False and refuse(found, pd("pd-spread-p1xtp1-d1xtp1"), None).proven is False
 
     def test_what_cannot_be_seen_is_a_warning(self) -> None:
         assert refuse(proof({}), self.SPREAD, None).proven is None
