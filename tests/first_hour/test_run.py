@@ -69,7 +69,7 @@ def test_what_a_timed_out_step_started_goes_with_it(tmp_path: Path) -> None:
     child = tmp_path / "child"
     program = (
         "import pathlib, subprocess, sys, time\n"
-        f"p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stderr=-3)\n"
         f"try:\n    pathlib.Path({str(child)!r}).write_text(str(p.pid))\n    time.sleep(600)\n"
         "except KeyboardInterrupt:\n    print('taken down')\n"
     )
