@@ -5,7 +5,7 @@
 # does not fit, UCX sees no EFA and KV goes over TCP without a word. Built here, both link against this system's own.
 set -euo pipefail
 
-UCX_COMMIT=v1.20.0 # first release with zero-copy get and put over SRD (December 2025)
+UCX_COMMIT=v1.21.0 # UCX_MAX_HCA_PER_GPU=auto, with which NIXL spreads over all devices of a GPU, is of 1.21
 NIXL_COMMIT=1.3.2  # what ray[serve,llm] 2.60 pins: prefill and decode must run the same
 UCX_LEAST=1.20
 UCX_GIT=https://github.com/openucx/ucx.git

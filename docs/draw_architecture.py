@@ -30,6 +30,7 @@ HOLDS = {
     "deploy": "serve and check",
     "bench": "load to runs",
     "report": "tables, plots",
+    "first_hour": "on booked nodes",
     "cli": "command lines",
 }
 

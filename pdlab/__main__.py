@@ -17,6 +17,8 @@ COMMANDS = {
     "calibrate": "fit the simulator's constants to measured runs",
     "doctor": "what on the nodes could make KV transfers slow or wrong (debug/doctor.py)",
     "check-transfer": "prove the KV transfer between ranks (debug/test_nixl_connector_ray.py)",
+    "weights": "whether a model's weights are on every node, and fetch them",
+    "first-hour": "the first thing to run on booked nodes: doctor to report, every step with a verdict, one archive",
     "install-wheel": "install a wheel on every node of the Ray cluster (debug/install_on_nodes.py)",
     "two-hosts": "two hosts on this machine with a shaped link between them",
     "demo": "serve, sweep and plot three deployments on this machine (make demo)",

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "deploy": ["core", "remote", "results", "placement", "cluster", "transfer"],
     "bench": ["core", "results", "placement", "deploy"],
     "report": ["core", "results", "analysis", "transfer"],
+    "first_hour": ["core"],
     "cli": [
         "core",
         "remote",
@@ -41,6 +42,7 @@ MAY_IMPORT = {
         "deploy",
         "bench",
         "report",
+        "first_hour",
     ],
 }
 # Runs where pdlab is not installed.

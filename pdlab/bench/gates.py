@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from pydantic import Field
+
 from pdlab.core.errors import BenchError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Ramp, Workload
-from pdlab.results.schema import NixlCounters, RequestRecord, Run, Validity
+from pdlab.results.schema import CanaryResult, NixlCounters, RequestRecord, Run, Validity
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
@@ -41,13 +43,15 @@ class Evidence(Frozen):
 
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
     could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
-    appeared in it. ``smoke``: too short by intention."""
+    appeared in it. ``ingress_replicas`` None: none stands in front of the engines. ``smoke``: too short by
+    intention."""
 
     run: Run
     records: tuple[RequestRecord, ...]
     kv_expected: bool = False
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
+    ingress_replicas: int | None = Field(default=None, ge=1)
     smoke: bool = False
 
     @property
@@ -236,6 +240,16 @@ def client_saturation(evidence: Evidence) -> Iterator[str]:
         yield f"load generator saturated: event loop late by {1000 * client.loop_lag_s:.0f} ms (p95, limit {why})"
 
 
+def front_saturation(evidence: Evidence) -> Iterator[str]:
+    """What hands requests and tokens on was the bottleneck: the figures are then its own, and not the engines'."""
+    for name, cores in evidence.run.front_cores.items():
+        share = cores / (evidence.ingress_replicas or 1 if name == "ingress" else 1)
+        if share > MAX_CPU_SHARE:
+            fix = "; give --ingress-replicas, or --direct-streaming where every node can be reached"
+            what = f"{name} saturated: {share:.2f} of one core (limit {MAX_CPU_SHARE})"
+            yield what + (fix if name == "ingress" else "")
+
+
 def lateness(evidence: Evidence) -> Iterator[str]:
     """Requests were sent later than they were due: in an open loop their wait is in no latency (coordinated omission),
     in a closed loop fewer were in flight than the level says."""
@@ -372,6 +386,10 @@ def _client_missing(evidence: Evidence) -> str | None:
     return None
 
 
+def _front_missing(evidence: Evidence) -> str | None:
+    return None if evidence.run.front_cores else "the CPU of ingress and proxy was not seen while the level ran"
+
+
 def _lateness_missing(evidence: Evidence) -> str | None:
     known = any(record.lateness_s is not None for record in evidence.records)
     return None if known else "when requests were due was not recorded"
@@ -413,11 +431,33 @@ GATES: tuple[Gate, ...] = (
         applies=lambda evidence: evidence.run.workload.mode == "decode-only",
     ),
     Gate("client_saturation", client_saturation, _client_missing),
+    Gate(
+        "front_saturation",
+        front_saturation,
+        _front_missing,
+        applies=lambda evidence: evidence.ingress_replicas is not None,  # HAProxy is no Python process
+    ),
     Gate("lateness", lateness, _lateness_missing),
     Gate("clock", clock, _clock_missing),
     Gate("few_requests", few_requests, _short),
     Gate("steady_state", steady_state, _trend_missing),
 )
+
+
+CANARY = "canary"  # asked once, behind all levels of a sweep
+
+
+def after_canary(validity: Validity, result: CanaryResult) -> Validity:
+    """A level's validity with what the canary said behind the sweep: from when on answers were wrong nobody knows, so
+    wrong ones fail every level."""
+    if result.equal is None:
+        return validity.model_copy(update={"unchecked": {**validity.unchecked, CANARY: result.detail}})
+    if result.equal:
+        return validity
+    reason = f"the deployment answered wrongly behind the sweep: {result.detail}"
+    return validity.model_copy(
+        update={"reasons": (*validity.reasons, reason), "failed_gates": (*validity.failed_gates, CANARY)}
+    )
 
 
 def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True) -> Validity:

@@ -58,6 +58,8 @@ class Driver:
         self._smoke = smoke
         self._max_processes = max_processes
         deployment = target.manifest.deployment
+        fronted = deployment is not None and not deployment.serving.direct_streaming
+        self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
         self._moves_kv = deployment is not None and isinstance(deployment.topology, Disaggregated)
         self._snapshot: Snapshot | None = None
         self._error: str | None = None
@@ -197,6 +199,7 @@ class Driver:
                 update={"lateness": metrics.distribution(record.lateness_s for record in answer.records)}
             ),
             client_cpu_share=answer.cpu_share,
+            front_cores=self._watch.front_cores,
             started_at=answer.started_at,
             finished_at=answer.finished_at,
         )
@@ -206,6 +209,7 @@ class Driver:
             kv_expected=self._moves_kv and bool(self._target.metrics_urls),
             strangers=new,
             counters_error=self._error,
+            ingress_replicas=self._ingress_replicas,
             smoke=self._smoke,
         )
         return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})

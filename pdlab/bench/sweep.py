@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from pydantic import Field
 
-from pdlab.bench import levels, slo_search
+from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
@@ -22,7 +22,8 @@ from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
-from pdlab.deploy.endpoint import measured, next_attempt
+from pdlab.deploy import canary
+from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results import metrics
 from pdlab.results.provenance import client_versions, git_state, now
 from pdlab.results.schema import Manifest, Run, SloPoint, SloSearch
@@ -157,6 +158,7 @@ def _run_held(
             sweeper = _Sweeper(driver, store, options, progress, attempt)
             try:
                 sweeper.run(todo, wanted, manifest)
+                _check_again(target, store, sweeper.measured, progress)
             finally:
                 done = len(sweeper.measured)
                 progress.close()
@@ -168,6 +170,25 @@ def _run_held(
         keys = [RunKey(kind="rate", value=point.rate_rps, repeat=repeat) for point in search.points]
         runs += [kept[key] for key in keys if key in kept and kept[key] not in runs]
     return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, measured=done)
+
+
+def _check_again(target: Target, store: Store, measured: Collection[RunKey], progress: Progress) -> None:
+    """The canary's prompts behind the sweep: its result is recorded, and judges the levels that were ``measured``.
+
+    A failed KV transfer may leave an engine answering with the blocks of another prompt, at HTTP 200 and with no
+    failed transfer counted (vLLM issue 52234).
+    """
+    if not target.answers:
+        return
+    result = canary.ask_again(target.base_url, target.model_id, target.answers, key_of(target.base_url))
+    progress.note(f"canary after the sweep: {result.detail}")
+    for run in store.runs():
+        if run.key in measured:
+            judged = run.model_copy(update={"validity": gates.after_canary(run.validity, result)})
+            if judged != run:
+                store.write(judged, store.read_records(run.key), force=True)
+    manifest = store.read_manifest()
+    store.write_manifest(manifest.model_copy(update={"canaries_after": (*manifest.canaries_after, result)}))
 
 
 def _with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
@@ -277,7 +298,11 @@ def _start_manifest(target: Target, earlier: Manifest | None, command: str, fold
     same_experiment(earlier, manifest, folder)
     launches = tuple(line for line in target.manifest.commands if line not in earlier.commands)
     return manifest.model_copy(
-        update={"commands": (*earlier.commands, *launches, command), "started_at": earlier.started_at}
+        update={
+            "commands": (*earlier.commands, *launches, command),
+            "started_at": earlier.started_at,
+            "canaries_after": earlier.canaries_after,
+        }
     )
 
 

@@ -17,6 +17,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Workload
+from pdlab.deploy.canary import Answer
 from pdlab.deploy.endpoint import Running, key_of, load_running
 from pdlab.results.schema import Manifest
 
@@ -28,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 class Target(Frozen):
     """A server to measure. ``name`` is the experiment's folder, ``manifest`` what is known of the
     deployment; ``notes`` are for the person, ``figure_notes`` belong beside every figure measured here;
-    ``pools`` says which pool each of the ``replicas`` is of."""
+    ``pools`` says which pool each of the ``replicas`` is of; ``answers``: to the canary's prompts, at the launch."""
 
     base_url: str
     model_id: str
@@ -38,6 +39,7 @@ class Target(Frozen):
     metrics_urls: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
     pools: dict[str, str] = Field(default_factory=dict)
+    answers: tuple[Answer, ...] = ()
     notes: tuple[str, ...] = ()
     figure_notes: tuple[str, ...] = ()
 
@@ -88,6 +90,7 @@ def resolve_target(
         metrics_urls=running.metrics_urls if running else (),
         replicas=running.replicas if running else (),
         pools=running.pools if running else {},
+        answers=running.answers if running else (),
         notes=tuple(notes),
         figure_notes=_limits(manifest.deployment, workload),
     )

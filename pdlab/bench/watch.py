@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -31,6 +32,22 @@ _HEALTH = re.compile(
 )
 UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
 _GO_ON = "the running level is not kept; bring the deployment back and use --resume"
+
+
+# CPU of Ray's processes by their title, as Ray's reporter exports it: per cent of a core, all of one title together.
+_CPU = re.compile(r"^ray_component_cpu_percentage\{(?P<labels>[^}\n]*)\} (?P<value>\S+)", re.MULTILINE)
+FRONT = {"ingress": re.compile(r"ray::ServeReplica:[^:]*:OpenAiIngress"), "proxy": re.compile(r"ray::ProxyActor")}
+
+
+def front_cpu(page: str) -> dict[str, float]:
+    """Cores that the processes in front of the engines use on the page's node: ingress and proxy, where there are."""
+    found: dict[str, float] = {}
+    for match in _CPU.finditer(page):
+        title = re.search(r'Component="([^"]*)"', match["labels"])
+        for name, pattern in FRONT.items():
+            if title and pattern.match(title[1]):
+                found[name] = found.get(name, 0.0) + float(match["value"]) / 100
+    return found
 
 
 class Health(NamedTuple):
@@ -79,6 +96,12 @@ class Watch:
         self._answered = 0
         self._found: str | None = None
         self._unseen: dict[str, int] = {}
+        self._front: dict[str, list[float]] = {}
+
+    @property
+    def front_cores(self) -> dict[str, float]:
+        """Cores that ingress and proxy used on their busiest node: medians of what was seen during the last block."""
+        return {name: median(cores) for name, cores in self._front.items()}
 
     def count(self, answered: int) -> None:
         """So many requests of the running level are answered: a sign of life."""
@@ -90,7 +113,7 @@ class Watch:
 
         Raises DeploymentDied then, in place of what ``end`` made the block raise.
         """
-        self._answered, self._found = 0, None
+        self._answered, self._found, self._front = 0, None, {}
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over, end), daemon=True)
         thread.start()
@@ -143,7 +166,9 @@ class Watch:
                     found = found or patience.told(None if _accepts(url) else _Silence("refused", REFUSED_S), began)
             if not found and time.monotonic() >= pages_at:
                 pages_at = time.monotonic() + PAGES_EVERY_S
-                found = self._dead(self._health())
+                pages = self._read_pages()
+                self._note_front(pages)
+                found = self._dead(replica_health(pages))
             if found and not over.is_set():
                 self._found = found
                 end()
@@ -153,7 +178,15 @@ class Watch:
                 failing, pages_at = True, 0.0
             wait_s = LOOK_AGAIN_S if failing else LOOK_EVERY_S
 
+    def _note_front(self, pages: Sequence[str]) -> None:
+        nodes = [front_cpu(page) for page in pages]
+        for name in {name for node in nodes for name in node}:
+            self._front.setdefault(name, []).append(max(node.get(name, 0.0) for node in nodes))
+
     def _health(self) -> list[Health]:
+        return replica_health(self._read_pages())
+
+    def _read_pages(self) -> list[str]:
         pages = []
         for url in self._pages if self._replicas else ():
             with (
@@ -161,7 +194,7 @@ class Watch:
                 urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as answer,
             ):
                 pages.append(answer.read().decode(errors="replace"))
-        return replica_health(pages)
+        return pages
 
     def _dead(self, health: Sequence[Health]) -> str | None:
         ours = [one for one in health if one.replica in self._replicas]

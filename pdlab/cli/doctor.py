@@ -17,7 +17,7 @@ from pdlab.core.arguments import OneLineParser, check_writable, exit_code, not_f
 from pdlab.core.errors import ClusterError, StoreError
 
 CANNOT_RUN, FOUND_ERRORS = 5, 3
-RANKS_PER_NODE = 8  # side-channel ports of each role that are looked at
+RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked at
 
 EPILOG = """\
 examples:
@@ -81,15 +81,17 @@ def _here(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _ports() -> tuple[int, ...]:
+    from pdlab.core.deployment import Pool
     from pdlab.transfer.doctor.settings_rules import side_channel_ports
 
-    return side_channel_ports({"prefill": RANKS_PER_NODE, "decode": RANKS_PER_NODE})
+    replicas, ranks = Pool(replicas=RANKS_PER_NODE), Pool(dp=RANKS_PER_NODE)
+    one, other = (side_channel_ports({"prefill": pool, "decode": pool}) for pool in (replicas, ranks))
+    return tuple(sorted({*one, *other}))
 
 
 def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
-    from pdlab.core.nodes import NODE_NAME_LABEL
     from pdlab.remote import node as node_probe
 
     local = local_nodes.running()
@@ -103,10 +105,7 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
                 raise  # somebody said that there is one
             print("no Ray cluster on this machine: it alone is asked (as with --here)", file=sys.stderr)
             return _here(quick, backends)
-        names = {
-            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8])
-            for node in cluster.alive()
-        }
+        names = cluster.names()
         ports = _ports()
         if quick:
             asked = cluster.ask_nodes(node_probe.quick, ports)

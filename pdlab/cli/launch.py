@@ -24,10 +24,18 @@ from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.vllm_limits import check_divisibility
+from pdlab.core.vllm_limits import check_divisibility, check_ports
+from pdlab.deploy import engine_memory
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
-from pdlab.deploy.options import LOCAL_MODEL, LaunchRequest, build_parser, deployment_from
+from pdlab.deploy.options import (
+    LOCAL_MODEL,
+    LaunchRequest,
+    build_parser,
+    chooses_backend,
+    deployment_from,
+    workload_from,
+)
 from pdlab.deploy.serve_config import ServeApp, model_id, render, serve_config, serving_env
 from pdlab.placement.place import cautions, place
 
@@ -61,7 +69,10 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     view = load_cluster(args.cluster) if args.cluster not in (None, "auto") else None
     if view is not None or args.local:
         # A request that cannot fit fails here, before Ray is imported.
-        place(asked.deployment, view or _local_view(args))
+        nodes = view or _local_view(args)
+        placement = place(asked.deployment, nodes)
+        check_ports(asked.deployment, placement)
+        engine_memory.examine(asked.deployment, asked.shape, nodes, placement, workload_from(args))
     if args.two_hosts:
         require()
     key_file = _key_file(args)
@@ -80,6 +91,9 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
             command=(shlex.join(["python", "launch_gptoss.py", *argv]),),
             api_key_file=None if key_file is None else str(key_file),
             accept_open_cluster=args.accept_open_cluster,
+            choose_backend=chooses_backend(args),
+            accept_wire=args.accept_wire,
+            workload=workload_from(args),
         )
     )
     return 0
@@ -123,6 +137,9 @@ def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
         raise UsageError("--dry-run and --export - both write to standard output: give one of them, or --export FILE")
     view = _view(args)
     placement = place(asked.deployment, view)
+    check_ports(asked.deployment, placement)
+    workload = workload_from(args)
+    memory = engine_memory.examine(asked.deployment, asked.shape, view, placement, workload)
     for caution in cautions(asked.deployment, placement, view):
         _warn(caution)
     app = render(asked.deployment, placement, view, asked.shape, asked.model_source)
@@ -135,6 +152,8 @@ def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
             base_url=f"http://{args.host}:{args.port}",
             launch_command=_for_real(argv),
             model_id=model_id(asked.deployment, asked.shape),
+            memory=memory,
+            workload=workload,
         )
         print(text, end="")
     if args.export:

@@ -145,7 +145,13 @@ class Cluster:
         nic = {"kind": "ethernet", "gbit_per_s": pair.shape.gbit_per_s}
         return {node["NodeID"]: {"host": names[node["NodeManagerAddress"]], "nic": nic} for node in self.alive()}
 
-    def ask_nodes(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    def names(self) -> dict[str, str]:
+        """Node id -> the name that `ray start` gave it, else the beginning of its id."""
+        return {
+            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8]) for node in self.alive()
+        }
+
+    def ask_nodes(self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S) -> dict[str, Any]:
         """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
 
         `pdlab.remote` and the function's module travel by value, for the nodes may have no pdlab.
@@ -160,7 +166,7 @@ class Cluster:
         for node in self.alive():
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             asked[node["NodeID"]] = task.options(scheduling_strategy=there).remote(*args)
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=TASK_TIMEOUT_S)
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
         answers = {}
         for node_id, answer in asked.items():
             with contextlib.suppress(Exception):  # it did not answer in time, or died meanwhile

@@ -21,7 +21,8 @@ class ModelShape(Frozen):
     """Shape of one model; ``source`` says where the numbers are from.
 
     ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself. ``engine_kwargs``
-    are vLLM engine arguments that this model wants everywhere. ``local`` models are built by
+    are vLLM engine arguments that this model wants everywhere, ``engine_kwargs_by_tp`` further ones for engines of
+    that TP degree on GPUs. ``local`` models are built by
     pdlab in the user's cache folder. ``expert_intermediate`` is an expert's inner width (None: as
     ``hidden``), ``dense_layers`` the layers without experts (of ``dense_intermediate``),
     ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V,
@@ -53,6 +54,7 @@ class ModelShape(Frozen):
     kv_block_tokens: int = Field(default=16, ge=1)
     max_context: int = Field(ge=1)
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
 
 
 def known_models() -> dict[str, Path]:

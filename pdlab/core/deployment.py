@@ -72,13 +72,24 @@ class Transport(Frozen):
 
     ``backends`` are NIXL backends in order of preference; ``ucx_tls`` is UCX_TLS (None: UCX
     chooses); ``verbose`` turns on UCX and NIXL protocol logging, which costs 5 to 10 times in
-    transfer speed and is for debugging only.
+    transfer speed and is for debugging only. ``ucx_env``: further UCX_ variables of the engines.
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
     backends: tuple[str, ...] = ("UCX",)
     ucx_tls: str | None = None
     verbose: bool = False
+    ucx_env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("ucx_env")
+    @classmethod
+    def _ucx_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not re.fullmatch(r"UCX_[A-Z0-9_]+", name):
+                raise ValueError(f"{name!r} is no variable of UCX, for example UCX_MAX_RMA_RAILS")
+            if name == "UCX_TLS":
+                raise ValueError("UCX_TLS has a field and a flag of its own: ucx_tls, --ucx-tls")
+        return value
 
     @field_validator("backends")
     @classmethod
@@ -219,6 +230,8 @@ class Deployment(Frozen):
         absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
         if self.serving.requests == Requests():
             absent["serving"] = {"requests": True}
+        if isinstance(self.topology, Disaggregated) and not self.topology.transport.ucx_env:
+            absent["topology"] = {"transport": {"ucx_env": True}}
         text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

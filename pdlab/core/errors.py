@@ -43,6 +43,10 @@ class CanaryError(PdlabError):
     """The deployment answers, but its tokens or its KV-transfer counters are wrong."""
 
 
+class WireError(PdlabError):
+    """KV cache takes another way than the plan names, or nothing tells which."""
+
+
 class BenchError(PdlabError):
     """The load could not be driven."""
 

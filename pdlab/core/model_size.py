@@ -7,9 +7,6 @@ from pdlab.core.catalog import ModelShape
 BYTES = {"mxfp4": 4.25 / 8, "fp4": 4.25 / 8, "fp8": 1.0, "int8": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 
 
-# --- model arithmetic -------------------------------------------------------------------------
-
-
 def expert_bytes(shape: ModelShape) -> float:
     """All routed experts: layers x experts x 3 matrices of hidden x intermediate."""
     inner = shape.expert_intermediate or shape.hidden
@@ -36,3 +33,27 @@ def dense_parameters(shape: ModelShape) -> float:
     shared = (shape.layers - shape.dense_layers) * shape.shared_experts * 3 * shape.hidden * inner
     dense = shape.dense_layers * 3 * shape.hidden * (shape.dense_intermediate or 0)
     return shape.layers * attention + shared + dense
+
+
+def full_layers(shape: ModelShape) -> int:
+    """Layers whose attention sees the whole context."""
+    return shape.layers if shape.full_attention_layers is None else shape.full_attention_layers
+
+
+def kv_bytes_per_token_layer(shape: ModelShape) -> float:
+    """K and V of one token in one layer (the latent vector alone where the model has one)."""
+    values = shape.kv_latent or 2 * shape.kv_heads * shape.head_dim
+    return values * BYTES[shape.kv_dtype]
+
+
+def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
+    """KV cache of one sequence of ``tokens``: every layer, or with ``hybrid`` the window of windowed layers."""
+    windowed = shape.layers - full_layers(shape)
+    kept = min(tokens, shape.sliding_window) if hybrid and shape.sliding_window else tokens
+    return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
+
+
+def kv_copies(shape: ModelShape, tp: int) -> float:
+    """How often one token's KV cache is kept over the GPUs of a TP group: heads are copied where TP is larger than
+    their number, a latent vector on every GPU."""
+    return float(tp) if shape.kv_latent else max(1.0, tp / shape.kv_heads)

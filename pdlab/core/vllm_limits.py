@@ -7,6 +7,7 @@ from typing import Any
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.nodes import Placement
 
 
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
@@ -52,6 +53,27 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
             "the canary check is compulsory for it"
         ]
     return []
+
+
+def check_ports(deployment: Deployment, placement: Placement) -> None:
+    """Ray Serve LLM 2.60 gives a data parallel engine the handshake port of its rank, whichever replica it is of: two
+    of one rank on one node want the same, and the second waits for it for ever. Raises UsageError."""
+    if "prefill" not in deployment.pools:
+        return
+    for role, pool in deployment.pools.items():
+        if pool.dp == 1:
+            continue
+        taken: dict[tuple[str, int], int] = {}
+        for replica in (one for one in placement.replicas if one.role == role):
+            for rank in range(pool.dp):
+                node = next(iter(replica.groups[rank * pool.pp].slots))
+                other = taken.setdefault((node, rank), replica.index)
+                if other != replica.index:
+                    raise UsageError(
+                        f"{role} replicas {other} and {replica.index} both have their data parallel rank {rank} on "
+                        f"{node}: Ray Serve LLM gives both one port for KV handshakes, and the second never starts; "
+                        f"use one replica with --{role[0]}-dp {pool.dp * pool.replicas}, or nodes for each"
+                    )
 
 
 def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import Field
 
@@ -30,6 +30,7 @@ ENV_KEY = "pdlab:serve_env"
 POLL_S = 0.25
 STOP_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
+T = TypeVar("T")
 
 
 class ReplicaState(Frozen):
@@ -176,7 +177,11 @@ class Application:
 
     def replica_logs(self) -> list[LogTail]:
         """The end of every log of the submitted application's replicas, read on the nodes themselves."""
-        return [tail for tails in self._ask_logs(tail_logs) for tail in tails]
+        return self.logs_by(tail_logs)
+
+    def logs_by(self, read: Callable[[str, str, float], list[T]]) -> list[T]:
+        """What ``read`` finds in the logs of the submitted application's replicas, on all nodes."""
+        return [found for each in self._ask_logs(read) for found in each]
 
     def _ask_logs(self, read: Callable[..., Any]) -> list[Any]:
         """What ``read(folder, app, since)`` finds in every node's logs."""

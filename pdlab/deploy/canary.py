@@ -1,7 +1,8 @@
 """The canary: does a deployment with KV transfer say the same as the model without?
 
-Fixed prompts at temperature 0 are answered by the deployment and by a reference; the token ids
-must be equal. HTTP 200 proves nothing: blocks delivered to the wrong place give fluent nonsense.
+Fixed prompts at temperature 0 are answered by the deployment and by a reference. Tokens must be equal, up to what
+bfloat16 rounds (`compare`), and so must their log-probabilities. HTTP 200 proves nothing: blocks delivered to the
+wrong place give fluent nonsense.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +25,14 @@ from pdlab.results.schema import CanaryResult
 
 MAX_TOKENS = 16
 TIMEOUT_S = 120.0
-# Where two of the reference's choices are closer than this (difference of log-probabilities), another
-# batch shape or TP degree may tip the balance in bfloat16: taking the other one proves nothing.
-NEAR_TIE = 0.25
+# Logits are bfloat16, in steps of 0.125 from 16 to 32. Another batch shape moves each of two candidates by a step or
+# two, sums over other shards (unequal TP) by more: candidates that close in log-probability may change places.
+ROUNDING, ROUNDING_UNEQUAL_TP = 0.5, 1.0
+# Damaged KV cache shows at once, and has had no tokens to add up over: there half of it is granted.
+EARLY_TOKENS = 4
+MOST_EARLY = 1  # prompts
+LEAST_SHARED = 1 / 3  # of the tokens
+SLACK = 1e-6  # a difference of exactly so many steps is within
 TOP = 5
 # Sizes in facts: a few KV blocks, many, and far beyond gpt-oss's window of 128 tokens.
 FACTS = (6, 40, 160)
@@ -33,10 +40,10 @@ _ID = "token_id:"
 
 
 class Answer(Frozen):
-    """One greedy continuation: token ids, and per token the ids that were a near tie with the best one."""
+    """One greedy continuation: token ids, and per token the log-probabilities of the likeliest, by id."""
 
     tokens: tuple[int, ...]
-    near: tuple[tuple[int, ...], ...]
+    tops: tuple[dict[int, float], ...]
 
 
 class Reference(Frozen):
@@ -110,9 +117,9 @@ def ask_shapes(
                 numbers = [choice["index"] for choice in choices]
                 raise CanaryError(f"{name} is answered by choices {numbers} instead of 0 to {len(right) - 1}")
             got = [read_answer({"choices": [choice]}) for choice in choices]
-            found[name] = compare(got, right, "each asked alone")
+            found[name] = compare(got, right, "each asked alone", bounded=False)
     streamed = read_answer({"choices": [_streamed(_stream(base_url, {**longest, "stream": True}, key))]})
-    found["a stream"] = compare([streamed], [plain[-1]], "asked at once")
+    found["a stream"] = compare([streamed], [plain[-1]], "asked at once", bounded=False)
     return found
 
 
@@ -135,42 +142,102 @@ def _streamed(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_answer(completion: dict[str, Any]) -> Answer:
-    """Token ids and near ties of one completion with ``logprobs``. Raises CanaryError."""
+    """Token ids and log-probabilities of one completion with ``logprobs``. Raises CanaryError."""
     try:
         choice = completion["choices"][0]
         tokens = tuple(int(token) for token in choice["token_ids"])
-        near = tuple(_near(top) for top in choice["logprobs"]["top_logprobs"])
+        tops = tuple(_by_id(top) for top in choice["logprobs"]["top_logprobs"])
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise CanaryError(f"the canary's answer has no tokens ({str(completion)[:200]})") from error
-    if not tokens or len(near) != len(tokens):
-        raise CanaryError(f"the canary's answer has {len(tokens)} tokens and log-probabilities of {len(near)}")
-    return Answer(tokens=tokens, near=near)
+    if not tokens or len(tops) != len(tokens):
+        raise CanaryError(f"the canary's answer has {len(tokens)} tokens and log-probabilities of {len(tops)}")
+    return Answer(tokens=tokens, tops=tops)
 
 
-def compare(got: Sequence[Answer], reference: Sequence[Answer], source: str) -> CanaryResult:
-    """Equal, different, or equal up to near ties; ``source`` names the reference for the person.
+def compare(
+    got: Sequence[Answer],
+    reference: Sequence[Answer],
+    source: str,
+    *,
+    rounding: float = ROUNDING,
+    bounded: bool = True,
+) -> CanaryResult:
+    """Equal, different, or equal up to rounding; ``source`` names the reference for the person.
 
-    Another token that the reference itself nearly took (see NEAR_TIE) is not counted; if no prompt
-    is left that could tell, the result is "not compared" (``equal`` None).
+    ``rounding``: how far apart in log-probability two candidates may be that change places. A prompt whose tokens
+    differ is one that was rounded where all of this holds, else it is wrong: each side has the other's token among
+    its likeliest, within ``rounding`` of its best (within half of it among the first EARLY_TOKENS); and up to there
+    the log-probabilities of the common tokens differ by ``rounding`` at most on average, which is asked of prompts
+    with equal tokens too. ``bounded``: at most MOST_EARLY prompts may be rounded among their first EARLY_TOKENS, and
+    where most are rounded, LEAST_SHARED of all tokens must have come before. If no prompt gives the same tokens, the
+    result is "not compared" (``equal`` None).
     """
-    compared, wrong = 0, []
+    wrong, rounded = [], []
+    same = early = shared = total = 0
     for number, (mine, theirs) in enumerate(zip(got, reference, strict=False), start=1):
-        at = next(
-            (i for i, pair in enumerate(zip(mine.tokens, theirs.tokens, strict=False)) if pair[0] != pair[1]), None
-        )
-        if at is None and len(mine.tokens) == len(theirs.tokens):
-            compared += 1
-        elif at is None or mine.tokens[at] not in theirs.near[at]:
-            compared += 1
-            first = min(len(mine.tokens), len(theirs.tokens)) if at is None else at
-            wrong.append(f"prompt {number} differs from token {first + 1} on")
-    if not compared:
-        return CanaryResult(equal=None, detail=f"not compared: every prompt ends in a near tie ({source})")
-    if wrong:
-        return CanaryResult(equal=False, compared=compared, detail=f"{'; '.join(wrong)} ({source})")
-    return CanaryResult(
-        equal=True, compared=compared, detail=f"{compared} of {len(got)} prompts give the same tokens ({source})"
+        at = _divergence(mine, theirs)
+        fault = _fault(mine, theirs, at, rounding)
+        total += len(theirs.tokens)
+        if fault:
+            wrong.append(f"prompt {number} {fault}")
+        elif at is None:
+            same += 1
+            shared += len(theirs.tokens)
+        else:
+            early += at < EARLY_TOKENS
+            shared += at
+            gap = max(_behind(theirs.tops[at], mine.tokens[at]), _behind(mine.tops[at], theirs.tokens[at]))
+            rounded.append(f"prompt {number} takes another token at {at + 1}, {gap:.3g} from the best")
+    compared = same + len(rounded) + len(wrong)
+    if bounded and not wrong and early > MOST_EARLY:
+        wrong.append(f"{early} of {compared} prompts differ among their first {EARLY_TOKENS} tokens")
+    if bounded and not wrong and 2 * len(rounded) > compared > 1 and shared < LEAST_SHARED * total:
+        wrong.append(f"only {shared} of {total} tokens agree")
+    told = [f"{'; '.join(rounded)}: {'more than ' if wrong else ''}rounding"] if rounded else []
+    equal = False if wrong else True if same else None
+    head = (
+        f"{same} of {len(got)} prompts give the same tokens"
+        if same
+        else "not compared: no prompt gives the same tokens"
     )
+    detail = "; ".join([*(wrong or [head]), *told])
+    return CanaryResult(equal=equal, compared=compared, rounded=len(rounded), detail=f"{detail} ({source})")
+
+
+def _divergence(mine: Answer, theirs: Answer) -> int | None:
+    """The first position whose tokens differ; None where one side's tokens are the beginning of the other's."""
+    pairs = zip(mine.tokens, theirs.tokens, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def _fault(mine: Answer, theirs: Answer, at: int | None, rounding: float) -> str | None:
+    """Why the answers differ by more than rounding; None where they do not."""
+    shared = min(len(mine.tokens), len(theirs.tokens)) if at is None else at
+    apart = [abs(mine.tops[i][token] - theirs.tops[i][token]) for i, token in enumerate(theirs.tokens[:shared])
+             if token in mine.tops[i] and token in theirs.tops[i]]  # fmt: skip
+    mean = sum(apart) / len(apart) if apart else 0.0
+    if mean > rounding + SLACK:
+        return f"has other log-probabilities (by {mean:.2g} on average over {len(apart)} tokens)"
+    if at is None:
+        return None if len(mine.tokens) == len(theirs.tokens) else f"differs from token {shared + 1} on"
+    limit = (rounding / 2 if at < EARLY_TOKENS else rounding) + SLACK
+    gaps = _behind(theirs.tops[at], mine.tokens[at]), _behind(mine.tops[at], theirs.tokens[at])
+    return f"differs from token {at + 1} on" if max(gaps) > limit else None
+
+
+def _behind(top: dict[int, float], token: int) -> float:
+    """How far the token's log-probability is behind the best; infinite where it is not among the likeliest."""
+    return max(top.values()) - top[token] if token in top else math.inf
+
+
+def ask_again(base_url: str, model_id: str, before: Sequence[Answer], key: str | None = None) -> CanaryResult:
+    """The same prompts once more, compared with the deployment's own answers of before. Where nothing is answered,
+    "not compared", with why."""
+    try:
+        got = ask(base_url, model_id, key)
+    except CanaryError as error:
+        return CanaryResult(equal=None, detail=f"not compared: {error}")
+    return compare(got, before, "the answers at the launch", bounded=False)
 
 
 def save_reference(folder: Path, model: str, answers: Sequence[Answer]) -> None:
@@ -195,9 +262,11 @@ def _asked() -> str:
     return hashlib.sha256(json.dumps(requests("")).encode()).hexdigest()[:12]
 
 
-def _near(top: dict[str, float]) -> tuple[int, ...]:
-    best = max(top.values())
-    return tuple(int(token.removeprefix(_ID)) for token, logprob in top.items() if best - logprob < NEAR_TIE)
+def _by_id(top: dict[str, float]) -> dict[int, float]:
+    found = {int(token.removeprefix(_ID)): float(logprob) for token, logprob in top.items()}
+    if not found:
+        raise ValueError("no log-probabilities")
+    return found
 
 
 def _post(base_url: str, request: dict[str, Any], key: str | None) -> dict[str, Any]:

@@ -10,12 +10,15 @@ import yaml
 from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
 from pdlab.core.text import aligned
+from pdlab.core.workload import Workload
+from pdlab.deploy import engine_memory
+from pdlab.deploy.engine_memory import EngineMemory
 from pdlab.deploy.serve_config import ServeApp
 from pdlab.placement.place import Link, links
 
 MAX_LINK_ROWS = 12
-# The workload of the published sweep, and one that a CPU engine answers in reasonable time.
-SWEEP = {"gpu": "-c 4,8,16,32,64 --itl 5000 --otl 250", "cpu": "-c 4,16 --itl 512 --otl 64"}
+# The loads of the published sweep, and such as CPU engines answer in reasonable time.
+LOADS = {"gpu": "4,8,16,32,64", "cpu": "4,16"}
 
 
 def describe(
@@ -27,8 +30,10 @@ def describe(
     base_url: str,
     launch_command: str,
     model_id: str,
+    memory: Sequence[EngineMemory],
+    workload: Workload,
 ) -> str:
-    """The whole text. ``launch_command`` starts this deployment for real."""
+    """The whole text. ``launch_command`` starts this deployment for real; ``memory`` is of what can be told."""
     unit = "GPU" if placement.device == "gpu" else "CPU slot"
     used = placement.used_slots
     sections = [
@@ -43,10 +48,11 @@ def describe(
         _link_table(links(placement, view)),
         _node_table(view, used, unit),
         "",
+        _memory(memory, deployment, workload, "GPU" if placement.device == "gpu" else "CPU rank"),
         f"Ray Serve LLM arguments ({app.import_path}):",
         _indent(yaml.safe_dump(app.args, sort_keys=False, default_flow_style=None, width=110)),
         "Commands that follow:",
-        _indent("\n".join(_commands(deployment, placement, launch_command, base_url, model_id))),
+        _indent("\n".join(_commands(deployment, placement, launch_command, base_url, model_id, workload))),
     ]
     return "\n".join(section for section in sections if section is not None)
 
@@ -98,6 +104,14 @@ def _node_table(view: ClusterView, used: dict[str, tuple[int, ...]], unit: str) 
     return _table(rows)
 
 
+def _memory(found: Sequence[EngineMemory], deployment: Deployment, workload: Workload, unit: str) -> str:
+    untold = [role for role in deployment.pools if role not in {memory.role for memory in found}]
+    text = engine_memory.table(found, workload, unit) if found else ""
+    if untold:
+        text += f"memory of {' and '.join(untold)} engines: not known (a model or a GPU that configs/ does not have)\n"
+    return text
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """``0-3,6`` for 0, 1, 2, 3, 6; ``-`` for none."""
     spans: list[list[int]] = []
@@ -115,12 +129,18 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _commands(
-    deployment: Deployment, placement: Placement, launch_command: str, base_url: str, model_id: str
+    deployment: Deployment,
+    placement: Placement,
+    launch_command: str,
+    base_url: str,
+    model_id: str,
+    workload: Workload,
 ) -> list[str]:
     name = deployment.name or deployment.label
+    lengths = f"--itl {workload.input_tokens} --otl {workload.output_tokens}"
     return [
         launch_command,
-        f"./run_bm.sh -e {name} -t concurrency {SWEEP[placement.device]} -u {base_url} -m {model_id}",
+        f"./run_bm.sh -e {name} -t concurrency -c {LOADS[placement.device]} {lengths} -u {base_url} -m {model_id}",
         f"python viz.py --exps bm_results/{name} --use-normalized",
     ]
 

@@ -17,6 +17,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import cache_dir, held, launch_lock, replace
 from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import Frozen, load_yaml
+from pdlab.deploy.canary import Answer
 from pdlab.results.schema import Manifest
 
 
@@ -36,7 +37,8 @@ class Running(Frozen):
     replicas of this deployment, for a page goes on showing the counters of replicas that are gone;
     ``pools`` says which pool each is of: collocated, prefill, decode. ``on_host``: the host in whose
     network all these addresses are (None: this machine's own); see `reach`. ``api_key_file`` has the
-    key that clients must send (None: none is asked for).
+    key that clients must send (None: none is asked for). ``answers``: what it answered to the canary's
+    prompts (none where that means nothing).
     """
 
     base_url: str
@@ -48,6 +50,7 @@ class Running(Frozen):
     on_host: OnHost | None = None
     pools: dict[str, str] = Field(default_factory=dict)
     api_key_file: str | None = None
+    answers: tuple[Answer, ...] = ()
 
     @property
     def start(self) -> str:

@@ -1,9 +1,10 @@
-"""From a request to a checked deployment: place, deploy, watch, warm, canary, counters, publish."""
+"""From a request to a checked deployment: place, deploy, watch, warm, canary, counters, wire, publish."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -25,8 +26,11 @@ from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import cache_dir, holder
+from pdlab.core.files import replace as replace_file
+from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
-from pdlab.deploy import preflight
+from pdlab.core.vllm_limits import check_ports
+from pdlab.deploy import engine_memory, preflight, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
@@ -35,11 +39,14 @@ from pdlab.deploy.serve_config import model_id, render, serving_env, transport_e
 from pdlab.deploy.verify import Progress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import cautions, fits, place
+from pdlab.remote.logs import log_ends
 from pdlab.results.provenance import git_state, hardware, now, versions
 from pdlab.results.schema import Manifest
 
 RELEASE_TIMEOUT_S = 10.0
 RELEASE_POLL_S = 0.25
+LEAST_START_TIMEOUT_S = 1800.0
+START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 
 
 def launch(request: LaunchRequest) -> None:
@@ -88,7 +95,7 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
             except BaseException:
                 if local:
                     local_nodes.note_shared_memory(local)
-                kept = local_nodes.keep_logs(local) if local else None
+                kept = local_nodes.keep_logs(local) if local else _keep_logs(app)
                 if kept:
                     say(f"logs kept in {kept}")
                 raise
@@ -189,13 +196,16 @@ def _serve(
     deployment = request.deployment
     app.start_serve(request.host, request.port)
     view, placement = _placed(app.cluster.view, deployment, patience_s)
+    check_ports(deployment, placement)
+    engine_memory.examine(deployment, shape, view, placement, request.workload)
     say(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
     for caution in cautions(deployment, placement, view):
         say(f"warning: {caution}")
-    preflight.examine(app.cluster, deployment, say)
+    deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
+    request = replace(request, deployment=deployment)
     started = now()
     loading.result()
     app.submit(render(deployment, placement, view, shape, source))
@@ -214,18 +224,28 @@ def _serve(
         save_running(running)
         say("submitted; not waited for, so nothing was checked: no canary, no transfer counters")
         return running
-    for state in app.wait(request.timeout_s):
+    for state in app.wait(request.timeout_s or start_timeout_s(shape, view)):
         say(_stages(state))
     roles = {served: role for role, served in deployment_names(deployment, name).items()}
     pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
     replicas = tuple(replica.replica for replica in state.replicas)
     running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
-    result = check(app, deployment, running, say)
-    manifest = manifest.model_copy(update={"placement": came_out, "canary": result, "finished_at": None})
-    running = running.model_copy(update={"manifest": manifest})
+    checked = check(app, deployment, running, say)
+    proof = wire_proof.prove(app, deployment, running, view, came_out, shape, say, request.accept_wire)
+    checks = {"canary": checked.result, "wire": proof}
+    manifest = manifest.model_copy(update={"placement": came_out, **checks, "finished_at": None})
+    running = running.model_copy(update={"manifest": manifest, "answers": checked.answers})
     save_running(running)
     return running
+
+
+def start_timeout_s(shape: ModelShape | None, view: ClusterView) -> float:
+    """Seconds after which a start has failed: a base for imports, compilation and graphs, the weights at the rate of a
+    download or a busy disk, and what every node's share of a rendezvous may take."""
+    weights = 0.0 if shape is None else expert_bytes(shape) + dense_bytes(shape, with_embedding=True)
+    needed = START_BASE_S + weights / LOAD_BYTES_PER_S + START_PER_NODE_S * len(view.engine_nodes)
+    return max(LEAST_START_TIMEOUT_S, needed)
 
 
 def _placed(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> tuple[ClusterView, Placement]:
@@ -264,7 +284,7 @@ def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, s
         git_dirty=dirty,
         versions=versions(),
         hardware=hardware(),
-        transport_env=transport_env(topology.transport) if isinstance(topology, Disaggregated) else {},
+        transport_env=transport_env(topology.transport, view) if isinstance(topology, Disaggregated) else {},
         started_at=started,
     )
 
@@ -316,6 +336,18 @@ def _check_port(request: LaunchRequest) -> None:
             probe.bind(("127.0.0.1", request.port))
         except OSError as error:
             raise UsageError(f"port {request.port} is taken by another program; choose one with --port") from error
+
+
+def _keep_logs(app: Application) -> Path | None:
+    """The replicas' logs of all nodes, in the cache folder; None when there are none, or they cannot be read now."""
+    kept = cache_dir() / "logs" / "last-failure"
+    with contextlib.suppress(Exception):  # a cluster that is going, too: the launch's own error is told
+        ends = app.logs_by(log_ends)
+        shutil.rmtree(kept, ignore_errors=True)
+        for node, name, text in ends:
+            replace_file(kept / f"{node}-{name}", text.encode())
+        return kept if ends else None
+    return None
 
 
 def _quietly(function: Any, *args: Any) -> None:

@@ -26,10 +26,16 @@ from pdlab.core.deployment import (
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.schema import validate
+from pdlab.core.workload import Workload
 
 LOCAL_MODEL = "tiny-gptoss"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
+# A CPU engine answers it in reasonable time.
+LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
+DEFAULT_WORKLOAD = Workload()
+# The canary's longest prompt and the request that proves the wire have some thousand tokens.
+LEAST_MODEL_LEN, LENGTH_STEP = 8192, 1024
 
 _EXAMPLES = f"""examples:
   python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
@@ -228,6 +234,19 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
         "--ucx-tls", metavar="LIST", help="UCX_TLS of the engines, for example tcp (default: UCX chooses)"
     )
     group.add_argument(
+        "--ucx-env",
+        action="append",
+        default=[],
+        metavar="UCX_NAME=VALUE",
+        help="another variable of UCX for the engines (repeatable); UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
+    )
+    group.add_argument(
+        "--accept-wire",
+        choices=("tcp", "efa", "rdma", "unknown"),
+        help="serve pd-spread although one long request at the launch shows that KV cache takes this wire, and not the "
+        "one that the plan names (default: refuse)",
+    )
+    group.add_argument(
         "--verbose",
         action="store_true",
         help="protocol logs of UCX and NIXL: shows the transport really used, costs 5 to 10 times in transfer speed",
@@ -240,8 +259,19 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--p-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for prefill alone")
     group.add_argument("--d-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="for decode alone")
     group.add_argument(
-        "--max-model-len", type=positive, metavar="TOKENS", help="longest prompt + answer (default: the model's)"
+        "--max-model-len",
+        type=positive,
+        metavar="TOKENS",
+        help="longest prompt + answer; vLLM reserves KV cache for one (default: that of --itl and --otl, else of the "
+        "model's file)",
     )
+    group = parser.add_argument_group("workload that the engines are to hold")
+    default = f"default {DEFAULT_WORKLOAD.input_tokens}, with --local {LOCAL_WORKLOAD.input_tokens}"
+    group.add_argument("--itl", "--isl", "--input-len", dest="itl", type=positive, metavar="TOKENS",
+                       help=f"input tokens of a request ({default})")  # fmt: skip
+    default = f"default {DEFAULT_WORKLOAD.output_tokens}, with --local {LOCAL_WORKLOAD.output_tokens}"
+    group.add_argument("--otl", "--osl", "--output-len", dest="otl", type=positive, metavar="TOKENS",
+                       help=f"output tokens of a request ({default})")  # fmt: skip
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
@@ -264,7 +294,10 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--detach", action="store_true", help="leave it running when the launcher ends")
     group.add_argument(
-        "--timeout-s", type=seconds, default=1800.0, metavar="S", help="give up a start after S seconds (1800)"
+        "--timeout-s",
+        type=seconds,
+        metavar="S",
+        help="give up a start after S seconds (default 1800, longer for models of more bytes on more nodes)",
     )
     group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
 
@@ -321,7 +354,7 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
     model = args.model or (LOCAL_MODEL if args.local else None)
     given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
-    given |= {"max_model_len": args.max_model_len, "decode_bench": args.decode_bench or None}
+    given |= {"max_model_len": _max_model_len(args, base), "decode_bench": args.decode_bench or None}
     data |= {key: value for key, value in given.items() if value is not None}
     names = ("direct_streaming", "tokenize_once", "stream_batching_ms")
     serving = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -336,6 +369,35 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
         raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
     _refuse_unreachable(args, data["serving"])
     return validate(Deployment, data, where="command line")
+
+
+def workload_from(args: argparse.Namespace) -> Workload:
+    """The requests that the engines are to hold."""
+    default = LOCAL_WORKLOAD if args.local else DEFAULT_WORKLOAD
+    lengths = {"input_tokens": args.itl, "output_tokens": args.otl}
+    return default.model_copy(update={name: value for name, value in lengths.items() if value is not None})
+
+
+def _max_model_len(args: argparse.Namespace, base: Deployment | None) -> int | None:
+    """What is given, else what a workload that is given needs; None: as the model's file says. Raises UsageError."""
+    given: int | None = args.max_model_len or (base.max_model_len if base else None)
+    if args.itl is None and args.otl is None:
+        return given
+    workload = workload_from(args)
+    needed = workload.input_tokens + workload.output_tokens
+    if given is not None and needed > given:
+        raise UsageError(
+            f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {needed} tokens, max_model_len is "
+            f"{given}: give a larger --max-model-len, or leave it out to follow the workload"
+        )
+    return given or max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
+
+
+def chooses_backend(args: argparse.Namespace) -> bool:
+    """Whether neither the flags nor the file of --config say which NIXL backend moves the KV cache."""
+    base = load_deployment(args.config).topology if args.config else None
+    named = isinstance(base, Disaggregated) and "backends" in base.transport.model_fields_set
+    return args.kv_backend is None and not named
 
 
 def _refuse_unreachable(args: argparse.Namespace, serving: dict[str, Any]) -> None:
@@ -374,12 +436,24 @@ def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
 def _transport(args: argparse.Namespace, before: Transport) -> Transport:
     given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
     data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
+    data["ucx_env"] = {**before.ucx_env, **_variables(args.ucx_env)}
     return validate(Transport, data, where="command line")
+
+
+def _variables(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not value:
+            raise UsageError(f"--ucx-env {pair!r}: expected UCX_NAME=VALUE, for example UCX_MAX_RMA_RAILS=4")
+        found[name] = value
+    return found
 
 
 def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
     names = ("num", "tp", "dp", "pp", "ep")
-    pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")] + ["kv_backend", "ucx_tls"]
+    pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")]
+    pd_only += ["kv_backend", "ucx_tls", "ucx_env", "accept_wire"]
     wrong, hint = (
         (pd_only, "it is for --pd-pack and --pd-spread")
         if mode == "collocated"
@@ -402,9 +476,13 @@ class LaunchRequest:
     given, that many Ray nodes started on this machine, with ``two_hosts`` on two hosts made of
     namespaces; ``link``: what the link between them shall be, None: as it is, or unshaped).
     ``wait``: return when the deployment is ready and checked, else at once. ``detach``: leave it
-    running when the launcher ends. ``timeout_s``: seconds until a start counts as failed.
+    running when the launcher ends. ``timeout_s``: seconds until a start counts as failed (None: as
+    long as such a model may take).
     ``command`` is the command line, for the manifest. ``api_key_file``: clients must send the key in it
     (None: nobody is asked for one). ``accept_open_cluster``: serve on a Ray cluster that asks for no token.
+    ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide. ``accept_wire``: serve although KV
+    cache takes this wire and not the planned one. ``workload``: what an engine must
+    hold.
     """
 
     deployment: Deployment
@@ -416,7 +494,10 @@ class LaunchRequest:
     port: int = DEFAULT_PORT
     wait: bool = True
     detach: bool = False
-    timeout_s: float = 1800.0
+    timeout_s: float | None = None
     api_key_file: str | None = None
     accept_open_cluster: bool = False
+    choose_backend: bool = False
+    accept_wire: str | None = None
+    workload: Workload = DEFAULT_WORKLOAD
     command: tuple[str, ...] = ()

@@ -1,15 +1,19 @@
-"""The quick part of debug/doctor.py, before a PD deployment starts: what would break it stops the launch."""
+"""The doctor before a deployment starts: what would break it stops the launch, and where EFA lies between prefill and
+decode, UCX is loaded on every node to prove that it finds it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from pdlab.cluster.connection import Cluster
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Deployment, Disaggregated, Transport
 from pdlab.core.errors import DeployError
+from pdlab.core.nodes import ClusterView
+from pdlab.deploy.serve_config import gpu_env, transport_env
 from pdlab.remote import node
-from pdlab.transfer.doctor import diagnosis, settings_rules
+from pdlab.transfer.doctor import diagnosis, settings_rules, software_rules
 from pdlab.transfer.doctor.findings import Facts, Finding
 
 PORT_WAIT_S = 20.0
@@ -17,18 +21,85 @@ PORT_WAIT_S = 20.0
 seconds on a loaded machine."""
 
 
-def examine(cluster: Cluster, deployment: Deployment, say: Callable[[str], None]) -> None:
-    """Ask every node, tell the warnings. Raises DeployError on what would break the deployment."""
-    if not isinstance(deployment.topology, Disaggregated):
-        return
-    ports = settings_rules.side_channel_ports({role: pool.gpus for role, pool in deployment.pools.items()})
+LIBFABRIC = "LIBFABRIC"
 
-    def ask() -> Facts:
-        if cluster.local:
-            return {"this machine": node.quick(ports)}
-        return cluster.ask_nodes(node.quick, ports)
+
+def examine(
+    cluster: Cluster, deployment: Deployment, view: ClusterView, say: Callable[[str], None], *, choose: bool = False
+) -> Deployment:
+    """Ask every node, tell the warnings. Raises DeployError on what would break the deployment.
+
+    Returns the deployment: with ``choose`` a spread over EFA nodes moves its KV cache by LIBFABRIC where that loads
+    on every node, as NIXL itself recommends there (nixl_agent.cpp of 1.3.2).
+    """
+    topology = deployment.topology
+    on_gpus = view.device == "gpu"
+    if not isinstance(topology, Disaggregated):
+        if on_gpus:
+            facts = cluster.ask_nodes(node.quick, (), gpu_env())
+            judge(lambda: diagnosis.diagnose(facts, rules=software_rules.ENGINE_RULES), say)
+        return deployment
+    ports = settings_rules.side_channel_ports(deployment.pools)
+    transport = topology.transport
+    environment = {**(gpu_env() if on_gpus else {}), **transport_env(transport, view)}
+    if topology.placement == "spread" and over_efa(view):
+        optional = (LIBFABRIC,) if choose and may_choose(transport) else ()
+        say("asking UCX on every node which devices it finds")
+        asked = (*transport.backends, *(name for name in optional if name not in transport.backends))
+        facts = cluster.ask_nodes(node.thorough, ports, environment, asked)
+        if optional and all_load(facts, LIBFABRIC):
+            say(f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)")
+            transport = transport.model_copy(update={"backends": (LIBFABRIC,)})
+            deployment = deployment.model_copy(
+                update={"topology": topology.model_copy(update={"transport": transport})}
+            )
+        loaded = only_asked(facts, transport.backends)
+
+        def ask() -> Facts:
+            # What loads does not change while a port is being freed.
+            now = cluster.ask_nodes(node.quick, ports, environment)
+            return {name: {**fact, "loaded": loaded.get(name, {}).get("loaded")} for name, fact in now.items()}
+
+    else:
+
+        def ask() -> Facts:
+            if cluster.local:
+                return {"this machine": node.quick(ports, environment)}
+            return cluster.ask_nodes(node.quick, ports, environment)
 
     judge(lambda: diagnosis.diagnose(ask()), say)
+    return deployment
+
+
+def over_efa(view: ClusterView) -> bool:
+    """Whether every node that takes engines has EFA."""
+    return all(one.nic.kind == "efa" for one in view.engine_nodes)
+
+
+def may_choose(transport: Transport) -> bool:
+    """Whether nothing was said of UCX that another backend would not follow."""
+    return transport.ucx_tls is None and not transport.ucx_env
+
+
+def all_load(facts: Facts, backend: str) -> bool:
+    """Whether the backend was created on every node that was asked."""
+    loaded = [(fact.get("loaded") or {}).get("backends", {}) for fact in facts.values()]
+    return bool(loaded) and all(backends.get(backend, "not asked") is None for backends in loaded)
+
+
+def only_asked(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The facts without the backends that the deployment does not use, whose failure is none of its concern.
+
+    Without UCX among them, what UCX finds and logs is left out too.
+    """
+    wanted = set(backends)
+    found = {}
+    for name, fact in facts.items():
+        loaded: Mapping[str, Any] = fact.get("loaded") or {}
+        kept = {key: value for key, value in loaded.get("backends", {}).items() if key in wanted}
+        changed = {**loaded, "backends": kept} | ({} if "UCX" in wanted else {"transports": None, "log": ""})
+        found[name] = {**fact, "loaded": changed}
+    return found
 
 
 def judge(findings_now: Callable[[], list[Finding]], say: Callable[[str], None], wait_s: float = PORT_WAIT_S) -> None:

@@ -1,6 +1,7 @@
 """Deployment + Placement -> the plain arguments of `pdlab.deploy.serving.builders`. Imports neither Ray nor vLLM.
 
-Engine arguments, later ones win: device defaults, the model's, the deployment's, the pool's, and
+Engine arguments, later ones win: device defaults, the model's, the model's for that TP degree on GPUs, the
+deployment's, the pool's, and
 last the ones that pdlab itself owns (`pdlab.core.deployment.RESERVED_ENGINE_KWARGS`).
 """
 
@@ -83,7 +84,7 @@ def _llm_config(
     pool = deployment.pools[role]
     transport = deployment.topology.transport if isinstance(deployment.topology, Disaggregated) else None
     cpu = placement.device == "cpu"
-    env = {**(cpu_env() if cpu else {}), **(transport_env(transport) if transport else {})}
+    env = {**(cpu_env() if cpu else gpu_env()), **(transport_env(transport, view) if transport else {})}
     batching_ms = deployment.serving.stream_batching_ms
     config: dict[str, Any] = {
         "model_loading_config": {"model_id": model_id(deployment, shape), "model_source": model_source},
@@ -120,6 +121,8 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
     pool = deployment.pools[role]
     merged: dict[str, Any] = cpu_engine_kwargs() if cpu else {}
     merged |= shape.engine_kwargs if shape else {}
+    if shape and not cpu:
+        merged |= shape.engine_kwargs_by_tp.get(pool.tp, {})
     if deployment.max_model_len is not None:
         merged["max_model_len"] = deployment.max_model_len
     merged |= deployment.engine_kwargs
@@ -168,13 +171,28 @@ def serving_env(deployment: Deployment) -> dict[str, str]:
     return {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
 
 
-def transport_env(transport: Transport) -> dict[str, str]:
-    """Environment of the engines that steers UCX and NIXL."""
+def gpu_env() -> dict[str, str]:
+    """FlashInfer's sampler is compiled when an engine starts, with nvcc, which a node without the CUDA toolkit has
+    not; greedy answers never come from it."""
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+
+
+def rails(view: ClusterView) -> int | None:
+    """EFA devices per GPU where every node with GPUs has more than the two that NIXL lets UCX use; None: no need."""
+    nodes = [node for node in view.nodes if node.gpus]
+    per_gpu = [node.nic.count // node.gpus if node.nic.kind == "efa" else 0 for node in nodes]
+    return min(per_gpu) if per_gpu and min(per_gpu) > 2 else None
+
+
+def transport_env(transport: Transport, view: ClusterView) -> dict[str, str]:
+    """Environment of the engines that steers UCX and NIXL on those nodes."""
     env = {"UCX_TLS": transport.ucx_tls} if transport.ucx_tls else {}
+    if (count := rails(view)) is not None:
+        env["UCX_MAX_RMA_RAILS"] = str(count)
     if transport.verbose:
         # PROTO_INFO=used counts what was really transferred how; "y" would list candidates.
         env |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "used", "NIXL_LOG_LEVEL": "DEBUG"}
-    return env
+    return env | transport.ucx_env
 
 
 def _strategy(placement: Placement, role: Role) -> str:

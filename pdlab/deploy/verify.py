@@ -7,15 +7,20 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from pdlab.core import api_key
+from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import CanaryError
 from pdlab.core.files import cache_dir
+from pdlab.core.nodes import Role
 from pdlab.deploy import canary
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.results.schema import CanaryResult, NixlCounters
 
 COUNTERS_TIMEOUT_S = 30.0
@@ -35,28 +40,40 @@ class Progress:
             self._last = text
 
 
-def check(app: Application, deployment: Deployment, running: Running, say: Progress) -> CanaryResult:
+@dataclass(frozen=True)
+class Checked:
+    """``answers``: the deployment's own, for the canary after a sweep; none where they mean nothing."""
+
+    result: CanaryResult
+    answers: tuple[canary.Answer, ...] = ()
+
+
+def check(app: Application, deployment: Deployment, running: Running, say: Progress) -> Checked:
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
     key = _reference_key(deployment, running)
     got = canary.ask(running.base_url, running.model_id, api_key.known(running.api_key_file, {}))
     if deployment.decode_bench:
         say("no canary: the KV cache of prompts is filled with random values")
-        return CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared")
+        return Checked(CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared"))
     _check_shapes(deployment, running, got, say)
     if not isinstance(topology, Disaggregated):
+        assert key is not None, "one pool has one key"
         canary.save_reference(cache_dir(), key, got)
         say("canary: answers kept as the collocated reference")
-        return CanaryResult(equal=None, detail="collocated: this is the reference")
+        return Checked(CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(got))
     if topology.prefill.replicas * topology.prefill.dp > 1:
         say(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
-    stored = canary.load_reference(cache_dir(), key) if topology.prefill.tp == topology.decode.tp else None
+    equal_tp = topology.prefill.tp == topology.decode.tp
+    rounding = canary.ROUNDING if equal_tp else canary.ROUNDING_UNEQUAL_TP
+    stored = None if key is None else canary.load_reference(cache_dir(), key)
     if stored is not None:
-        result = canary.compare(got, stored, "reference: a collocated launch")
+        result = canary.compare(got, stored, "reference: a collocated launch", rounding=rounding)
     else:
         alone = app.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(got)])
-        result = canary.compare(got, [canary.read_answer(a) for a in alone], "reference: a prefill engine alone")
-    say(f"canary: {result.detail}")
+        answers = [canary.read_answer(answer) for answer in alone]
+        result = canary.compare(got, answers, "reference: a prefill engine alone", rounding=rounding)
+    say(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")
     if result.equal is False:
         raise CanaryError(
             f"the deployment answers, but wrongly: {result.detail}. KV cache arrives damaged or in the wrong place; "
@@ -72,7 +89,7 @@ def check(app: Application, deployment: Deployment, running: Running, say: Progr
         raise CanaryError(
             f"vLLM counts {counters.failed_transfers:g} failed KV transfers; see the decode replica's log"
         )
-    return result
+    return Checked(result, tuple(got))
 
 
 def _check_shapes(deployment: Deployment, running: Running, plain: Sequence[canary.Answer], say: Progress) -> None:
@@ -91,13 +108,23 @@ def _check_shapes(deployment: Deployment, running: Running, plain: Sequence[cana
             say(f"canary: {name}: {result.detail}")
 
 
-def _reference_key(deployment: Deployment, running: Running) -> str:
-    """What a canary's answers depend on: the weights, the vLLM that runs them, its arguments, and the
-    TP degree, for sums over other shards round differently."""
-    tp = next(iter(deployment.pools.values())).tp
-    facts = [tp, running.tokenizer, running.manifest.versions.get("vllm"), deployment.engine_kwargs]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    return f"{running.model_id}-{digest}"
+def _reference_key(deployment: Deployment, running: Running) -> str | None:
+    """What a canary's answers depend on: weights, versions, device, and everything that the engines are told but how
+    KV cache travels. None where prefill and decode differ in it: no collocated launch is a reference for both."""
+    manifest = running.manifest
+    cluster, placement = manifest.cluster, manifest.placement
+    shape = resolve_model(deployment.model)[0]
+    keys = set()
+    for role, pool in deployment.pools.items():
+        nodes = placement.nodes_of(cast(Role, role)) if cluster and placement else ()
+        gpus = sorted({str(cluster.node(node).gpu_type) for node in nodes}) if cluster else []
+        cpu = cluster is not None and cluster.device == "cpu"
+        told = {**engine_kwargs(deployment, cast(Role, role), shape, cpu=cpu), "kv_transfer_config": None}
+        versions = {name: manifest.versions.get(name) for name in ("vllm", "torch")}
+        facts = [running.tokenizer, versions, gpus, pool.dp, pool.expert_parallel, told]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        keys.add(f"{running.model_id}-{digest}")
+    return keys.pop() if len(keys) == 1 else None
 
 
 def _await_transfers(running: Running) -> NixlCounters:

@@ -57,6 +57,26 @@ def count_prewarmed(folder: str, app: str, since: float = 0.0) -> tuple[int, int
     return done, empty
 
 
+def log_ends(folder: str, app: str, since: float = 0.0) -> list[tuple[str, str, str]]:
+    """(node, file name, text) of the application's replicas' logs: their beginnings and their ends."""
+    node = socket.gethostname()
+    found = []
+    for path in _logs_of(folder, app, since):
+        head, tail = _ends(path)
+        whole = path.stat().st_size <= TAIL_BYTES
+        found.append((node, path.name, tail if whole else f"{head}\n[...]\n{tail}"))
+    return found
+
+
+def ucx_tables(folder: str, app: str, since: float = 0.0) -> list[str]:
+    """The lines of UCX's tables of protocols in each log of the application's replicas, where there are some."""
+    found = []
+    for path in _logs_of(folder, app, since):
+        table = [line for line in _ends(path)[1].splitlines() if "+--" in line or line.rstrip().endswith("|")]
+        found += ["\n".join(table)] if table else []
+    return found
+
+
 def _logs_of(folder: str, app: str, since: float) -> Iterator[Path]:
     """Ray writes one .out and one .err per process; a replica's say ``:actor_name:ServeReplica:<app>:``
     near their beginning. Logs that ended before ``since`` (seconds, Unix time) are of earlier launches.

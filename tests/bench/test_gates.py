@@ -11,7 +11,7 @@ from pdlab.bench import gates
 from pdlab.bench.gates import GATES, Evidence, validate_level
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
 from pdlab.results import metrics
-from pdlab.results.schema import ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run
+from pdlab.results.schema import CanaryResult, ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run, Validity
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=5)
 NAMES = [gate.name for gate in GATES]
@@ -58,6 +58,8 @@ def evidence(**changes: Any) -> Evidence:
         "engines_before": engines(requests=0, external_cache_hits=0),
         "engines_after": engines(requests=changes.get("num_requests", 24)),
         "client": ClientLoad(cpu_share=0.3, loop_lag_s=0.002, clock_step_s=0.0001),
+        "front_cores": {"ingress": 0.5, "proxy": 0.3},
+        "ingress_replicas": 1,
     }
     given = {**clean, **changes}
     given.setdefault("steady", metrics.steady(given["records"], given["load"]))
@@ -131,6 +133,9 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         {**client(loop_lag_s=0.06), "records": waves(ttft_s=0.2)},
         "load generator saturated: event loop late by 60 ms (p95, limit 50 ms)",
     ),
+    ("front_saturation", {"front_cores": {"ingress": 0.97}}, "ingress saturated: 0.97 of one core (limit 0.9); give"),
+    ("front_saturation", {"front_cores": {"ingress": 1.9}, "ingress_replicas": 2}, "ingress saturated: 0.95 of one"),
+    ("front_saturation", {"front_cores": {"ingress": 0.5, "proxy": 1.1}}, "proxy saturated: 1.10 of one core"),
     (
         "lateness",
         {"records": waves(lateness_s=0.6)},
@@ -320,3 +325,27 @@ def test_sustained_open_loops_are_not_called_drifting_and_overload_is() -> None:
 def test_clock_steps_within_what_ntp_slews_are_fine() -> None:
     slewed = evidence(**client(clock_step_s=gates.CLOCK_SLACK_S))
     assert validate_level(slewed).valid
+
+
+def test_two_ingress_replicas_may_use_a_core_each_and_what_was_not_seen_is_unchecked() -> None:
+    assert validate_level(evidence(front_cores={"ingress": 1.7}, ingress_replicas=2)).valid
+    assert "front_saturation" in validate_level(evidence(front_cores={})).unchecked
+    assert validate_level(evidence(front_cores={}, ingress_replicas=None)).unchecked == {}, "direct streaming"
+
+
+class TestAfterCanary:
+    """What is asked once behind a sweep judges each of its levels."""
+
+    CLEAN = Validity(notes=("kept",))
+
+    def test_right_answers_change_nothing(self) -> None:
+        assert gates.after_canary(self.CLEAN, CanaryResult(equal=True, compared=3, detail="3 of 3")) == self.CLEAN
+
+    def test_wrong_ones_fail_the_level(self) -> None:
+        judged = gates.after_canary(self.CLEAN, CanaryResult(equal=False, compared=3, detail="prompt 1 differs"))
+        assert (judged.valid, judged.failed_gates, judged.notes) == (False, ("canary",), ("kept",))
+        assert judged.reasons == ("the deployment answered wrongly behind the sweep: prompt 1 differs",)
+
+    def test_none_are_no_proof(self) -> None:
+        judged = gates.after_canary(self.CLEAN, CanaryResult(equal=None, detail="no answer"))
+        assert judged.valid and judged.unchecked == {"canary": "no answer"}

@@ -12,16 +12,18 @@ import pytest
 from pdlab.bench import target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import same_experiment
+from pdlab.bench.sweep import _check_again, same_experiment
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Closed, Open, Ramp, RunKey, Slo, Workload
+from pdlab.deploy import canary
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import build_parser, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
-from pdlab.results.schema import Manifest, NixlCounters, Run, Summary, Validity
+from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary, Validity
+from pdlab.results.store import Store
 
 
 def counts(*transfers: float | None) -> Iterator[NixlCounters]:
@@ -279,3 +281,51 @@ def test_the_experiments_one_line() -> None:
     assert "[1/2] pack, repeat 0: launching (elapsed 0:00, about 3:20 to go)\n" in text
     assert "[1/2] pack, repeat 0: concurrency 4: fine\n" in text
     assert "[2/2] spread, repeat 0: DID NOT START\n" in text
+
+
+class TestCanaryAfterTheSweep:
+    """It is recorded, and wrong answers fail the levels that this sweep measured."""
+
+    def store(self, folder: Path) -> Store:
+        store = Store(folder)
+        for concurrency in (1, 2):
+            run = Run(
+                origin="measured", label="x", key=RunKey(kind="concurrency", value=concurrency), workload=Workload(),
+                load=Closed(concurrency=concurrency), num_requests=1, completed=1, failed=0,
+                whole=Summary(duration_s=1, completed=1, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1),
+            )  # fmt: skip
+            store.write(run, [RequestRecord(arrival_s=0.0, input_tokens=1, output_tokens=1)])
+        store.write_manifest(manifest())
+        return store
+
+    def after(self, store: Store, equal: bool | None, monkeypatch: pytest.MonkeyPatch, answers: int = 1) -> Store:
+        kept = (canary.Answer(tokens=(1,), tops=({1: -0.1},)),) * answers
+        aimed = target.Target(
+            base_url="http://127.0.0.1:1", model_id="m", tokenizer="m", name="x", manifest=manifest(), answers=kept
+        )
+        result = CanaryResult(equal=equal, compared=1, detail="told")
+        monkeypatch.setattr(canary, "ask_again", lambda *_: result)
+        measured = {RunKey(kind="concurrency", value=2)}
+        _check_again(aimed, store, measured, Progress(stream=io.StringIO()))
+        return store
+
+    def test_wrong_answers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = self.after(self.store(tmp_path), False, monkeypatch)
+        assert [run.validity.failed_gates for run in store.runs()] == [(), ("canary",)], "one is of an earlier sweep"
+        for run in store.runs():
+            store.check_records(run)
+        assert [result.equal for result in store.read_manifest().canaries_after] == [False]
+
+    def test_every_sweep_adds_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = self.store(tmp_path)
+        before = store.path(RunKey(kind="concurrency", value=2)).read_bytes()
+        for equal in (True, True):
+            self.after(store, equal, monkeypatch)
+        assert len(store.read_manifest().canaries_after) == 2
+        assert store.path(RunKey(kind="concurrency", value=2)).read_bytes() == before
+
+    def test_without_answers_of_the_launch_nothing_is_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = self.after(self.store(tmp_path), False, monkeypatch, answers=0)
+        assert store.read_manifest().canaries_after == () and all(run.validity.valid for run in store.runs())

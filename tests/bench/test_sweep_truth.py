@@ -98,7 +98,7 @@ def late_s(swept: Swept, concurrency: int) -> float:
 def test_latencies_are_the_servers(swept: Swept, concurrency: int) -> None:
     run, expected = swept.run(concurrency), truth(swept.served(concurrency))
     assert run.validity.valid, run.validity.reasons
-    assert run.validity.failed_gates == () and run.validity.unchecked == {}
+    assert run.validity.failed_gates == () and set(run.validity.unchecked) <= {"front_saturation"}
     assert run.completed == PROMPTS and run.failed == 0
     for name, values in expected.items():
         measured = getattr(run.whole, name)

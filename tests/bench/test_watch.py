@@ -12,7 +12,7 @@ import pytest
 from support.web import web_server
 
 from pdlab.bench import watch
-from pdlab.bench.watch import Watch, replica_health
+from pdlab.bench.watch import Watch, front_cpu, replica_health
 from pdlab.core.errors import BenchError, DeploymentDied
 
 LIMITS = (watch.LOOK_EVERY_S, watch.LOOK_AGAIN_S, watch.ANSWER_TIMEOUT_S, watch.REFUSED_S, watch.SILENT_S)
@@ -191,3 +191,30 @@ def test_dead_within_half_a_minute() -> None:
     """Noticed at the next look at the latest, then failing for long enough, then by the look that ends it."""
     every_s, again_s, answer_s, refused_s, silent_s = LIMITS
     assert every_s + max(refused_s, silent_s) + again_s + answer_s <= 30
+
+
+CPU = """\
+ray_component_cpu_percentage{Component="ray::ServeReplica:pdlab:OpenAiIngress",SessionName="s",ip="10.0.0.1"} 88.5
+ray_component_cpu_percentage{Component="ray::ServeReplica:pdlab:Decode:m",ip="10.0.0.1"} 240.0
+ray_component_cpu_percentage{Component="ray::ProxyActor",ip="10.0.0.1"} 31.0
+ray_component_cpu_percentage{Component="raylet",ip="10.0.0.1"} 2.0
+"""
+
+
+def test_the_cpu_of_what_stands_in_front_of_the_engines() -> None:
+    assert front_cpu(CPU) == {"ingress": 0.885, "proxy": 0.31}
+    assert front_cpu(PAGE % "1.0") == {}
+
+
+def test_a_level_has_the_busiest_nodes_cpu_while_it_ran(server: Server) -> None:
+    server.page = PAGE % "1.0" + CPU
+    watched = Watch(server.url, [f"{server.url}/metrics"], ["r0", "r1"])
+    assert watched.front_cores == {}
+    with watched.beside(lambda: None):
+        while not watched.front_cores:
+            time.sleep(0.01)
+    assert watched.front_cores == {"ingress": 0.885, "proxy": 0.31}
+    server.page = PAGE % "1.0"
+    with watched.beside(lambda: None):
+        time.sleep(0.1)
+    assert watched.front_cores == {}, "of the level before"

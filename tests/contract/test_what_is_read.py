@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from contract.conftest import quietly
 
+from pdlab.bench import watch
 from pdlab.deploy import engine_metrics
 from pdlab.deploy.application import APP
 from pdlab.remote.logs import first_error
@@ -34,6 +35,22 @@ class TestMetrics:
     def test_ray_exports_the_connectors_metrics(self) -> None:
         wrappers = quietly("vllm.v1.metrics.ray_wrappers")
         assert wrappers.RayPrometheusStatLogger._kv_connector_cls is wrappers.RayKVConnectorProm
+
+
+class TestFrontCpu:
+    """pdlab.bench.watch.front_cpu."""
+
+    def test_rays_reporter_names_processes_by_their_title(self) -> None:
+        path = Path(inspect.getfile(quietly("ray.dashboard"))).parent / "modules" / "reporter" / "reporter_agent.py"
+        source = path.read_text(encoding="utf-8")
+        assert '"component_cpu_percentage": Gauge(' in source and '"Component": component_name' in source
+        assert "proc_name = cmdline[0]" in source, "the title that a worker gives itself"
+
+    def test_titles(self) -> None:
+        ingress = quietly("ray.serve._private.common").DeploymentID("OpenAiIngress", APP)
+        assert watch.FRONT["ingress"].match(f"ray::{ingress.to_replica_actor_class_name()}")
+        assert "(ProxyActor)" in repr(quietly("ray.serve._private.proxy").ProxyActor)
+        assert watch.FRONT["proxy"].match("ray::ProxyActor")
 
 
 class TestErrors:

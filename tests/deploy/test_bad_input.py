@@ -30,6 +30,15 @@ LINES: list[tuple[str, list[str], list[str]]] = [
     ("two-backends", ["--pd-pack", "--use-ucx", "--use-libfabric", *ON_X2], ["--use-libfabric", "--use-ucx"]),
     ("backend-lower-case", ["--pd-pack", "--kv-backend", "ucx", *ON_X2], ["'ucx'", "UCX"]),
     ("backend-empty", ["--pd-pack", "--kv-backend", "UCX,,", *ON_X2], ["UCX,,"]),
+    ("ucx-env-no-value", ["--pd-pack", "--ucx-env", "UCX_TLS", *ON_X2], ["--ucx-env", "UCX_NAME=VALUE"]),
+    ("ucx-env-foreign", ["--pd-pack", "--ucx-env", "NCCL_DEBUG=info", *ON_X2], ["NCCL_DEBUG", "no variable of UCX"]),
+    ("ucx-env-tls", ["--pd-pack", "--ucx-env", "UCX_TLS=tcp", *ON_X2], ["--ucx-tls"]),
+    ("ucx-env-collocated", ["--collocated", "--ucx-env", "UCX_A=1", *ON_X2], ["--ucx-env", "collocated"]),
+    (
+        "ranks-share-a-port",
+        ["--pd-pack", "--p-tp", "1", "--p-dp", "2", "--p-num", "2", "--d-tp", "1", *ON_X2],
+        ["prefill replicas 0 and 1", "rank 0", "port", "--p-dp 4"],
+    ),
     ("tp-heads", ["--collocated", "--tp", "3", *ON_X2], ["3", "64 attention heads"]),
     (
         "tp-kv-heads",

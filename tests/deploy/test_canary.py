@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,10 +22,11 @@ from pdlab.deploy import canary
 from pdlab.deploy.canary import Answer, ask, compare, load_reference, read_answer, save_reference
 
 
-def answer(*tokens: int, near: dict[int, tuple[int, ...]] | None = None) -> Answer:
-    """Tokens; ``near``: at which position which others were a near tie."""
-    ties = near or {}
-    return Answer(tokens=tokens, near=tuple((token, *ties.get(i, ())) for i, token in enumerate(tokens)))
+def answer(*tokens: int, near: dict[int, dict[int, float]] | None = None, best: float = -0.1) -> Answer:
+    """Tokens with a log-probability of ``best``; ``near``: at which position which others are behind it by how much."""
+    others = near or {}
+    tops = [{token: best} | {o: best - gap for o, gap in others.get(i, {}).items()} for i, token in enumerate(tokens)]
+    return Answer(tokens=tokens, tops=tuple(tops))
 
 
 def completion(*tokens: int, second: int = 900, gap: float = 3.0) -> dict[str, Any]:
@@ -31,10 +35,21 @@ def completion(*tokens: int, second: int = 900, gap: float = 3.0) -> dict[str, A
     return {"choices": [{"token_ids": list(tokens), "logprobs": {"top_logprobs": tops}}]}
 
 
+def turned(at: int, mine: float, theirs: float) -> tuple[Answer, Answer]:
+    """Two answers of eight tokens: at ``at`` one takes 50, the other 60, each with the other's so far behind."""
+    one = [1, 2, 3, 4, 5, 6, 7, 8]
+    other = list(one)
+    one[at], other[at] = 50, 60
+    return answer(*one, near={at: {60: mine}}), answer(*other, near={at: {50: theirs}})
+
+
+SURE = answer(7, 8, 9)
+
+
 class TestCompare:
     def test_equal(self) -> None:
         result = compare([answer(1, 2), answer(3)], [answer(1, 2), answer(3)], "the reference")
-        assert (result.equal, result.compared) == (True, 2)
+        assert (result.equal, result.compared, result.rounded) == (True, 2, 0)
         assert result.detail == "2 of 2 prompts give the same tokens (the reference)"
 
     def test_different(self) -> None:
@@ -46,22 +61,81 @@ class TestCompare:
         detail = compare([answer(1), answer(2)], [answer(3), answer(4)], "r").detail
         assert "prompt 1" in detail and "prompt 2" in detail
 
-    def test_what_the_reference_nearly_took_proves_nothing(self) -> None:
-        result = compare([answer(1, 5, 8), answer(7)], [answer(1, 2, 3, near={1: (5,)}), answer(7)], "r")
-        assert (result.equal, result.compared) == (True, 1)
-        assert result.detail.startswith("1 of 2 prompts")
+    @pytest.mark.parametrize(
+        ("at", "mine", "theirs", "rounding", "equal"),
+        [
+            (5, 0.125, 0.125, 0.5, True),
+            (5, 0.5, 0.5, 0.5, True),  # inclusive: bfloat16 has exactly these steps
+            (5, 0.625, 0.125, 0.5, False),
+            (5, 0.125, 0.625, 0.5, False),
+            (5, 0.625, 0.625, 1.0, True),
+            (4, 0.5, 0.5, 0.5, True),
+            (3, 0.5, 0.5, 0.5, False),
+            (3, 0.25, 0.25, 0.5, True),
+            (0, 0.125, 0.125, 0.5, True),
+            (0, 0.375, 0.125, 0.5, False),
+        ],
+    )
+    def test_two_candidates_that_change_places(
+        self, at: int, mine: float, theirs: float, rounding: float, equal: bool
+    ) -> None:
+        """Both sides must have them close, and closer where there was nothing yet to add up."""
+        one, other = turned(at, mine, theirs)
+        result = compare([one, SURE], [other, SURE], "r", rounding=rounding)
+        assert (result.equal, result.rounded) == (equal, int(equal))
+        if equal:
+            assert result.detail.startswith("1 of 2 prompts give the same tokens; prompt 1 takes another token at")
 
-    def test_a_third_token_at_a_near_tie_is_a_difference(self) -> None:
-        """Damaged KV cache does not fail only where the reference is sure of itself."""
-        assert compare([answer(1, 6)], [answer(1, 2, near={1: (5,)})], "r").equal is False
+    def test_a_token_that_the_reference_did_not_consider_is_a_difference(self) -> None:
+        one, other = turned(6, 0.1, 0.1)
+        foreign = one.model_copy(update={"tokens": (*one.tokens[:6], 99, 8)})
+        assert compare([foreign, SURE], [other, SURE], "r").equal is False
 
-    def test_a_near_tie_before_the_difference_excuses_nothing(self) -> None:
-        assert compare([answer(1, 6)], [answer(1, 2, near={0: (5,)})], "r").equal is False
+    def test_what_the_deployment_itself_was_sure_of_is_no_rounding(self) -> None:
+        """Damaged KV cache fails not only where the reference is sure of itself."""
+        one, other = turned(6, 0.1, 0.1)
+        sure = one.model_copy(update={"tops": (*one.tops[:6], {50: -0.1}, one.tops[7])})
+        assert compare([sure, SURE], [other, SURE], "r").equal is False
+
+    def test_equal_tokens_of_other_log_probabilities_are_a_difference(self) -> None:
+        """Greedy tokens may survive damage that the distribution shows."""
+        shifted = answer(7, 8, 9, best=-0.9)
+        result = compare([shifted, SURE], [SURE, SURE], "r")
+        assert result.equal is False
+        assert result.detail == "prompt 1 has other log-probabilities (by 0.8 on average over 3 tokens) (r)"
+        assert compare([answer(7, 8, 9, best=-0.4), SURE], [SURE, SURE], "r").equal is True
+        assert compare([shifted, SURE], [SURE, SURE], "r", rounding=1.0).equal is True
+
+    def test_a_near_tie_behind_other_log_probabilities_is_no_rounding(self) -> None:
+        one, other = turned(5, 0.1, 0.1)
+        tops = tuple({token: value - 0.8 for token, value in top.items()} for top in one.tops)
+        assert compare([one.model_copy(update={"tops": tops}), SURE], [other, SURE], "r").equal is False
+
+    def test_more_than_one_early_difference_is_no_rounding(self) -> None:
+        one, other = turned(1, 0.1, 0.1)
+        assert compare([one, SURE, SURE], [other, SURE, SURE], "r").equal is True
+        result = compare([one, one, SURE], [other, other, SURE], "r")
+        assert result.equal is False
+        assert result.detail.startswith("2 of 3 prompts differ among their first 4 tokens; prompt 1 takes")
+        assert compare([one, one], [other, other], "r", bounded=False).equal is None
+
+    def test_where_most_are_rounded_a_third_of_the_tokens_must_agree(self) -> None:
+        late, other_late = turned(7, 0.1, 0.1)
+        assert compare([late, late, SURE], [other_late, other_late, SURE], "r").equal is True
+        long = tuple(range(100, 120))
+        one, other = (
+            Answer(tokens=(*a.tokens[:5], *long), tops=(*a.tops[:5], *({token: -0.1} for token in long)))
+            for a in turned(4, 0.1, 0.1)
+        )
+        result = compare([one, one, SURE], [other, other, SURE], "r")
+        assert result.equal is False and result.detail.startswith("only 11 of 53 tokens agree; ")
 
     def test_only_near_ties_is_not_compared(self) -> None:
-        result = compare([answer(5), answer(6)], [answer(1, near={0: (5,)}), answer(2, near={0: (6,)})], "r")
-        assert (result.equal, result.compared) == (None, 0)
-        assert result.detail.startswith("not compared")
+        one, other = turned(5, 0.1, 0.1)
+        for count in (1, 3):
+            result = compare([one] * count, [other] * count, "r")
+            assert (result.equal, result.rounded) == (None, count)
+            assert result.detail.startswith("not compared")
 
     @pytest.mark.parametrize(("got", "reference"), [((1, 2), (1, 2, 3)), ((1, 2, 3), (1, 2))])
     def test_another_length_is_a_difference(self, got: tuple[int, ...], reference: tuple[int, ...]) -> None:
@@ -77,15 +151,61 @@ class TestCompare:
         assert compare([], [], "r").equal is None
 
 
+SURE_SHARE = 0.9
+VOCABULARY, TRIALS = 100, 30
+
+
+def greedy(prompt: int, noise: random.Random, sigma: float, damage: float = 0.0) -> Answer:
+    """A model whose logits depend on everything before, computed with an error of ``sigma`` a logit and kept in steps
+    of 0.125 as bfloat16 does; ``damage``: standard deviation of what a wrong KV cache adds."""
+    tokens: list[int] = []
+    tops = []
+    for _ in range(canary.MAX_TOKENS):
+        exact = random.Random(f"{prompt} {tokens}")
+        logits = [exact.gauss(20, 3) + noise.gauss(0, sigma) + noise.gauss(0, damage) for _ in range(VOCABULARY)]
+        if exact.random() < SURE_SHARE:  # as a trained model on a list of facts
+            logits[exact.randrange(VOCABULARY)] += 20
+        logits = [round(logit * 8) / 8 for logit in logits]
+        top = max(logits)
+        whole = top + math.log(sum(math.exp(logit - top) for logit in logits))
+        best = sorted(range(VOCABULARY), key=lambda token: -logits[token])[: canary.TOP]
+        tokens.append(best[0])
+        tops.append({token: logits[token] - whole for token in best})
+    return Answer(tokens=tuple(tokens), tops=tuple(tops))
+
+
+def trials(damage: float, sigma: float, count: int = TRIALS) -> list[bool | None]:
+    """What the canary says of ``count`` deployments of three prompts each."""
+    found = []
+    for number in range(count):
+        mine, theirs = random.Random(f"mine {number}"), random.Random(f"theirs {number}")
+        prompts = range(3 * number, 3 * number + 3)
+        got = [greedy(prompt, mine, sigma, damage) for prompt in prompts]
+        reference = [greedy(prompt, theirs, sigma) for prompt in prompts]
+        found.append(compare(got, reference, "r").equal)
+    return found
+
+
+def test_rounding_is_told_from_damage_on_a_model_whose_truth_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the model is not sure, its best two are an exponential's gap apart: some prompts end in near ties."""
+    assert trials(damage=0.0, sigma=0.0) == [True] * TRIALS
+    rounded = trials(damage=0.0, sigma=0.05)
+    assert rounded.count(True) >= TRIALS - 1, "rounding is no corruption"
+    monkeypatch.setattr(sys.modules[__name__], "SURE_SHARE", 0.0)  # as random weights: near ties in every prompt
+    assert trials(damage=0.0, sigma=0.03).count(False) <= TRIALS // 10
+    assert trials(damage=0.5, sigma=0.03) == [False] * TRIALS
+    monkeypatch.undo()
+    for damage in (4.0, 8.0):
+        assert trials(damage, sigma=0.05) == [False] * TRIALS, "a cache that arrives damaged is"
+
+
 class TestReadAnswer:
-    def test_tokens_and_near_ties(self) -> None:
-        assert read_answer(completion(4, 5)) == answer(4, 5)
-        assert read_answer(completion(4, 5, second=9, gap=0.1)) == answer(4, 5, near={0: (9,), 1: (9,)})
-        assert read_answer(completion(4, second=9, gap=canary.NEAR_TIE + 0.01)) == answer(4)
+    def test_tokens_and_log_probabilities(self) -> None:
+        assert read_answer(completion(4, 5)) == answer(4, 5, near={0: {900: 3.0}, 1: {900: 3.0}})
 
     def test_one_candidate_only(self) -> None:
         got = {"choices": [{"token_ids": [4], "logprobs": {"top_logprobs": [{"token_id:4": 0.0}]}}]}
-        assert read_answer(got) == answer(4)
+        assert read_answer(got) == answer(4, best=0.0)
 
     @pytest.mark.parametrize(
         "broken",
@@ -138,7 +258,7 @@ class TestPrompts:
 
 class TestReference:
     def test_round_trip(self, tmp_path: Path) -> None:
-        kept = [answer(1, 2, near={0: (5,)}), answer(3)]
+        kept = [answer(1, 2, near={0: {5: 0.1}}), answer(3)]
         save_reference(tmp_path, "org/model", kept)
         assert load_reference(tmp_path, "org/model") == tuple(kept)
         assert [path.suffix for path in (tmp_path / "canary").iterdir()] == [".yaml"]
@@ -197,7 +317,7 @@ class TestAsk:
             return 200, json.dumps(completion(len(seen))).encode()
 
         with server(reply) as url:
-            assert ask(url, "m") == [answer(i + 1) for i in range(len(seen))]
+            assert ask(url, "m") == [read_answer(completion(i + 1)) for i in range(len(seen))]
         assert seen == canary.prompts()
 
     def test_prompts_too_long_for_the_deployment_are_left_out(self) -> None:
@@ -207,7 +327,7 @@ class TestAsk:
             return 200, json.dumps(completion(1)).encode()
 
         with server(reply) as url:
-            assert ask(url, "m") == [answer(1)]
+            assert ask(url, "m") == [read_answer(completion(1))]
 
     @pytest.mark.parametrize(
         ("status", "body", "said"),

@@ -1,10 +1,17 @@
-"""Before a PD launch: warnings are told, what would break it stops it, a port that is just being freed does not."""
+"""Before a launch: warnings are told, what would break it stops it, a port that is just being freed does not."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from pdlab.cluster.connection import Cluster
+from pdlab.core.catalog import load_cluster
+from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
 from pdlab.core.errors import DeployError
+from pdlab.core.nodes import ClusterView
+from pdlab.deploy import preflight
 from pdlab.deploy.preflight import judge
 from pdlab.transfer.doctor.findings import Finding
 from pdlab.transfer.doctor.settings_rules import SIDE_CHANNEL_PORT
@@ -46,3 +53,82 @@ def test_an_error_stops_at_once() -> None:
     answers = iter([[ERROR]])
     with pytest.raises(DeployError, match="versions on n1"):
         judge(lambda: next(answers), lambda _: None)
+
+
+class Nodes(Cluster):
+    """A cluster whose nodes answer with planted facts; ``asked`` are the probes with their arguments."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        super().__init__()
+        self.facts = facts
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+
+    def ask_nodes(self, function: Any, *args: Any) -> dict[str, Any]:
+        self.asked.append((function.__name__, args))
+        return {"n1": self.facts, "n2": self.facts}
+
+
+X2 = load_cluster("p5.48xlarge-x2")
+EFA = [{"name": f"rdmap{i}", "driver": "efa", "usable": True} for i in range(32)]
+
+
+def efa_node(libfabric: str | None = None, transports: tuple[str, ...] = ("srd/rdmap0:1", "tcp/ens32")) -> Nodes:
+    loaded = {"backends": {"UCX": None, "LIBFABRIC": libfabric}, "transports": list(transports), "log": ""}
+    return Nodes({"rdma": EFA, "gpus": 8, "system_libraries": {"libefa": ["/usr/lib/libefa.so.1"]}, "loaded": loaded})
+
+
+def examined(cluster: Cluster, label: str, *, choose: bool, view: ClusterView = X2, **transport: Any) -> Transport:
+    topology = parse_label(label)
+    assert isinstance(topology, Disaggregated)
+    deployment = Deployment(topology=topology.model_copy(update={"transport": Transport(**transport)}))
+    done = preflight.examine(cluster, deployment, view, lambda _: None, choose=choose).topology
+    assert isinstance(done, Disaggregated)
+    return done.transport
+
+
+class TestSpreadOverEfa:
+    def test_ucx_is_loaded_with_what_the_engines_get(self) -> None:
+        cluster = efa_node()
+        examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=False, ucx_env={"UCX_IB_PREFER": "y"})
+        probe, (_, environment, backends) = cluster.asked[0]
+        assert probe == "thorough" and backends == ("UCX",)
+        assert environment["UCX_MAX_RMA_RAILS"] == "4" and environment["UCX_IB_PREFER"] == "y"
+
+    def test_no_srd_stops_the_launch(self) -> None:
+        cluster = efa_node("no libfabric", transports=("tcp/ens32",))
+        with pytest.raises(DeployError, match=r"SRD on n1, n2.*finds none"):
+            examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=True)
+
+    @pytest.mark.parametrize(
+        ("libfabric", "choose", "transport", "taken"),
+        [
+            (None, True, {}, ("LIBFABRIC",)),
+            ("NIXL_ERR_NOT_FOUND", True, {}, ("UCX",)),
+            (None, False, {}, ("UCX",)),
+            (None, True, {"ucx_tls": "tcp"}, ("UCX",)),
+            (None, True, {"ucx_env": {"UCX_MAX_RMA_RAILS": "2"}}, ("UCX",)),
+        ],
+    )
+    def test_libfabric_where_it_loads_and_nobody_chose(
+        self, libfabric: str | None, choose: bool, transport: dict[str, Any], taken: tuple[str, ...]
+    ) -> None:
+        made = examined(efa_node(libfabric), "pd-spread-p1xtp4-d1xtp4", choose=choose, **transport)
+        assert made.backends == taken
+
+    def test_what_ucx_lacks_is_no_concern_of_libfabric(self) -> None:
+        cluster = efa_node(transports=("tcp/ens32",))
+        assert examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=True).backends == ("LIBFABRIC",)
+
+    def test_a_pack_keeps_ucx_and_loads_nothing(self) -> None:
+        cluster = efa_node()
+        assert examined(cluster, "pd-pack-p1xtp4-d1xtp4", choose=True).backends == ("UCX",)
+        assert [probe for probe, _ in cluster.asked] == ["quick"]
+
+
+def test_collocated_engines_need_a_compiler_and_a_driver_and_no_wire() -> None:
+    tools = {"nvcc": None, "ninja": None, "gcc": None, "Python.h": "/i/Python.h"}
+    deployment = Deployment(topology=parse_label("collocated-4xtp2"))
+    with pytest.raises(DeployError, match=r"compiler on n1, n2: .*gcc"):
+        preflight.examine(Nodes({"gpus": 8, "toolchain": tools}), deployment, X2, lambda _: None)
+    fine = Nodes({"gpus": 8, "toolchain": {**tools, "gcc": "/usr/bin/gcc"}, "memlock": 2**16, "rdma": EFA})
+    assert preflight.examine(fine, deployment, X2, lambda _: None) == deployment

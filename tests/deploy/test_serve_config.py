@@ -74,6 +74,42 @@ def test_roles_and_transport() -> None:
     assert "experimental_configs" not in args["prefill_config"]
 
 
+def env_of(deployment: Deployment, role: str = "decode", view: ClusterView | None = None) -> dict[str, str]:
+    env: dict[str, str] = app_of(deployment, view).args[f"{role}_config"]["runtime_env"]["env_vars"]
+    return env
+
+
+def test_gpu_engines_compile_no_sampler_and_use_every_rail() -> None:
+    """A p5.48xlarge has four EFA devices per GPU, and NIXL lets UCX use two of them."""
+    assert env_of(labelled("pd-spread-p1xtp4-d1xtp4")) == {
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "UCX_MAX_RMA_RAILS": "4",
+    }
+    alone = app_of(labelled("collocated-1xtp4")).args["llm_configs"][0]["runtime_env"]["env_vars"]
+    assert alone == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+
+
+def test_rails_follow_the_nodes_and_the_persons_own_variables_win() -> None:
+    nodes = load_cluster("p5.48xlarge-x2").nodes
+    two = tuple(n.model_copy(update={"nic": n.nic.model_copy(update={"count": 16})}) for n in nodes)
+    assert "UCX_MAX_RMA_RAILS" not in env_of(labelled("pd-pack-p1xtp2-d1xtp2"), view=ClusterView(nodes=two))
+    assert "UCX_MAX_RMA_RAILS" not in env_of(
+        labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss"), view=local_cluster(2)
+    )
+    given = Transport(ucx_env={"UCX_MAX_RMA_RAILS": "1", "UCX_IB_PREFER_NEAREST_DEVICE": "y"})
+    topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=2), placement="spread", transport=given)
+    env = env_of(Deployment(topology=topology))
+    assert (env["UCX_MAX_RMA_RAILS"], env["UCX_IB_PREFER_NEAREST_DEVICE"]) == ("1", "y")
+
+
+def test_tp1_of_the_large_model_takes_smaller_batches() -> None:
+    for label, expected in (("collocated-8xtp1", (4096, 256, 0.94)), ("collocated-4xtp2", (None, None, None))):
+        kwargs = app_of(labelled(label)).args["llm_configs"][0]["engine_kwargs"]
+        names = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
+        assert tuple(kwargs.get(name) for name in names) == expected
+        assert kwargs["max_model_len"] == 16384, "else vLLM reserves KV cache for one request of 131,072 tokens"
+
+
 def test_stored_fingerprints_stay_valid() -> None:
     """Of deployments from before the limits of requests: `--resume` compares them."""
     assert labelled("pd-spread-p1xtp4-d1xtp4").fingerprint == "6cb416b81550"

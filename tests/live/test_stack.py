@@ -24,7 +24,7 @@ def test_spread_moves_kv_and_answers_like_its_model_alone(stack: Stack) -> None:
     assert done.code == 0
     # A prompt that ends in a near tie tells nothing; which do depends on the processor's arithmetic.
     assert re.search(
-        r"canary: [1-3] of 3 prompts give the same tokens \(reference: a prefill engine alone\)", done.text
+        r"canary: [1-3] of 3 prompts give the same tokens[^(]*\(reference: a prefill engine alone\)", done.text
     )
     assert re.search(r"KV transfers: \d+ done, about [\d.]+ MB, 0 failed", done.text)
     manifest = stack.running().manifest
@@ -167,7 +167,9 @@ def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
     assert done.code == 0
     assert "warmed 2" in done.text
     # A prompt that ends in a near tie is not counted; one that differs fails the launch.
-    assert re.search(r"canary: [1-3] of 3 prompts give the same tokens \(reference: a collocated launch\)", done.text)
+    assert re.search(
+        r"canary: [1-3] of 3 prompts give the same tokens[^(]*\(reference: a collocated launch\)", done.text
+    )
     out = stack.folder / "results"
     assert stack.run(*SWEEP, "-u", stack.url, "--out", str(out), "--smoke").code == 0
 
@@ -183,9 +185,9 @@ def test_spoiled_transfer_fails_the_canary(stack: Stack) -> None:
 
 
 def test_an_engine_that_cannot_start_says_why(stack: Stack) -> None:
-    done = stack.launch("--pd-spread", "--d-engine-arg", "kv_cache_memory_bytes=1000")
+    done = stack.launch("--pd-spread", "--d-engine-arg", "worker_extension_cls=no_such_module.Extension")
     assert done.code == 1
-    assert "No available memory for the cache blocks" in done.text
+    assert "No module named 'no_such_module'" in done.text
     assert "Traceback" not in done.text
     assert not _answers(stack)
 

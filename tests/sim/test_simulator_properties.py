@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from pdlab.core.catalog import ModelShape, load_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
+from pdlab.core.model_size import kv_bytes
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
 from pdlab.sim.engine import Engine
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace, figures, records, to_run
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_time import kv_bytes, kv_capacity_tokens
+from pdlab.sim.step_time import kv_capacity_tokens
 
 pytestmark = pytest.mark.property
 

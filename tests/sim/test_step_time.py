@@ -10,10 +10,10 @@ import pytest
 from pdlab.core.catalog import ModelShape, load_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, Transport
 from pdlab.core.errors import UsageError
-from pdlab.core.model_size import dense_bytes, expert_bytes
+from pdlab.core.model_size import dense_bytes, expert_bytes, kv_bytes
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import link_of, transfer_costs
-from pdlab.sim.step_time import active_parameters, kv_bytes, kv_capacity_tokens, step_costs
+from pdlab.sim.step_time import active_parameters, kv_capacity_tokens, step_costs
 
 HARDWARE = load_hardware("h100-vllm-0.11")
 

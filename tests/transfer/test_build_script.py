@@ -129,7 +129,7 @@ def repository(path: Path, tag: str) -> str:
     return path.as_uri()
 
 
-@pytest.mark.parametrize("tags", [("v1.20.0", "1.3.2"), ("v1.20.0", "v1.3.2")], ids=str)
+@pytest.mark.parametrize("tags", [("v1.21.0", "1.3.2"), ("v1.21.0", "v1.3.2")], ids=str)
 def test_sources_are_cloned_at_their_pinned_tags(tags: tuple[str, str], rig: dict[str, str]) -> None:
     here = Path(rig["CALLS"]).parent
     instead = {}

@@ -12,15 +12,17 @@ from dataclasses import asdict
 from typing import Any
 
 from pdlab.transfer.doctor import settings_rules, software_rules
-from pdlab.transfer.doctor.findings import Facts, Finding, Severity
+from pdlab.transfer.doctor.findings import Facts, Finding, Rule, Severity
 
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 RULES = (*software_rules.RULES, *settings_rules.RULES)
 
 
-def diagnose(facts: Facts, *, asked_s: tuple[float, float] | None = None) -> list[Finding]:
+def diagnose(
+    facts: Facts, *, asked_s: tuple[float, float] | None = None, rules: Sequence[Rule] = RULES
+) -> list[Finding]:
     """All findings, worst first. ``asked_s``: the asker's clock before the question and after the answers."""
-    found = [finding for rule in RULES for finding in rule(facts)]
+    found = [finding for rule in rules for finding in rule(facts)]
     if asked_s is not None:
         found += settings_rules.clocks(facts, asked_s)
     return sorted(_joined(found), key=lambda finding: (ORDER.index(finding.severity), finding.topic))

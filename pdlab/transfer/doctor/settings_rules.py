@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pdlab.core.deployment import Pool
 from pdlab.transfer.doctor.findings import Facts, Finding, Rule
 
 DEBUG_LEVELS = {"debug", "trace", "trace_req", "trace_data", "trace_async", "trace_func", "trace_poll", "data", "func"}
@@ -61,9 +62,33 @@ LISTENING = (
 ENGINES = ("VLLM::", "ray::")  # what vLLM's and Ray's processes call themselves
 
 
-def side_channel_ports(ranks: Mapping[str, int]) -> tuple[int, ...]:
-    """Ports at which engines answer their peers: from each role's base on, one for each of its ranks on a node."""
-    return tuple(SIDE_CHANNEL_BASES[role] + rank for role, count in ranks.items() for rank in range(count))
+def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
+    """Ports at which the engines of those pools (by role) answer their peers.
+
+    One per engine. Ray Serve LLM 2.60 sets a replica's base plus its rank times its devices
+    (kv_transfer/base.py); of a data parallel engine base plus its rank, to which vLLM adds that rank once more
+    (nixl/base_scheduler.py).
+    """
+    found: list[int] = []
+    for role, pool in pools.items():
+        base = SIDE_CHANNEL_BASES[role]
+        count, step = (pool.dp, 2) if pool.dp > 1 else (pool.replicas, pool.tp * pool.pp)
+        found += [base + step * rank for rank in range(count)]
+    return tuple(found)
+
+
+def _exported_port(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        value = fact.get("environment", {}).get("VLLM_NIXL_SIDE_CHANNEL_PORT")
+        if value is not None:
+            yield Finding(
+                "error",
+                "exported port",
+                (node,),
+                f"VLLM_NIXL_SIDE_CHANNEL_PORT={value}",
+                "every engine of the node takes that one port: the second waits for it for ever, without a word",
+                "unset it where `ray start` runs, and restart Ray there",
+            )
 
 
 def _log_levels(facts: Facts) -> Iterator[Finding]:
@@ -379,6 +404,7 @@ def clocks(facts: Facts, asked_s: tuple[float, float]) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     _log_levels,
+    _exported_port,
     _ucx_settings,
     _limits,
     _gpus,

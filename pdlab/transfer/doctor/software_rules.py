@@ -10,6 +10,7 @@ from pdlab.transfer.doctor.findings import Facts, Finding, Rule
 from pdlab.transfer.ucx_log import failed_modules
 
 EFA_GBIT_PER_S = 100  # of one EFA device of a p5.48xlarge
+SRD, NCCL_PLUGIN = "SRD", "NCCL plugin"
 
 
 def _versions(facts: Facts) -> Iterator[Finding]:
@@ -261,7 +262,111 @@ def _shadowed(facts: Facts) -> Iterator[Finding]:
                 )
 
 
+LEAST_DRIVER = 580  # of CUDA 13, for which torch is built
+
+
+def _toolchain(facts: Facts) -> Iterator[Finding]:
+    """What compiles when an engine starts: Triton always, FlashInfer where its sampler is on."""
+    for node, fact in facts.items():
+        tools = fact.get("toolchain")
+        if not tools or not fact.get("gpus"):
+            continue
+        flashinfer = fact.get("environment", {}).get("VLLM_USE_FLASHINFER_SAMPLER", "0") != "0"
+        wanted = ["gcc", "Python.h", *(["nvcc", "ninja"] if flashinfer else [])]
+        missing = [tool for tool in wanted if not tools.get(tool)]
+        if missing:
+            who = "FlashInfer compiles its sampler and Triton its launchers" if flashinfer else "Triton compiles"
+            yield Finding(
+                "error",
+                "compiler",
+                (node,),
+                f"not found for the Python that Ray runs: {', '.join(missing)}",
+                f"{who} when an engine starts: it fails there, minutes after the launch",
+                "apt-get install build-essential python3-dev; unset VLLM_USE_FLASHINFER_SAMPLER, or install the CUDA "
+                "toolkit, and start Ray with the environment's bin folder on PATH (docs/setup.md)",
+            )
+        elif not flashinfer and (not tools.get("ninja") or not tools.get("nvcc")):
+            lacks = [tool for tool in ("nvcc", "ninja") if not tools.get(tool)]
+            yield Finding(
+                "note",
+                "compiler",
+                (node,),
+                f"not found for the Python that Ray runs: {', '.join(lacks)}",
+                "nothing needs it as pdlab starts engines: FlashInfer's sampler is off",
+                "nothing to do, unless an engine argument brings FlashInfer back",
+            )
+
+
+def _driver(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        version = fact.get("driver")
+        if fact.get("gpus") and version and int(version.split(".")[0]) < LEAST_DRIVER:
+            yield Finding(
+                "error",
+                "NVIDIA driver",
+                (node,),
+                f"driver {version}",
+                "torch is built for CUDA 13: no engine starts",
+                f"driver {LEAST_DRIVER} or later on every node",
+            )
+
+
+def _gpu_direct(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
+        if efa and fact.get("gpus") and fact.get("efa_nv_peermem") is False:
+            yield Finding(
+                "warning",
+                "GPUDirect",
+                (node,),
+                "EFA devices and GPUs, but no kernel module efa_nv_peermem (/sys/module)",
+                "EFA may not reach GPU memory: KV cache goes through host memory, many times slower",
+                "sudo modprobe efa_nv_peermem; AWS's EFA installer brings it",
+            )
+
+
+def _no_srd(facts: Facts) -> Iterator[Finding]:
+    """What UCX itself finds is the proof; versions and files are circumstantial."""
+    for node, fact in facts.items():
+        transports = (fact.get("loaded") or {}).get("transports")
+        efa = sum(device["driver"] == "efa" for device in fact.get("rdma", ()))
+        if not efa or transports is None:
+            continue
+        if not any(name.startswith("srd/") for name in transports):
+            has = ", ".join(sorted({name.split("/")[0] for name in transports})) or "none"
+            yield Finding(
+                "error",
+                SRD,
+                (node,),
+                f"{efa} EFA devices, and UCX finds none of them (its transports: {has})",
+                "KV crosses nodes over TCP, some hundred times slower, and nothing says so",
+                "debug/build_nixl_ucx_efa.sh, or --kv-backend LIBFABRIC where its plugin loads",
+            )
+
+
+def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
+        if efa and fact.get("gpus") and fact.get("nccl_net") == []:
+            yield Finding(
+                "note",
+                NCCL_PLUGIN,
+                (node,),
+                "EFA devices, and no libnccl-net*.so (aws-ofi-nccl)",
+                "NCCL between nodes goes over sockets: wide expert parallel and TP over nodes crawl; engines within a "
+                "node do not need it",
+                "AWS's EFA installer has it (/opt/amazon/ofi-nccl); put its lib folder on LD_LIBRARY_PATH before Ray",
+            )
+
+
+# What stands in the way of engines without KV transfer too.
+ENGINE_RULES: tuple[Rule, ...] = (_toolchain, _driver)
+
 RULES: tuple[Rule, ...] = (
+    *ENGINE_RULES,
+    _gpu_direct,
+    _no_srd,
+    _nccl_plugin,
     _versions,
     _ucx_versions,
     _system_ucx,

@@ -14,13 +14,18 @@ from typing import Any
 
 import pytest
 
+from pdlab.core.deployment import Pool
 from pdlab.remote import node as node_probe
+from pdlab.transfer.doctor import settings_rules
 from pdlab.transfer.doctor.diagnosis import diagnose, summary
 from pdlab.transfer.doctor.findings import Finding
 from pdlab.transfer.doctor.software_rules import loads_alike
 
 ROOT = Path(__file__).resolve().parents[3]
 WHEEL = "/venv/lib/python3.12/site-packages/nixl_cu13.libs"
+
+
+TOOLS = {"nvcc": "/usr/local/cuda/bin/nvcc", "ninja": "/v/ninja", "gcc": "/usr/bin/gcc", "Python.h": "/i/Python.h"}
 
 
 def healthy(**changes: Any) -> dict[str, Any]:
@@ -45,6 +50,10 @@ def healthy(**changes: Any) -> dict[str, Any]:
         },
         "bundled_libraries": [f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0"],
         "ports_taken": [],
+        "toolchain": TOOLS,
+        "driver": "580.95.05",
+        "efa_nv_peermem": True,
+        "nccl_net": ["/opt/amazon/ofi-nccl/lib/libnccl-net.so"],
         "advertised": None,
         "auth": {"mode": "token", "token": "abc"},
         "loaded": {
@@ -54,6 +63,7 @@ def healthy(**changes: Any) -> dict[str, Any]:
             "libraries": [f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0"],
             "digests": {f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0": "a1", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0": "b2"},
             "log": "",
+            "transports": ["cma/memory", "cuda_ipc/cuda", "srd/rdmap0:1", "tcp/ens32"],
         },
         **changes,
     }
@@ -121,6 +131,16 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
     ("warning", "rails", {"environment": {}}),
     ("warning", "rails", {"environment": {"UCX_MAX_RMA_RAILS": "2"}}),
     ("error", "UCX module uct_ib_efa", {"loaded": loaded(log=EFA_FAILED)}),
+    ("error", "SRD", {"loaded": loaded(transports=["cma/memory", "tcp/ens32"])}),
+    ("error", "compiler", {"toolchain": {**TOOLS, "gcc": None}}),
+    ("error", "compiler", {"toolchain": {**TOOLS, "Python.h": None}}),
+    ("error", "compiler", {"toolchain": {**TOOLS, "nvcc": None}, "environment": env(VLLM_USE_FLASHINFER_SAMPLER="1")}),
+    ("error", "compiler", {"toolchain": {**TOOLS, "ninja": None}, "environment": env(VLLM_USE_FLASHINFER_SAMPLER="1")}),
+    ("note", "compiler", {"toolchain": {**TOOLS, "nvcc": None}, "environment": env(VLLM_USE_FLASHINFER_SAMPLER="0")}),
+    ("error", "NVIDIA driver", {"driver": "570.86.15"}),
+    ("warning", "GPUDirect", {"efa_nv_peermem": False}),
+    ("note", "NCCL plugin", {"nccl_net": []}),
+    ("error", "exported port", {"environment": env(VLLM_NIXL_SIDE_CHANNEL_PORT="5600")}),
     ("error", "NIXL", {"loaded": loaded(error="ImportError: libcudart.so.13")}),
     ("error", "NIXL backend LIBFABRIC", {"loaded": loaded(backends={"LIBFABRIC": "NIXL_ERR_NOT_FOUND"})}),
     ("error", "debug logging", {"environment": env(NIXL_LOG_LEVEL="DEBUG")}),
@@ -236,8 +256,44 @@ def test_nodes_that_load_alike_are_told_from_others() -> None:
     assert loads_alike({"a": same, "b": {"loaded": None}}) == "b: no answer"
 
 
+@pytest.mark.parametrize(
+    ("pool", "ports"),
+    [
+        (Pool(tp=4), [20000]),
+        (Pool(replicas=3, tp=2), [20000, 20002, 20004]),
+        (Pool(replicas=2, tp=2, pp=2), [20000, 20004]),
+        (Pool(dp=4), [20000, 20002, 20004, 20006]),
+    ],
+)
+def test_the_ports_that_engines_bind(pool: Pool, ports: list[int]) -> None:
+    """One per engine, at a replica's first device; with data parallel ranks the rank counts twice."""
+    assert list(settings_rules.side_channel_ports({"prefill": pool})) == ports
+    assert list(settings_rules.side_channel_ports({"decode": pool})) == [port + 2000 for port in ports]
+
+
 class TestProbe:
     """On this machine, for real."""
+
+    def test_what_ucx_finds(self) -> None:
+        found = node_probe.load(("UCX",))["transports"]
+        assert "self/memory" in found and any(name.startswith("tcp/") for name in found)
+
+    def test_tools_are_looked_for_where_an_engine_would(self, tmp_path: Path) -> None:
+        for name in ("nvcc", "ninja"):
+            (tmp_path / name).write_text("#!/bin/sh\n")
+            (tmp_path / name).chmod(0o755)
+        assert node_probe.quick(environment={"PATH": str(tmp_path)})["toolchain"]["nvcc"] == str(tmp_path / "nvcc")
+        empty = node_probe.quick(environment={"PATH": "/nowhere", "CUDA_HOME": "", "CC": ""})["toolchain"]
+        assert empty["ninja"] is None and empty["gcc"] is None
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "nvcc").rename(tmp_path / "bin" / "nvcc")
+        home = node_probe.quick(environment={"PATH": "/nowhere", "CUDA_HOME": str(tmp_path)})["toolchain"]
+        assert home["nvcc"] == str(tmp_path / "bin" / "nvcc")
+
+    def test_nccls_plugin_is_looked_for_on_the_library_path(self, tmp_path: Path) -> None:
+        (tmp_path / "libnccl-net.so").touch()
+        facts = node_probe.quick(environment={"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
+        assert str(tmp_path / "libnccl-net.so") in facts["nccl_net"]
 
     def test_this_machine_is_described(self) -> None:
         facts = node_probe.quick()

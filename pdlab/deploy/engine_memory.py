@@ -1,0 +1,168 @@
+"""What fits into an engine's memory, before one is started: weights, KV cache, requests of the workload. Pure.
+
+Per GPU: memory x utilisation - weights - overhead is KV cache. Weights are arithmetic over the model's shape; memory
+and overhead are constants with their sources below, so a GPU pool is an estimate, to about OVERHEAD_GB's own error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes, kv_bytes_per_token_layer, kv_copies
+from pdlab.core.nodes import ClusterView, Placement, Role
+from pdlab.core.text import table as text_table
+from pdlab.core.workload import Workload
+from pdlab.deploy.serve_config import engine_kwargs
+
+# As nvidia-smi reports them: 81,559, 143,771, 183,359, 81,920 and 46,068 MiB.
+GPU_MEMORY_GB = {"H100": 85.5, "H200": 150.8, "B200": 192.3, "A100": 85.9, "L40S": 48.3}
+# CUDA, NCCL, graphs and activations: what the KV pools of published H100 deployments leave (1.0 M tokens at TP2, 2.9
+# to 3 M at TP4, about 13 prompts of 5,000 at TP1; configs/catalog/h100-vllm-0.11.yaml).
+OVERHEAD_GB = 7.2
+UTILIZATION = 0.92  # vLLM 0.29's default gpu_memory_utilization
+BATCHED_TOKENS = {"gpu": 8192, "cpu": 2048}  # its default max_num_batched_tokens of a server on 80 GB, and on a CPU
+# Steps that vLLM schedules ahead: out-of-window blocks of both are still held (VllmConfig.max_in_flight_tokens).
+STEPS_AHEAD = {"gpu": 2, "cpu": 2}
+LENGTH_STEP = 1024
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """One engine of a pool; bytes are of one of its ``gpus`` GPUs (or CPU ranks).
+
+    ``kv_tokens``: as vLLM counts them, requests of ``longest`` tokens (its max_model_len) times that length.
+    ``request_tokens``: of one request of the workload in this pool; ``requests``: so many of them fit at once.
+    ``longest_bytes``: what one request of ``longest`` tokens reserves; ``fitting``: up to that
+    length one fits (in steps of LENGTH_STEP, 0: none).
+    ``estimated``: not told by kv_cache_memory_bytes.
+    """
+
+    role: Role
+    gpus: int
+    weights_bytes: float
+    kv_bytes: float
+    longest: int
+    longest_bytes: float
+    fitting: int
+    kv_tokens: int
+    request_tokens: int
+    requests: int
+    estimated: bool
+
+
+def engine_memory(
+    deployment: Deployment, role: Role, shape: ModelShape, gpu_type: str | None, *, cpu: bool, workload: Workload
+) -> EngineMemory | None:
+    """The arithmetic for one pool; None where nothing says how much memory its GPUs have."""
+    pool = deployment.pools[role]
+    kwargs = engine_kwargs(deployment, role, shape, cpu=cpu)
+    gpus = pool.tp * pool.pp
+    weights = weights_bytes(shape, pool, kwargs) / gpus
+    told = kwargs.get("kv_cache_memory_bytes")
+    if isinstance(told, int):
+        left = float(told)
+    elif gpu_type in GPU_MEMORY_GB:
+        share = kwargs.get("gpu_memory_utilization", UTILIZATION)
+        left = (GPU_MEMORY_GB[gpu_type] * share - OVERHEAD_GB) * 1e9 - weights
+    else:
+        return None
+    longest = kwargs.get("max_model_len") or shape.max_context
+    width = 0.5 if str(kwargs.get("kv_cache_dtype", "auto")).startswith("fp8") else 1.0
+    width *= kv_copies(shape, pool.tp) / gpus
+
+    def reserved(length: int) -> float:
+        return width * reserved_bytes(shape, length, kwargs, "cpu" if cpu else "gpu")
+
+    longest_bytes = reserved(longest)
+    steps = range(longest // LENGTH_STEP * LENGTH_STEP, 0, -LENGTH_STEP)
+    tokens = workload.sent_input_tokens + (1 if role == "prefill" else workload.sent_output_tokens)
+    request_bytes = width * kv_bytes(shape, tokens, hybrid=True)
+    room = max(left, 0.0)
+    return EngineMemory(
+        role=role,
+        gpus=gpus,
+        weights_bytes=weights,
+        kv_bytes=left,
+        longest=longest,
+        longest_bytes=longest_bytes,
+        fitting=next((length for length in steps if reserved(length) <= left), 0),
+        kv_tokens=int(room / longest_bytes * longest),
+        request_tokens=tokens,
+        requests=int(room / request_bytes) if tokens <= longest else 0,
+        estimated=told is None,
+    )
+
+
+def weights_bytes(shape: ModelShape, pool: Pool, kwargs: dict[str, Any]) -> float:
+    """Of all GPUs of one data parallel rank: experts are divided over TP x DP with and without expert parallel."""
+    balanced = kwargs.get("eplb_config")
+    copies = balanced.get("num_redundant_experts", 0) if isinstance(balanced, dict) else 0
+    return expert_bytes(shape) * (1 + copies / shape.experts) / pool.dp + dense_bytes(shape, with_embedding=True)
+
+
+def reserved_bytes(shape: ModelShape, tokens: int, kwargs: dict[str, Any], device: str) -> float:
+    """What vLLM wants free for one request of ``tokens``, or does not start (kv_cache_interface.py): full layers keep
+    all of it, windowed ones the window and the tokens of the steps in flight."""
+    windowed = shape.layers - full_layers(shape)
+    in_flight = STEPS_AHEAD[device] * (kwargs.get("max_num_batched_tokens") or BATCHED_TOKENS[device])
+    kept = min(tokens, shape.sliding_window - 1 + in_flight) if shape.sliding_window else tokens
+    return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
+
+
+def examine(
+    deployment: Deployment, shape: ModelShape | None, view: ClusterView, placement: Placement, workload: Workload
+) -> list[EngineMemory]:
+    """The arithmetic for every pool that it can be made for. Raises UsageError where one cannot hold a request."""
+    found = []
+    for role in dict.fromkeys(replica.role for replica in placement.replicas):
+        types = {view.node(node).gpu_type for node in placement.nodes_of(role)}
+        smallest = min(types, key=lambda name: GPU_MEMORY_GB.get(name or "", math.inf))
+        if shape is None:
+            continue
+        memory = engine_memory(deployment, role, shape, smallest, cpu=placement.device == "cpu", workload=workload)
+        if memory is not None:
+            _refuse(memory, shape, "GPU" if placement.device == "gpu" else "CPU rank")
+            found.append(memory)
+    return found
+
+
+def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
+    what = f"{memory.role} engine of {memory.gpus} {unit}{'s' * (memory.gpus > 1)}"
+    flag = {"prefill": "--p-tp", "decode": "--d-tp"}.get(memory.role, "--tp")
+    if memory.kv_bytes <= 0:
+        raise UsageError(
+            f"{what} cannot hold {shape.name}: weights take {_gb(memory.weights_bytes)} GB of each, "
+            f"{_gb(-memory.kv_bytes)} GB more than there are; use a larger {flag}, or a larger gpu_memory_utilization"
+        )
+    if memory.kv_bytes < memory.longest_bytes:
+        shorter = f"--max-model-len {memory.fitting}, " if memory.fitting else ""
+        raise UsageError(
+            f"{what} cannot hold one request of {shape.name}: max_model_len {memory.longest:,} reserves "
+            f"{_gb(memory.longest_bytes)} GB of KV cache per {unit}, {_gb(memory.kv_bytes)} GB are left beside "
+            f"{_gb(memory.weights_bytes)} GB of weights; give {shorter}a larger {flag}"
+            + (", or --engine-arg kv_cache_memory_bytes=N where you know better" if memory.estimated else "")
+        )
+
+
+def table(found: Sequence[EngineMemory], workload: Workload, unit: str) -> str:
+    """One row per pool."""
+    asked = f"{workload.sent_input_tokens:,}:{workload.sent_output_tokens:,}"
+    head = ("engine of", f"{unit}s", "weights, GB each", "KV cache, GB each", "tokens", "max_model_len",
+            f"requests of {asked} that fit")  # fmt: skip
+    rows = []
+    for memory in found:
+        fit = f"{memory.requests:,}" if memory.request_tokens <= memory.longest else "0: longer than max_model_len"
+        rows.append((memory.role, str(memory.gpus), _gb(memory.weights_bytes), _gb(memory.kv_bytes),
+                     f"{memory.kv_tokens:,}", f"{memory.longest:,}", fit))  # fmt: skip
+    note = "estimated: memory x utilisation - weights - overhead (docs/setup.md)\n"
+    return text_table(head, rows, left=(0,)) + "\n" + (note if any(memory.estimated for memory in found) else "")
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.2g}" if abs(count) < 10e9 else f"{count / 1e9:.0f}"

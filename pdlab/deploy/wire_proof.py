@@ -1,0 +1,276 @@
+"""The wire that KV cache really takes, proven at a launch: one long request, and what interfaces counted meanwhile.
+
+UCX falls back to TCP without a word, and answers stay right: only bytes tell. `judge` is pure.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdlab.core import api_key
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.errors import WireError
+from pdlab.core.model_size import kv_bytes
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
+from pdlab.deploy.application import Application
+from pdlab.deploy.endpoint import Running
+from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.serve_config import engine_kwargs
+from pdlab.placement.place import links
+from pdlab.remote import network
+from pdlab.remote.logs import ucx_tables
+from pdlab.results.schema import WireProof
+from pdlab.transfer.ucx_log import parse_table, together, wire_of
+from pdlab.transfer.verdict import EFA, GPU_PEER, SHARED_MEMORY, VERBS, allows
+
+TOKENS, LEAST_TOKENS = 4000, 256
+TIMEOUT_S = 300.0
+COUNTERS_TIMEOUT_S, COUNTERS_POLL_S = 30.0, 0.5
+# Share of the payload that a wire's interfaces must have counted on both sides; on one machine everything else that
+# its processes say to each other is counted beside it.
+CARRIED, CARRIED_BESIDE = 0.5, 0.9
+# vLLM's bytes come as middles of a histogram's buckets: half of them are sure to have moved.
+SURE_SHARE = 0.5
+
+# Wire -> the transports of UCX that are it.
+TRANSPORTS = {
+    "efa": (*EFA, "ib"),
+    "rdma": (*VERBS, "ib"),
+    "tcp": ("tcp",),
+    "shared memory": SHARED_MEMORY,
+    "gpu peer": GPU_PEER,
+}
+NETWORKS = ("efa", "rdma", "tcp")
+WIRE_OF_NIC = {"efa": "efa", "infiniband": "rdma", "roce": "rdma"}
+UNKNOWN = "unknown"
+WIRES = (*NETWORKS, UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One node: kind of every interface by name (`pdlab.remote.network.Nic`), and its byte counters."""
+
+    kinds: Mapping[str, str]
+    counters: Mapping[str, tuple[int, int]]
+
+
+def planned_wire(deployment: Deployment, placement: Placement, view: ClusterView) -> str | None:
+    """The wire that the plan names, or that UCX_TLS leaves; None where links of several kinds have none in common."""
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated):
+        return None
+    kinds = {_wire_of_link(link.kind) for link in links(placement, view)}
+    if len(kinds) != 1:
+        return None
+    (wire,) = kinds
+    tls = topology.transport.ucx_tls
+    return "tcp" if tls and not allows(tls, TRANSPORTS[wire]) else wire
+
+
+def _wire_of_link(kind: str) -> str:
+    """Of `pdlab.placement.place.link_kind`."""
+    if kind.startswith("NVLink"):
+        return "gpu peer"
+    if kind.startswith("shared memory"):
+        return "shared memory"
+    return "efa" if kind.startswith("EFA") else "rdma" if "RDMA" in kind else "tcp"
+
+
+def judge(
+    planned: str | None,
+    before: Mapping[str, Reading],
+    after: Mapping[str, Reading],
+    *,
+    prefill: Iterable[str],
+    decode: Iterable[str],
+    payload_bytes: int,
+    apart: bool,
+    gpus: bool,
+    ucx: Sequence[str] = (),
+) -> WireProof:
+    """What carried the payload from the nodes of ``prefill`` to those of ``decode``.
+
+    ``apart``: they are other machines, so that something must have counted it. ``ucx``: the transports that UCX's
+    own log names, if it was on: they tell where no interface does.
+    """
+    moved = {
+        node: network.moved(dict(reading.counters), dict(after[node].counters))
+        for node, reading in before.items()
+        if node in after
+    }
+    sides = (tuple(prefill), tuple(decode))
+    readable = bool(sides[0] and sides[1]) and all(moved.get(node) is not None for side in sides for node in side)
+    counted = {
+        wire: (_counted(moved, before, sides[0], wire, sent=True), _counted(moved, before, sides[1], wire, sent=False))
+        for wire in NETWORKS
+    }
+    least = (CARRIED if apart else CARRIED_BESIDE) * payload_bytes
+    carriers = [wire for wire, both in counted.items() if payload_bytes and min(both) >= least]
+    logged = next((wire for wire, names in TRANSPORTS.items() if set(ucx) & set(names)), None)
+    observed: str | None = None
+    if not readable or not payload_bytes:
+        observed = logged
+    elif carriers:
+        observed = max(carriers, key=lambda wire: min(counted[wire]))
+    elif logged and logged not in NETWORKS:
+        observed = logged
+    elif not apart:
+        observed = "gpu peer" if gpus else "shared memory"
+    told = ", ".join(
+        f"{wire} {sent / 1e6:.3g} MB out and {received / 1e6:.3g} MB in"
+        for wire, (sent, received) in counted.items()
+        if sent or received
+    )
+    seen = "the interfaces' counters could not be read on every node"
+    if readable:
+        seen = f"interfaces counted {told or 'nothing'} of {payload_bytes / 1e6:.3g} MB"
+    known = readable and payload_bytes > 0
+    return WireProof(
+        planned=planned,
+        observed=observed,
+        proven=observed == planned if planned and (known or observed) else None,
+        payload_bytes=payload_bytes,
+        counted={node: dict(nics) for node, nics in moved.items()},
+        ucx=tuple(ucx),
+        detail="; ".join([seen, *([f"UCX logs {', '.join(ucx)}"] if ucx else [])]),
+    )
+
+
+def _counted(
+    moved: Mapping[str, Mapping[str, tuple[int, int]]], readings: Mapping[str, Reading], nodes: Iterable[str],
+    wire: str, *, sent: bool,
+) -> int:  # fmt: skip
+    total = 0
+    for node in dict.fromkeys(nodes):
+        for nic, (received_bytes, sent_bytes) in moved.get(node, {}).items():
+            if WIRE_OF_NIC.get(readings[node].kinds.get(nic, ""), "tcp") == wire:
+                total += sent_bytes if sent else received_bytes
+    return total
+
+
+def sentence(proof: WireProof) -> str:
+    """For the person."""
+    observed = proof.observed or UNKNOWN
+    if proof.proven:
+        return f"wire: {observed}, as planned ({proof.detail})"
+    if proof.proven is None:
+        return f"warning: wire: not proven, the plan names {proof.planned or 'several'} ({proof.detail})"
+    return f"warning: wire: {observed}, the plan names {proof.planned} ({proof.detail})"
+
+
+def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> WireProof:
+    """The proof, with whether another wire than the planned one was accepted. Raises WireError for a spread over a
+    network whose wire is another one and was not; between nodes of one machine it is told alone."""
+    if proof.proven is not False:
+        return proof
+    accepted = accept == (proof.observed or UNKNOWN)
+    if deployment.mode == "pd-spread" and proof.planned in NETWORKS and not accepted:
+        observed = proof.observed or "no wire that any interface counted"
+        raise WireError(
+            f"KV cache goes over {observed}, the plan names {proof.planned}: {proof.detail}; debug/doctor.py says what "
+            "UCX finds and docs/debugging.md what to do, or give --accept-wire "
+            f"{proof.observed or UNKNOWN} to serve all the same"
+        )
+    return proof.model_copy(update={"accepted": accepted})
+
+
+def prove(
+    app: Application, deployment: Deployment, running: Running, view: ClusterView, placement: Placement,
+    shape: ModelShape | None, say: Callable[[str], None], accept: str | None = None,
+) -> WireProof | None:  # fmt: skip
+    """Send one long request and see what carries its KV cache; None where none is moved. Raises WireError."""
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated):
+        return None
+    before = _readings(app, view)
+    bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
+    tokens = _ask(running, _longest(deployment, shape, view), shape)
+    payload = int(kv_bytes(shape, tokens, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
+    nodes = {role: placement.nodes_of(role) for role in ("prefill", "decode")}
+    machines = [{view.node(node).machine for node in of} for of in nodes.values()]
+    proof = judge(
+        planned_wire(deployment, placement, view),
+        before,
+        _readings(app, view),
+        prefill=nodes["prefill"],
+        decode=nodes["decode"],
+        payload_bytes=payload,
+        apart=not machines[0] & machines[1],
+        gpus=view.device == "gpu",
+        ucx=_logged(app, payload) if topology.transport.verbose else (),
+    )
+    say(sentence(proof))
+    return refuse(proof, deployment, accept)
+
+
+def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:
+    """As long as a prompt may be, as far as that is known, up to TOKENS."""
+    cpu = view.device == "cpu"
+    told = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in ("prefill", "decode")]
+    known = [length for length in told if isinstance(length, int)] or [shape.max_context if shape else TOKENS]
+    return max(1, min(TOKENS, *(length - 16 for length in known)))
+
+
+def _ask(running: Running, tokens: int, shape: ModelShape | None) -> int:
+    """Send one prompt that no prefix cache has, a shorter one where that is refused as too long (HTTP 400).
+
+    Returns its tokens. Raises WireError.
+    """
+    draw = random.Random(time.time_ns())
+    prompt = [draw.randrange(100, min(shape.vocab if shape else 1000, 1000)) for _ in range(tokens)]
+    body = {"model": running.model_id, "prompt": prompt, "max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
+    call = urllib.request.Request(f"{running.base_url}/v1/completions", json.dumps(body).encode(), _headers(running))
+    try:
+        with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
+            answer.read()
+            return tokens
+    except urllib.error.HTTPError as error:
+        with error:
+            said = " ".join(error.read().decode(errors="replace").split())[:300]
+        if error.code == 400 and tokens > LEAST_TOKENS:
+            return _ask(running, tokens // 2, shape)
+        raise WireError(f"a request of {tokens} tokens got HTTP {error.code}: {said}") from error
+    except OSError as error:
+        raise WireError(f"a request of {tokens} tokens got no answer ({error})") from error
+
+
+def _headers(running: Running) -> dict[str, str]:
+    key = api_key.known(running.api_key_file, {})
+    return {"content-type": "application/json", **api_key.header(key)}
+
+
+def _by_vllm(running: Running, before: float) -> int:
+    """Bytes that certainly moved, by vLLM's counter; 0 when it does not grow. Ray exports it with a delay."""
+    deadline = time.monotonic() + COUNTERS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        now = scrape_counters(running.metrics_urls, running.replicas).bytes_transferred or 0.0
+        if now > before:
+            return int(SURE_SHARE * (now - before))
+        time.sleep(COUNTERS_POLL_S)
+    return 0
+
+
+def _readings(app: Application, view: ClusterView) -> dict[str, Reading]:
+    """Node (by its id in the view) -> what its interfaces counted. Nodes side by side on this machine share them."""
+    local = app.cluster.local
+    if local and not local.two_hosts:
+        found = network.reading()
+        return {node.id: Reading(**found) for node in view.nodes}
+    names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes if NODE_ID_LABEL in node.labels}
+    asked: dict[str, Any] = app.cluster.ask_nodes(network.reading)
+    return {names[node]: Reading(**found) for node, found in asked.items() if node in names}
+
+
+def _logged(app: Application, payload_bytes: int) -> tuple[str, ...]:
+    """Transports that UCX's tables in the replicas' logs name for reads."""
+    ways = [wire_of(parse_table(text), "read", payload_bytes) for text in app.logs_by(ucx_tables)]
+    wire = together(ways)
+    return wire.transports if wire else ()

@@ -1,0 +1,89 @@
+"""One file for whoever helps: logs, facts, manifests and verdicts of a first hour, without anything secret."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import tarfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+MOST_BYTES = 4_000_000  # of one file: its end is kept
+TEXTS = {".json", ".log", ".txt", ".yaml", ".html", ".out", ".err", ""}
+LEAST_SECRET = 6
+HIDDEN = "[removed]"
+_NAMES = re.compile(r"(?i)(token|key|secret|passw|credential)")
+# A name that says secret, then its value: as in an environment, JSON, YAML, a header or a flag.
+_ASSIGNED = re.compile(
+    r"""(?ix)(?P<name>["']?\b[\w-]*(?:api[_-]?key|auth[_-]?token|access[_-]?token|hf[_-]?token|(?<![a-z])token|secret[\w-]*
+    |passw(?:or)?d|credentials?)["']?\s*(?:[=:]|\s--?>)\s*["']?)(?P<value>[^\s"',}\]]{6,})"""
+)
+_KNOWN = (
+    re.compile(r"(?i)(?P<name>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{6,})"),
+    re.compile(
+        r"(?P<name>\b)(?P<value>hf_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[\w-]{20,})"
+    ),
+    re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)(?P<value>[^\s/@]+)(?=@)"),
+    re.compile(
+        r"(?P<name>)(?P<value>-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----)", re.DOTALL
+    ),
+)
+
+
+def known_secrets(environment: Mapping[str, str], files: Iterable[Path]) -> set[str]:
+    """Values that must not leave: of variables whose names say so, and the contents of those files."""
+    found = {value.strip() for name, value in environment.items() if _NAMES.search(name)}
+    for path in files:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found.add(path.read_text(encoding="utf-8").strip())
+    # A path to a secret is none, and a word such as "token" (RAY_AUTH_MODE) stands everywhere.
+    return {value for value in found if len(value) >= LEAST_SECRET and not value.startswith("/") and " " not in value}
+
+
+def secret_files(home: Path, cache: Path) -> list[Path]:
+    """Where Ray, pdlab and Hugging Face keep theirs."""
+    found = [home / ".ray" / "auth_token", home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"]
+    if cache.is_dir():
+        found += [path for path in cache.rglob("*") if path.is_file() and _NAMES.search(path.name)]
+    return found
+
+
+def redact(text: str, secrets: Collection[str]) -> str:
+    """The text without those values, and without whatever looks like one."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    for pattern in (*_KNOWN, _ASSIGNED):
+        text = pattern.sub(lambda match: match["name"] + HIDDEN, text)
+    return text
+
+
+def contents(out: Path) -> Iterator[Path]:
+    """What goes in: every text of the folder but the requests of levels, which are large and say nothing here."""
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.suffix in TEXTS and not path.name.startswith("."):
+            yield path
+
+
+def write(out: Path, secrets: Collection[str]) -> Path:
+    """Make the archive in ``out``; returns its path."""
+    name = f"first-hour-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    path = out / f"{name}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for file in contents(out):
+            with contextlib.suppress(OSError):
+                data = redact(_end(file), secrets).encode()
+                member = tarfile.TarInfo(f"{name}/{file.relative_to(out)}")
+                member.size, member.mtime = len(data), int(file.stat().st_mtime)
+                archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def _end(path: Path) -> str:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - MOST_BYTES))
+        cut = f"[the first {size - MOST_BYTES} bytes are left out]\n" if size > MOST_BYTES else ""
+        return cut + file.read().decode(errors="replace")

@@ -1,0 +1,251 @@
+"""What the first hour does: the project's own command lines with limits, estimates and what to do next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+# What became of a step. A finding is a step that ran and found something wrong; it stops nothing.
+Verdict = Literal["ok", "finding", "failed", "timed out", "skipped", "interrupted"]
+RAN: tuple[Verdict, ...] = ("ok", "finding")
+
+LEVELS = {"cluster": (4, 8, 16, 32, 64), "local": (1, 2, 4, 6, 8)}
+REQUESTS_PER_UNIT = 10
+# What is expected of gpt-oss-120b on H100 (configs/sweeps/pack-vs-spread.yaml), and of the tiny model on two cores.
+LAUNCH_S = {"cluster": 300.0, "local": 60.0}
+TTFT_S, TPOT_S = {"cluster": 0.5, "local": 0.3}, {"cluster": 0.012, "local": 0.015}
+SWEEP_START_S, LEVEL_END_S = 60.0, 12.0
+LIMIT = 3.0  # times the estimate, within
+LEAST_LIMIT_S, MOST_LIMIT_S = 300.0, 1500.0
+MOST_TOTAL_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the first hour.
+
+    ``command``: words behind ``python -m pdlab``. ``codes``: exit codes that are no failure, with their verdict.
+    ``needs``: steps that must have run; ``any_of``: of these at least one. ``serves``: what it starts is gone with the
+    next step that serves, so that a resumed hour runs it again for a step that needs it. ``summary`` names the JSON
+    file that says more, under the output folder. ``advice``: what to do where it did not end well.
+    ``always``: also after an interruption.
+    """
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+    estimate_s: float
+    advice: str
+    codes: Mapping[int, Verdict]
+    needs: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+    serves: bool = False
+    summary: str | None = None
+    always: bool = False
+    limit: float | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """After so many seconds it is ended."""
+        if self.limit is not None:
+            return self.limit
+        return min(max(LIMIT * self.estimate_s, LEAST_LIMIT_S), MOST_LIMIT_S)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """One deployment of the first hour: the label is its folder's name too."""
+
+    name: str
+    label: str
+    flags: tuple[str, ...]
+
+
+DEPLOYMENTS = {
+    "cluster": (
+        Deployed("collocated", "collocated-1xtp2", ("--collocated", "--num", "1", "--tp", "2")),
+        Deployed("pack", "pd-pack-p1xtp2-d1xtp2", ("--pd-pack", "--p-tp", "2", "--d-tp", "2")),
+        Deployed("spread", "pd-spread-p1xtp4-d1xtp4", ("--pd-spread", "--p-tp", "4", "--d-tp", "4")),
+    ),
+    "local": (
+        Deployed("collocated", "collocated-1xtp1", ("--collocated", "--num", "1", "--tp", "1")),
+        Deployed("pack", "pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-tp", "1", "--d-tp", "1")),
+        Deployed("spread", "pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-tp", "1", "--d-tp", "1")),
+    ),
+}
+DOCTOR_FIX = "each ERROR in its log has its fix under 'do'; mend it, then go on with --resume"
+LAUNCH_FIX = (
+    "the last lines of its log say why; the logs of failed replicas are in the archive; docs/setup.md has a table"
+)
+SWEEP_FIX = "the table in its log names the gate of every invalid level; docs/methodology.md has the gates"
+
+
+def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, int]) -> tuple[Step, ...]:
+    """All steps. ``lengths``: input and output tokens of a request."""
+    where: Literal["local", "cluster"] = "local" if local else "cluster"
+    backends = "UCX" if local else "UCX,LIBFABRIC"
+    here = ("--here",) if local else ()
+    found: list[Step] = [
+        Step(
+            name="doctor",
+            title="what the nodes lack",
+            command=(
+                "doctor",
+                *(["--here"] if local else []),
+                "--backends",
+                backends,
+                "--json",
+                str(out / "doctor.json"),
+            ),
+            estimate_s=60.0,
+            advice=DOCTOR_FIX,
+            codes={0: "ok", 3: "finding"},
+            summary="doctor.json",
+        ),
+        Step(
+            name="weights",
+            title="weights on every node",
+            command=("weights", "--model", model, *here),
+            estimate_s=30.0,
+            advice=f"python -m pdlab weights --model {model} --fetch, then go on with --resume",
+            codes={0: "ok"},
+        ),
+    ]
+    found += [_transfer(out, strategy, where, backends, model) for strategy in ("pack", "spread")]
+    for deployed in DEPLOYMENTS[where]:
+        found += _deployment(deployed, out, where, model, port, lengths)
+    sweeps = tuple(f"sweep {deployed.name}" for deployed in DEPLOYMENTS[where])
+    folders = tuple(str(out / "results" / deployed.label) for deployed in DEPLOYMENTS[where])
+    found += [
+        Step(
+            name="shutdown",
+            title="give the GPUs back" if not local else "stop the local nodes",
+            command=("launch", "--shutdown", "--port", str(port)),
+            estimate_s=20.0,
+            advice="python launch_gptoss.py --shutdown, then `ray status`",
+            codes={0: "ok", 1: "finding"},
+            always=True,
+        ),
+        Step(
+            name="report",
+            title="plots, tables and verdicts",
+            command=("viz", "--exps", *folders, "--use-normalized", "--plot-path", str(out / "report.png"), "--report",
+                     str(out / "report.html")),
+            estimate_s=30.0,
+            advice="python viz.py --exps ... with the folders that have levels (a folder without any is refused)",
+            codes={0: "ok"},
+            any_of=sweeps,
+        ),
+        Step(
+            name="prediction",
+            title="measured beside the plan's prediction",
+            command=("plan", "--compare", *folders, *(["--hardware", "cpu-vllm-0.29"] if local else []), "--plot",
+                     str(out / "prediction.png")),
+            estimate_s=60.0,
+            advice="python plan.py --compare ... by hand; the measured results are there all the same",
+            codes={0: "ok"},
+            any_of=sweeps,
+        ),
+    ]  # fmt: skip
+    return tuple(found)
+
+
+def _transfer(out: Path, strategy: str, where: str, backends: str, model: str) -> Step:
+    local = where == "local"
+    tp = "1" if local else "2" if strategy == "pack" else "4"
+    file = f"transfer-{strategy}.json"
+    size = ("--local", "--model", model, "--tokens", "1000") if local else ("--model", model)
+    return Step(
+        name=f"transfer {strategy}",
+        title=f"KV transfer itself, {strategy}, {backends.replace(',', ' and ')}",
+        command=("check-transfer", "--strategy", strategy, "--prefill-tp", tp, "--decode-tp", tp, "--random-blocks",
+                 "--backends", backends, *size, "--json", str(out / file)),
+        estimate_s=60.0 if local else 120.0,
+        advice="the verdict names cause and remedy (docs/debugging.md); CORRUPT on one backend alone is its fault",
+        codes={0: "ok", 3: "finding", 4: "finding", 5: "finding"},
+        summary=file,
+    )  # fmt: skip
+
+
+def _deployment(
+    deployed: Deployed, out: Path, where: Literal["local", "cluster"], model: str, port: int, lengths: tuple[int, int]
+) -> list[Step]:
+    local = where == "local"
+    launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
+    url = ("-u", f"http://127.0.0.1:{port}")
+    workload = ("--itl", str(lengths[0]), "--otl", str(lengths[1]))
+    limit_s = min(max(LIMIT * LAUNCH_S[where], LEAST_LIMIT_S), MOST_LIMIT_S)
+    target = ("--local",) if local else ("--model", model)
+    levels = ",".join(map(str, LEVELS[where]))
+    steps = [
+        Step(
+            name=launch,
+            title=f"start {deployed.label}" + (", the canaries' reference" if deployed.name == "collocated" else ""),
+            command=("launch", *deployed.flags, *target, *workload, "--port", str(port), "--detach", "--timeout-s",
+                     f"{limit_s - 60:g}"),
+            estimate_s=LAUNCH_S[where],
+            limit=limit_s,
+            advice=LAUNCH_FIX,
+            codes={0: "ok"},
+            needs=("weights",),
+            serves=True,
+        ),
+    ]  # fmt: skip
+    if deployed.name == "collocated":
+        steps.append(
+            Step(
+                name="smoke",
+                title="one short level",
+                command=("bench", "--smoke", *workload, *url, "--out", str(out / "results"), "--force"),
+                estimate_s=SWEEP_START_S,
+                advice=SWEEP_FIX,
+                codes={0: "ok", 3: "finding"},
+                needs=(launch,),
+            )
+        )
+    steps.append(
+        Step(
+            name=sweep,
+            title=f"{len(LEVELS[where])} levels of {deployed.label}",
+            command=("bench", "-t", "concurrency", "-c", levels, *workload, *url, "-e", deployed.label, "--out",
+                     str(out / "results"), "--resume"),
+            estimate_s=sweep_s(where, lengths[1]),
+            advice=SWEEP_FIX,
+            codes={0: "ok", 3: "finding"},
+            needs=(launch,),
+        )
+    )  # fmt: skip
+    return steps
+
+
+def sweep_s(where: Literal["local", "cluster"], output_tokens: int) -> float:
+    """Seconds of a sweep: a closed loop of N sends 10 N requests, so that a level takes ten times a request's time."""
+    request_s = TTFT_S[where] + output_tokens * TPOT_S[where]
+    return SWEEP_START_S + len(LEVELS[where]) * (REQUESTS_PER_UNIT * request_s + LEVEL_END_S)
+
+
+def total_s(steps: tuple[Step, ...]) -> float:
+    """The estimate of all of them."""
+    return sum(step.estimate_s for step in steps)
+
+
+def missing(step: Step, verdicts: Mapping[str, Verdict]) -> str | None:
+    """Why the step cannot run, in words; None where it can."""
+    lacking = [name for name in step.needs if verdicts.get(name) not in RAN]
+    if lacking:
+        return f"it needs {', '.join(lacking)}"
+    if step.any_of and not any(verdicts.get(name) in RAN for name in step.any_of):
+        return f"it needs one of {', '.join(step.any_of)}"
+    return None
+
+
+def left(steps: tuple[Step, ...], verdicts: Mapping[str, Verdict]) -> list[Step]:
+    """What a resumed hour has to do: what did not end well, and what serves for it."""
+    open_names = {step.name for step in steps if verdicts.get(step.name) not in RAN or step.always}
+    wanted = open_names | {need for step in steps if step.name in open_names for need in step.needs
+                           if any(other.serves and other.name == need for other in steps)}  # fmt: skip
+    if wanted <= {step.name for step in steps if step.always}:
+        return []
+    return [step for step in steps if step.name in wanted]

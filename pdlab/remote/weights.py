@@ -1,0 +1,88 @@
+"""Are a model's weights on this node, as vLLM will look for them? And fetch them before the time that is paid for.
+
+Sent to the nodes by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# What vLLM does not load: other formats of the same weights.
+NOT_NEEDED = ("original/*", "metal/*", "*.bin", "*.pth")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+FETCH = """
+import json, sys
+from huggingface_hub import snapshot_download
+print(snapshot_download(sys.argv[1], ignore_patterns=json.loads(sys.argv[2])))
+"""
+# Harmony takes the vocabulary of chat requests from the internet at the first one, and keeps it.
+VOCABULARY = "import openai_harmony; openai_harmony.load_harmony_encoding('HarmonyGptOss')"
+
+
+def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Where this node has the model (a Hugging Face id or a folder), how many bytes, and what is missing of it.
+
+    ``folder`` None: nothing of it is there.
+    """
+    folder = (
+        Path(model) if model.startswith(("/", ".", "~")) else _snapshot(model, {**os.environ, **(environment or {})})
+    )
+    if folder is None or not folder.is_dir():
+        return {"host": socket.gethostname(), "folder": None, "bytes": 0, "missing": ["everything"]}
+    missing = [] if (folder / "config.json").exists() else ["config.json"]
+    if not any((folder / name).exists() for name in TOKENIZERS):
+        missing.append("a tokenizer")
+    files = _weights(folder)
+    missing += [name for name in files if not (folder / name).exists()] or ([] if files else ["*.safetensors"])
+    size = sum((folder / name).stat().st_size for name in files if (folder / name).exists())
+    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": missing}
+
+
+def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:
+    """Download the model into this node's cache, then `look`; ``error`` has the downloader's last line.
+
+    ``harmony``: the vocabulary of chat requests too; its failure is told and stops nothing.
+    """
+    error = None
+    command = [sys.executable, "-c", FETCH, model, json.dumps(NOT_NEEDED)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        if done.returncode:
+            error = _last_line(done.stderr) or f"exit code {done.returncode}"
+        if harmony and not error:
+            spoken = subprocess.run([sys.executable, "-c", VOCABULARY], capture_output=True, text=True, timeout=300)
+            if spoken.returncode:
+                error = f"chat requests will ask the internet for Harmony's vocabulary: {_last_line(spoken.stderr)}"
+    except subprocess.TimeoutExpired:
+        error = f"not there within {timeout_s:g} s"
+    return {**look(model), "error": error}
+
+
+def _snapshot(model: str, env: dict[str, str]) -> Path | None:
+    """The snapshot of the main branch in Hugging Face's cache, as huggingface_hub finds it."""
+    home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
+    hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub").expanduser()
+    folder = hub / f"models--{model.replace('/', '--')}"
+    try:
+        return folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+
+
+def _weights(folder: Path) -> list[str]:
+    """The weights' files as the index names them, else those that are there."""
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        return sorted(set(index["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError):
+        return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip()[:200] for line in reversed(text.splitlines()) if line.strip()), "")

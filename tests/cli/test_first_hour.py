@@ -1,0 +1,74 @@
+"""The command: shown before it starts, run, told, and archived whatever happens."""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from pdlab.cli import first_hour
+from pdlab.first_hour import run as run_module
+from pdlab.first_hour import steps as steps_module
+from pdlab.first_hour.steps import Step
+
+
+def test_a_dry_run_shows_every_step_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert first_hour.main(["--dry-run", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "10 launch spread: start pd-spread-p1xtp4-d1xtp4" in text
+    assert "python -m pdlab launch --pd-spread --p-tp 4 --d-tp 4 --model gpt-oss-120b" in text
+    assert text.splitlines()[-1].startswith("estimate: ") and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "nonsense"], "not in configs/models/"),
+        (["--local", "--model", "gpt-oss-120b"], "--local serves tiny-gptoss"),
+        (["--resume"], "has no first-hour.json"),
+    ],
+)
+def test_bad_input(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert first_hour.main([*words, "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def planted(out: Path, **_: object) -> tuple[Step, ...]:
+    common = {"title": "t", "estimate_s": 1.0, "advice": "mend it", "codes": {0: "ok"}}
+    return (
+        Step(name="one", command=("print('well; RAY_AUTH_TOKEN=0a1b2c3d4e5f6a')",), **common),  # type: ignore[arg-type]
+        Step(name="two", command=("raise SystemExit('error: broken')",), **common),  # type: ignore[arg-type]
+        Step(name="three", command=("print('well')",), needs=("two",), **common),  # type: ignore[arg-type]
+    )
+
+
+def test_a_run_ends_with_verdicts_and_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(first_hour, "plan", planted)
+    monkeypatch.setattr(first_hour, "run", lambda *args: run_module.run(*args, python=(sys.executable, "-c")))
+    out = tmp_path / "out"
+    assert first_hour.main(["--out", str(out)]) == first_hour.INCOMPLETE
+    text, err = capsys.readouterr()
+    assert [line.split()[:2] for line in text.splitlines() if line[0] != " "] == [
+        ["OK", "one:"], ["FAILED", "two:"], ["SKIPPED", "three:"]
+    ]  # fmt: skip
+    assert err.index("estimate: 3 s in all") < err.index("1/3 one"), "the estimate is shown before it starts"
+    (made,) = out.glob("*.tar.gz")
+    assert f"archive, to send to whoever helps: {made}" in err
+    with tarfile.open(made) as archive:
+        names = {member.name.split("/", 1)[1] for member in archive.getmembers()}
+        log = archive.extractfile(next(m for m in archive.getmembers() if m.name.endswith("01-one.log")))
+        assert log is not None and b"0a1b2c3d4e5f6a" not in log.read()
+    assert names == {"first-hour.json", "logs/01-one.log", "logs/02-two.log"}
+
+
+def test_the_real_steps_fit_the_hour() -> None:
+    for local in (False, True):
+        made = steps_module.plan(Path("/o"), local=local, model="m", port=1, lengths=(5000, 250))
+        assert steps_module.total_s(made) <= steps_module.MOST_TOTAL_S

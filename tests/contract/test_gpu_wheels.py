@@ -1,0 +1,143 @@
+"""What pdlab sets for GPU engines because of what is in the GPU packages themselves, file by file.
+
+They cannot be imported on a machine without a GPU, so their files are read out of the wheels. PDLAB_GPU_WHEELS names
+the folder that holds them:
+
+    pip download --no-deps -d FOLDER vllm==0.29.0 nixl-cu13==1.3.2 flashinfer-python==0.6.18
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
+from pdlab.core.files import CONFIGS
+from pdlab.deploy import serve_config
+from pdlab.deploy.serve_config import render
+from pdlab.placement.place import place
+from pdlab.transfer.doctor import software_rules
+
+
+class Wheel:
+    def __init__(self, path: Path) -> None:
+        self._zip = zipfile.ZipFile(path)
+        self.names = self._zip.namelist()
+
+    def text(self, name: str) -> str:
+        return self._zip.read(name).decode()
+
+
+def wheel(distribution: str) -> Wheel:
+    folder = os.environ.get("PDLAB_GPU_WHEELS")
+    if not folder:
+        pytest.skip("PDLAB_GPU_WHEELS names no folder with the GPU packages' wheels (see the top of this file)")
+    found = sorted(Path(folder).glob(f"{distribution}-*.whl"))
+    if not found:
+        pytest.skip(f"{folder} has no wheel of {distribution}")
+    return Wheel(found[-1])
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Wheel:
+    return wheel("vllm")
+
+
+@pytest.fixture(scope="module")
+def nixl() -> Wheel:
+    return wheel("nixl_cu13")
+
+
+@pytest.fixture(scope="module")
+def flashinfer() -> Wheel:
+    return wheel("flashinfer_python")
+
+
+class TestSampler:
+    def test_it_is_on_unless_the_variable_says_otherwise(self, vllm: Wheel) -> None:
+        (name, value) = next(iter(serve_config.gpu_env().items()))
+        envs = vllm.text("vllm/envs.py")
+        assert re.search(rf'"{name}": lambda: \(\s+bool\(int\(os.environ\["{name}"\]\)\)', envs)
+        assert f"{name}: bool = True" in envs and bool(int(value)) is False
+        assert name in vllm.text("vllm/v1/sample/ops/topk_topp_sampler.py")
+
+    def test_it_would_be_compiled(self, flashinfer: Wheel) -> None:
+        assert [name for name in flashinfer.names if name.endswith(".so")] == [], "no compiled module is in the wheel"
+        source = flashinfer.text("flashinfer/jit/cpp_ext.py")
+        for place_of_nvcc in ('os.environ.get("CUDA_HOME")', '"which", "nvcc"', '"/usr/local/cuda"'):
+            assert place_of_nvcc in source, "where pdlab.remote.node looks for nvcc"
+        assert re.search(r'command = \[\s+"ninja"', source), "found on PATH alone"
+
+
+class TestNixl:
+    def test_the_bundled_ibverbs_is_older_than_current_installers(self, nixl: Wheel) -> None:
+        (bundled,) = (name for name in nixl.names if "libibverbs" in name)
+        assert software_rules._abi([bundled]) == 48
+
+    def test_libefa_is_not_bundled_and_libfabrics_plugin_is(self, nixl: Wheel) -> None:
+        assert any("libuct_ib_efa.so" in name for name in nixl.names)
+        assert not any("libefa" in name or "libfabric.so" in name or "libhwloc" in name for name in nixl.names)
+        assert any(name.endswith("libplugin_LIBFABRIC.so") for name in nixl.names)
+
+
+class TestPorts:
+    """pdlab.transfer.doctor.settings_rules.side_channel_ports."""
+
+    SCHEDULER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py"
+
+    def test_vllm_adds_the_data_parallel_rank(self, vllm: Wheel) -> None:
+        source = vllm.text(self.SCHEDULER)
+        assert re.search(r"VLLM_NIXL_SIDE_CHANNEL_PORT\s+\+ vllm_config.parallel_config.data_parallel_index", source)
+
+    def test_a_taken_port_is_waited_for_without_a_limit(self, vllm: Wheel) -> None:
+        assert "ready_event.wait()  #" in vllm.text(self.SCHEDULER)
+
+
+def fields(vllm: Wheel) -> dict[str, str]:
+    """Engine argument of vLLM -> its annotation, as written."""
+    tree = ast.parse(vllm.text("vllm/engine/arg_utils.py"))
+    (cls,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+    return {
+        node.target.id: ast.unparse(node.annotation)
+        for node in cls.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def engine_configs(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if "engine_kwargs" in value:
+            yield value["engine_kwargs"]
+        for inner in value.values():
+            yield from engine_configs(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from engine_configs(inner)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "deployments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_deployments_arguments_are_vllms(path: Path, vllm: Wheel) -> None:
+    known = fields(vllm)
+    deployment = load_deployment(path.stem)
+    view = load_cluster(path.read_text(encoding="utf-8").split("\n")[0].removeprefix("# cluster: "))
+    shape, source = resolve_model(deployment.model)
+    app = render(deployment, place(deployment, view), view, shape, source or "MODEL-FOLDER")
+    configs = list(engine_configs(yaml.safe_load(yaml.safe_dump(app.args))))
+    assert configs
+    for kwargs in configs:
+        assert set(kwargs) <= set(known), "arguments that vLLM does not have"
+        for name, kind in (("max_model_len", int), ("max_num_seqs", int), ("gpu_memory_utilization", float)):
+            assert isinstance(kwargs.get(name, kind()), kind)
+
+
+def test_the_default_memory_share_is_vllms(vllm: Wheel) -> None:
+    match = re.search(r"gpu_memory_utilization: float = Field\(default=([\d.]+)", vllm.text("vllm/config/cache.py"))
+    assert match and float(match[1]) == 0.92

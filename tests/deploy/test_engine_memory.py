@@ -1,0 +1,140 @@
+"""What fits into an engine: against pools that were measured, against vLLM's own rule, and refused before a start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdlab.cli import launch
+from pdlab.core.catalog import ModelShape, load_cluster, resolve_model
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Workload
+from pdlab.deploy.engine_memory import EngineMemory, engine_memory, examine, reserved_bytes
+from pdlab.deploy.launch import start_timeout_s
+from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.placement.place import place
+
+X2 = load_cluster("p5.48xlarge-x2")
+
+
+def shape_of(model: str) -> ModelShape:
+    shape = resolve_model(model)[0]
+    assert shape is not None
+    return shape
+
+
+GPT_OSS = shape_of("gpt-oss-120b")
+
+
+def of(label: str, role: Any = "collocated", gpu: str | None = "H100", **kwargs: Any) -> EngineMemory:
+    deployment = Deployment(topology=parse_label(label), engine_kwargs=kwargs)
+    found = engine_memory(deployment, role, GPT_OSS, gpu, cpu=False, workload=Workload())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("tp", "low", "high"), [(2, 0.95e6, 1.05e6), (4, 2.8e6, 3.05e6)])
+def test_pools_of_published_deployments(tp: int, low: float, high: float) -> None:
+    """They ran at a utilisation of 0.9, and kept every token in all 36 layers."""
+    memory = of(f"collocated-1xtp{tp}", gpu_memory_utilization=0.9)
+    every_layer = 36 * 2 * 8 * 64 * 2
+    assert low < memory.kv_bytes * tp / every_layer < high
+
+
+def test_thirteen_prompts_at_tp1_of_the_published_kind() -> None:
+    memory = of("collocated-8xtp1", gpu_memory_utilization=0.9)
+    assert 11 <= memory.kv_bytes / (5250 * 36 * 2 * 8 * 64 * 2) <= 14
+
+
+def test_a_request_of_the_models_own_length_reserves_about_five_gb() -> None:
+    """vLLM keeps the window of 128 and the two steps in flight of each windowed layer."""
+    found = reserved_bytes(GPT_OSS, 131072, {}, "gpu")
+    assert found == 2 * 8 * 64 * 2 * 18 * (131072 + 127 + 2 * 8192)
+
+
+def test_kv_heads_are_copied_beyond_their_number_and_experts_divided_by_dp() -> None:
+    assert of("collocated-1xtp16").longest_bytes == of("collocated-1xtp8").longest_bytes
+    one, four = of("collocated-1xtp2"), of("collocated-1xtp2dp4ep")
+    assert four.weights_bytes < one.weights_bytes / 2
+
+
+def test_prefill_holds_prompts_and_decode_whole_requests() -> None:
+    prefill, decode = (of("pd-spread-p1xtp4-d1xtp4", role) for role in ("prefill", "decode"))
+    assert (prefill.request_tokens, decode.request_tokens) == (5001, 5250)
+    assert prefill.requests > decode.requests > 1000
+
+
+def test_told_bytes_are_taken_and_unknown_gpus_are_unknown() -> None:
+    told = of("collocated-1xtp4", gpu=None, kv_cache_memory_bytes=10**9)
+    assert told.kv_bytes == 10**9 and not told.estimated
+    deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+    assert engine_memory(deployment, "collocated", GPT_OSS, "A10G", cpu=False, workload=Workload()) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "kwargs", "says"),
+    [
+        ("collocated-1xtp1", {"gpu_memory_utilization": 0.85}, ["max_model_len 16,384", "--max-model-len", "--tp"]),
+        ("collocated-1xtp1", {"gpu_memory_utilization": 0.9, "max_model_len": 131072}, ["max_model_len 131,072"]),
+        ("collocated-1xtp1", {"gpu_memory_utilization": 0.8}, ["weights take 65 GB", "larger --tp"]),
+        ("pd-pack-p1xtp4-d1xtp1", {"gpu_memory_utilization": 0.85}, ["decode engine of 1 GPU", "--d-tp"]),
+        ("collocated-1xtp4", {"kv_cache_memory_bytes": 1000}, ["one request", "max_model_len 16,384"]),
+    ],
+)
+def test_what_cannot_hold_one_request_is_refused(label: str, kwargs: dict[str, Any], says: list[str]) -> None:
+    deployment = Deployment(topology=parse_label(label), engine_kwargs=kwargs)
+    with pytest.raises(UsageError) as caught:
+        examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload())
+    line = str(caught.value)
+    assert "\n" not in line and all(word in line for word in says), line
+
+
+def test_the_length_that_the_refusal_names_is_not_refused() -> None:
+    kwargs: dict[str, Any] = {"gpu_memory_utilization": 0.85}
+    deployment = Deployment(topology=parse_label("collocated-1xtp1"), engine_kwargs=kwargs)
+    with pytest.raises(UsageError, match=r"--max-model-len (\d+)") as caught:
+        examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload())
+    length = int(str(caught.value).split("--max-model-len ")[1].split(",")[0])
+    shorter = deployment.model_copy(update={"max_model_len": length})
+    assert examine(shorter, GPT_OSS, X2, place(shorter, X2), Workload())
+
+
+def test_a_dry_run_of_tp1_says_how_many_requests_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["--collocated", "--num", "8", "--tp", "1", "--cluster", "p5.48xlarge-x2", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.endswith("requests of 5,000:250 that fit"))
+    assert lines[at + 2].split()[0] == "collocated" and 30 < int(lines[at + 2].split()[-1]) < 60
+
+
+def test_a_dry_run_of_a_pool_that_holds_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--collocated --tp 1 --engine-arg gpu_memory_utilization=0.85 --cluster p5.48xlarge-x2 --dry-run"
+    assert launch.main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("error: collocated engine of 1 GPU cannot hold")
+
+
+@pytest.mark.parametrize(
+    ("line", "length"),
+    [
+        ("--collocated", None),
+        ("--collocated --itl 5000", 8192),
+        ("--collocated --isl 20000 --osl 1000", 21504),
+        ("--collocated --itl 20000 --max-model-len 30000", 30000),
+        ("--collocated --local --itl 9000", 9216),
+    ],
+)
+def test_max_model_len_follows_the_workload_unless_it_is_given(line: str, length: int | None) -> None:
+    assert deployment_from(build_parser().parse_args(line.split())).max_model_len == length
+
+
+def test_a_workload_longer_than_the_given_length_is_refused() -> None:
+    with pytest.raises(UsageError, match="5250 tokens, max_model_len is 4096"):
+        deployment_from(build_parser().parse_args(["--collocated", "--itl", "5000", "--max-model-len", "4096"]))
+
+
+def test_more_bytes_on_more_nodes_may_take_longer_to_start() -> None:
+    assert start_timeout_s(GPT_OSS, X2) == start_timeout_s(None, X2) == 1800
+    large = start_timeout_s(shape_of("deepseek-v3"), load_cluster("p5.48xlarge-x13"))
+    assert 3000 < large < 6000

@@ -1,0 +1,230 @@
+"""What carried a long request's KV cache, by the counters of both sides; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.web import web_server
+
+from pdlab.core.catalog import load_cluster, local_cluster, resolve_model, two_hosts_cluster
+from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
+from pdlab.core.errors import WireError
+from pdlab.core.nodes import ClusterView, LinkShape
+from pdlab.deploy import wire_proof
+from pdlab.deploy.endpoint import Running
+from pdlab.deploy.options import LEAST_MODEL_LEN
+from pdlab.deploy.wire_proof import Reading, judge, planned_wire, refuse, sentence
+from pdlab.placement.place import place
+from pdlab.remote import network
+from pdlab.remote.logs import ucx_tables
+from pdlab.results.schema import Manifest, WireProof
+from pdlab.transfer.ucx_log import parse_table, wire_of
+
+X2, PAYLOAD = load_cluster("p5.48xlarge-x2"), 180_000_000
+TWO_HOSTS = two_hosts_cluster(LinkShape(gbit_per_s=1))
+EFA = {"ens32": "ethernet", "lo": "loopback", **{f"rdmap{i}": "efa" for i in range(4)}}
+NOISE = 300_000
+
+
+def pd(label: str, **transport: Any) -> Deployment:
+    topology = parse_label(label)
+    assert isinstance(topology, Disaggregated)
+    return Deployment(topology=topology.model_copy(update={"transport": Transport(**transport)}))
+
+
+@pytest.mark.parametrize(
+    ("label", "view", "tls", "wire"),
+    [
+        ("pd-spread-p1xtp4-d1xtp4", X2, None, "efa"),
+        ("pd-spread-p1xtp4-d1xtp4", X2, "srd,cuda_copy,cuda_ipc,sm,self", "efa"),
+        ("pd-spread-p1xtp4-d1xtp4", X2, "tcp,cuda_copy,sm,self", "tcp"),
+        ("pd-pack-p1xtp4-d1xtp4", X2, None, "gpu peer"),
+        ("pd-spread-p1xtp1-d1xtp1", TWO_HOSTS, None, "tcp"),
+        ("pd-pack-p1xtp1-d1xtp1", TWO_HOSTS, None, "shared memory"),
+        ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), None, "shared memory"),
+        ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), "tcp", "tcp"),
+    ],
+)
+def test_the_wire_that_the_plan_names(label: str, view: ClusterView, tls: str | None, wire: str) -> None:
+    deployment = pd(label, ucx_tls=tls)
+    assert planned_wire(deployment, place(deployment, view), view) == wire
+
+
+def proof(
+    moved: dict[str, dict[str, tuple[int, int]]],
+    planned: str = "efa",
+    kinds: dict[str, str] = EFA,
+    nodes: tuple[str, str] = ("p", "d"),
+    **more: Any,
+) -> WireProof:
+    """``moved``: node -> interface -> bytes (received, sent) while the request ran."""
+    start = {nic: (10**9, 2 * 10**9) for nic in kinds}
+    before = {node: Reading(kinds, start) for node in dict.fromkeys(nodes)}
+    after = {
+        node: Reading(kinds, {nic: (start[nic][0] + r, start[nic][1] + s) for nic, (r, s) in nics.items()})
+        for node, nics in moved.items()
+    }
+    told = {"payload_bytes": PAYLOAD, "apart": nodes[0] != nodes[1], "gpus": True, **more}
+    return judge(planned, before, after, prefill=[nodes[0]], decode=[nodes[1]], **told)
+
+
+def over(nic: str, share: float = 1.05, rails: int = 1) -> dict[str, dict[str, tuple[int, int]]]:
+    """Prefill sends and decode receives that share of the payload, beside some other traffic."""
+    part = int(share * PAYLOAD / rails)
+    names = [nic] if rails == 1 else [f"{nic}{i}" for i in range(rails)]
+    return {
+        "p": {"ens32": (NOISE, NOISE), **{name: (NOISE, part) for name in names}},
+        "d": {"ens32": (NOISE, NOISE), **{name: (part, NOISE) for name in names}},
+    }
+
+
+class TestJudge:
+    def test_efa_over_all_its_rails(self) -> None:
+        found = proof(over("rdmap", rails=4))
+        assert (found.observed, found.proven) == ("efa", True)
+        assert "efa 189 MB out" in found.detail and sentence(found).startswith("wire: efa, as planned")
+        assert found.counted["d"]["rdmap0"][0] == int(1.05 * PAYLOAD / 4)
+
+    def test_a_silent_fallback_to_tcp(self) -> None:
+        found = proof(over("ens32"))
+        assert (found.observed, found.proven) == ("tcp", False)
+
+    def test_nothing_that_anybody_counted_between_machines(self) -> None:
+        found = proof(over("rdmap0", share=0.01))
+        assert (found.observed, found.proven) == (None, False)
+
+    def test_one_side_alone_proves_nothing(self) -> None:
+        one = over("rdmap0")
+        one["d"] = {"ens32": (NOISE, NOISE)}
+        assert proof(one).observed is None
+
+    def test_the_other_direction_is_not_the_transfer(self) -> None:
+        turned = {"p": {"rdmap0": (PAYLOAD, 0)}, "d": {"rdmap0": (0, PAYLOAD)}}
+        assert proof(turned).observed is None
+
+    def test_a_node_that_does_not_answer(self) -> None:
+        found = proof({"p": {"rdmap0": (0, PAYLOAD)}})
+        assert (found.observed, found.proven) == (None, None)
+        assert "could not be read" in sentence(found)
+
+    def test_one_machine(self) -> None:
+        quiet = {"n": {"lo": (NOISE, NOISE)}}
+        assert proof(quiet, "gpu peer", nodes=("n", "n")).proven is True
+        assert proof(quiet, "shared memory", nodes=("n", "n"), gpus=False).proven is True
+        chatty = {"n": {"lo": (int(0.6 * PAYLOAD), int(0.6 * PAYLOAD))}}
+        assert proof(chatty, "shared memory", nodes=("n", "n"), gpus=False).proven is True
+        loud = {"n": {"lo": (PAYLOAD, PAYLOAD)}}
+        found = proof(loud, "shared memory", nodes=("n", "n"), gpus=False)
+        assert (found.observed, found.proven) == ("tcp", False)
+
+    def test_links_of_several_kinds_are_observed_and_not_judged(self) -> None:
+        found = proof(over("ens32"), planned=None)  # type: ignore[arg-type]
+        assert (found.observed, found.proven) == ("tcp", None)
+
+    def test_ucxs_log_tells_where_counters_cannot_be_read(self) -> None:
+        found = proof({}, ucx=("srd",))
+        assert (found.observed, found.proven) == ("efa", True) and "UCX logs srd" in found.detail
+
+    def test_counters_are_believed_before_the_log(self) -> None:
+        assert proof(over("ens32"), ucx=("srd",)).observed == "tcp"
+
+
+class TestRefuse:
+    SPREAD, PACK = pd("pd-spread-p1xtp4-d1xtp4"), pd("pd-pack-p1xtp4-d1xtp4")
+
+    def test_the_right_wire(self) -> None:
+        found = proof(over("rdmap0"))
+        assert refuse(found, self.SPREAD, None) == found
+
+    def test_another_wire_than_the_planned_one(self) -> None:
+        with pytest.raises(WireError, match=r"over tcp, the plan names efa: .*--accept-wire tcp"):
+            refuse(proof(over("ens32")), self.SPREAD, None)
+
+    def test_accepted(self) -> None:
+        assert refuse(proof(over("ens32")), self.SPREAD, "tcp").accepted is True
+
+    @pytest.mark.parametrize("accept", ["rdma", "efa", "unknown"])
+    def test_another_one_accepted(self, accept: str) -> None:
+        with pytest.raises(WireError):
+            refuse(proof(over("ens32")), self.SPREAD, accept)
+
+    def test_counters_that_did_not_move(self) -> None:
+        unmoved = proof(over("rdmap0", share=0.0))
+        with pytest.raises(WireError, match=r"no wire that any interface counted.*--accept-wire unknown"):
+            refuse(unmoved, self.SPREAD, None)
+        assert refuse(unmoved, self.SPREAD, "unknown").accepted is True
+
+    def test_a_pack_is_told_and_served(self) -> None:
+        found = proof({"n": {"ens32": (PAYLOAD, PAYLOAD)}}, "gpu peer", nodes=("n", "n"))
+        assert found.proven is False and refuse(found, self.PACK, None).accepted is False
+        assert sentence(found).startswith("warning: wire: tcp, the plan names gpu peer")
+
+    def test_a_spread_within_one_machine_is_told_and_served(self) -> None:
+        """Where processes may not read each other's memory, as in some containers, its KV takes the loopback."""
+        found = proof({"n": {"lo": (PAYLOAD, PAYLOAD)}}, "shared memory", nodes=("n", "n"), gpus=False)
+        assert found.proven is False and refuse(found, pd("pd-spread-p1xtp1-d1xtp1"), None).proven is False
+
+    def test_what_cannot_be_seen_is_a_warning(self) -> None:
+        assert refuse(proof({}), self.SPREAD, None).proven is None
+
+
+def test_the_manifest_keeps_it() -> None:
+    found = proof(over("ens32"))
+    manifest = Manifest(origin="measured", label="x", wire=found)
+    assert Manifest.model_validate_json(manifest.model_dump_json()).wire == found
+
+
+def test_a_reading_of_this_machine() -> None:
+    found = network.reading()
+    assert found["kinds"].get("lo", "loopback") == "loopback"
+    assert Reading(**found).counters.keys() >= {"lo"}
+
+
+def test_ucxs_tables_are_found_in_the_logs_of_the_application_alone(tmp_path: Path) -> None:
+    table = (
+        "[1] UCX INFO +----------+-----------------+-----------------+\n"
+        "[1] UCX INFO | 0 inter-node cfg#3 | remote memory read by ucp_get* from host memory |\n"
+        "[1] UCX INFO +----------+-----------------+-----------------+\n"
+        "[1] UCX INFO | 17 0..inf | zero-copy | srd/rdmap0:1 |\n"
+        "[1] UCX INFO +----------+-----------------+-----------------+\n"
+    )
+    (tmp_path / "worker-1.err").write_text(f":actor_name:ServeReplica:pdlab:Decode:m\nloading\n{table}done\n")
+    (tmp_path / "worker-2.err").write_text(f":actor_name:ServeReplica:other:Decode:m\n{table}")
+    (text,) = ucx_tables(str(tmp_path), "pdlab")
+    wire = wire_of(parse_table(text), "read", PAYLOAD)
+    assert wire is not None and wire.transports == ("srd",)
+
+
+def test_every_length_that_a_launch_chooses_holds_the_request() -> None:
+    assert wire_proof.TOKENS + 16 <= LEAST_MODEL_LEN
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [({}, wire_proof.TOKENS), ({"max_model_len": 2048}, 2032), ({"engine_kwargs": {"max_model_len": 1024}}, 1008)],
+)
+def test_the_request_fits_what_is_served(more: dict[str, Any], tokens: int) -> None:
+    deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"), **more)
+    assert wire_proof._longest(deployment, resolve_model("gpt-oss-120b")[0], X2) == tokens
+
+
+def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
+    asked: list[int] = []
+
+    def answer(call: BaseHTTPRequestHandler) -> None:
+        body = json.loads(call.rfile.read(int(call.headers["content-length"])))
+        asked.append(len(body["prompt"]))
+        call.send_response(400 if asked[-1] > 1000 else 200)
+        call.end_headers()
+
+    with web_server(answer) as url:
+        manifest = Manifest(origin="measured", label="x")
+        running = Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest)
+        assert wire_proof._ask(running, 3000, None) == 750
+        assert asked == [3000, 1500, 750]
+        with pytest.raises(WireError, match="no answer"):
+            wire_proof._ask(running.model_copy(update={"base_url": "http://127.0.0.1:9"}), 3000, None)

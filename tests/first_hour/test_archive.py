@@ -1,0 +1,102 @@
+"""Planted secrets never leave, and what helps does."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from pdlab.first_hour import archive
+
+TOKEN, KEY, PASSWORD = "3f9a1c77e2b04d5f9a", "pdlab-4Q8x_Zr2-key-of-clients", "hunter2hunter2"
+HUB = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
+LEAKS = {
+    "logs/01-doctor.log": f"RAY_AUTH_TOKEN={TOKEN}\nRAY_AUTH_MODE=token\n",
+    "logs/05-launch.log": f"Authorization: Bearer {KEY}\nfetching https://me:{PASSWORD}@hub.example/x\n",
+    "logs/06-sweep.log": f"retry with api_key='{KEY}' password: {PASSWORD}\ntoken {TOKEN} refused\n",
+    "doctor.json": json.dumps({"environment": {"HF_TOKEN": HUB, "UCX_TLS": "srd"}, "auth": {"token": "0123456789ab"}}),
+    "results/x/manifest.json": json.dumps({"commands": [f"launch --password {PASSWORD}"], "total_tokens": 5000}),
+    "failed-replicas/launch-pack/worker-1.out": f"aws_secret_access_key = {PASSWORD}\nAKIAABCDEFGHIJKLMNOP\n",
+    "key.txt": "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----\n",
+}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    for name, text in LEAKS.items():
+        path = tmp_path / "out" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "out" / "report.png").write_bytes(b"\x89PNG")
+    (tmp_path / "out" / "results/x/concurrency4.records.json.gz").write_bytes(b"\x1f\x8b")
+    (tmp_path / "out" / "results/x/.lock").write_text("held")
+    return tmp_path / "out"
+
+
+def unpacked(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as made:
+        found = {}
+        for member in made.getmembers():
+            file = made.extractfile(member)
+            assert file is not None
+            found[member.name.split("/", 1)[1]] = file.read().decode()
+        return found
+
+
+def planted(tmp_path: Path) -> set[str]:
+    """As the command collects them: the environment, Ray's token file, the cache's key file."""
+    home, cache = tmp_path / "home", tmp_path / "cache"
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text(f"{TOKEN}\n")
+    cache.mkdir()
+    (cache / "api-key").write_text(KEY)
+    environment = {"DATABASE_PASSWORD": PASSWORD, "HOME": str(home), "RAY_AUTH_MODE": "token", "SSH_KEY": "/a/path"}
+    return archive.known_secrets(environment, archive.secret_files(home, cache))
+
+
+def test_known_secrets(tmp_path: Path) -> None:
+    assert planted(tmp_path) == {TOKEN, KEY, PASSWORD}
+
+
+def test_no_planted_secret_leaves(out: Path, tmp_path: Path) -> None:
+    found = unpacked(archive.write(out, planted(tmp_path)))
+    everything = "\n".join(found.values())
+    for secret in (TOKEN, KEY, PASSWORD, HUB, "AKIAABCDEFGHIJKLMNOP", "MIIabc", "0123456789ab"):
+        assert secret not in everything, secret
+    assert archive.HIDDEN in everything
+
+
+def test_what_looks_like_a_secret_is_removed_though_nobody_knows_it(out: Path) -> None:
+    everything = "\n".join(unpacked(archive.write(out, set())).values())
+    for secret in (HUB, "AKIAABCDEFGHIJKLMNOP", "MIIabc", f"Bearer {KEY}", f"me:{PASSWORD}@", f"password: {PASSWORD}"):
+        assert secret not in everything, secret
+    assert f"RAY_AUTH_TOKEN={TOKEN}" not in everything and f"api_key='{KEY}" not in everything
+
+
+def test_what_helps_is_kept(out: Path, tmp_path: Path) -> None:
+    found = unpacked(archive.write(out, planted(tmp_path)))
+    assert set(found) == set(LEAKS), "no pictures, no requests, no locks"
+    assert "RAY_AUTH_MODE=token" in found["logs/01-doctor.log"]
+    assert json.loads(found["doctor.json"])["environment"]["UCX_TLS"] == "srd"
+    assert json.loads(found["results/x/manifest.json"])["total_tokens"] == 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens: 250", "token_id:1234", '"input_tokens": 5000', "tokens=4000,8000", "key: concurrency8",
+        "TTFT p50 120 ms, TPOT 8.1 ms", "3 of 3 prompts give the same tokens", "http://127.0.0.1:8000/v1",
+        '"tokenizer": "/models/gpt-oss"', "keyed on max_concurrency",
+    ],
+)  # fmt: skip
+def test_measurements_are_not_mistaken_for_secrets(text: str) -> None:
+    assert archive.redact(text, set()) == text
+
+
+def test_a_long_log_keeps_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_BYTES", 100)
+    (tmp_path / "a.log").write_text("x" * 500 + "the end")
+    (text,) = unpacked(archive.write(tmp_path, set())).values()
+    assert text.startswith("[the first 407 bytes are left out]") and text.endswith("the end")

@@ -1,0 +1,207 @@
+"""Steps that run as processes: limits, verdicts, what they leave, and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.core.errors import UsageError
+from pdlab.first_hour.run import STATE, State, _adapted, open_state, run
+from pdlab.first_hour.steps import Step
+
+PYTHON = (sys.executable, "-c")
+ASKED: dict[str, Any] = {"model": "m", "local": True, "port": 8000}
+
+
+def step(name: str, program: str, **more: Any) -> Step:
+    fields: dict[str, Any] = {
+        "title": name,
+        "estimate_s": 1.0,
+        "advice": f"mend {name}",
+        "codes": {0: "ok", 3: "finding"},
+    }
+    return Step(name=name, command=(program,), **{**fields, **more})
+
+
+def ran(steps: tuple[Step, ...], out: Path, state: State | None = None) -> tuple[State, list[str]]:
+    said: list[str] = []
+    state = run(steps, out, state or State(asked=ASKED), said.append, PYTHON)
+    return state, said
+
+
+def verdicts(state: State) -> dict[str, str]:
+    return {name: outcome.verdict for name, outcome in state.outcomes.items()}
+
+
+def test_every_verdict(tmp_path: Path) -> None:
+    steps = (
+        step("good", "print('all is well')"),
+        step("seen", "print('two findings'); raise SystemExit(3)"),
+        step("bad", "import sys; print('error: no luck', file=sys.stderr); print('bye'); raise SystemExit(1)"),
+        step("after", "print('never')", needs=("bad",)),
+        step("beside", "print('still')", needs=("good",)),
+        step("slow", "import time; time.sleep(600)", limit=1.0),
+    )
+    state, said = ran(steps, tmp_path)
+    assert verdicts(state) == {
+        "good": "ok", "seen": "finding", "bad": "failed", "after": "skipped", "beside": "ok", "slow": "timed out"
+    }  # fmt: skip
+    outcomes = state.outcomes
+    assert outcomes["good"].detail == "all is well" and outcomes["good"].next_action is None
+    assert outcomes["bad"].detail == "error: no luck" and outcomes["bad"].next_action == "mend bad"
+    assert outcomes["after"].detail == "it needs bad"
+    assert outcomes["slow"].detail.startswith("not done within 1 s; last: ")
+    assert (tmp_path / str(outcomes["bad"].log)).read_text() == "error: no luck\nbye\n"
+    assert any(line.startswith("3/6 bad: FAILED") for line in said) and "    next: mend bad" in said
+    assert State.model_validate_json((tmp_path / STATE).read_text()) == state
+
+
+def test_what_a_timed_out_step_started_goes_with_it(tmp_path: Path) -> None:
+    """It is asked as by Ctrl-C first, so that a launch takes down what it started; then its whole session ends."""
+    child = tmp_path / "child"
+    program = (
+        "import pathlib, subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stderr=-3)\n"
+        f"try:\n    pathlib.Path({str(child)!r}).write_text(str(p.pid))\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print('taken down')\n"
+    )
+
+    class OnceItHasBegun(Step):
+        @property
+        def limit_s(self) -> float:
+            return 0.0 if child.exists() and child.read_text() else 600.0
+
+    slow = OnceItHasBegun(
+        name="slow", title="slow", command=(program,), estimate_s=1.0, advice="mend slow", codes={0: "ok"}
+    )
+    state, _ = ran((slow,), tmp_path)
+    assert state.outcomes["slow"].detail.endswith("last: taken down")
+    deadline = time.monotonic() + 10
+    while _alive(int(child.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_going_on_keeps_what_ended_well(tmp_path: Path) -> None:
+    counted = tmp_path / "counted"
+    count = f"open({str(counted)!r}, 'a').write('x')"
+    mended = tmp_path / "mended"
+    steps = (
+        step("good", count),
+        step("launch", count, serves=True),
+        step(
+            "sweep", f"import pathlib; raise SystemExit(not pathlib.Path({str(mended)!r}).exists())", needs=("launch",)
+        ),
+        step("down", "", always=True),
+    )
+    out = tmp_path / "out"
+    state, _ = ran(steps, out)
+    assert verdicts(state)["sweep"] == "failed" and counted.read_text() == "xx"
+    mended.touch()
+    state, _ = ran(steps, out, open_state(out, ASKED, resume=True))
+    assert set(verdicts(state).values()) == {"ok"}
+    assert counted.read_text() == "xxx", "the launch again, for the sweep needs it; the first step not"
+    assert ran(steps, out, open_state(out, ASKED, resume=True))[1] == []
+
+
+def test_an_interruption_ends_the_step_and_still_takes_down(tmp_path: Path) -> None:
+    down = tmp_path / "down"
+    began = tmp_path / "began"
+    steps = (
+        step("long", f"import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(600)"),
+        step("next", "print('never')"),
+        step("shutdown", f"import pathlib; pathlib.Path({str(down)!r}).touch()", always=True),
+    )
+
+    def interrupt() -> None:
+        while not began.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(steps, tmp_path, State(asked=ASKED), lambda _: None, PYTHON)
+    state = State.model_validate_json((tmp_path / STATE).read_text())
+    assert verdicts(state) == {"long": "interrupted", "next": "skipped", "shutdown": "ok"}
+    assert down.exists()
+
+
+def test_the_logs_of_failed_replicas_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
+    stale = tmp_path / "cache" / "logs" / "last-failure"
+    stale.mkdir(parents=True)
+    (stale / "worker-0.err").write_text("of last week")
+    write = f"import pathlib, shutil; p = pathlib.Path({str(stale)!r}); shutil.rmtree(p); p.mkdir(); "
+    write += "(p / 'worker-1.err').write_text('ValueError: why'); raise SystemExit(1)"
+    ran((step("launch other", "raise SystemExit(1)", serves=True), step("launch pack", write, serves=True)), tmp_path)
+    kept = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "failed-replicas").rglob("*.err"))
+    assert kept == ["failed-replicas/launch-pack/worker-1.err"]
+
+
+TRANSFER = {
+    "runs": [
+        {"backend": "UCX", "exit_code": 0, "verdict": {"text": "OK: spread over srd"}},
+        {"backend": "LIBFABRIC", "exit_code": 4, "verdict": {"text": "CORRUPT: swapped blocks"}},
+    ]
+}
+
+
+def test_both_backends_verdicts_stand_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "transfer-spread.json").write_text(json.dumps(TRANSFER))
+    state, _ = ran((step("transfer", "raise SystemExit(3)", summary="transfer-spread.json"),), tmp_path)
+    assert state.outcomes["transfer"].detail == "UCX: OK: spread over srd | LIBFABRIC: CORRUPT: swapped blocks"
+
+
+@pytest.mark.parametrize(
+    ("codes", "flag"),
+    [((0, 4), ("--kv-backend", "UCX")), ((3, 0), ("--kv-backend", "LIBFABRIC")), ((0, 0), ()), ((4, 5), ())],
+)
+def test_a_launch_names_the_one_backend_that_was_proven(
+    codes: tuple[int, int], flag: tuple[str, ...], tmp_path: Path
+) -> None:
+    runs = [{"backend": name, "exit_code": code} for name, code in zip(("UCX", "LIBFABRIC"), codes, strict=True)]
+    (tmp_path / "transfer-spread.json").write_text(json.dumps({"runs": runs}))
+    assert _adapted(step("launch spread", "x", serves=True), tmp_path) == ("x", *flag)
+    assert _adapted(step("launch collocated", "x", serves=True), tmp_path) == ("x",)
+
+
+def test_a_report_leaves_out_folders_that_were_never_made(tmp_path: Path) -> None:
+    (tmp_path / "results" / "a").mkdir(parents=True)
+    words = ("viz", str(tmp_path / "results" / "a"), str(tmp_path / "results" / "b"), str(tmp_path / "report.png"))
+    report = Step(name="report", title="", command=words, estimate_s=1, advice="", codes={}, any_of=("sweep a",))
+    assert _adapted(report, tmp_path) == (words[0], words[1], words[3])
+
+
+class TestOpenState:
+    def test_new(self, tmp_path: Path) -> None:
+        assert open_state(tmp_path / "new", ASKED, resume=False) == State(asked=ASKED)
+
+    def test_refusals(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r"has no first-hour\.json"):
+            open_state(tmp_path, ASKED, resume=True)
+        (tmp_path / "mine").touch()
+        with pytest.raises(UsageError, match="is not empty"):
+            open_state(tmp_path, ASKED, resume=False)
+        (tmp_path / STATE).write_text(State(asked=ASKED).model_dump_json())
+        with pytest.raises(UsageError, match="holds an earlier run"):
+            open_state(tmp_path, ASKED, resume=False)
+        with pytest.raises(UsageError, match=r"port 8000, now it is .*port 9000"):
+            open_state(tmp_path, {**ASKED, "port": 9000}, resume=True)
+        (tmp_path / STATE).write_text("{")
+        with pytest.raises(UsageError, match="cannot be read"):
+            open_state(tmp_path, ASKED, resume=True)

@@ -1,0 +1,91 @@
+"""The steps themselves: within the hour, in an order that holds, and command lines that the commands accept."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdlab.cli import bench, doctor, viz, weights
+from pdlab.cli import plan as plan_cli
+from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.first_hour.steps import MOST_TOTAL_S, Step, Verdict, left, missing, plan, total_s
+from pdlab.transfer.options import build_parser as transfer_parser
+from pdlab.transfer.options import plan_from
+
+CLUSTER = plan(Path("/out"), local=False, model="gpt-oss-120b", port=8000, lengths=(5000, 250))
+LOCAL = plan(Path("/out"), local=True, model="tiny-gptoss", port=8000, lengths=(256, 32))
+NAMES = ["doctor", "weights", "transfer pack", "transfer spread", "launch collocated", "smoke", "sweep collocated",
+         "launch pack", "sweep pack", "launch spread", "sweep spread", "shutdown", "report", "prediction"]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [CLUSTER, LOCAL], ids=["cluster", "local"])
+def test_the_steps_are_within_the_hour_by_estimate(steps: tuple[Step, ...]) -> None:
+    assert [step.name for step in steps] == NAMES
+    assert 600 < total_s(steps) <= MOST_TOTAL_S
+    for step in steps:
+        assert 0 < step.estimate_s < step.limit_s and step.advice and 0 in step.codes
+
+
+@pytest.mark.parametrize("steps", [CLUSTER, LOCAL], ids=["cluster", "local"])
+def test_what_a_step_needs_comes_before_it(steps: tuple[Step, ...]) -> None:
+    seen: set[str] = set()
+    for step in steps:
+        assert {*step.needs, *step.any_of} <= seen
+        seen.add(step.name)
+
+
+PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "doctor": lambda words: doctor.parser().parse_args(words),
+    "weights": lambda words: weights.parser().parse_args(words),
+    "check-transfer": lambda words: plan_from(transfer_parser("x").parse_args(words)),
+    "bench": bench.options,
+    "viz": lambda words: viz.parser().parse_args(words),
+    "plan": lambda words: plan_cli.parser().parse_args(words),
+}
+
+
+@pytest.mark.parametrize("step", [*CLUSTER, *LOCAL], ids=lambda step: step.name)
+def test_every_command_line_is_one_that_its_command_accepts(step: Step) -> None:
+    command, *words = step.command
+    if command == "launch":
+        args: argparse.Namespace = build_parser().parse_args(words)
+        if not args.shutdown:
+            assert args.timeout_s < step.limit_s, "the launcher gives up, and takes down, before it is ended"
+            label = deployment_from(args).label
+            sweeps = [other for other in (*CLUSTER, *LOCAL) if step.name in other.needs and "-e" in other.command]
+            assert label in {other.command[other.command.index("-e") + 1] for other in sweeps}
+    else:
+        PARSERS[command](words)
+
+
+def ended(**changed: Verdict) -> dict[str, Verdict]:
+    return {**dict.fromkeys(NAMES, "ok"), **{name.replace("_", " "): verdict for name, verdict in changed.items()}}
+
+
+def test_a_step_that_failed_stops_those_alone_that_need_it() -> None:
+    verdicts = ended(doctor="failed", transfer_spread="timed out", launch_pack="failed", sweep_pack="skipped")
+    stopped = [step.name for step in CLUSTER if missing(step, verdicts)]
+    assert stopped == ["sweep pack"]
+    assert missing(CLUSTER[8], verdicts) == "it needs launch pack"
+
+
+def test_a_finding_stops_nothing_and_no_sweep_stops_the_report() -> None:
+    assert not [step for step in CLUSTER if missing(step, ended(doctor="finding", transfer_pack="finding"))]
+    none = ended(sweep_collocated="failed", sweep_pack="failed", sweep_spread="timed out")
+    assert [step.name for step in CLUSTER if missing(step, none)] == ["report", "prediction"]
+    one = {**none, "sweep pack": "finding"}
+    assert not [step for step in CLUSTER if missing(step, one)]  # type: ignore[arg-type]
+
+
+def test_a_resumed_hour_launches_again_what_a_sweep_needs() -> None:
+    assert [step.name for step in left(CLUSTER, ended(sweep_pack="failed"))] == [
+        "launch pack",
+        "sweep pack",
+        "shutdown",
+    ]
+    assert [step.name for step in left(CLUSTER, ended(weights="failed"))] == ["weights", "shutdown"]
+    assert left(CLUSTER, ended()) == []
+    assert [step.name for step in left(CLUSTER, {})] == NAMES
