@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from pdlab.bench.client.processes import LoadClient  # noqa: E402
 from pdlab.bench.client.protocol import ClientLevel  # noqa: E402
-from pdlab.bench.gates import Outcome, client_saturation, clock  # noqa: E402
+from pdlab.bench.gates import Evidence, client_saturation, clock  # noqa: E402
 from pdlab.core.workload import Closed, Workload  # noqa: E402
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer  # noqa: E402
 from pdlab.results.metrics import percentile, steady  # noqa: E402
@@ -95,7 +95,7 @@ def measure(client: LoadClient, url: str, tokenizer: str, rate: float, tpot_s: f
     late = [1000 * (percentile(measured, q) - percentile(ttft, q)) for q in (50, 99)]
     tpot_error = 1000 * (statistics.median(r.tpot_s or 0.0 for r in records) - statistics.median(tpot))
     got = window.output_tokens_per_s if window else 0.0
-    outcome = Outcome(
+    outcome = Evidence(
         records=records, workload=Workload(input_tokens=INPUT, output_tokens=tokens), load=Closed(concurrency=streams),
         num_requests=6 * streams, client=answer.load,
     )  # fmt: skip
