@@ -10,19 +10,31 @@ invalid; 130 interrupted (finished levels are kept).
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
 from pdlab.bench.target import normal_url
-from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
+from pdlab.core.arguments import (
+    MAX_LOAD,
+    MAX_TOKENS,
+    OneLineParser,
+    above_zero,
+    check_folder,
+    exit_code,
+    positive,
+    seconds,
+    seed,
+    share,
+    whole,
+)
+from pdlab.core.errors import UsageError
 from pdlab.core.schema import validate
 from pdlab.core.text import aligned
 from pdlab.core.workload import Closed, Load, Open, Ramp, Workload, WorkloadMode, parse_slo
@@ -30,24 +42,17 @@ from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 
 INVALID = 3
-INTERRUPTED = 130
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags; the published script's are accepted as they were."""
     every = ",".join(str(value) for value in ALL_CONCURRENCIES)
     rates = ",".join(f"{value:g}" for value in ALL_RATES_RPS)
-    flags = _Parser(
+    flags = OneLineParser(
         prog="run_bm.sh",
         description="Sweep load levels against a running deployment; results go to OUT/EXP_NAME/.",
         epilog="Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, "
         "130 interrupted. Metrics: docs/metrics.md; gates: docs/methodology.md.",
-        allow_abbrev=False,
     )
     add = flags.add_argument
     add("-e", "--exp-name", help="folder of the results (default: label of the running deployment)")
@@ -62,38 +67,47 @@ def parser() -> argparse.ArgumentParser:
     add("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
     add("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
     add("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
-    add("--burstiness", type=float, help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")
-    add("--itl", "--isl", "--input-len", dest="itl", type=int, default=5000, metavar="TOKENS",
+    add("--burstiness", type=above_zero, help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")
+    add("--itl", "--isl", "--input-len", dest="itl", type=positive, default=5000, metavar="TOKENS",
         help="input tokens of a request (default 5000)")  # fmt: skip
-    add("--otl", "--osl", "--output-len", dest="otl", type=int, default=250, metavar="TOKENS",
+    add("--otl", "--osl", "--output-len", dest="otl", type=positive, default=250, metavar="TOKENS",
         help="output tokens of a request (default 250)")  # fmt: skip
     add("--mode", choices=get_args(WorkloadMode), default="mixed",
         help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
-    add("--shared-prefix", type=int, default=0, metavar="TOKENS",
+    add("--shared-prefix", type=whole(0, MAX_TOKENS), default=0, metavar="TOKENS",
         help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
     add("--slo", metavar="ttft_ms=N,tpot_ms=N[,e2el_ms=N]",
         help="find the highest request rate of which --slo-quantile of the requests meet all bounds")  # fmt: skip
-    add("--slo-quantile", type=float, default=0.95, metavar="Q", help="share of requests that must (default 0.95)")
-    add("--slo-resolution", type=float, default=0.1, metavar="R",
+    add("--slo-quantile", type=share, metavar="Q", help="share of requests that must (default 0.95)")
+    add("--slo-resolution", type=above_zero, metavar="R",
         help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
     add(
-        "--slo-start", type=float, metavar="RATE", help="begin there (default: half of what closed loops reached, or 1)"
+        "--slo-start",
+        type=above_zero,
+        metavar="RATE",
+        help="begin there (default: half of what closed loops reached, or 1)",
     )
-    add("--client-processes", type=int, metavar="N",
+    add("--client-processes", type=positive, metavar="N",
         help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
     add("-u", "--base-url", default=BASE_URL, help=f"server (default {BASE_URL})")
     add("-m", "--served-model-name", help="model to ask for (default: the launcher's, or the only one served)")
     add("--tokenizer", help="folder or Hugging Face id (default: the launcher's, or the served model's name)")
     add("-s", "--smoke", action="store_true",
         help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
-    add("--repeats", type=int, default=1, metavar="N", help="measure every level N times, with new prompts (default 1)")
-    add("--seed", type=int, default=0, help="seed of the experiment, from which each level's is derived (default 0)")
-    add("--prompts-per-level", type=int, metavar="N",
+    add(
+        "--repeats",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="measure every level N times, with new prompts (default 1)",
+    )
+    add("--seed", type=seed, default=0, help="seed of the experiment, from which each level's is derived (default 0)")
+    add("--prompts-per-level", type=positive, metavar="N",
         help="requests of a level (default: 10 per unit of concurrency or 60 s of arrivals, at least 20)")  # fmt: skip
-    add("--request-timeout-s", type=float, default=600.0, metavar="S",
+    add("--request-timeout-s", type=seconds, default=600.0, metavar="S",
         help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
-    add("--gpus", type=int, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
+    add("--gpus", type=positive, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
     add("--resume", action="store_true", help="skip levels that are finished")
     add("--force", action="store_true", help="measure finished levels again and replace them")
     add("--retry-invalid", action="store_true",
@@ -108,8 +122,10 @@ def options(argv: Sequence[str]) -> SweepOptions:
     args = parser().parse_args(argv)
     if args.resume and args.force:
         raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-    if not math.isfinite(args.request_timeout_s) or args.request_timeout_s <= 0:
-        raise UsageError(f"--request-timeout-s: more than 0 seconds, got {args.request_timeout_s:g}")
+    if args.slo is None:
+        for flag in ("--slo-quantile", "--slo-resolution", "--slo-start"):
+            if getattr(args, flag[2:].replace("-", "_")) is not None:
+                raise UsageError(f"{flag} is for --slo, which is not given: add --slo, or leave {flag} out")
     workload: dict[str, Any] = {
         "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed,
         "shared_prefix_tokens": args.shared_prefix,
@@ -121,7 +137,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         loads=_loads(args, implied=not searches),
         per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
         searches=searches,
-        workload=validate(Workload, workload, where="--itl, --otl, --shared-prefix, --seed"),
+        workload=validate(Workload, workload, where="the workload", names=WORKLOAD_FLAGS),
         base_url=args.base_url,
         name=args.exp_name,
         model=args.served_model_name,
@@ -135,25 +151,20 @@ def options(argv: Sequence[str]) -> SweepOptions:
         retry_invalid=args.retry_invalid,
         out=args.out,
         request_timeout_s=args.request_timeout_s,
-        client_processes=_at_least_one("--client-processes", args.client_processes),
+        client_processes=args.client_processes,
         command=shlex.join(["./run_bm.sh", *argv]),
     )
-
-
-def _at_least_one(flag: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise UsageError(f"{flag}: at least 1, got {value}")
-    return value
 
 
 def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
     if args.slo is None:
         return ()
-    slo = parse_slo(args.slo, args.slo_quantile)
-    asked = {"slo": slo, "resolution": args.slo_resolution, "start_rps": args.slo_start}
+    slo = parse_slo(args.slo, 0.95 if args.slo_quantile is None else args.slo_quantile)
+    asked = {"slo": slo, "start_rps": args.slo_start}
+    asked |= {"resolution": args.slo_resolution} if args.slo_resolution is not None else {}
     asked |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
     asked |= {"requests": args.prompts_per_level}
-    return (validate(Search, asked, where="--slo"),)
+    return (validate(Search, asked, where="--slo", names=SEARCH_FLAGS),)
 
 
 def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
@@ -168,11 +179,8 @@ def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
         for flag, value in flags:
             if other != kind and value is not None:
                 raise UsageError(f"{flag} belongs to --type {other}, but --type is {kind}")
-    if args.burstiness is not None:
-        if kind == "concurrency" and args.slo is None:
-            raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
-        if not 0 < args.burstiness < math.inf:
-            raise UsageError(f"--burstiness: a number above 0, got {args.burstiness:g}")
+    if args.burstiness is not None and kind == "concurrency" and args.slo is None:
+        raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
     if not implied and args.type is None and not named:
         return ()  # a search alone
     shape = 1.0 if args.burstiness is None else args.burstiness
@@ -237,27 +245,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A shell starts background jobs with SIGINT ignored; a sweep must be stoppable all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def run() -> int:
         asked = options(argv)
+        check_folder(asked.out, "--out")
         with reach(normal_url(asked.base_url)):
             result = run_sweep(asked)
-    except (BenchError, WriteError) as error:
-        print(f"run_bm.sh: error: {error}. Go on with: {_again(argv)}", file=sys.stderr)
-        return error.exit_code
-    except PdlabError as error:
-        print(f"run_bm.sh: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(
-            f"run_bm.sh: interrupted; finished levels are kept. Go on with: {_again(argv)}",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
-    except OSError as error:
-        print(f"run_bm.sh: error: {error}", file=sys.stderr)
-        return 1
-    report(result)
-    return 0 if result.valid else INVALID
+        report(result)
+        return 0 if result.valid else INVALID
+
+    return exit_code(run, resume=_again(argv))
 
 
 def _again(argv: Sequence[str]) -> str:
@@ -281,7 +278,18 @@ def report(result: SweepResult) -> None:
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
-MAX_VALUE = 100_000
+WORKLOAD_FLAGS = {
+    "input_tokens": "--itl",
+    "output_tokens": "--otl",
+    "seed": "--seed",
+    "shared_prefix_tokens": "--shared-prefix",
+}
+SEARCH_FLAGS = {
+    "resolution": "--slo-resolution",
+    "start_rps": "--slo-start",
+    "burstiness": "--burstiness",
+    "requests": "--prompts-per-level",
+}
 
 N = TypeVar("N", int, float)
 
@@ -326,7 +334,7 @@ def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: 
     ramps = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
-        if not match or not all(0 < float(value) <= MAX_VALUE for value in match.groups()):
+        if not match or not all(0 < float(value) <= MAX_LOAD for value in match.groups()):
             raise UsageError(f"--ramp: expected START:END in requests/s above 0, such as 1:16, got {text!r}")
         ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
     _distinct("--ramp", [ramp.end_rps for ramp in ramps])
@@ -335,8 +343,8 @@ def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: 
 
 def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
     for value in values:
-        if not 0 < value <= MAX_VALUE:
-            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_VALUE}")
+        if not 0 < value <= MAX_LOAD:
+            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_LOAD}")
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
         raise UsageError(f"{flag}: {twice[0]:g} is given twice; use --repeats to measure a level again")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdlab.core.arguments import OneLineParser, check_writable, exit_code, positive
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import to_yaml
+from pdlab.core.text import choices
 from pdlab.plan.accuracy import median_errors, ranked, rankings, table, told
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, measured, other_kind
 from pdlab.results.published_folders import load_experiment
@@ -32,7 +33,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pdlab calibrate",
         description="Fit a hardware file (configs/catalog/) to measured runs, and say how well it predicts.",
         epilog="example: python -m pdlab calibrate --runs bm_results/* --start h100-vllm-0.11 --out my-cluster.yaml",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published"
@@ -69,11 +69,15 @@ def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
         )
     shape = load_model(models[0])
     if shape is None:
-        raise UsageError(f"--model {models[0]}: its shape is not in configs/models/; add a file there")
+        raise UsageError(
+            f"--model {models[0]}: its shape is not in configs/models/; {choices(models[0], known_models())}"
+        )
     return shape
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.name is not None and not args.out:
+        raise UsageError("--name is of the file that --out writes: add --out FILE, or leave --name out")
     start = load_hardware(args.start)
     if args.coarse_start:
         start = coarse(start)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.core.errors import PdlabError, StoreError, TransferError
+from pdlab.core.arguments import check_picture, check_writable, exit_code
+from pdlab.core.errors import PdlabError, TransferError, UsageError
 from pdlab.transfer.options import MODEL, build_parser, kv_shape, plan_from
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     args = build_parser("test_nixl_connector_ray.py").parse_args(argv)
     plan = plan_from(args)
-    for path in (args.json, args.plot):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise StoreError(f"{path}: no such folder; make it, or choose another")
+    if args.json is not None:
+        check_writable(args.json, "--json")
+    if args.plot is not None:
+        check_picture(args.plot, "--plot")
 
     from pdlab.core.catalog import load_model
     from pdlab.results.provenance import hardware, now, versions

@@ -18,13 +18,13 @@ import yaml
 
 from pdlab.cluster.two_hosts import parse_shape, require
 from pdlab.core.api_key import chosen
-from pdlab.core.arguments import exit_code
+from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, load_cluster, local_cluster, resolve_model, two_hosts_cluster
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.vllm_limits import check_divisibility, check_ports
+from pdlab.core.vllm_limits import check_context, check_divisibility, check_ports
 from pdlab.deploy import engine_memory
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
@@ -59,6 +59,8 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     if args.shutdown:
         return _shutdown(args)
+    if args.export not in (None, "-"):
+        _check_export(Path(args.export))
     link = _link(args)
     asked = _asked(args)
     if args.dry_run or args.export:
@@ -116,6 +118,7 @@ def _asked(args: argparse.Namespace) -> Asked:
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
             f"leave --model out ({LOCAL_MODEL}) or give a folder"
         )
+    check_context(deployment, shape)
     for warning in check_divisibility(deployment, shape):
         _warn(warning)
     topology = deployment.topology
@@ -158,6 +161,13 @@ def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
         print(text, end="")
     if args.export:
         _export(args, app, asked.deployment)
+
+
+def _check_export(path: Path) -> None:
+    """Raises UsageError where nothing can be written, or where a file would be lost."""
+    check_writable(path, "--export")
+    if path.exists():
+        raise UsageError(f"--export {path}: is there already; remove it, choose another, or give - and redirect")
 
 
 def _on_loopback(host: str) -> bool:
@@ -229,7 +239,7 @@ def _export(args: argparse.Namespace, app: ServeApp, deployment: Deployment) -> 
         Path(args.export).write_text(config, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--export {args.export}: cannot be written ({error.strerror})") from error
-    print(f"wrote {args.export}: serve deploy {args.export}", file=sys.stderr)
+    print(f"wrote {args.export}: {shlex.join(['serve', 'deploy', args.export])}", file=sys.stderr)
 
 
 def _warn(text: str) -> None:

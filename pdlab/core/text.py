@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import difflib
+from collections.abc import Container, Iterable, Sequence
 
 # Sums of the same numbers in another order differ by less than this.
 ROUNDING = 1e-9
@@ -52,3 +53,21 @@ def listed(labels: Sequence[str]) -> str:
     if len(labels) > 4:
         return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
     return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
+
+
+LISTED = 8  # known names are listed where there are no more of them
+
+
+def choices(word: str, known: Iterable[str]) -> str:
+    """What to give in place of ``word``: the nearest of the known names, or as many of them as fit a line.
+
+    ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
+    """
+    names = sorted(dict.fromkeys(known))
+    by_case = {name.casefold(): name for name in names}
+    near = [by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=0.6)]
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    if len(names) <= LISTED:
+        return f"known are {', '.join(names)}" if names else "none are known"
+    return f"known are {', '.join(names[:LISTED])}, ... ({len(names)} in all)"

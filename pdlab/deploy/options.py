@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, get_args
 
 import yaml
 
-from pdlab.core.arguments import OneLineParser, above_zero, backends, positive, seconds
+from pdlab.core.arguments import OneLineParser, above_zero, backends, port, positive, seconds, ucx_transports, whole
 from pdlab.core.catalog import known_models, load_deployment
 from pdlab.core.deployment import (
     RESERVED_ENGINE_KWARGS,
@@ -25,10 +26,12 @@ from pdlab.core.deployment import (
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.schema import validate
+from pdlab.core.schema import parse_yaml, validate, yaml_fault
 from pdlab.core.workload import Workload
+from pdlab.deploy.engine_arguments import check_engine_arguments
 
 LOCAL_MODEL = "tiny-gptoss"
+MAX_LOCAL_NODES = 64
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
 # A CPU engine answers it in reasonable time.
@@ -134,7 +137,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--local",
         nargs="?",
-        type=positive,
+        type=whole(1, MAX_LOCAL_NODES, "a number of nodes"),
         const=2,
         metavar="N",
         help=f"N Ray nodes (default 2) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
@@ -148,9 +151,13 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--link-rate", metavar="RATE", help="of that link, for example 1gbit or 20mbit (default: none)")
     group.add_argument("--link-delay-ms", type=_delay_ms, metavar="MS", help="of that link, one way (default 0)")
     group.add_argument(
-        "--host", default=DEFAULT_HOST, help="address to serve on (default %(default)s: this machine alone)"
+        "--host",
+        type=_host,
+        default=DEFAULT_HOST,
+        metavar="ADDRESS",
+        help="address to serve on (default %(default)s: this machine alone)",
     )
-    group.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default %(default)s")
+    group.add_argument("--port", type=port, default=DEFAULT_PORT, help="default %(default)s")
     group.add_argument(
         "--api-key",
         action=argparse.BooleanOptionalAction,
@@ -231,7 +238,10 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
         "--use-libfabric", dest="kv_backend", action="store_const", const=("LIBFABRIC",), help="--kv-backend LIBFABRIC"
     )
     group.add_argument(
-        "--ucx-tls", metavar="LIST", help="UCX_TLS of the engines, for example tcp (default: UCX chooses)"
+        "--ucx-tls",
+        type=ucx_transports,
+        metavar="LIST",
+        help="UCX_TLS of the engines, for example tcp (default: UCX chooses)",
     )
     group.add_argument(
         "--ucx-env",
@@ -302,16 +312,29 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
 
 
-def _port(text: str) -> int:
-    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
-    return int(text)
-
-
 def _delay_ms(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
-    return float(text)
+    return 0.0 if re.fullmatch(r"0+(\.0*)?", text) else _milliseconds(text)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        return above_zero(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds") from error
+
+
+def _host(text: str) -> str:
+    """An address or a name of RFC 1123; whether it is this machine's shows when it is bound."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+        name = re.fullmatch(rf"{label}(\.{label})*", text) and len(text) < 254
+        if not name or re.fullmatch(r"[0-9.]+", text):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not an address or a host's name; for example 127.0.0.1 or 0.0.0.0"
+            ) from None
+    return text
 
 
 def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
@@ -325,11 +348,12 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         if key in RESERVED_ENGINE_KWARGS:
             raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
         try:
-            found[key] = _number(text) if _EXPONENT.fullmatch(text.strip()) else yaml.safe_load(text)
+            value = _number(text) if _EXPONENT.fullmatch(text.strip()) else parse_yaml(text)
         except yaml.YAMLError as error:
-            raise UsageError(
-                f"{flag} {pair!r}: the value is not valid YAML ({' '.join(str(error).split())})"
-            ) from error
+            raise UsageError(f"{flag} {pair!r}: the value is not valid YAML ({yaml_fault(error)})") from error
+        if key in found and found[key] != value:
+            raise UsageError(f"{flag} {key} is given twice, as {found[key]!r} and {value!r}: keep one")
+        found[key] = value
     return found
 
 
@@ -368,7 +392,9 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     if data.get("decode_bench") and mode != "collocated":
         raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
     _refuse_unreachable(args, data["serving"])
-    return validate(Deployment, data, where="command line")
+    deployment = validate(Deployment, data, where="the flags")
+    check_engine_arguments(deployment)
+    return deployment
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
@@ -430,14 +456,19 @@ def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
     if prefix:
         own = engine_args(getattr(args, f"{prefix}engine_arg"), f"--{prefix[0]}-engine-arg")
         data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **own}
-    return validate(Pool, data, where="command line")
+    return validate(Pool, data, where="the flags")
 
 
 def _transport(args: argparse.Namespace, before: Transport) -> Transport:
     given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
     data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
     data["ucx_env"] = {**before.ucx_env, **_variables(args.ucx_env)}
-    return validate(Transport, data, where="command line")
+    if data.get("ucx_tls") and "UCX" not in data["backends"]:
+        raise UsageError(
+            f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "
+            f"{' and '.join(data['backends'])}: leave one of the two out"
+        )
+    return validate(Transport, data, where="the flags")
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:
