@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.core.arguments import check_picture, check_writable, exit_code
-from pdlab.core.errors import PdlabError, TransferError, UsageError
+from pdlab.core.arguments import check_picture, check_writable
+from pdlab.core.errors import PdlabError, TransferError
 from pdlab.transfer.options import MODEL, build_parser, kv_shape, plan_from
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from pdlab.bench.progress import minutes
 from pdlab.cli.bench import parse_concurrencies
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
-from pdlab.core.arguments import INTERRUPTED, OneLineParser, exit_code
+from pdlab.core.arguments import INTERRUPTED, OneLineParser, check_folder, exit_code, port, positive
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.workload import Closed
@@ -116,28 +116,28 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = flags.add_argument
     add("--out", type=Path, help="folder of the results (default: bm_results/demo-DATE-TIME)")
     levels = ",".join(map(str, LEVELS))
     add("-c", "--concurrency", help=f"levels of each sweep (default {levels}, or fewer on a small or busy machine)")
-    add("--itl", default="256", help="input tokens (default %(default)s)")
-    add("--otl", default="64", help="output tokens (default %(default)s)")
-    add("--port", type=int, help=f"port to serve on (default {PORT}, or a free one if that is taken)")
+    add("--itl", type=positive, default=256, metavar="TOKENS", help="input tokens (default %(default)s)")
+    add("--otl", type=positive, default=64, metavar="TOKENS", help="output tokens (default %(default)s)")
+    add("--port", type=port, help=f"port to serve on (default {PORT}, or a free one if that is taken)")
     return flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _main(parser().parse_args(argv)), prog="pdlab.cli.demo")
+    return exit_code(lambda: _main(parser().parse_args(argv)))
 
 
 def _main(args: argparse.Namespace) -> int:
     out = (args.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     asked = None if args.concurrency is None else parse_concurrencies(args.concurrency)
+    check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; choose another folder")
-    with _port(args.port) as port:
+    with _port(args.port) as chosen:
         here = machine.look()
         refuse_if_too_small(here, (out, cache_dir(), Path(tempfile.gettempdir())))
         if _nodes_are_up():
@@ -154,7 +154,7 @@ def _main(args: argparse.Namespace) -> int:
             flush=True,
         )
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        return _Demo(out, port, choice.levels, args.itl, args.otl, here).run()
+        return _Demo(out, chosen, choice.levels, str(args.itl), str(args.otl), here).run()
 
 
 def refuse_if_too_small(here: Machine, folders: Sequence[Path]) -> None:

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import shlex
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,11 +4,23 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
+
+from pdlab.core.arguments import (
+    OneLineParser,
+    above_zero,
+    check_output,
+    check_picture,
+    exit_code,
+    not_for,
+    positive,
+    share,
+)
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Curve, View
@@ -41,19 +53,13 @@ Formulas and units of every figure: docs/metrics.md
 FOUND_WRONG = 3
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line; importing nothing heavy, so that --help answers at once."""
-    p = _Parser(
+    p = OneLineParser(
         prog="viz.py",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     p.add_argument(
         "--exps",
@@ -84,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
         help="throughput per node (default), or with --no-use-normalized of the whole deployment",
     )
     shown.add_argument(
-        "--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8); 1: per GPU"
+        "--gpus-per-node", type=positive, default=8, metavar="N", help="GPUs that make a node (default 8); 1: per GPU"
     )
     shown.add_argument(
         "--per-role",
@@ -100,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
         "chunk = (chunk size - 1) * TPOT + TTFT",
     )
     shown.add_argument(
-        "--chunk-size", type=int, default=None, metavar="TOKENS", help="with --latency-mode chunk (default 16)"
+        "--chunk-size", type=positive, default=None, metavar="TOKENS", help="with --latency-mode chunk (default 16)"
     )
     shown.add_argument(
         "--use-interactivity",
@@ -120,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
         help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median)",
     )
     shown.add_argument(
-        "--confidence", type=float, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
+        "--confidence", type=share, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
     )
     asked = p.add_argument_group("what is answered")
     asked.add_argument(
@@ -133,13 +139,12 @@ def parser() -> argparse.ArgumentParser:
     )
     asked.add_argument(
         "--slo-quantile",
-        type=float,
-        default=0.95,
+        type=share,
         metavar="Q",
         help="share of requests that must be within every bound of --slo (default 0.95)",
     )
     asked.add_argument(
-        "--price-per-gpu-hour", type=float, default=None, metavar="PRICE", help="adds the cost of a million tokens"
+        "--price-per-gpu-hour", type=above_zero, default=None, metavar="PRICE", help="adds the cost of a million tokens"
     )
     asked.add_argument(
         "--published",
@@ -185,7 +190,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, 2 for bad input."""
-    from pdlab.core.arguments import exit_code
 
     def run() -> int:
         args = parser().parse_args(argv)
@@ -194,20 +198,22 @@ def main(argv: list[str] | None = None) -> int:
         _show(args, sys.argv[1:] if argv is None else argv)
         return 0
 
-    return exit_code(run, prog="viz.py")
+    return exit_code(run)
 
 
 def _audit(args: argparse.Namespace) -> int:
     from pdlab.analysis.audit import rules
-    from pdlab.core.arguments import not_for
     from pdlab.core.errors import UsageError
+    from pdlab.results.published_folders import require_folder
     from pdlab.results.store import experiment_folders, unfinished
 
     if args.exps:
         raise UsageError("--audit examines folders and draws nothing; leave --exps out")
     drawn = ["--report", "--plot-path", "--format", "--note", "--published", "--slo", "--price-per-gpu-hour"]
     not_for(args, parser(), drawn, "--audit, which draws nothing")
-    folders = _distinct(experiment_folders(args.audit))
+    for path in args.audit:
+        require_folder(path)
+    folders = _distinct(experiment_folders(args.audit), "--audit")
     _note(unfinished(path) for path in args.audit)
     findings = rules.audit(folders)
     print(rules.render(findings, len(folders)))
@@ -225,6 +231,14 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
+    if not args.use_normalized and args.gpus_per_node != parser().get_default("gpus_per_node"):
+        raise UsageError(
+            "--gpus-per-node is for throughput per node, which --no-use-normalized turns off: leave one out"
+        )
+    if not args.use_normalized and args.per_role != "all":
+        raise UsageError("--per-role counts GPUs per node, which --no-use-normalized turns off: leave one out")
+    if args.slo_quantile is not None and not args.slo:
+        raise UsageError("--slo-quantile is for --slo, which is not given: add --slo, or leave --slo-quantile out")
     if args.no_plot and (args.plot_path or args.format):
         raise UsageError("--no-plot makes no file; leave out --plot-path and --format, or --no-plot")
     view = validate(
@@ -240,7 +254,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             "role": args.per_role,
             "confidence": args.confidence,
         },
-        where="command line",
+        where="the flags",
+        names={"gpus_per_node": "--gpus-per-node", "chunk_size": "--chunk-size", "confidence": "--confidence"},
     )
     plot_path = _plot_path(args.plot_path, args.format)
     if args.report is not None and args.report.suffix.lower() not in (".html", ".htm"):
@@ -249,10 +264,12 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
-    slos = [parse_slo(text, args.slo_quantile) for text in args.slo]
-    if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
-        raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
-    paths = _distinct(experiment_folders(args.exps))
+    slos = [parse_slo(text, 0.95 if args.slo_quantile is None else args.slo_quantile) for text in args.slo]
+    if draw:
+        check_picture(plot_path, "--plot-path", make_folder=True)
+    if args.report is not None:
+        check_output(args.report, "--report")
+    paths = _distinct(experiment_folders(args.exps), "--exps")
     _note(unfinished(path) for path in args.exps)
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
@@ -315,7 +332,11 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
 
     path = Path("out/viz") if path is None else path
     suffix = path.suffix.lower().removeprefix(".")
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except (OSError, ValueError):
+        folder = False  # told where it is tried
+    if folder:
         raise UsageError(f"--plot-path {path} is a folder; give a file in it, for example {path / 'viz.png'}")
     if suffix in ("png", "svg", "pdf"):
         if kind not in (None, suffix):
@@ -326,27 +347,30 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     return path.with_name(f"{path.name}.{kind or 'png'}")
 
 
-def _distinct(paths: list[Path]) -> list[Path]:
+def _distinct(paths: list[Path], flag: str) -> list[Path]:
     from pdlab.core.errors import UsageError
 
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
-            raise UsageError(f"--exps names {path} twice; name each folder once")
+            raise UsageError(f"{flag} names {path} twice; name each folder once")
         seen.add(path.resolve())
     return paths
 
 
 def _gpus(texts: list[str], paths: list[Path]) -> dict[str, int]:
     from pdlab.core.errors import UsageError
+    from pdlab.core.text import choices
 
     names = [path.resolve().name for path in paths]
     found: dict[str, int] = {}
     for text in texts:
         name, _, count = text.rpartition("=")
-        if not name or not count.isdecimal() or int(count) < 1:
+        if not name or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
             raise UsageError(f"--gpus {text}: expected NAME=N with N at least 1, for example --gpus my-folder=8")
         if name not in names:
-            raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r} (they are {', '.join(names)})")
+            raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r}; {choices(name, names)}")
+        if name in found:
+            raise UsageError(f"--gpus {text}: {name} is given twice; keep one")
         found[name] = int(count)
     return found

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool, parse_pool
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.text import choices
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload, WorkloadMode
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
-from pdlab.results.store import MANIFEST, Store
+from pdlab.results.store import MANIFEST, Store, searched
 
 # Above this, a request rate is how a client writes "all at once", not a load.
 UNLIMITED_RPS = 1e5
@@ -50,17 +51,34 @@ def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
     ``gpus`` states the number of GPUs of a folder that does not tell it. Raises StoreError or
     UsageError, naming the folder and what to do.
     """
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise StoreError(f"{path} {what}; give the folder of an experiment, for example bm_results/collocated-4xtp2")
-    if (path / MANIFEST).is_file():
+    require_folder(path)
+    with searched(path):
+        ours = (path / MANIFEST).is_file()
+        listed = sorted(path.iterdir())
+        files = [p for p in listed if p.suffix == ".json" and not p.name.startswith(".") and p.is_file()]
+    if ours:
         return _own(path, gpus)
-    files = sorted(p for p in path.glob("[!.]*.json") if p.is_file())
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
     if _is_ours(files[0]):
         raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels say nothing; restore it")
     return _published(path, files, gpus)
+
+
+def require_folder(path: Path) -> None:
+    """Raises StoreError where ``path`` is no folder, with the nearest name beside it."""
+    with searched(path):
+        if path.is_dir():
+            return
+        there = path.exists()
+        beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+    near = choices(path.name, (name for name in beside if not name.startswith(".")))
+    if there:
+        raise StoreError(f"{path} is a file; give the folder of an experiment, for example bm_results/collocated-4xtp2")
+    hint = (
+        near if near.startswith("did") else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
+    )
+    raise StoreError(f"{path} does not exist; {hint}")
 
 
 def _is_ours(file: Path) -> bool:

@@ -266,7 +266,7 @@ def _recomputed(level: Level, text: bytes) -> Iterator[Finding]:
     seen, off = [], [0.0]
     if (count := table.shape[1]) != run.num_requests:
         seen.append(f"{count} requests were recorded, the level says {run.num_requests}")
-        off.append(abs(count / run.num_requests - 1))
+        off.append(abs(count / run.num_requests - 1) if run.num_requests else 1.0)
     elif run.completed:
         for window, stored in (("whole run", run.whole), ("steady window", run.steady)):
             again = requests.window(table, run.load, steady=window != "whole run") if stored else None

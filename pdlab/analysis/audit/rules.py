@@ -195,7 +195,7 @@ def _reused_prompts(folder: Folder) -> Iterator[Finding]:
         run = level.run
         stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}))
         before = drawn.get(stream, 0)
-        if before and run.workload.sent_input_tokens > 1:
+        if before and run.num_requests and run.workload.sent_input_tokens > 1:
             shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
         drawn[stream] = max(before, run.num_requests)
     if shares:
@@ -228,19 +228,20 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
             f"{least:.1f} requests per unit of concurrency at the least (wanted: {LEAST_PER_CONCURRENCY})",
             "the first wave (all prompts at once) and the last one (draining) are that share of the run",
             "more prompts per level, and figures of the steady window alone",
-            100 * min(2 / least, 1.0),
+            100 * min(2 / least, 1.0) if least else None,
         )
     short = [
         level for level in folder.levels if isinstance(level.run.load, Open) and level.run.num_requests < LEAST_OPEN
     ]
     if short:
+        fewest = min(level.run.num_requests for level in short)
         yield Finding(
             "few prompts",
             tuple(level.name for level in short),
-            f"{min(level.run.num_requests for level in short)} requests in an open loop (wanted: {LEAST_OPEN})",
+            f"{fewest} requests in an open loop (wanted: {LEAST_OPEN})",
             "by chance alone the rate of so few Poisson arrivals is off by as much",
             "more prompts per level",
-            100 / min(level.run.num_requests for level in short) ** 0.5,
+            100 / fewest**0.5 if fewest else None,
         )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.slo_search import Search, SearchLimits
+from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
-from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml, validate
 from pdlab.core.workload import Closed, Load, Open, Ramp, Slo, Workload
 from pdlab.deploy.options import build_parser, deployment_from
@@ -227,13 +227,7 @@ class Configuration(Frozen):
 
 def load_experiment_file(name_or_path: str) -> tuple[ExperimentFile, Path]:
     """Read an experiment and where it was found: a path, or a name of configs/sweeps/. Raises UsageError."""
-    path = Path(name_or_path)
-    if not path.exists() and re.fullmatch(NAME, name_or_path):
-        named = CONFIGS / "sweeps" / f"{name_or_path}.yaml"
-        if not named.exists():
-            known = ", ".join(sorted(found.stem for found in named.parent.glob("*.yaml")))
-            raise UsageError(f"experiment {name_or_path!r}: no such file, and none of configs/sweeps/ ({known})")
-        path = named
+    path = find_config("sweeps", name_or_path, "experiment")
     return load_yaml(path, ExperimentFile), path
 
 
