@@ -313,6 +313,34 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
     )
 
 
+def drawn_once(curves: Sequence[Curve]) -> tuple[Curve, ...]:
+    """Curves of one measurement under several names as one, which carries them all: ``A = B``.
+
+    Those are alike in every figure of every level and in their GPUs.
+    """
+    groups: dict[Hashable, list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault(_figures_of(curve), []).append(curve)
+    return tuple(
+        same[0] if len(same) == 1 else same[0].model_copy(update={"label": _joined(same)}) for same in groups.values()
+    )
+
+
+def _figures_of(curve: Curve) -> Hashable:
+    points = tuple(
+        (p.kind, p.value, p.requests_per_s, p.output_tokens_per_s, p.valid, str(sorted(p.latency_ms.items())))
+        for p in curve.points
+    )
+    return curve.gpus.total, curve.published, points
+
+
+def _joined(same: Sequence[Curve]) -> str:
+    topologies = {c.deployment.topology.label for c in same if c.deployment}
+    if len(topologies) == 1 and all(c.deployment for c in same):
+        return f"{same[0].label.partition(' (')[0]} ({' = '.join(curve.name for curve in same)})"
+    return " = ".join(dict.fromkeys(curve.label for curve in same))
+
+
 def in_one_study(curves: Iterable[Curve]) -> tuple[Curve, ...]:
     """The same curves, each level's scatter moderated by that of all valid levels (`pdlab.analysis.shrinkage`)."""
     curves = tuple(curves)

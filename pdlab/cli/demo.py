@@ -547,7 +547,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def complaint(lines: Sequence[str], code: int) -> str:
     """Why a command failed, in one line: its own error line, else the last one it printed."""
-    errors = [line.split("error: ", 1)[1] for line in lines if line.startswith(("error: ", "run_bm.sh: error: "))]
+    errors = [line.split("error: ", 1)[1] for line in lines if line.startswith("error: ")]
     last = errors or [line.strip() for line in lines if line.strip()]
     return last[-1] if last else f"it ended with code {code} and printed nothing"
 

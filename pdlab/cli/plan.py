@@ -396,7 +396,7 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
         names.append(shape.name)
         other = other_kind(hardware, experiment)
         if other:
-            print(f"plan.py: note: {other}: give --hardware", file=sys.stderr)
+            print(f"note: {other}: give --hardware", file=sys.stderr)
         points += compare(hardware, shape, found)
         if args.plot:
             experiments.append(experiment)
@@ -424,7 +424,7 @@ def _measured_shape(asked: str | None, model: str, folder: Path) -> ModelShape:
     if shape is None:
         raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
     if shape.name != name:
-        print(f"plan.py: note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
+        print(f"note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
     return shape
 
 

@@ -239,6 +239,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         raise UsageError("--per-role counts GPUs per node, which --no-use-normalized turns off: leave one out")
     if args.slo_quantile is not None and not args.slo:
         raise UsageError("--slo-quantile is for --slo, which is not given: add --slo, or leave --slo-quantile out")
+    if args.use_interactivity and args.latency_mode != "token":
+        raise UsageError("--use-interactivity is 1000/TPOT: it goes with --latency-mode token alone")
     if args.no_plot and (args.plot_path or args.format):
         raise UsageError("--no-plot makes no file; leave out --plot-path and --format, or --no-plot")
     view = validate(
@@ -277,9 +279,12 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         slos = list(dict.fromkeys(searched))
         loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=True)
     curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
+    curves = _drawn_once(curves)
     curves += [curve for path in args.published for curve in published_tables.load(path)]
     curves = _with_role(curves, view)
     ranking.require_latency(ranking.own(curves), view)
+    doubt = _doubt(paths)
+    _note([doubt])
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
     if args.price_per_gpu_hour is not None:
         texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour))
@@ -289,7 +294,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         from pdlab.report import plots
 
         scales = {"log_latency": args.log_latency, "log_load": args.log_concurrency}
-        plots.draw(curves, view, plot_path, **scales, remarks=args.note)
+        plots.draw(curves, view, plot_path, **scales, remarks=[*args.note, *([doubt] if doubt else [])])
         print(f"Plot: {plot_path}")
     answers = []
     for slo in slos:
@@ -310,9 +315,35 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     print(verdicts.sentence(curves, view))
 
 
+def _doubt(paths: Sequence[Path]) -> str | None:
+    """That the audit finds something in these folders that makes a plot of them wrong; None where it does not."""
+    from pdlab.analysis.audit import rules
+
+    found = rules.shared(rules.hard(rules.audit(paths)))
+    if not found:
+        return None
+    kinds = ", ".join(dict.fromkeys(finding.kind for finding in found))
+    named = list(map(str, paths)) if len(paths) <= 4 else ["DIR..."]
+    more = "" if len(paths) <= 4 else " with these folders"
+    return (
+        f"the audit finds what makes a plot of these wrong ({kinds}): {shlex.join(['python', 'viz.py', '--audit'])} "
+        f"{shlex.join(named) if not more else named[0]}{more} says where"
+    )
+
+
+def _drawn_once(curves: Sequence[Curve]) -> list[Curve]:
+    from pdlab.analysis.curves import drawn_once
+
+    kept = list(drawn_once(curves))
+    if len(kept) < len(curves):
+        names = [curve.label for curve in kept if curve not in curves]
+        _note([f"identical results are drawn once: {'; '.join(names)}"])
+    return kept
+
+
 def _note(texts: Iterable[str | None]) -> None:
     for text in filter(None, texts):
-        print(f"viz.py: note: {text}", file=sys.stderr)
+        print(f"note: {text}", file=sys.stderr)
 
 
 def _with_role(curves: list[Curve], view: View) -> list[Curve]:

@@ -66,9 +66,7 @@ def parse_shape(rate: str | None, delay_ms: float | None) -> LinkShape:
         match = _RATE.fullmatch(rate or "")
         gbit_per_s = float(match[1]) * _GBIT[match[2].lower()] if match else 0.0
         if not 0.001 <= gbit_per_s <= 100:
-            raise UsageError(
-                f"--rate or --link-rate {rate!r}: from 1mbit to 100gbit, for example 1gbit or 20mbit, or none"
-            )
+            raise UsageError(f"link rate {rate!r}: from 1mbit to 100gbit, for example 1gbit or 20mbit, or none")
     if delay_ms is not None and not 0 <= delay_ms <= 1000:
         raise UsageError(f"link delay {delay_ms:g} ms: from 0 to 1000 ms one way")
     return LinkShape(gbit_per_s=gbit_per_s, delay_s=(delay_ms or 0.0) / 1000)

@@ -58,7 +58,7 @@ class OneLineParser(argparse.ArgumentParser):
             return f"{word} is not a flag{'; ' + near if near.startswith('did') else ''} {help_text}"
         if match := re.fullmatch(r"invalid choice: (.+?) \(choose from (.*)\)", rest, re.DOTALL):
             known = [name.strip("' ") for name in match[2].split(",")]
-            near = choices(match[1].strip("'"), known)
+            near = choices(match[1].strip("'"), known, cutoff=0.81)
             both = f"{near} " if near.startswith("did") else ""
             return f"{flag} {match[1]}: {both}choose from {', '.join(known)}"
         if match := re.fullmatch(r"invalid (\w+) value: (.*)", rest, re.DOTALL):

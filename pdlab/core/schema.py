@@ -31,7 +31,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
     for key, _ in node.value:
         if key.tag == "tag:yaml.org,2002:merge":
             continue
-        name = loader.construct_object(key, deep=True)  # type: ignore[no-untyped-call]
+        name = loader.construct_object(key, deep=True)
         if isinstance(name, Hashable) and name in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is there twice", key.start_mark)
         seen.add(name if isinstance(name, Hashable) else None)
@@ -129,7 +129,7 @@ RULES = {
     "tuple_type": "must be a list",
     "list_type": "must be a list",
     "literal_error": "must be one of {expected}",
-    "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}, got {tag!r}",
     "union_tag_not_found": "{discriminator} is missing",
 }
 

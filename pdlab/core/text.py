@@ -58,14 +58,14 @@ def listed(labels: Sequence[str]) -> str:
 LISTED = 8  # known names are listed where there are no more of them
 
 
-def choices(word: str, known: Iterable[str]) -> str:
+def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """What to give in place of ``word``: the nearest of the known names, or as many of them as fit a line.
 
     ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
     """
     names = sorted(dict.fromkeys(known))
     by_case = {name.casefold(): name for name in names}
-    near = [by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=0.6)]
+    near = [by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=cutoff)]
     if near:
         return f"did you mean {' or '.join(near)}?"
     if len(names) <= LISTED:

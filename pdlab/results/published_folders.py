@@ -211,6 +211,10 @@ def _run(file: Path, data: dict[str, Any], name: str, told: FolderName) -> Run:
     failed = num_requests - completed
     load, contradictions = _load(file, data)
     reasons = list(contradictions)
+    wrong = [key for key, value in data.items() if key.endswith("_ms") and _no_latency(value)]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        reasons.append(f"{wrong[0]} is {data[wrong[0]]!r}{more}: not a latency")
     if failed:
         reasons.append(f"{failed} of {num_requests} requests failed")
     workload, contradictions = _workload(told, completed, input_tokens, output_tokens)
@@ -308,6 +312,11 @@ def _distribution(data: dict[str, Any], metric: str) -> Distribution | None:
         if match and match["metric"] == metric and number is not None:
             percentiles[f"p{float(match['number']):g}"] = number / 1000
     return Distribution(mean_s=mean_ms / 1000, percentiles_s=percentiles)
+
+
+def _no_latency(value: Any) -> bool:
+    """A number that is none, or below 0."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and not (math.isfinite(value) and value >= 0)
 
 
 def _number(file: Path, data: dict[str, Any], key: str) -> float:

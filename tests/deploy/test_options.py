@@ -49,7 +49,7 @@ def test_label(line: str, label: str) -> None:
         ("--pd-pack", ("UCX",)),
         ("--pd-pack --use-ucx", ("UCX",)),
         ("--pd-pack --use-libfabric", ("LIBFABRIC",)),
-        ("--pd-pack --kv-backend UCX,GDS", ("UCX", "GDS")),
+        ("--pd-pack --kv-backend UCX,LIBFABRIC", ("UCX", "LIBFABRIC")),
     ],
 )
 def test_backends(line: str, backends: tuple[str, ...]) -> None:
@@ -117,12 +117,31 @@ def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str])
 
 def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    base = made("--pd-pack", "--engine-arg", "a=1", "--engine-arg", "b=1", "--p-engine-arg", "c=1", "--model-id", "m")
+    base = made(
+        "--pd-pack",
+        "--engine-arg",
+        "seed=1",
+        "--engine-arg",
+        "max_num_seqs=1",
+        "--p-engine-arg",
+        "watermark=0.1",
+        "--model-id",
+        "m",
+    )
     path.write_text(to_yaml(base), encoding="utf-8")
     assert load_yaml(path, Deployment) == base
-    both = made("--config", str(path), "--engine-arg", "b=2", "--p-engine-arg", "d=2", "--ingress-replicas", "3")
-    assert both.engine_kwargs == {"a": 1, "b": 2}
-    assert both.pools["prefill"].engine_kwargs == {"c": 1, "d": 2}
+    both = made(
+        "--config",
+        str(path),
+        "--engine-arg",
+        "max_num_seqs=2",
+        "--p-engine-arg",
+        "stream_interval=2",
+        "--ingress-replicas",
+        "3",
+    )
+    assert both.engine_kwargs == {"seed": 1, "max_num_seqs": 2}
+    assert both.pools["prefill"].engine_kwargs == {"watermark": 0.1, "stream_interval": 2}
     assert both.pools["decode"].engine_kwargs == {}
     assert (both.model_id, both.ingress_replicas) == ("m", 3)
 

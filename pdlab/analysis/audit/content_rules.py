@@ -134,7 +134,7 @@ def values(folder: Folder) -> Iterator[Finding]:
             if name.endswith("_ms") and isinstance(value, int | float) and not (value >= 0 and math.isfinite(value))
         ]
         for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
-            wrong += [f"{window}: {text}" for text in _impossible_latencies(summary)] if summary else []
+            wrong += [f"{window}: {text}" for text in impossible_latencies(summary)] if summary else []
         if wrong:
             yield Finding(
                 "impossible",
@@ -145,7 +145,8 @@ def values(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def _impossible_latencies(summary: Summary) -> Iterator[str]:
+def impossible_latencies(summary: Summary) -> Iterator[str]:
+    """What cannot be of the latencies of one window, in words."""
     for name in ("ttft", "tpot", "e2el"):
         found: Distribution | None = getattr(summary, name)
         if found is None:

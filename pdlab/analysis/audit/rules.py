@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +51,47 @@ def audit(paths: Sequence[Path]) -> list[Finding]:
     return found
 
 
+HARD = ("identical", "contradiction", "impossible", "GPUs", "records")
+
+
+def hard(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that make a plot wrong, whatever is asked of it; the others say how much a figure is worth."""
+    return [finding for finding in findings if finding.kind in HARD]
+
+
+def shared(findings: Sequence[Finding]) -> list[Finding]:
+    """The same with what is said alike of several folders said once, with the files of all."""
+    alike: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
+    for each in findings:
+        alike[each.kind, each.evidence, each.consequence, each.fix, each.percent].append(each)
+    return [
+        replace(same[0], files=tuple(dict.fromkeys(name for each in same for name in each.files)))
+        for same in alike.values()
+    ]
+
+
 def render(findings: Sequence[Finding], folders: int) -> str:
     """Text for a person; one line when nothing is wrong."""
     if not findings:
         return f"audit: {_count(folders, 'folder')}, nothing wrong"
     lines = []
-    for finding in findings:
-        names = ", ".join(finding.files[:4]) + (f" and {len(finding.files) - 4} more" if len(finding.files) > 4 else "")
+    told = shared(findings)
+    for finding in told:
+        names = _names(finding.files)
         off = f" (up to {finding.percent:.0f} %)" if finding.percent is not None else ""
         lines += [f"{finding.kind}: {names}", f"  seen: {finding.evidence}"]
         lines += [f"  then: {finding.consequence}{off}", f"  do:   {finding.fix}", ""]
     kinds = sorted({finding.kind for finding in findings})
-    counts = [_count(len(findings), "finding"), _count(folders, "folder")]
+    counts = [_count(len(told), "finding"), _count(folders, "folder")]
     return "\n".join([*lines, f"audit: {' in '.join(counts)}: {', '.join(kinds)}"])
+
+
+def _names(files: Sequence[str]) -> str:
+    """Files of one folder by name, of several folders the folders alone."""
+    of_folders = list(dict.fromkeys(name.partition("/")[0] for name in files))
+    if len(of_folders) > 1:
+        return ", ".join(of_folders)
+    return ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
 
 
 def _count(number: int, noun: str) -> str:
@@ -93,12 +122,27 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
             )
             continue
         same = {level.sha256 for level in by_path[one].levels} >= {level.sha256 for level in levels}
+        how = "byte for byte" if same else "by content"
         gpus = [by_path[path].experiment.manifest.gpus for path in (one, other)]  # type: ignore[union-attr]
         percent = 100 * abs(gpus[0] / gpus[1] - 1) if gpus[0] and gpus[1] and gpus[0] != gpus[1] else None
+        deployments = [by_path[path].experiment.manifest.deployment for path in (one, other)]  # type: ignore[union-attr]
+        if (
+            deployments[0] is not None
+            and deployments[1] is not None
+            and (deployments[0].topology == deployments[1].topology)
+        ):
+            yield Finding(
+                "identical",
+                names,
+                f"{len(levels)} files of {other.name} are {how} those of {one.name}",
+                "one is a copy of the other: one measurement is drawn as two that agree",
+                "remove one of the two folders",
+            )
+            continue
         yield Finding(
             "identical",
             names,
-            f"{len(levels)} files of {other.name} are {'byte for byte' if same else 'by content'} those of {one.name}",
+            f"{len(levels)} files of {other.name} are {how} those of {one.name}",
             "one of the two curves is another configuration's"
             + (f", normalised by {gpus[1]} GPUs where it ran on {gpus[0]}, or the other way" if percent else ""),
             "find out which of the two was measured, and remove the other",

@@ -377,7 +377,9 @@ def test_one_folder_of_two_workloads(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_says_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert viz.main(["--audit", str(tmp_path / "nowhere")]) == 3
+    assert viz.main(["--audit", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert viz.main(["--audit", str(tmp_path)]) == 3
     assert "audit: 1 finding in 1 folder: unreadable" in capsys.readouterr().out
     assert viz.main(["--audit", str(tmp_path), "--exps", str(tmp_path)]) == 2
     assert viz.main([]) == 2
