@@ -6,6 +6,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from pdlab.results.schema import Manifest
 
 TIMEOUT_S = 10.0
 COMPLAINT_CHARS = 300
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
 
@@ -64,6 +66,8 @@ def resolve_target(
         raise UsageError(f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, for it names a folder")
     if gpus is not None and gpus < 1:
         raise UsageError(f"--gpus: at least 1, got {gpus}")
+    if tokenizer is not None:
+        _require_tokenizer(tokenizer)
     running = load_running(url)
     cards = _served_models(url)
     model_id = _model(url, model, running, list(cards))
@@ -94,6 +98,25 @@ def resolve_target(
         notes=tuple(notes),
         figure_notes=_limits(manifest.deployment, workload),
     )
+
+
+def _require_tokenizer(name: str) -> None:
+    """Raises UsageError for what is neither a folder with a tokenizer nor written like a Hugging Face id; whether
+    the hub has such an id shows when it is loaded."""
+    folder = Path(name).expanduser()
+    try:
+        there = folder.is_dir()
+        files = {path.name for path in folder.iterdir()} if there else set()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(f"--tokenizer {name[:200]}: cannot be read ({reason}); give a folder") from error
+    if there and not files & TOKENIZER_FILES:
+        raise UsageError(
+            f"--tokenizer {name}: a folder without a tokenizer ({' or '.join(sorted(TOKENIZER_FILES))}); give the "
+            "model's folder"
+        )
+    if not there and (name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)):
+        raise UsageError(f"--tokenizer {name!r}: no such folder; give one, or a Hugging Face id such as org/name")
 
 
 def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> None:
@@ -173,7 +196,8 @@ def _served_models(url: str) -> dict[str, dict[str, Any]]:
                 ) from error
             raise UsageError(f"{url}/v1/models answers HTTP {error.code}; is the deployment ready?") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "reason", error)
+        cause = getattr(error, "reason", error)
+        reason = getattr(cause, "strerror", None) or cause
         raise UsageError(
             f"no OpenAI server answers at {url} ({reason}); start one with launch_gptoss.py or give its --base-url"
         ) from error
@@ -242,7 +266,10 @@ def complaint(url: str, model: str) -> str | None:
 
 def require_answering(url: str) -> None:
     """Raises BenchError when the server has gone away in the middle of a sweep."""
-    if not answers(url):
+    try:
+        _served_models(url)
+    except UsageError as error:
         raise BenchError(
-            f"{url} no longer answers: the running level is not kept; bring the deployment back and use --resume"
-        )
+            f"{url} no longer answers: the running level is not kept ({error}); "
+            "bring the deployment back and use --resume"
+        ) from error

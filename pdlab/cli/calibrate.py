@@ -84,12 +84,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_writable(args.out, "--out")  # before the minutes of a fit, not after
     loaded = [load_experiment(folder) for folder in experiment_folders(args.runs)]
-    for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
-        print(f"note: {text}: give --start", file=sys.stderr)
     experiments = [measured(experiment, args.prompts) for experiment in loaded]
     shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
+    for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
+        print(f"note: {text}: give --start", file=sys.stderr)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -325,9 +325,13 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     print(ranking(found, scene, view, args.gpus))
     best = [candidate for candidate in found.candidates if candidate.best][: args.top]
     print()
-    told = "" if args.model == DEFAULT_MODEL else f" --model {args.model}"
+    told = "" if args.model == DEFAULT_MODEL else f" --model {shlex.quote(args.model)}"
     told += "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
-    print(next_steps.commands(best, scene.workload, None if hardware.cpu else args.node, args.out, told))
+    print(
+        next_steps.commands(
+            best, scene.workload, None if hardware.cpu else args.node, args.out, told, found.first(collocated=True)
+        )
+    )
     if args.plot:
         collocated = found.first(collocated=True)
         drawn = list(found.candidates[: max(args.top, 5)])
@@ -381,6 +385,7 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     from pdlab.plan import next_steps
     from pdlab.plan.accuracy import median_errors, table
     from pdlab.plan.calibration import compare, measured, other_kind
+    from pdlab.plan.text import rests_on
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
 
@@ -406,7 +411,8 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
     print(table(points))
     errors = median_errors(points, skip_first=False)
-    print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
+    print("\nmedian absolute error here: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
+    print(f"of {hardware.name} elsewhere: {rests_on(hardware.error)}")
     if args.plot:
         plot(args.plot, predicted, experiments, hardware)
         print(f"Plot (measured and simulated): {args.plot}")

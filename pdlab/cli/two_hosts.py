@@ -12,7 +12,7 @@ from typing import Any
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
 from pdlab.cluster.namespaces import INSIDE, spawn_in
-from pdlab.core.arguments import OneLineParser, above_zero, exit_code
+from pdlab.core.arguments import OneLineParser, exit_code, milliseconds
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import HOST_NAMES
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
@@ -44,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     shape = actions.add_parser("shape", help="give the link another rate and delay; traffic goes on")
     for action in (up, shape):
         action.add_argument("--rate", metavar="RATE", help="1gbit, 20mbit, ... or none (default): each way")
-        action.add_argument("--delay-ms", type=above_zero, metavar="MS", help="one way (default 0)")
+        action.add_argument("--delay-ms", type=milliseconds, metavar="MS", help="one way (default 0)")
     actions.add_parser("down", help="end everything on the hosts, and the hosts")
     shell = actions.add_parser("shell", help="a shell, or a command after --, on one of the hosts")
     shell.add_argument("--host", choices=("a", "b"), default="a", help="a (default): Ray's head and the driver; b")

@@ -275,6 +275,17 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0") from error
 
 
+def milliseconds(text: str) -> float:
+    """A number of milliseconds, 0 too."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 0")
+    return value
+
+
 def backends(text: str) -> tuple[str, ...]:
     """Names of NIXL backends with commas between, each once."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -138,10 +139,11 @@ def _commands(
 ) -> list[str]:
     name = deployment.name or deployment.label
     lengths = f"--itl {workload.input_tokens} --otl {workload.output_tokens}"
+    served = shlex.join(["-u", base_url, "-m", model_id])
     return [
         launch_command,
-        f"./run_bm.sh -e {name} -t concurrency -c {LOADS[placement.device]} {lengths} -u {base_url} -m {model_id}",
-        f"python viz.py --exps bm_results/{name} --use-normalized",
+        f"./run_bm.sh -e {shlex.quote(name)} -t concurrency -c {LOADS[placement.device]} {lengths} {served}",
+        f"python viz.py --exps {shlex.quote(f'bm_results/{name}')} --use-normalized",
     ]
 
 

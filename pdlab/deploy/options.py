@@ -12,7 +12,17 @@ from typing import Any, get_args
 
 import yaml
 
-from pdlab.core.arguments import OneLineParser, above_zero, backends, port, positive, seconds, ucx_transports, whole
+from pdlab.core.arguments import (
+    OneLineParser,
+    above_zero,
+    backends,
+    milliseconds,
+    port,
+    positive,
+    seconds,
+    ucx_transports,
+    whole,
+)
 from pdlab.core.catalog import known_models, load_deployment
 from pdlab.core.deployment import (
     RESERVED_ENGINE_KWARGS,
@@ -149,7 +159,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "(Linux, root; docs/two-hosts.md)",
     )
     group.add_argument("--link-rate", metavar="RATE", help="of that link, for example 1gbit or 20mbit (default: none)")
-    group.add_argument("--link-delay-ms", type=_delay_ms, metavar="MS", help="of that link, one way (default 0)")
+    group.add_argument("--link-delay-ms", type=milliseconds, metavar="MS", help="of that link, one way (default 0)")
     group.add_argument(
         "--host",
         type=_host,
@@ -310,17 +320,6 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         help="give up a start after S seconds (default 1800, longer for models of more bytes on more nodes)",
     )
     group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
-
-
-def _delay_ms(text: str) -> float:
-    return 0.0 if re.fullmatch(r"0+(\.0*)?", text) else _milliseconds(text)
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        return above_zero(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds") from error
 
 
 def _host(text: str) -> str:

@@ -110,7 +110,7 @@ def test_tokenizer_that_is_not_there(cache: Path, shared_oracle: Oracle, tmp_pat
         cache=cache,
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "cannot be loaded" in done.stderr.splitlines()[-1]
+    assert "no such folder" in done.stderr.splitlines()[-1]
     assert "--tokenizer" in done.stderr.splitlines()[-1]
 
 

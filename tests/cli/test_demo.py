@@ -258,7 +258,7 @@ def test_scarce_memory_is_said() -> None:
 REFUSED = [
     ("memory", {"memory_free_bytes": 3 * 10**9}, [], ["3.0 GB of memory are free", "needs"]),
     ("levels", {}, ["-c", "0"], ["--concurrency", "0"]),
-    ("port", {}, ["--port", "70000"], ["--port 70000"]),
+    ("port", {}, ["--port", "70000"], ["--port", "70000"]),
     ("flag", {}, ["--levels", "3"], ["--levels"]),
 ]
 

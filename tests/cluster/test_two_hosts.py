@@ -165,7 +165,7 @@ class TestCommandLines:
             ([], ["up|down|shape|shell"]),
             (["up", "--rate", "5"], ["'5'", "1gbit"]),
             (["up", "--delay-ms", "x"], ["--delay-ms", "'x'"]),
-            (["shape", "--delay-ms", "-1"], ["-1 ms", "0 to 1000"]),
+            (["shape", "--delay-ms", "-1"], ["--delay-ms", "'-1'"]),
             (["shape", "--rate", "1gbit"], ["no two hosts are up", "two-hosts up"]),
             (["shell", "--", "true"], ["no two hosts are up"]),
             (["shell", "--host", "c"], ["--host", "'c'"]),
