@@ -335,9 +335,9 @@ def _figures_of(curve: Curve) -> Hashable:
 
 
 def _joined(same: Sequence[Curve]) -> str:
-    topologies = {c.deployment.topology.label for c in same if c.deployment}
-    if len(topologies) == 1 and all(c.deployment for c in same):
-        return f"{same[0].label.partition(' (')[0]} ({' = '.join(curve.name for curve in same)})"
+    names = {configuration(curve.deployment) if curve.deployment else None for curve in same}
+    if len(names) == 1 and None not in names:
+        return f"{names.pop()} ({' = '.join(curve.name for curve in same)})"
     return " = ".join(dict.fromkeys(curve.label for curve in same))
 
 
@@ -438,7 +438,7 @@ def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def short_labels(experiments: Sequence[Experiment]) -> list[str]:
     """One short unique label each: the configuration; where several share it, their workload or name too."""
-    short = [_configuration(e.manifest.deployment) if e.manifest.deployment else e.name for e in experiments]
+    short = [configuration(e.manifest.deployment) if e.manifest.deployment else e.name for e in experiments]
     labels: list[str] = []
     for experiment, label in zip(experiments, short, strict=True):
         namesakes = [e for e, other in zip(experiments, short, strict=True) if other == label]
@@ -458,7 +458,7 @@ def _words(name: str) -> list[str]:
     return name.replace("-", "_").split("_")
 
 
-def _configuration(deployment: Deployment) -> str:
+def configuration(deployment: Deployment) -> str:
     """``P1xTP4 D2xTP2 spread`` or ``4xTP2 collocated``."""
     topology = deployment.topology
     if isinstance(topology, Disaggregated):

@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     what.add_argument(
         "--gpus",
-        type=whole(1, MAX_GPUS, "a number of GPUs"),
+        type=_gpus,
         default=8,
         metavar="N",
         help="GPUs to plan for (default 8)",
@@ -182,6 +182,14 @@ def _unknown_model(name: str) -> UsageError:
     return UsageError(
         f"--model {name}: not in configs/models/; {choices(name, known_models())} (or add its shape there)"
     )
+
+
+def _gpus(text: str) -> int:
+    try:
+        return whole(1, MAX_GPUS, "a number of GPUs")(text)
+    except argparse.ArgumentTypeError as error:
+        more = f" ({MAX_GPUS} take minutes to search; more are copies of what is best there)" if text.isdigit() else ""
+        raise argparse.ArgumentTypeError(f"{error}{more}") from error
 
 
 def _in_flight(text: str) -> tuple[int, ...]:

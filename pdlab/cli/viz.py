@@ -155,7 +155,13 @@ def parser() -> argparse.ArgumentParser:
         help="tables that others published, as CSV (docs/metrics.md has the columns): shown beside, never ranked",
     )
     made = p.add_argument_group("what is made")
-    made.add_argument("--log-latency", action="store_true", help="logarithmic latency axes")
+    made.add_argument(
+        "--log-latency",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="logarithmic latency axes (default: where the values span more than 20 times, or one curve reaches four "
+        "times beyond all others)",
+    )
     made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")
     made.add_argument(
         "--plot-path", type=Path, default=None, metavar="FILE", help="where the plot goes (default out/viz.png)"
@@ -306,10 +312,12 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         print(answers[-1])
     if args.report is not None:
         from pdlab.report import html
+        from pdlab.report.scales import latency_is_logarithmic
 
+        log_latency = latency_is_logarithmic(curves, view, args.log_latency)
         made = shlex.join(["python", "viz.py", *argv])
         known = [text for text in texts if text]
-        contents = html.Contents(loaded, curves, view, made, answers, known, log_latency=args.log_latency)
+        contents = html.Contents(loaded, curves, view, made, answers, known, log_latency=log_latency)
         html.write(contents, args.report)
         print(f"Report: {args.report}")
     print(verdicts.sentence(curves, view))

@@ -11,6 +11,7 @@ from pdlab.core.deployment import Disaggregated
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
+from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.planner import Candidate, Gain, Outcome, Plan, Scene, gain
 from pdlab.plan.rate_matching import Matcher, engines_of
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
@@ -35,7 +36,8 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{_requests(scene)}{hit}",
         f"SLO: {told(slo)}",
         f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
-        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues",
+        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues"
+        + (f" (pools of more than {MOST_REPLICAS} replicas left out)" if gpus > 2 * MOST_REPLICAS else ""),
         "",
         table(head, rows, left=(1, 11, 12)),
         "",

@@ -370,7 +370,9 @@ class TestRanking:
     def test_an_slo_that_nothing_meets_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0
         out = capsys.readouterr().out
-        assert "No deployment meets the SLO" in out and "Nothing to hand over" in out
+        assert (
+            "No deployment meets the SLO" in out and "To measure how far the collocated baseline is from the SLO" in out
+        )
 
     def test_pd_that_does_not_pay_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""
@@ -448,7 +450,8 @@ class TestHandOver:
         commands = [shlex.split(line) for line in lines if "launch_gptoss.py" in line]
         # Without --cluster a launch would ask the running Ray, so only the dry runs are tried.
         checked = [command[2:] for command in commands if "--dry-run" in command]
-        assert len(checked) == 3 and all("--cluster" in command for command in checked)
+        assert len(checked) == 4 and all("--cluster" in command for command in checked)
+        assert "collocated" in checked[-1][1], "the yardstick comes with the three best PD deployments"
         for command in checked:
             assert launch.main(command) == 0
         started = [command[2:] for command in commands if "--detach" in command]
