@@ -42,6 +42,22 @@ from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 
 INVALID = 3
+EPILOG = """\
+examples:
+  ./run_bm.sh
+      the default levels against what launch_gptoss.py serves on this machine
+  ./run_bm.sh -e collocated-4xtp2 -c 4,16,64 --itl 5000 --otl 250 --repeats 3
+      three levels, each three times, so that noise can be told from difference
+  ./run_bm.sh --slo ttft_ms=2000,tpot_ms=50
+      the highest request rate within an SLO
+  ./run_bm.sh run pd-ratio --dry-run
+      a whole experiment of configs/sweeps/ (./run_bm.sh run --help)
+  ./run_bm.sh ratio --prefill bm_results/p --decode bm_results/d
+      the P:D ratio that measured phases imply (./run_bm.sh ratio --help)
+
+Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, 130 interrupted.
+Metrics: docs/metrics.md; gates: docs/methodology.md.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,69 +67,69 @@ def parser() -> argparse.ArgumentParser:
     flags = OneLineParser(
         prog="run_bm.sh",
         description="Sweep load levels against a running deployment; results go to OUT/EXP_NAME/.",
-        epilog="Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, "
-        "130 interrupted. Metrics: docs/metrics.md; gates: docs/methodology.md.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = flags.add_argument
-    add("-e", "--exp-name", help="folder of the results (default: label of the running deployment)")
-    add(
+    load = flags.add_argument_group("load").add_argument
+    load(
         "-t",
         "--type",
         choices=("concurrency", "request-rate", "ramp"),
         help="closed loop, open loop, or open loop of a growing rate (default: by what is given, else concurrency)",
     )
-    add("-c", "--concurrency", metavar="all|N,N,...", help=f"requests in flight; all = {every} (default)")
-    add("-r", "--request-rate", metavar="all|R,R,...", help=f"arrivals per second; all = {rates} (default)")
-    add("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
-    add("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
-    add("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
-    add("--burstiness", type=above_zero, help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")
-    add("--itl", "--isl", "--input-len", dest="itl", type=positive, default=5000, metavar="TOKENS",
+    load("-c", "--concurrency", metavar="all|N,N,...", help=f"requests in flight; all = {every} (default)")
+    load("-r", "--request-rate", metavar="all|R,R,...", help=f"arrivals per second; all = {rates} (default)")
+    load("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
+    load("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
+    load("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
+    load("--burstiness", type=above_zero, metavar="B",
+        help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")  # fmt: skip
+    load("--client-processes", type=positive, metavar="N",
+        help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
+    request = flags.add_argument_group("requests").add_argument
+    request("--itl", "--isl", "--input-len", dest="itl", type=positive, default=5000, metavar="TOKENS",
         help="input tokens of a request (default 5000)")  # fmt: skip
-    add("--otl", "--osl", "--output-len", dest="otl", type=positive, default=250, metavar="TOKENS",
+    request("--otl", "--osl", "--output-len", dest="otl", type=positive, default=250, metavar="TOKENS",
         help="output tokens of a request (default 250)")  # fmt: skip
-    add("--mode", choices=get_args(WorkloadMode), default="mixed",
+    request("--mode", choices=get_args(WorkloadMode), default="mixed",
         help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
-    add("--shared-prefix", type=whole(0, MAX_TOKENS), default=0, metavar="TOKENS",
+    request("--shared-prefix", type=whole(0, MAX_TOKENS), default=0, metavar="TOKENS",
         help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
-    add("--slo", metavar="ttft_ms=N,tpot_ms=N[,e2el_ms=N]",
-        help="find the highest request rate of which --slo-quantile of the requests meet all bounds")  # fmt: skip
-    add("--slo-quantile", type=share, metavar="Q", help="share of requests that must (default 0.95)")
-    add("--slo-resolution", type=above_zero, metavar="R",
-        help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
-    add(
-        "--slo-start",
-        type=above_zero,
-        metavar="RATE",
-        help="begin there (default: half of what closed loops reached, or 1)",
-    )
-    add("--client-processes", type=positive, metavar="N",
-        help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
-    add("-u", "--base-url", default=BASE_URL, help=f"server (default {BASE_URL})")
-    add("-m", "--served-model-name", help="model to ask for (default: the launcher's, or the only one served)")
-    add("--tokenizer", help="folder or Hugging Face id (default: the launcher's, or the served model's name)")
-    add("-s", "--smoke", action="store_true",
-        help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
-    add(
-        "--repeats",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="measure every level N times, with new prompts (default 1)",
-    )
-    add("--seed", type=seed, default=0, help="seed of the experiment, from which each level's is derived (default 0)")
-    add("--prompts-per-level", type=positive, metavar="N",
+    request("--prompts-per-level", type=positive, metavar="N",
         help="requests of a level (default: 10 per unit of concurrency or 60 s of arrivals, at least 20)")  # fmt: skip
-    add("--request-timeout-s", type=seconds, default=600.0, metavar="S",
+    request("--repeats", type=positive, default=1, metavar="N",
+        help="measure every level N times, with new prompts (default 1)")  # fmt: skip
+    request("--seed", type=seed, default=0, metavar="N",
+        help="seed of the experiment, from which each level's is derived (default 0)")  # fmt: skip
+    request("--request-timeout-s", type=seconds, default=600.0, metavar="S",
         help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
-    add("--gpus", type=positive, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
-    add("--resume", action="store_true", help="skip levels that are finished")
-    add("--force", action="store_true", help="measure finished levels again and replace them")
-    add("--retry-invalid", action="store_true",
+    request("-s", "--smoke", action="store_true",
+        help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
+    slo = flags.add_argument_group("search for the highest rate within an SLO").add_argument
+    slo("--slo", metavar="ttft_ms=N,tpot_ms=N[,e2el_ms=N]",
+        help="find the highest request rate of which --slo-quantile of the requests meet all bounds")  # fmt: skip
+    slo("--slo-quantile", type=share, metavar="Q", help="share of requests that must (default 0.95)")
+    slo("--slo-resolution", type=above_zero, metavar="R",
+        help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
+    slo("--slo-start", type=above_zero, metavar="RATE",
+        help="begin there (default: half of what closed loops reached, or 1)")  # fmt: skip
+    server = flags.add_argument_group("server").add_argument
+    server("-u", "--base-url", default=BASE_URL, metavar="URL", help=f"server (default {BASE_URL})")
+    server("-m", "--served-model-name", metavar="NAME",
+        help="model to ask for (default: the launcher's, or the only one served)")  # fmt: skip
+    server("--tokenizer", metavar="DIR|ID",
+        help="folder or Hugging Face id (default: the launcher's, or the served model's name)")  # fmt: skip
+    server("--gpus", type=positive, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
+    results = flags.add_argument_group("results").add_argument
+    results("-e", "--exp-name", metavar="NAME", help="folder of the results (default: label of the running deployment)")
+    results("--out", type=Path, default=Path("bm_results"), metavar="DIR",
+        help="where results go (default bm_results)")  # fmt: skip
+    results("--resume", action="store_true", help="skip levels that are finished")
+    results("--force", action="store_true", help="measure finished levels again and replace them")
+    results("--retry-invalid", action="store_true",
         help="measure each invalid level once more, after all others (with --resume the finished ones too); the second "
         "result counts, the first moves to EXP_NAME/replaced/")  # fmt: skip
-    add("--out", type=Path, default=Path("bm_results"), metavar="DIR", help="where results go (default bm_results)")
     return flags
 
 

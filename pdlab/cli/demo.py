@@ -39,6 +39,17 @@ from pdlab.results.schema import Run
 from pdlab.results.store import Store
 
 EPILOG = """\
+examples:
+  make demo
+      the whole of it, in minutes
+  python -m pdlab demo -c 1,4 --out out/demo
+      two levels, kept in a folder of your own
+  python -m pdlab demo --itl 1024 --otl 32
+      longer prompts and shorter answers
+
+It goes on after what fails: a deployment that does not start is named under the plot of the others. Ctrl-C ends it
+with the plot of what was measured.
+
 Exit codes: 0 the plot has a valid level of each deployment; 3 there is a plot, but a deployment has none;
 1 nothing could be measured or drawn; 2 bad input, or a machine on which the demo cannot run;
 130 interrupted (the plot of what was measured is drawn all the same).
@@ -113,17 +124,19 @@ class Part:
 def parser() -> argparse.ArgumentParser:
     flags = OneLineParser(
         prog="python -m pdlab demo",
-        description=__doc__,
+        description="Serve three deployments of a tiny model on this machine, sweep each, and plot them (make demo).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = flags.add_argument
-    add("--out", type=Path, help="folder of the results (default: bm_results/demo-DATE-TIME)")
+    add = flags.add_argument_group("what is measured").add_argument
     levels = ",".join(map(str, LEVELS))
-    add("-c", "--concurrency", help=f"levels of each sweep (default {levels}, or fewer on a small or busy machine)")
+    add("-c", "--concurrency", metavar="N,N,...",
+        help=f"levels of each sweep (default {levels}, or fewer on a small or busy machine)")  # fmt: skip
     add("--itl", type=positive, default=256, metavar="TOKENS", help="input tokens (default %(default)s)")
     add("--otl", type=positive, default=64, metavar="TOKENS", help="output tokens (default %(default)s)")
-    add("--port", type=port, help=f"port to serve on (default {PORT}, or a free one if that is taken)")
+    add = flags.add_argument_group("where").add_argument
+    add("--out", type=Path, metavar="DIR", help="folder of the results (default: bm_results/demo-DATE-TIME)")
+    add("--port", type=port, metavar="N", help=f"port to serve on (default {PORT}, or a free one if that is taken)")
     return flags
 
 

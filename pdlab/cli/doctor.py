@@ -37,16 +37,13 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--here", action="store_true", help="ask this machine alone, without Ray")
-    p.add_argument(
-        "--backends",
-        type=backends,
-        default=("UCX",),
-        metavar="NAME[,NAME]",
-        help="NIXL backends to create (default UCX)",
-    )
-    p.add_argument("--quick", action="store_true", help="read only what is there: no process that loads NIXL")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write all facts and findings there")
+    add = p.add_argument_group("what is asked").add_argument
+    add("--here", action="store_true", help="ask this machine alone, without Ray")
+    add("--backends", type=backends, default=("UCX",), metavar="NAME[,NAME]",
+        help="NIXL backends to create (default UCX)")  # fmt: skip
+    add("--quick", action="store_true", help="read only what is there: no process that loads NIXL")
+    add = p.add_argument_group("output").add_argument
+    add("--json", type=Path, metavar="FILE", help="write all facts and findings there")
     return p
 
 

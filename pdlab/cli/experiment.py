@@ -24,27 +24,35 @@ from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
 
 FAILED, INVALID = 1, 3
+EPILOG = """\
+examples:
+  python -m pdlab experiment pd-ratio --dry-run
+      what would be launched and measured, in which order, and how long that takes
+  python -m pdlab experiment local-pack-vs-spread --out out
+      on two Ray nodes of this machine, no GPU; results in out/local-pack-vs-spread
+  python -m pdlab experiment mine.yaml --resume
+      go on after an interruption, and try failed deployments again
+
+Exit codes: 0 all measured and valid, 1 nothing measured, 2 bad input, 3 some deployment failed or some level is
+invalid, 130 interrupted. How it is run, and why: docs/methodology.md.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
     flags = OneLineParser(
         prog="python -m pdlab experiment",
         description="Run an experiment file: launch each configuration, measure it, go on.",
-        epilog="Exit codes: 0 all measured and valid, 1 nothing measured, 2 bad input, 3 some deployment failed or "
-        "some level is invalid, 130 interrupted. How it is run, and why: docs/methodology.md.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = flags.add_argument
-    add("file", help="an experiment in YAML, or a name of configs/sweeps/")
-    add(
-        "--out",
-        type=Path,
-        default=Path("bm_results"),
-        metavar="DIR",
-        help="results go to DIR/NAME (default bm_results)",
-    )
+    add = flags.add_argument_group("experiment").add_argument
+    add("file", metavar="FILE|NAME", help="an experiment in YAML, or a name of configs/sweeps/")
     add("--resume", action="store_true", help="go on with what is not measured yet; try failed deployments again")
     add("--dry-run", action="store_true", help="print the plan and an estimate of its time; start nothing")
-    add("--port", type=port, default=8000, help="port to serve on (default %(default)s)")
+    add = flags.add_argument_group("where").add_argument
+    add("--out", type=Path, default=Path("bm_results"), metavar="DIR",
+        help="results go to DIR/NAME (default bm_results)")  # fmt: skip
+    add("--port", type=port, default=8000, metavar="N", help="port to serve on (default %(default)s)")
     add("--client-processes", type=positive, metavar="N", help="a saturated load generator may grow to N processes")
     return flags
 

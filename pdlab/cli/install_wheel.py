@@ -15,9 +15,13 @@ from pdlab.core.errors import ClusterError, UsageError
 DIFFERENT, CANNOT_RUN = 3, 5
 
 EPILOG = """\
-example, after debug/build_nixl_ucx_efa.sh --wheel:
-  python debug/install_on_nodes.py /opt/pdlab-nixl/wheels/nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl \\
-      --module nixl_cu13 --backends UCX
+examples, after debug/build_nixl_ucx_efa.sh --wheel:
+  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl
+      on every node of the Ray cluster that this machine belongs to
+  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --module nixl_cu13 --backends UCX
+      and see that every node loads the same libraries with it
+  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --target /opt/pdlab-nixl/site
+      beside the Python's own packages
 
 Installs without dependencies, into the Python that Ray runs on each node, or into --target. Restart Ray's
 workers afterwards (launch anew): a process keeps what it has loaded.
@@ -34,16 +38,18 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("wheel", type=Path, help="the wheel to install")
-    p.add_argument("--module", metavar="NAME", help="import this afterwards, in a process of its own (default: none)")
-    p.add_argument(
+    add = p.add_argument_group("what is installed, and where").add_argument
+    add("wheel", type=Path, metavar="WHEEL", help="the wheel to install")
+    add("--target", metavar="DIR", help="install there, in place of the Python's own packages")
+    add = p.add_argument_group("what is checked afterwards").add_argument
+    add("--module", metavar="NAME", help="import this afterwards, in a process of its own (default: none)")
+    add(
         "--backends",
         type=backends,
         default=(),
         metavar="NAME[,NAME]",
         help="create these NIXL backends afterwards, in a process of its own, and compare the libraries that it loads",
     )
-    p.add_argument("--target", metavar="DIR", help="install there, in place of the Python's own packages")
     return p
 
 

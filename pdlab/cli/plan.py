@@ -140,11 +140,12 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
     how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
     how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
-    other = p.add_argument_group("instead of a ranking").add_mutually_exclusive_group()
+    instead = p.add_argument_group("instead of a ranking")
+    other = instead.add_mutually_exclusive_group()
     other.add_argument("--explain", metavar="LABEL", help="where a request's time goes in one deployment")
     other.add_argument("--compare", nargs="+", type=Path, metavar="DIR", help="measured experiments beside predictions")
     other.add_argument("--predict", type=Path, metavar="CSV", help="predict every row of a CSV")
-    p.add_argument(
+    instead.add_argument(
         "--prompts",
         choices=["fresh", "repeated"],
         help="with --compare: whether levels repeat prompts (default: published runs do, ours do not)",

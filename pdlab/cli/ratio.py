@@ -11,6 +11,16 @@ from pdlab.core.arguments import OneLineParser, exit_code
 from pdlab.core.errors import UsageError
 from pdlab.results.published_folders import load_experiment
 
+EPILOG = """\
+examples:
+  ./run_bm.sh --mode prefill-only -e p && ./run_bm.sh --mode decode-only -e d
+      measure each phase first, on a collocated deployment of one replica each (decode with --decode-bench)
+  python -m pdlab ratio --prefill bm_results/p --decode bm_results/d
+      the rate-matched ratio at every decode level
+  python -m pdlab ratio --prefill bm_results/p --decode bm_results/d --measured bm_results/pd-*
+      beside the ratios that were measured
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``--prefill DIR --decode DIR [--measured DIR...]``; returns the exit code."""
@@ -21,10 +31,13 @@ def parser() -> argparse.ArgumentParser:
     flags = OneLineParser(
         prog="python -m pdlab ratio",
         description="The P:D ratio that measured rates of prefill alone and decode alone imply.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    flags.add_argument("--prefill", type=Path, required=True, metavar="DIR", help="prefill-only levels of one replica")
-    flags.add_argument("--decode", type=Path, required=True, metavar="DIR", help="decode-only levels of one replica")
-    flags.add_argument("--measured", type=Path, nargs="*", default=[], metavar="DIR", help="PD deployments, mixed")
+    add = flags.add_argument_group("result folders").add_argument
+    add("--prefill", type=Path, required=True, metavar="DIR", help="prefill-only levels of one replica")
+    add("--decode", type=Path, required=True, metavar="DIR", help="decode-only levels of one replica")
+    add("--measured", type=Path, nargs="*", default=[], metavar="DIR", help="PD deployments under mixed load")
     return flags
 
 

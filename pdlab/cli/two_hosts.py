@@ -24,7 +24,7 @@ _EPILOG = """examples:
   python -m pdlab two-hosts shape --rate 20mbit
   python -m pdlab two-hosts down
 
-`launch_gptoss.py --local --two-hosts` serves on them (and starts them where they are not up); ./run_bm.sh
+launch_gptoss.py --local --two-hosts serves on them (and starts them where they are not up); ./run_bm.sh
 finds what is served there by itself. docs/two-hosts.md tells what is separate and what is shared.
 """
 
@@ -34,8 +34,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "two-hosts",
         help="two hosts on this machine, made of namespaces, a Ray node on each, a shaped link between them",
-        description="Two hosts on this machine, made of Linux namespaces: Ray's head on the first, a worker on the "
-        "second, a link between them that can be made slow. Needs Linux, root and iproute2.",
+        description="Two hosts on this machine, made of Linux namespaces (root, iproute2): Ray's head on the first, a "
+        "worker on the second, a link between them that can be made slow.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

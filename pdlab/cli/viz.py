@@ -38,13 +38,13 @@ the intervals allow it.
 
 EPILOG = """\
 examples:
-  viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
-  viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
-  viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
-  viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
-  viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
-  viz.py --exps bm_results/* --report out/report.html
-  viz.py --audit bm_results/* published/*
+  python viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
+  python viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
+  python viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
+  python viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
+  python viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  python viz.py --exps bm_results/* --report out/report.html
+  python viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
 """
@@ -61,21 +61,22 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
+    which = p.add_argument_group("which results")
+    which.add_argument(
         "--exps",
         nargs="+",
         type=Path,
         metavar="DIR",
         help="experiment folders: of run_bm.sh, of a whole bench run, or as published (concN.json, concN_rrR.json)",
     )
-    p.add_argument(
+    which.add_argument(
         "--audit",
         nargs="+",
         type=Path,
         metavar="DIR",
         help="in place of a plot: what in these folders would make a plot of them wrong; exit code 3 when something is",
     )
-    p.add_argument(
+    which.add_argument(
         "--gpus",
         action="append",
         default=[],

@@ -26,6 +26,16 @@ nodes on two hosts made of namespaces. Pack went through memory, spread over a s
 share of the ceiling; then two blocks were swapped on purpose, and the check said which. On two
 p5.48xlarge the same command, without the two hosts, says whether EFA carries it."""
 
+EPILOG = """\
+examples:
+  sudo make wire
+      two KV-cache sizes over a link of 1 Gbit/s
+  sudo python -m pdlab wire --rate 20mbit --tokens 1000
+      one size over a slow link
+  sudo python -m pdlab wire --rate none
+      as fast as this machine moves it
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _run(parser().parse_args(argv)))
@@ -36,11 +46,12 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m pdlab wire",
         description="Prove the KV transfer over a slow link on this machine: pack in memory, spread over the link, and "
         "a planted corruption.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    flags.add_argument("--rate", default="1gbit", help="of the link between the two hosts (default %(default)s)")
-    flags.add_argument(
-        "--tokens", type=numbers, default=(1000, 5000), metavar="N,N,...", help="KV-cache sizes (default 1000,5000)"
-    )
+    add = flags.add_argument_group("what is checked").add_argument
+    add("--rate", metavar="RATE", default="1gbit", help="of the link between the two hosts (default %(default)s)")
+    add("--tokens", type=numbers, default=(1000, 5000), metavar="N,N,...", help="KV-cache sizes (default 1000,5000)")
     return flags
 
 

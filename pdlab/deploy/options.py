@@ -60,7 +60,7 @@ _EXAMPLES = f"""examples:
   sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
       prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
-      a file of configs/deployments/ with one number changed, as a Serve config for `serve deploy`
+      a file of configs/deployments/ with one number changed, as a Serve config for serve deploy
   python launch_gptoss.py --shutdown
       stop what is being served, and the Ray nodes that --local started
 
@@ -304,7 +304,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dry-run", action="store_true", help="print placement, links and arguments; start nothing")
     group.add_argument(
-        "--export", metavar="FILE", help="write a Serve config for `serve deploy` (- is stdout); start nothing"
+        "--export", metavar="FILE", help="write a Serve config for serve deploy (- is stdout); start nothing"
     )
     group.add_argument(
         "--wait",
