@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
+import re
 import shlex
 from dataclasses import replace
 from itertools import pairwise
@@ -491,3 +493,33 @@ class TestHandOver:
         path = tmp_path / "curves.png"
         assert plan.main(["--gpus", "8", "--concurrency", "8,16,32", "--plot", str(path)]) == 0
         assert path.stat().st_size > 10_000
+
+
+class TestProgress:
+    def test_what_takes_long_is_told_on_standard_error_alone(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        moment = itertools.count(step=0.7)
+        monkeypatch.setattr(plan.time, "monotonic", lambda: next(moment))
+        assert plan.main(["--gpus", "2", "--concurrency", "2"]) == 0
+        out, err = capsys.readouterr()
+        lines = err.splitlines()
+        assert lines and all(re.fullmatch(r"simulating [\w-]+ \(\d+ of \d+, \d+ s\)", line) for line in lines)
+        assert "simulating" not in out and "\r" not in err
+
+    def test_what_is_quick_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = plan._Progress()
+        progress(0, 3, "collocated-1xtp2")
+        progress.end()
+        assert capsys.readouterr().err == ""
+
+
+def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "a folder; with $signs"
+    words = ["--gpus", "2", "--concurrency", "2", "--top", "1", "--out", str(folder)]
+    assert plan.main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "--config" in line]
+    assert lines
+    for line in lines:
+        path = Path(shlex.split(line)[3])
+        assert path.parent == folder and path.is_file()
