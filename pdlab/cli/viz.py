@@ -160,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
         "--log-latency",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="logarithmic latency axes (default: where the values span more than 20 times, or one curve reaches four "
+        help="logarithmic latency axes (default: where the values span more than 20 times, or one curve reaches three "
         "times beyond all others)",
     )
     made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdlab.analysis.curves import Curve, View
 
 SPAN = 20.0  # times between the lowest and the highest value of an axis
-BEYOND = 4.0  # times that one curve reaches beyond the highest of all others
+BEYOND = 3.0  # times that one curve reaches beyond the highest of all others
 LOGARITHMIC = "log scale"
 
 
