@@ -54,7 +54,7 @@ class OneLineParser(argparse.ArgumentParser):
             word = match[1].split(" ")[0].partition("=")[0]
             if not word.startswith("-"):
                 return f"{word!r} stands where no word is expected: a flag's value follows its flag {help_text}"
-            near = choices(word, self._option_string_actions)
+            near = choices(word, self._option_string_actions, cutoff=0.75)
             return f"{word} is not a flag{'; ' + near if near.startswith('did') else ''} {help_text}"
         if match := re.fullmatch(r"invalid choice: (.+?) \(choose from (.*)\)", rest, re.DOTALL):
             known = [name.strip("' ") for name in match[2].split(",")]

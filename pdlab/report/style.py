@@ -115,7 +115,7 @@ def _shade(hue: str, rank: int, members: int) -> str:
     """The hue at a lightness of its own: darker or lighter by steps that a colour-blind reader sees too, and never
     so light that it fades on white."""
     if members == 1:
-        return hue
+        return hue.lower()
     step = min(STEP, (LIGHTEST - DARKEST) / (members - 1))
     half = step * (members - 1) / 2
     middle = min(max(lightness(hue), DARKEST + half), LIGHTEST - half)

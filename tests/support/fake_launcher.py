@@ -1,6 +1,6 @@
 """Stands in for launch_gptoss.py: the oracle is what it "serves". Notes every call in $CALLS.
 
-``--engine-arg broken=true`` makes a start fail as the real one does: one line, exit code 1.
+``--engine-arg code_revision=broken`` makes a start fail as the real one does: one line, exit code 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
         clear_running(url)
         return 0
     deployment = deployment_from(args)
-    if deployment.engine_kwargs.get("broken"):
+    if deployment.engine_kwargs.get("code_revision") == "broken":
         print("[   0.1 s] starting", file=sys.stderr)
         print("error: a replica failed to start: planted", file=sys.stderr)
         return 1

@@ -86,18 +86,18 @@ def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_pa
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("unknown key", {"deploymets": []}, "deploymets: Extra inputs are not permitted"),
-    ("name", {"name": "../x"}, "name: String should match pattern"),
+    ("unknown key", {"deploymets": []}, "deploymets: is not a known key; did you mean deployments?"),
+    ("name", {"name": "../x"}, "name: must be a name for a folder"),
     ("no where", {"where": {}}, "where: give either local"),
     ("both", {"where": {"local": 2, "cluster": "auto"}}, "where: give either local"),
-    ("no deployment", {"deployments": []}, "deployments: Tuple should have at least 1 item"),
+    ("no deployment", {"deployments": []}, "deployments: must have at least 1 of them"),
     ("label and config", {"deployments": [{"label": "collocated-1xtp1", "config": "y"}]}, "give either label"),
     ("no such label", {"deployments": [{"label": "pd-packed-p1xtp1"}]}, "label 'pd-packed-p1xtp1'"),
     ("no such config", {"deployments": [{"config": "no-such"}]}, "deployments.1: "),
-    ("no such flag", {"deployments": [{"label": "collocated-1xtp1", "flags": ["--nope"]}]}, "deployments.1: unrecog"),
+    ("no such flag", {"deployments": [{"label": "collocated-1xtp1", "flags": ["--nope"]}]}, "--nope is not a flag"),
     ("same name", {"deployments": [{"label": "collocated-1xtp1"}] * 2}, "two deployments are called collocated-1xtp1"),
     ("same workload", {"workloads": BASE["workloads"] * 2}, "two workloads are called mixed"),
-    ("loads", {"loads": []}, "loads: Tuple should have at least 1 item"),
+    ("loads", {"loads": []}, "loads: must have at least 1 of them"),
     ("two kinds", {"loads": [{"concurrency": [1], "rate_rps": [1]}]}, "give one of concurrency"),
     ("no kind", {"loads": [{}]}, "give one of concurrency"),
     ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),
@@ -110,7 +110,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "burstiness is of the whole group"),
     ("seed of a workload", {"workloads": [{"seed": 3}]}, "prompts are drawn from the experiment's own"),
     ("slo without bound", {"loads": [{"slo": {"quantile": 0.9}}]}, "give at least one bound"),
-    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: Input should be less than 1"),
+    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: must be below 1, got 1.5"),
     ("unknown workload", {"loads": [{"concurrency": [1], "workloads": ["z"]}]}, "'z' is none of mixed"),
     ("no load for it", {"workloads": [*BASE["workloads"], {"name": "b", "input_tokens": 8, "output_tokens": 8}],
                         "loads": [{"concurrency": [1], "workloads": ["b"]}]}, "no load applies to"),
@@ -119,7 +119,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "cannot run workload mixed: that takes a workload of mode decode-only"),
     ("bench in pd", {"deployments": [{"label": "pd-pack-p1xtp1-d1xtp1", "decode_bench": True}]}, "--decode-bench"),
     ("prefix", {"workloads": [{"input_tokens": 8, "output_tokens": 8, "shared_prefix_tokens": 8}]}, "needs some of"),
-    ("repeats", {"repeats": 0}, "repeats: Input should be greater than or equal to 1"),
+    ("repeats", {"repeats": 0}, "repeats: must be at least 1, got 0"),
 ]  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_a_deployment_that_does_not_fit_is_said_before_anything_starts(tmp_path:
 
 
 def test_unknown_names_list_the_shipped_ones() -> None:
-    with pytest.raises(UsageError, match=r"none of configs/sweeps/ .*local-pack-vs-spread"):
+    with pytest.raises(UsageError, match=r"neither a name of configs/sweeps/ .*local-pack-vs-spread"):
         make_plan("no-such-experiment")
 
 
@@ -144,7 +144,8 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     entry = {
         "name": "s", "label": "pd-spread-p2xtp1-d1xtp1", "ucx_tls": "tcp", "kv_backends": ["UCX"],
         "max_model_len": 4096,
-        "engine_args": {"max_num_seqs": 8, "dtype": "bfloat16", "x": {"a": 1}}, "flags": ["--ingress-replicas", "2"],
+        "engine_args": {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}},
+        "flags": ["--ingress-replicas", "2"],
         "two_hosts": {"rate": "1gbit", "delay_ms": 0.5},
     }  # fmt: skip
     path = Path(write(tmp_path, deployments=[entry]))
@@ -152,11 +153,12 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     assert launch_flags(file, file.deployments[0], path) == (
         "--pd-spread", "--p-num", "2", "--p-tp", "1", "--d-num", "1", "--d-tp", "1", "--local", "2",
         "--ucx-tls", "tcp", "--kv-backend", "UCX", "--max-model-len", "4096", "--engine-arg", "max_num_seqs=8",
-        "--engine-arg", "dtype=bfloat16", "--engine-arg", 'x={"a": 1}', "--two-hosts", "--link-rate", "1gbit",
+        "--engine-arg", "dtype=bfloat16", "--engine-arg", 'eplb_config={"window_size": 1}',
+        "--two-hosts", "--link-rate", "1gbit",
         "--link-delay-ms", "0.5", "--ingress-replicas", "2",
     )  # fmt: skip
     (made,) = configurations(file, path)
-    assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "x": {"a": 1}}
+    assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}}
     assert made.deployment.ingress_replicas == 2
 
 
@@ -218,11 +220,14 @@ def test_dry_run_imports_nothing_heavy_and_writes_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "the following arguments are required: file"),
+        ([], "FILE|NAME is needed"),
         (["no-such", "--dry-run"], "experiment 'no-such'"),
-        (["local-pack-vs-spread", "--port", "0"], "--port: 1 to 65535, got 0"),
-        (["local-pack-vs-spread", "--client-processes", "0"], "--client-processes: at least 1"),
-        (["local-pack-vs-spread", "--dry"], "unrecognized arguments: --dry"),
+        (["local-pack-vs-spread", "--port", "0"], "--port: '0' is not a port from 1 to 65535"),
+        (
+            ["local-pack-vs-spread", "--client-processes", "0"],
+            "--client-processes: '0' is not a whole number of at least 1",
+        ),
+        (["local-pack-vs-spread", "--dry"], "--dry is not a flag"),
     ],
 )
 def test_wrong_command_lines(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

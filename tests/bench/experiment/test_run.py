@@ -24,7 +24,7 @@ FILE: dict[str, Any] = {
     "where": {"local": 2},
     "deployments": [
         {"name": "fine", "label": "pd-spread-p1xtp1-d1xtp1"},
-        {"name": "broken", "label": "collocated-2xtp1", "engine_args": {"broken": True}},
+        {"name": "broken", "label": "collocated-2xtp1", "engine_args": {"code_revision": "broken"}},
     ],
     "workloads": [{"input_tokens": 32, "output_tokens": 16}],
     "loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [2]}],
