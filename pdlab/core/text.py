@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Container, Iterable, Sequence
 
 # Sums of the same numbers in another order differ by less than this.
@@ -63,6 +62,8 @@ def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
     """
+    import difflib  # for what is misspelt alone
+
     names = sorted(dict.fromkeys(known))
     by_case = {name.casefold(): name for name in names}
     near = [by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=cutoff)]
