@@ -109,7 +109,7 @@ def _require_tokenizer(name: str) -> None:
         files = {path.name for path in folder.iterdir()} if there else set()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UsageError(f"--tokenizer {name[:200]}: cannot be read ({reason}); give a folder") from error
+        raise UsageError(f"--tokenizer {name}: cannot be read ({reason}); give a folder") from error
     if there and not files & TOKENIZER_FILES:
         raise UsageError(
             f"--tokenizer {name}: a folder without a tokenizer ({' or '.join(sorted(TOKENIZER_FILES))}); give the "

@@ -268,7 +268,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     )
     plot_path = _plot_path(args.plot_path, args.format)
     if args.report is not None and args.report.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--report {args.report}: give an .html file, for example {args.report.with_suffix('.html')}")
+        example = args.report.with_suffix(".html") if args.report.name else "report.html"
+        raise UsageError(f"--report {args.report}: give an .html file, for example {example}")
     show_tables = args.report is None if args.show_tables is None else args.show_tables
     draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:

@@ -38,6 +38,9 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given = {}
+        for word in sys.argv[1:] if args is None else args:
+            if match := re.fullmatch(r"(--?[a-z][\w-]*)=--", word):  # argparse takes it for no value at all
+                raise UsageError(f"{match[1]} needs a value, got '--'")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -105,7 +108,7 @@ def exit_code(
         return code
     except PdlabError as error:
         # What is wrong on the command line stays wrong.
-        print(f"error: {error}{again if isinstance(error, BenchError | WriteError) else ''}", file=sys.stderr)
+        print(f"error: {cut(str(error))}{again if isinstance(error, BenchError | WriteError) else ''}", file=sys.stderr)
         return (codes or {}).get(type(error), error.exit_code)
     except KeyboardInterrupt:
         kept = f"; finished levels are kept{again}" if resume else ""
@@ -118,15 +121,18 @@ def exit_code(
     except OSError as error:
         if error.filename is None and not resume:
             raise  # not a file that somebody named
-        print(f"error: {no_file(error)}", file=sys.stderr)
+        print(f"error: {cut(no_file(error))}", file=sys.stderr)
         return 1
 
 
 def no_file(error: OSError) -> str:
     """The file and why it cannot be used."""
-    name = str(error.filename) if error.filename is not None else ""
-    short = name if len(name) <= 200 else f"{name[:100]}..."
-    return f"{short}: {error.strerror}" if name else str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+
+
+def cut(text: str) -> str:
+    """The text with words that are no words, such as a file given as a value, cut to a length that can be read."""
+    return re.sub(r"\S{250,}", lambda match: f"{match[0][:100]}...", text)
 
 
 def stdout_closed() -> bool:
@@ -157,7 +163,7 @@ def check_writable(path: Path, flag: str) -> None:
         if not there:
             path.unlink()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{flag} {_cut(path)}: cannot be written ({_reason(error)}); choose another") from error
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
 
 
 def check_folder(path: Path, flag: str) -> None:
@@ -172,7 +178,7 @@ def check_folder(path: Path, flag: str) -> None:
         probe.open("xb").close()
         probe.unlink()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{flag} {_cut(path)}: cannot be written ({_reason(error)}); choose another") from error
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
 
 
 def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
@@ -182,7 +188,7 @@ def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
     """
     if path.suffix.lower() not in PICTURES:
         what = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix says the format"
-        raise UsageError(f"{flag} {_cut(path)}: {what}; use {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
+        raise UsageError(f"{flag} {path}: {what}; use {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
     check_output(path, flag) if make_folder else check_writable(path, flag)
 
 
@@ -191,17 +197,12 @@ def check_output(path: Path, flag: str) -> None:
     try:
         missing = not path.resolve().parent.is_dir()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{flag} {_cut(path)}: cannot be written ({_reason(error)}); choose another") from error
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
     check_folder(path.parent, flag) if missing else check_writable(path, flag)
 
 
 def _reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _cut(path: Path) -> str:
-    text = str(path)
-    return text if len(text) <= 200 else f"{text[:100]}..."
 
 
 def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Sequence[str], what: str) -> None:

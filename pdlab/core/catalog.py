@@ -88,7 +88,11 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
         shape = load_model(model)
     if shape is not None:
         return shape, None if shape.local else shape.hf_id or shape.name
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except (OSError, ValueError):
+        folder = False  # no path at all
+    if folder:
         if not (path / "config.json").exists():
             raise UsageError(f"model folder {model}: has no config.json; give the folder that holds the model's files")
         return None, str(path.resolve())
@@ -151,8 +155,7 @@ def find_config(folder: str, name_or_path: str, what: str) -> Path:
     except (OSError, ValueError):
         there = False
     if not there:
-        shown = name_or_path if len(name_or_path) <= 200 else f"{name_or_path[:100]}..."
         raise UsageError(
-            f"{what} {shown!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
+            f"{what} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
         )
     return path

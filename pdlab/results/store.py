@@ -173,11 +173,9 @@ def searched(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        name = str(folder)
-        shown = name if len(name) <= 200 else f"{name[:100]}..."
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise StoreError(
-            f"{shown}: cannot be searched ({reason}); give a folder of results that this user may read"
+            f"{folder}: cannot be searched ({reason}); give a folder of results that this user may read"
         ) from error
 
 

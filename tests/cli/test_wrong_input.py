@@ -116,6 +116,9 @@ LAUNCH = [
     case("launch", ("--collocated", *X2[:2], "--export", "no/folder.yaml"), "--export no/folder.yaml", "no folder"),
     case("launch", ("--collocated", *X2[:2], "--export", "."), "--export .", "is a folder"),
     case("launch", ("--shutdown", "--collocated"), "--shutdown"),
+    case("launch", (*COLLOCATED, "--engine-arg=--"), "--engine-arg needs a value"),
+    case("launch", (*COLLOCATED, "--model", LONG), "is not known"),
+    case("launch", (*PACK, "--ucx-tls", LONG), "is not a transport of UCX"),
     case("launch", (*COLLOCATED, "--expose", "detokenize"), "'detokenize' is not the path of a route"),
     case("launch", (*COLLOCATED, "--max-tokens", "1"), "max_tokens", "at least 16"),
     case("launch", (*COLLOCATED, "--max-body-bytes", "1"), "max_body_bytes", "at least 65536"),
@@ -162,6 +165,7 @@ PLAN = [
     case("plan", ("--compare", LONG), "cannot be searched", "too long"),
     case("plan", "--compare ours --predict rows.csv", "exclude each other"),
     case("plan", "--placement packed", "--placement 'packed': choose from pack, spread, any"),
+    case("plan", "--seed=--", "--seed needs a value"),
     case("plan", "--top nine", "--top", "whole number"),
 ]
 VIZ = [
@@ -187,6 +191,9 @@ VIZ = [
     case("viz", "--exps ours --no-plot --format svg", "--no-plot"),
     case("viz", "--exps ours --report x.pdf", "--report x.pdf", ".html"),
     case("viz", "--exps ours --report kept.txt/x.html", "--report", "kept.txt is a file"),
+    case("viz", ("--exps", "ours", "--report", ""), "--report", "report.html"),
+    case("viz", ("--exps", "ours", "--report", LONG + ".html"), "--report", "too long"),
+    case("viz", "--exps ours --plot-path=--", "--plot-path needs a value"),
     case("viz", "--exps ours --slo ttft=2", "--slo ttft=2", "ttft_ms=2000"),
     case("viz", "--exps ours --slo ttft_ms=-1", "above 0"),
     case("viz", "--exps ours --slo ttft_ms=1,ttft_ms=2", "ttft_ms is there twice"),
