@@ -205,7 +205,7 @@ def _run(file: Path, data: dict[str, Any], name: str, told: FolderName) -> Run:
     completed = int(_number(file, data, "completed"))
     input_tokens = _number(file, data, "total_input_tokens")
     output_tokens = _number(file, data, "total_output_tokens")
-    num_requests = int(data.get("num_prompts") or completed)
+    num_requests = int(_number(file, data, "num_prompts")) if data.get("num_prompts") else completed
     if duration_s <= 0:
         raise StoreError(f"{file}: duration is {duration_s:g} s; no rate can be computed from it")
     failed = num_requests - completed
@@ -261,10 +261,14 @@ def _load(file: Path, data: dict[str, Any]) -> tuple[Load, list[str]]:
     if rate is not None and rate >= UNLIMITED_RPS:
         rate = None
     rate = named_rate if rate is None else rate
+    if rate is not None and rate < 0:
+        raise StoreError(f"{file}: request_rate is {rate:g}; expected a number above 0")
     if rate:
         reasons = _contradiction("request rate", named_rate, rate)
         return Open(rate_rps=rate, burstiness=_finite(data.get("burstiness")) or 1.0), reasons
     concurrency = named_concurrency if concurrency is None else concurrency
+    if concurrency is not None and not concurrency >= 1:
+        raise StoreError(f"{file}: max_concurrency is {concurrency:g}; expected a whole number from 1")
     if not concurrency:
         raise StoreError(f"{file}: neither a request rate nor max_concurrency; name it concN.json or concN_rrR.json")
     return Closed(concurrency=int(concurrency)), _contradiction("concurrency", named_concurrency, concurrency)

@@ -19,6 +19,7 @@ computed), and how to mend it. The rules are those that the published measuremen
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -323,7 +324,8 @@ def _impossible(folder: Folder) -> Iterator[Finding]:
                 ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
                 ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
             ):
-                if value and expected and abs(value / expected - 1) > RATE_SLACK:
+                known = isinstance(value, int | float) and math.isfinite(value)
+                if known and value and expected and abs(value / expected - 1) > RATE_SLACK:
                     yield Finding(
                         "impossible",
                         (level.name,),
