@@ -329,7 +329,7 @@ def _doubt(paths: Sequence[Path]) -> str | None:
     """That the audit finds something in these folders that makes a plot of them wrong; None where it does not."""
     from pdlab.analysis.audit import rules
 
-    found = rules.shared(rules.hard(rules.audit(paths)))
+    found = rules.shared(rules.hard(rules.audit(paths, recompute=False)))
     if not found:
         return None
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in found))

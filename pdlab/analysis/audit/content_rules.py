@@ -225,8 +225,9 @@ def served(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def records(folder: Folder) -> Iterator[Finding]:
-    """The requests beside our levels: by the hash that each level keeps of them, and by the figures that they give.
+def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
+    """The requests beside our levels: by the hash that each level keeps of them, and with ``recompute`` by the figures
+    that they give.
 
     None kept is no fault.
     """
@@ -250,7 +251,7 @@ def records(folder: Folder) -> Iterator[Finding]:
                 "intervals and goodput of that level rest on nothing, or on other requests than its figures",
                 "restore the file, or measure the level again with --force",
             )
-        else:
+        elif recompute:
             yield from _recomputed(level, text)
 
 

@@ -38,8 +38,11 @@ RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp,
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
-def audit(paths: Sequence[Path]) -> list[Finding]:
-    """All findings, folder by folder in the order given, those across folders first."""
+def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[Finding]:
+    """All findings, folder by folder in the order given, those across folders first.
+
+    ``recompute``: compare the figures of our levels with those that their requests give, which takes longest.
+    """
     folders = [read_folder(path) for path in paths]
     found = list(_identical(folders))
     for folder in folders:
@@ -49,6 +52,7 @@ def audit(paths: Sequence[Path]) -> list[Finding]:
             continue
         for rule in RULES:
             found += rule(folder)
+        found += content_rules.records(folder, recompute=recompute)
     return found
 
 
@@ -406,7 +410,6 @@ RULES: tuple[Rule, ...] = (
     content_rules.values,
     content_rules.in_flight,
     content_rules.served,
-    content_rules.records,
     _metadata,
     _invalid,
 )
