@@ -24,8 +24,7 @@ from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.vllm_limits import check_context, check_divisibility, check_ports
-from pdlab.deploy import engine_memory
+from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.options import (
@@ -36,8 +35,8 @@ from pdlab.deploy.options import (
     deployment_from,
     workload_from,
 )
-from pdlab.deploy.serve_config import ServeApp, model_id, render, serve_config, serving_env
-from pdlab.placement.place import cautions, place
+from pdlab.deploy.prepared import Prepared, prepare_deployment
+from pdlab.deploy.serve_config import ServeApp, serve_config, serving_env
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     view = load_cluster(args.cluster) if args.cluster not in (None, "auto") else None
     if view is not None or args.local:
         # A request that cannot fit fails here, before Ray is imported.
-        nodes = view or _local_view(args)
-        placement = place(asked.deployment, nodes)
-        check_ports(asked.deployment, placement)
-        engine_memory.examine(asked.deployment, asked.shape, nodes, placement, workload_from(args))
+        _prepared(args, asked, view or _local_view(args))
     if args.two_hosts:
         require()
     key_file = _key_file(args)
@@ -138,29 +134,17 @@ def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
     """Print or export what would be started."""
     if args.dry_run and args.export == "-":
         raise UsageError("--dry-run and --export - both write to standard output: give one of them, or --export FILE")
-    view = _view(args)
-    placement = place(asked.deployment, view)
-    check_ports(asked.deployment, placement)
-    workload = workload_from(args)
-    memory = engine_memory.examine(asked.deployment, asked.shape, view, placement, workload)
-    for caution in cautions(asked.deployment, placement, view):
+    prepared = _prepared(args, asked, _view(args))
+    for caution in prepared.cautions:
         _warn(caution)
-    app = render(asked.deployment, placement, view, asked.shape, asked.model_source)
     if args.dry_run:
-        text = describe(
-            asked.deployment,
-            view,
-            placement,
-            app,
-            base_url=f"http://{args.host}:{args.port}",
-            launch_command=_for_real(argv),
-            model_id=model_id(asked.deployment, asked.shape),
-            memory=memory,
-            workload=workload,
-        )
-        print(text, end="")
+        print(describe(prepared, base_url=f"http://{args.host}:{args.port}", launch_command=_for_real(argv)), end="")
     if args.export:
-        _export(args, app, asked.deployment)
+        _export(args, prepared.app, asked.deployment)
+
+
+def _prepared(args: argparse.Namespace, asked: Asked, view: ClusterView) -> Prepared:
+    return prepare_deployment(asked.deployment, view, asked.shape, asked.model_source, workload_from(args))
 
 
 def _check_export(path: Path) -> None:

@@ -29,16 +29,16 @@ from pdlab.core.files import cache_dir, holder
 from pdlab.core.files import replace as replace_file
 from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
-from pdlab.core.vllm_limits import check_ports
-from pdlab.deploy import engine_memory, preflight, wire_proof
+from pdlab.deploy import preflight, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
 from pdlab.deploy.options import LaunchRequest
-from pdlab.deploy.serve_config import model_id, render, serving_env, transport_env
+from pdlab.deploy.prepared import prepare_deployment
+from pdlab.deploy.serve_config import serving_env, transport_env
 from pdlab.deploy.verify import Progress, check
 from pdlab.placement.actual import observe
-from pdlab.placement.place import cautions, fits, place
+from pdlab.placement.place import fits
 from pdlab.remote.logs import log_ends
 from pdlab.results.provenance import git_state, hardware, now, versions
 from pdlab.results.schema import Manifest
@@ -195,21 +195,22 @@ def _serve(
 ) -> Running:
     deployment = request.deployment
     app.start_serve(request.host, request.port)
-    view, placement = _placed(app.cluster.view, deployment, patience_s)
-    check_ports(deployment, placement)
-    engine_memory.examine(deployment, shape, view, placement, request.workload)
+    view = _free_view(app.cluster.view, deployment, patience_s)
+    prepared = prepare_deployment(deployment, view, shape, source, request.workload)
+    placement = prepared.placement
     say(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
-    for caution in cautions(deployment, placement, view):
+    for caution in prepared.cautions:
         say(f"warning: {caution}")
     deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
+    prepared = prepared.with_transport_of(deployment)
     request = replace(request, deployment=deployment)
     started = now()
     loading.result()
-    app.submit(render(deployment, placement, view, shape, source))
-    name = model_id(deployment, shape)
+    app.submit(prepared.app)
+    name = prepared.model_id
     manifest = _manifest(request, view, placement, started)
     running = Running(
         base_url=_base_url(request),
@@ -248,14 +249,14 @@ def start_timeout_s(shape: ModelShape | None, view: ClusterView) -> float:
     return max(LEAST_START_TIMEOUT_S, needed)
 
 
-def _placed(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> tuple[ClusterView, Placement]:
-    """The nodes and the plan for them. Ray tells what an application gave back with a delay: for ``patience_s`` after
-    one was taken down, a refusal is looked at again. Raises PlacementError."""
+def _free_view(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> ClusterView:
+    """The nodes with what is free on them. Ray reports what an application gave back with a delay: for ``patience_s``
+    after one was taken down, nodes on which the deployment does not fit are looked at again."""
     deadline = time.monotonic() + patience_s
     while True:
         view = see()
         if fits(deployment, view) or time.monotonic() >= deadline:
-            return view, place(deployment, view)
+            return view
         time.sleep(RELEASE_POLL_S)
 
 

@@ -14,7 +14,8 @@ from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.schema import load_yaml, to_yaml
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.deploy import launch
-from pdlab.deploy.options import LaunchRequest, build_parser, deployment_from, engine_args
+from pdlab.deploy.options import LOCAL_WORKLOAD, LaunchRequest, build_parser, deployment_from, engine_args
+from pdlab.deploy.prepared import prepare_deployment
 
 
 def made(*words: str) -> Deployment:
@@ -94,10 +95,10 @@ def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -
     busy = busy.model_copy(update={"nodes": tuple(n.model_copy(update={"free_cpus": 0.0}) for n in busy.nodes)})
     seen = iter([busy, busy, local_cluster(2)])
     monkeypatch.setattr(launch, "RELEASE_POLL_S", 0.0)
-    view, placement = launch._placed(lambda: next(seen), made("--pd-spread", "--local"), 30.0)
-    assert view == local_cluster(2) and len(placement.replicas) == 2
+    assert launch._free_view(lambda: next(seen), made("--pd-spread", "--local"), 30.0) == local_cluster(2)
+    still_busy = launch._free_view(lambda: busy, made("--pd-spread", "--local"), 0.0)
     with pytest.raises(PlacementError):
-        launch._placed(lambda: busy, made("--pd-spread", "--local"), 0.0)
+        prepare_deployment(made("--pd-spread", "--local"), still_busy, None, "SOURCE", LOCAL_WORKLOAD)
 
 
 def test_a_changed_file_loses_its_name(tmp_path: Path) -> None:
