@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
@@ -33,7 +31,7 @@ from pdlab.deploy import preflight, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
-from pdlab.deploy.options import LaunchRequest
+from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
 from pdlab.deploy.serve_config import serving_env, transport_env
 from pdlab.deploy.verify import Progress, check
@@ -121,7 +119,7 @@ def _launch_on_first_host(request: LaunchRequest) -> None:
         local = _local(request, undo, say)
         assert local is not None
         host = local.host(1)
-        text = TypeAdapter(LaunchRequest).dump_json(everywhere).decode()
+        text = request_to_json(everywhere)
         run_on_host.call(host.pid, "pdlab.deploy.launch", text, local_nodes.environment_on(host, local))
         undo.pop_all()
 
@@ -373,4 +371,4 @@ def _terminate_as_interrupt() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_on_host.answering(lambda text: _launch(TypeAdapter(LaunchRequest).validate_json(text))))
+    sys.exit(run_on_host.answering(lambda text: _launch(request_from_json(text))))
