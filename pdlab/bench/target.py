@@ -72,7 +72,7 @@ def resolve_target(
         name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
     notes = []
     if not manifest.gpus:
-        notes.append(f"note: nothing says on how many GPUs {name} runs: viz.py cannot draw it per node; give --gpus N")
+        notes.append(f"note: the number of GPUs of {name} is unknown: viz.py cannot draw it per node; give --gpus N")
     published: dict[str, Any] = dict(running) if running else {"tokenizer": model_id}
     measured = {"base_url": url, "model_id": model_id, "manifest": manifest} | (
         {"tokenizer": tokenizer} if tokenizer else {}
@@ -176,7 +176,7 @@ def _served_models(url: str) -> dict[str, dict[str, Any]]:
         with error:
             if error.code == 401:
                 raise UsageError(
-                    f"{url} asks for its API key, and {'another one' if key_of(url) else 'none'} is known here: "
+                    f"{url} requires its API key, and {'another one' if key_of(url) else 'none'} is known here: "
                     f"set {api_key.KEY} to the key it was launched with"
                 ) from error
             raise UsageError(f"{url}/v1/models answers HTTP {error.code}; is the deployment ready?") from error

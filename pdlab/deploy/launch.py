@@ -160,12 +160,12 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     up = local_nodes.running()
     if up and (up.two_hosts is not None) != request.two_hosts:
         raise UsageError(
-            f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this asks for others "
+            f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this launch needs others "
             f"({'without' if up.two_hosts else 'with'} --two-hosts); stop them first with launch_gptoss.py --shutdown"
         )
     if up and up.count != request.local_nodes:
         raise UsageError(
-            f"{up.count} local Ray nodes are up, --local {request.local_nodes} asks for others; "
+            f"{up.count} local Ray nodes are up, this launch needs {request.local_nodes}; "
             "stop them first with launch_gptoss.py --shutdown"
         )
     if up:
@@ -221,7 +221,7 @@ def _serve(
     )
     if not request.wait:
         save_running(running)
-        say("submitted; not waited for, so nothing was checked: no canary, no transfer counters")
+        say("submitted without waiting: not verified (no canary, no transfer counters)")
         return running
     for state in app.wait(request.timeout_s or start_timeout_s(shape, view)):
         say(_stages(state))
@@ -297,7 +297,7 @@ def _on_host(local: LocalNodes | None) -> OnHost | None:
 def _refuse_open(cluster: Cluster) -> None:
     if not cluster.asks_for_token():
         raise ClusterError(
-            "this Ray cluster asks for no token: whoever reaches its ports can run code on every node. Start Ray on "
+            "this Ray cluster requires no token: anyone who reaches its ports can run code on every node. Start Ray on "
             "all nodes with RAY_AUTH_MODE=token (docs/security.md), or give --accept-open-cluster where a firewall "
             "keeps others away"
         )

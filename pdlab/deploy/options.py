@@ -522,7 +522,7 @@ class LaunchRequest:
     ``command`` is the command line, for the manifest. ``api_key``: whether clients must send a key (None: only where
     other machines reach ``host``), ``api_key_file``: the file with it; the command line chooses the file before
     anything is launched, after which None means that nobody is asked for a key. ``accept_open_cluster``: serve on a
-    Ray cluster that asks for no token. ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide.
+    Ray cluster that requires no token. ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide.
     ``accept_wire``: serve although KV cache takes this wire and not the planned one. ``workload``: what an engine must
     hold.
     """

@@ -360,5 +360,5 @@ def asked_of(
         raise UsageError(f"no load applies to {where}; name it in the workloads of a group of loads")
     keys = [(load.kind, load.value) for load in loads]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is asked for twice")
+        raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is listed twice")
     return loads, searches

@@ -103,7 +103,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no kind", {"loads": [{}]}, "give one of concurrency"),
     ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),
     ("twice in a group", {"loads": [{"rate_rps": [1, 1]}]}, "rate_rps has a value twice"),
-    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is asked for"),
+    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is listed twice"),
     ("zero", {"loads": [{"concurrency": [0]}]}, "concurrency: numbers above 0"),
     ("infinite", {"loads": [{"rate_rps": [float("inf")]}]}, "rate_rps: numbers above 0"),
     ("burstiness", {"loads": [{"concurrency": [1], "burstiness": 2}]}, "burstiness belongs to rate_rps"),
