@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field
-
 from pdlab.core import api_key
 from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError, UsageError
-from pdlab.core.schema import Frozen
 from pdlab.core.workload import Workload
-from pdlab.deploy.canary import Answer
 from pdlab.deploy.endpoint import Running, key_of, load_running
 from pdlab.results.schema import Manifest
 
@@ -28,20 +24,12 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
 
-class Target(Frozen):
-    """A server to measure. ``name`` is the experiment's folder, ``manifest`` what is known of the
-    deployment; ``notes`` are for the person, ``figure_notes`` belong beside every figure measured here;
-    ``pools`` says which pool each of the ``replicas`` is of; ``answers``: to the canary's prompts, at the launch."""
+class Target(Running):
+    """A server to measure: what its launcher published, or as much of it as the server and the flags tell, and its
+    workload in ``manifest``. ``name`` is the experiment's folder; ``notes`` are for the person, ``figure_notes``
+    belong beside every figure measured here."""
 
-    base_url: str
-    model_id: str
-    tokenizer: str
     name: str
-    manifest: Manifest
-    metrics_urls: tuple[str, ...] = ()
-    replicas: tuple[str, ...] = ()
-    pools: dict[str, str] = Field(default_factory=dict)
-    answers: tuple[Answer, ...] = ()
     notes: tuple[str, ...] = ()
     figure_notes: tuple[str, ...] = ()
 
@@ -84,17 +72,14 @@ def resolve_target(
         name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
     notes = []
     if not manifest.gpus:
-        notes.append(f"note: nothing says on how many GPUs {name} runs: viz.py cannot draw it per node; give --gpus N")
+        notes.append(f"note: the number of GPUs of {name} is unknown: viz.py cannot draw it per node; give --gpus N")
+    published: dict[str, Any] = dict(running) if running else {"tokenizer": model_id}
+    measured = {"base_url": url, "model_id": model_id, "manifest": manifest} | (
+        {"tokenizer": tokenizer} if tokenizer else {}
+    )
     return Target(
-        base_url=url,
-        model_id=model_id,
-        tokenizer=tokenizer or (running.tokenizer if running else model_id),
+        **published | measured,
         name=f"{name}-smoke" if smoke else name,
-        manifest=manifest,
-        metrics_urls=running.metrics_urls if running else (),
-        replicas=running.replicas if running else (),
-        pools=running.pools if running else {},
-        answers=running.answers if running else (),
         notes=tuple(notes),
         figure_notes=_limits(manifest.deployment, workload),
     )
@@ -191,7 +176,7 @@ def _served_models(url: str) -> dict[str, dict[str, Any]]:
         with error:
             if error.code == 401:
                 raise UsageError(
-                    f"{url} asks for its API key, and {'another one' if key_of(url) else 'none'} is known here: "
+                    f"{url} requires its API key, and {'another one' if key_of(url) else 'none'} is known here: "
                     f"set {api_key.KEY} to the key it was launched with"
                 ) from error
             raise UsageError(f"{url}/v1/models answers HTTP {error.code}; is the deployment ready?") from error

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = p.add_argument_group("what is asked").add_argument
+    add = p.add_argument_group("what to examine").add_argument
     add("--here", action="store_true", help="ask this machine alone, without Ray")
     add("--backends", type=backends, default=("UCX",), metavar="NAME[,NAME]",
         help="NIXL backends to create (default UCX)")  # fmt: skip
@@ -102,7 +102,7 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         except ClusterError:
             if local or "RAY_ADDRESS" in os.environ:
                 raise  # somebody said that there is one
-            print("no Ray cluster on this machine: it alone is asked (as with --here)", file=sys.stderr)
+            print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
             return _here(quick, backends)
         names = cluster.names()
         ports = _ports()

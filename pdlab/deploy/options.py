@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
+from pdlab.cluster.two_hosts import parse_shape
 from pdlab.core.arguments import (
     OneLineParser,
     above_zero,
@@ -23,7 +27,7 @@ from pdlab.core.arguments import (
     ucx_transports,
     whole,
 )
-from pdlab.core.catalog import known_models, load_deployment
+from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.deployment import (
     RESERVED_ENGINE_KWARGS,
     Collocated,
@@ -40,6 +44,7 @@ from pdlab.core.schema import parse_yaml, validate, yaml_fault
 from pdlab.core.workload import Workload
 from pdlab.deploy.engine_arguments import check_engine_arguments
 
+FROM_STDIN = "--request-from-stdin"
 LOCAL_MODEL = "tiny-gptoss"
 MAX_LOCAL_NODES = 64
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
@@ -320,6 +325,12 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         help="give up a start after S seconds (default 1800, longer for models of more bytes on more nodes)",
     )
     group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
+    group.add_argument(
+        FROM_STDIN,
+        action="store_true",
+        help="launch what standard input describes: a launch request in JSON, as an experiment hands it over; takes no "
+        "other flag",
+    )
 
 
 def _host(text: str) -> str:
@@ -508,10 +519,11 @@ class LaunchRequest:
     ``wait``: return when the deployment is ready and checked, else at once. ``detach``: leave it
     running when the launcher ends. ``timeout_s``: seconds until a start counts as failed (None: as
     long as such a model may take).
-    ``command`` is the command line, for the manifest. ``api_key_file``: clients must send the key in it
-    (None: nobody is asked for one). ``accept_open_cluster``: serve on a Ray cluster that asks for no token.
-    ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide. ``accept_wire``: serve although KV
-    cache takes this wire and not the planned one. ``workload``: what an engine must
+    ``command`` is the command line, for the manifest. ``api_key``: whether clients must send a key (None: only where
+    other machines reach ``host``), ``api_key_file``: the file with it; the command line chooses the file before
+    anything is launched, after which None means that nobody is asked for a key. ``accept_open_cluster``: serve on a
+    Ray cluster that requires no token. ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide.
+    ``accept_wire``: serve although KV cache takes this wire and not the planned one. ``workload``: what an engine must
     hold.
     """
 
@@ -525,9 +537,83 @@ class LaunchRequest:
     wait: bool = True
     detach: bool = False
     timeout_s: float | None = None
+    api_key: bool | None = None
     api_key_file: str | None = None
     accept_open_cluster: bool = False
     choose_backend: bool = False
     accept_wire: str | None = None
     workload: Workload = DEFAULT_WORKLOAD
     command: tuple[str, ...] = ()
+
+    def known_view(self) -> ClusterView | None:
+        """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""
+        if self.two_hosts:
+            return two_hosts_cluster(self.link or LinkShape())
+        return local_cluster(self.local_nodes) if self.local_nodes else self.cluster
+
+
+def request_from(args: argparse.Namespace, words: Sequence[str]) -> LaunchRequest:
+    """The launch that the flags ask for; ``words`` are those flags as they were typed. Raises UsageError."""
+    if args.local and args.cluster:
+        raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
+    return LaunchRequest(
+        link=_link(args),
+        deployment=deployment_from(args),
+        cluster=None if args.cluster in (None, "auto") else load_cluster(args.cluster),
+        local_nodes=args.local,
+        two_hosts=args.two_hosts,
+        host=args.host,
+        port=args.port,
+        wait=args.wait,
+        detach=args.detach or not args.wait,
+        timeout_s=args.timeout_s,
+        api_key=args.api_key,
+        api_key_file=None if args.api_key_file is None else str(args.api_key_file),
+        accept_open_cluster=args.accept_open_cluster,
+        choose_backend=chooses_backend(args),
+        accept_wire=args.accept_wire,
+        workload=workload_from(args),
+        command=(command_line(words),),
+    )
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The launcher's command line with those flags, to paste into a shell."""
+    return shlex.join(["python", "launch_gptoss.py", *words])
+
+
+def request_to_json(request: LaunchRequest) -> str:
+    """The text that `request_from_json` reads back equal. Raises UsageError where there is none."""
+    try:
+        text = TypeAdapter(LaunchRequest).dump_json(request).decode()
+        if request_from_json(text) == request:
+            return text
+    except PydanticSerializationError:
+        pass
+    raise UsageError(
+        "an engine argument has a value that JSON cannot carry (a date, an infinite number, a key that is not text): "
+        "write it as text"
+    )
+
+
+def request_from_json(text: str | bytes) -> LaunchRequest:
+    """Raises UsageError for what is no launch request."""
+    try:
+        return TypeAdapter(LaunchRequest).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"standard input is no launch request in JSON: {f'{where}: ' if where else ''}{first['msg']}"
+        ) from error
+
+
+def _link(args: argparse.Namespace) -> LinkShape | None:
+    """What the link of --two-hosts shall be; None: nothing is said of it. Raises UsageError."""
+    asked = args.link_rate is not None or args.link_delay_ms is not None
+    if asked and not args.two_hosts:
+        raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
+    if args.two_hosts and args.local != 2:
+        what = f"--local {args.local}" if args.local else f"--cluster {args.cluster or 'auto'}"
+        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {what}")
+    return parse_shape(args.link_rate, args.link_delay_ms) if asked else None

@@ -121,7 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
     done = subprocess.run(mount, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here (it takes root): {done.stderr.strip()}")
+        pytest.skip(f"a small file system cannot be mounted here (it requires root): {done.stderr.strip()}")
     try:
         yield folder
     finally:

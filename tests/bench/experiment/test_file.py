@@ -20,6 +20,7 @@ from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import validate
 from pdlab.core.workload import Closed, Open, Ramp
+from pdlab.deploy.options import request_from_json, request_to_json
 from pdlab.placement.place import place
 
 SHIPPED = sorted(path.stem for path in (CONFIGS / "sweeps").glob("*.yaml"))
@@ -102,7 +103,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no kind", {"loads": [{}]}, "give one of concurrency"),
     ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),
     ("twice in a group", {"loads": [{"rate_rps": [1, 1]}]}, "rate_rps has a value twice"),
-    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is asked for"),
+    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is listed twice"),
     ("zero", {"loads": [{"concurrency": [0]}]}, "concurrency: numbers above 0"),
     ("infinite", {"loads": [{"rate_rps": [float("inf")]}]}, "rate_rps: numbers above 0"),
     ("burstiness", {"loads": [{"concurrency": [1], "burstiness": 2}]}, "burstiness belongs to rate_rps"),
@@ -160,6 +161,42 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     (made,) = configurations(file, path)
     assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}}
     assert made.deployment.ingress_replicas == 2
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_the_launcher_reads_is_what_was_planned(name: str) -> None:
+    for configuration in make_plan(name).configurations:
+        assert request_from_json(request_to_json(configuration.request)) == configuration.request
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"flags": ["--dry-run"]}, "deployments.1: flags: an experiment launches; leave out --dry-run"),
+        ({"flags": ["--export", "-"]}, "an experiment launches"),
+        ({"flags": ["--shutdown"]}, "an experiment launches"),
+        ({"flags": ["--request-from-stdin"]}, "an experiment launches"),
+        ({"flags": ["--port", "9000"]}, "--port is given twice"),
+        ({"flags": ["--link-rate", "1gbit"]}, "--link-rate and --link-delay-ms are for the link of"),
+        ({"flags": ["--engine-arg", "additional_config={a: .inf}"]}, "a value that JSON cannot carry"),
+        ({"flags": ["--engine-arg", "additional_config={a: 2026-01-01}"]}, "a value that JSON cannot carry"),
+        ({"flags": ["--engine-arg", "additional_config={a: !!binary /w==}"]}, "a value that JSON cannot carry"),
+    ],
+)
+def test_what_no_launch_could_take_is_refused_before_anything_starts(
+    entry: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_plan(write(tmp_path, deployments=[{"label": "collocated-1xtp1", **entry}]))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_planning_makes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
+    flags = ["--host", "0.0.0.0", "--no-direct-streaming"]
+    (made,) = make_plan(write(tmp_path, deployments=[{"label": "collocated-1xtp1", "flags": flags}])).configurations
+    assert made.request.host == "0.0.0.0" and made.request.api_key_file is None
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_config_beside_the_file_is_taken(tmp_path: Path) -> None:

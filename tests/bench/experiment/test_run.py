@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import signal
@@ -15,7 +16,9 @@ import pytest
 import yaml
 from support.sweep import ROOT, Oracle
 
+from pdlab.bench.experiment import run
 from pdlab.bench.experiment.schedule import make_plan
+from pdlab.bench.progress import ExperimentProgress
 from pdlab.results.schema import ExperimentRecord
 from pdlab.results.store import Store, read_record
 
@@ -111,6 +114,22 @@ def test_a_deployment_that_does_not_start_is_marked_and_the_rest_runs(lab: Lab) 
     shown = subprocess.run(["sh", "-c", "echo *"], cwd=experiment_folder.parent, capture_output=True, text=True)
     assert shown.stdout.split() == ["fine"], "what a shell makes of bm_results/trial/*"
     assert "about " in errors and " to go)" in errors
+
+
+def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(str(lab.file()))
+    script = lab.folder / "dies.py"
+    monkeypatch.setattr(run, "LAUNCHER", script)
+    for program, words in (
+        ("raise SystemExit(7)", "exit code 7: it printed nothing"),
+        ("print('[   0.1 s] starting', flush=True)\nraise SystemExit(7)", r"exit code 7: \[   0.1 s\] starting"),
+    ):
+        script.write_text(program)
+        launcher = run._Launcher(plan, run.RunOptions(), ExperimentProgress([1.0], io.StringIO()))
+        with pytest.raises(run.LaunchFailed, match=f"^{words}$"):
+            launcher.launch(plan.visits[0])
 
 
 def test_interrupted_and_resumed(lab: Lab) -> None:
