@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.sweep import Oracle, pd_deployment, publish, run_bm
+from support.sweep import BUSY_MACHINE, Oracle, pd_deployment, publish, run_bm
 
 from pdlab.core.workload import RunKey
 from pdlab.results.schema import Experiment, Run
