@@ -32,7 +32,7 @@ FILE = {
     ],
     "loads": [{"concurrency": [2, 4]}],
     "repeats": 1,
-    "launch_timeout_s": 240,
+    "launch_timeout_s": 600,
     "request_timeout_s": 60,
 }  # fmt: skip
 

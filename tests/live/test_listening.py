@@ -142,7 +142,7 @@ class Watch:
         """The launcher's output; it must succeed."""
         words = ("launch_gptoss.py", *flags, "--local", "--detach", "--port", str(self.stack.port))
         process = subprocess.Popen(
-            self.stack.command(*words, "--timeout-s", "240"), cwd=ROOT, env=self.stack.env, text=True,
+            self.stack.command(*words, "--timeout-s", "600"), cwd=ROOT, env=self.stack.env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.launcher = {process.pid}

@@ -124,7 +124,7 @@ def test_a_decode_replica_that_is_killed_ends_the_level_and_is_called_replaced(s
 
 def test_pack_replaces_spread_on_the_same_nodes_and_a_second_launch_meanwhile_is_refused(stack: Stack) -> None:
     before = stack.nodes()
-    words = ("launch_gptoss.py", "--pd-pack", "--local", "--detach", "--port", str(stack.port), "--timeout-s", "240")
+    words = ("launch_gptoss.py", "--pd-pack", "--local", "--detach", "--port", str(stack.port), "--timeout-s", "600")
     first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
     assert first.stderr is not None
     for line in first.stderr:
