@@ -190,8 +190,15 @@ def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Or
     code, out, errors = lab.run()
     experiment = Store(lab.folder / "bm" / "trial" / "fine").load()
     (search,) = experiment.searches
-    assert search.low_rps and search.high_rps, search.detail
-    assert search.low_rps <= truth <= search.high_rps, (search.detail, truth)
-    assert code == 0, (out, errors)
+    late = {
+        run.key.value for run in experiment.runs if {"lateness", "client_saturation"} & set(run.validity.failed_gates)
+    }
+    if late and not search.finished:  # a machine too busy to drive the load: said, and no end claimed beyond it
+        assert code == 3 and "load generator" in search.detail, (out, errors)
+    else:
+        assert code == 0, (out, errors)
+        assert search.low_rps and search.high_rps, search.detail
+    assert search.low_rps is None or search.low_rps <= truth, (search.detail, truth)
+    assert search.high_rps is None or truth <= search.high_rps, (search.detail, truth)
     assert {run.key.value for run in experiment.runs} == {point.rate_rps for point in search.points}
-    assert search.finished and search.detail in errors
+    assert search.detail in errors
