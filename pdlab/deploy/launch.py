@@ -357,12 +357,13 @@ def _quietly(function: Any, *args: Any) -> None:
 
 @contextlib.contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a launch like Ctrl-C does: everything is taken down."""
+    """SIGTERM and a closed terminal end a launch like Ctrl-C does: everything is taken down. SIGINT too where a shell
+    started this in the background, with that signal ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
