@@ -173,7 +173,9 @@ class Trend(Frozen):
 
     ``throughput_change``: of output tokens/s from the window's begin to its end, over their mean;
     ``in_flight_growth``: of requests in flight, in requests, beside the ``arrivals`` in the window and
-    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error.
+    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error. ``in_flight_by_rate``: of an open loop,
+    arrivals/s in the window times the mean time in the system, which is the mean number in flight where nothing
+    drifts (J. D. C. Little, A Proof for the Queuing Formula L = lambda W, Operations Research 9, 1961).
     """
 
     slices: int
@@ -183,6 +185,7 @@ class Trend(Frozen):
     in_flight_t: float
     in_flight_mean: float
     arrivals: int
+    in_flight_by_rate: float | None = None
 
 
 class ClientLoad(Frozen):
