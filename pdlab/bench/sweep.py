@@ -40,7 +40,8 @@ class SweepOptions(Frozen):
     closed loops of so many requests per GPU of the deployment. ``only_repeat``: that repeat alone.
     ``retry_invalid``: measure each invalid level of ``loads`` once more, after all others, and keep the second
     result whatever it is (`Store.replace`).
-    ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
+    ``hold_s``: how long a request rate is held, at least (without ``prompts_per_level``); 10 times E2EL where that is
+    longer. ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
     grow to as many (None: half of this machine's cores). ``command`` is kept in the manifest as the
     exact command line.
     """
@@ -58,6 +59,7 @@ class SweepOptions(Frozen):
     only_repeat: int | None = None
     shuffle: str | None = None
     prompts_per_level: int | None = None
+    hold_s: float = Field(default=levels.HOLD_S, gt=0)
     smoke: bool = False
     resume: bool = False
     force: bool = False
@@ -215,6 +217,7 @@ def _build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
         smoke=options.smoke,
         attempt=attempt,
         only_repeat=options.only_repeat,
+        hold_s=options.hold_s,
     )
     found = list(sweep.levels)
     if options.shuffle is not None:
@@ -242,7 +245,10 @@ def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[
     kept = {run.key: run for run in store.runs()}
     for level in finished:
         run = kept[level.key]
-        if run.num_requests != level.num_requests or run.load != level.load:
+        # A rate is held longer where answers turned out to take long.
+        timed = options.prompts_per_level is None and not isinstance(level.load, Closed)
+        enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
+        if not enough or run.load != level.load:
             raise StoreError(
                 f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "
                 "asked; repeat the first command line, use --force, or another --exp-name"
@@ -332,13 +338,28 @@ class _Sweeper:
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
 
     def _level(self, level: Level) -> None:
+        level = self._held(level)
         run, records = self._driver.measure(level)
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
+    def _held(self, level: Level) -> Level:
+        """The level, longer where what is known of E2EL asks for it."""
+        options = self._options
+        if isinstance(level.load, Closed) or options.smoke or options.prompts_per_level is not None:
+            return level
+        known = [run.whole.e2el.p50_s for run in self._store.runs() if run.whole.e2el is not None]
+        e2el_s = min([*known, *filter(None, [self._driver.warm_e2el_s])], default=0.0)
+        more = levels.num_requests(level.load, hold_s=options.hold_s, e2el_s=e2el_s) - level.num_requests
+        if more <= 0:
+            return level
+        self._progress.extend(more)
+        return level.model_copy(update={"num_requests": level.num_requests + more})
+
     def _retry(self, level: Level) -> None:
         """Measure an invalid level again, with new prompts, and set its first result aside."""
+        level = self._held(level)
         self._progress.extend(level.num_requests)
         self._progress.note(f"{level.key.stem}: was not valid, is measured again")
         seed = levels.derive_seed(self._options.workload, "retry", level.seed)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
+from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
 from pdlab.bench.target import normal_url
@@ -90,7 +91,10 @@ def parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=1, metavar="N", help="measure every level N times, with new prompts (default 1)")
     add("--seed", type=int, default=0, help="seed of the experiment, from which each level's is derived (default 0)")
     add("--prompts-per-level", type=int, metavar="N",
-        help="requests of a level (default: 10 per unit of concurrency or 60 s of arrivals, at least 20)")  # fmt: skip
+        help="requests of a level (default: 10 per unit of concurrency, or what a rate held so long takes)")  # fmt: skip
+    add("--hold-s", type=float, metavar="S",
+        help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
+    add("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
     add("--request-timeout-s", type=float, default=600.0, metavar="S",
         help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
     add("--gpus", type=int, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
@@ -117,8 +121,10 @@ def options(argv: Sequence[str]) -> SweepOptions:
     searches = _searches(args)
     if searches and args.smoke:
         raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
+    loads = _loads(args, implied=not searches)
     return SweepOptions(
-        loads=_loads(args, implied=not searches),
+        loads=loads,
+        hold_s=_hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
         per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
         searches=searches,
         workload=validate(Workload, workload, where="--itl, --otl, --shared-prefix, --seed"),
@@ -138,6 +144,27 @@ def options(argv: Sequence[str]) -> SweepOptions:
         client_processes=_at_least_one("--client-processes", args.client_processes),
         command=shlex.join(["./run_bm.sh", *argv]),
     )
+
+
+def _hold_s(args: argparse.Namespace, *, timed: bool) -> float:
+    flag = "--final" if args.final else "--hold-s"
+    if not args.final and args.hold_s is None:
+        return HOLD_S
+    if args.final and args.hold_s is not None:
+        raise UsageError(f"--final holds every rate for {FINAL_HOLD_S:g} s: leave --hold-s out")
+    if args.prompts_per_level is not None:
+        raise UsageError(
+            f"{flag} holds a rate for a time, --prompts-per-level for so many requests: give one of the two"
+        )
+    if args.smoke:
+        raise UsageError(f"--smoke is one short level: leave {flag} out")
+    if not timed:
+        raise UsageError(f"{flag} belongs to request rates, ramps and --slo, and none is asked for")
+    if args.final:
+        return FINAL_HOLD_S
+    if not 0 < args.hold_s < math.inf:
+        raise UsageError(f"--hold-s: more than 0 seconds, got {args.hold_s:g}")
+    return float(args.hold_s)
 
 
 def _at_least_one(flag: str, value: int | None) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
@@ -180,7 +181,8 @@ class ExperimentFile(Frozen):
     """configs/sweeps/*.yaml: every deployment under every workload and load, ``repeats`` times.
 
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
-    the levels of a visit in an order drawn likewise: drift hits all configurations alike.
+    the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``hold_s``: how long a
+    request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -192,6 +194,7 @@ class ExperimentFile(Frozen):
     repeats: int = Field(default=3, ge=1)
     seed: int = Field(default=0, ge=0)
     prompts_per_level: int | None = Field(default=None, ge=1)
+    hold_s: float = Field(default=HOLD_S, gt=0)
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()

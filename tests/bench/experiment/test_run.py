@@ -167,7 +167,7 @@ def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Or
     truth = highest_rate(patience_s, service_s, 0.9)
     oracle.configure({"rate": {"ttft_s": 0.0, "queue_s": service_s, "patience_s": patience_s, "late_s": 1.0}})
     slo = {"ttft_ms": 500, "quantile": 0.9, "start_rps": 8, "resolution": 0.2}
-    lab.file(deployments=FILE["deployments"][:1], repeats=1, loads=[{"slo": slo}], prompts_per_level=None)
+    lab.file(deployments=FILE["deployments"][:1], repeats=1, loads=[{"slo": slo}], prompts_per_level=None, hold_s=2)
     code, out, errors = lab.run()
     experiment = Store(lab.folder / "bm" / "trial" / "fine").load()
     (search,) = experiment.searches
