@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=1, metavar="N", help="measure every level N times, with new prompts (default 1)")
     add("--seed", type=int, default=0, help="seed of the experiment, from which each level's is derived (default 0)")
     add("--prompts-per-level", type=int, metavar="N",
-        help="requests of a level (default: 10 per unit of concurrency, or what a rate held so long takes)")  # fmt: skip
+        help="requests of a level (default: 10 per unit of concurrency, or what a held rate takes)")  # fmt: skip
     add("--hold-s", type=float, metavar="S",
         help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
     add("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
