@@ -351,13 +351,10 @@ def _falls_behind(evidence: Evidence) -> Iterator[str]:
 
 def _little(evidence: Evidence, drift: Trend) -> Iterator[str]:
     """The number in flight is not rate x time in the system."""
-    by_rate, window_s = drift.in_flight_by_rate, evidence.run.steady_window_s
-    if by_rate is None or window_s is None or by_rate <= 0:
+    by_rate = drift.in_flight_by_rate
+    if by_rate is None or drift.in_flight_error is None:
         return
-    # What is in flight when the window opens and closes is counted on one side alone: about its root, times its time.
-    time_s = by_rate * (window_s[1] - window_s[0]) / drift.arrivals
-    edges = LITTLE_SIGMA * (2 * by_rate) ** 0.5 * time_s / (window_s[1] - window_s[0])
-    if abs(drift.in_flight_mean - by_rate) > LITTLE_SHARE * by_rate + edges:
+    if abs(drift.in_flight_mean - by_rate) > LITTLE_SHARE * by_rate + LITTLE_SIGMA * drift.in_flight_error:
         yield (
             f"no steady state: {drift.in_flight_mean:.1f} requests were in flight, rate x time in the system is "
             f"{by_rate:.1f} (Little's law)"

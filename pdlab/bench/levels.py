@@ -53,7 +53,8 @@ def prompt_stream(workload: Workload, *, smoke: bool = False) -> str:
 def level_seed(workload: Workload, key: RunKey, *, smoke: bool = False, attempt: int = 0) -> int:
     """Seed of one level. ``attempt`` tells it from earlier starts of the sweep and from earlier sweeps of the same
     deployment: a level that is measured again must not find its prompts in the prefix cache."""
-    return derive_seed(workload, "smoke" if smoke else "level", key.kind, key.value, key.repeat, attempt)
+    look = (f"look {key.look}",) if key.look else ()  # seeds of first looks stay what they were
+    return derive_seed(workload, "smoke" if smoke else "level", key.kind, key.value, key.repeat, attempt, *look)
 
 
 def prefix_seed(workload: Workload) -> int:

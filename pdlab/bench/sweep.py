@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -24,9 +25,8 @@ from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
-from pdlab.results import metrics
 from pdlab.results.provenance import client_versions, git_state, now
-from pdlab.results.schema import Manifest, Run, SloPoint, SloSearch
+from pdlab.results.schema import Manifest, Run, SloSearch
 from pdlab.results.store import MANIFEST, Store
 
 BASE_URL = "http://127.0.0.1:8000"
@@ -169,8 +169,9 @@ def _run_held(
     asked = [search.slo for search in options.searches]
     searches = tuple(s for s in store.searches() if s.slo in asked and s.repeat == repeat)
     for search in searches:
-        keys = [RunKey(kind="rate", value=point.rate_rps, repeat=repeat) for point in search.points]
-        runs += [kept[key] for key in keys if key in kept and kept[key] not in runs]
+        rates = {point.rate_rps for point in search.points}
+        of_rates = [run for key, run in kept.items() if key.kind == "rate" and key.repeat == repeat]
+        runs += [run for run in of_rates if run.key.value in rates and run not in runs]
     return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, measured=done)
 
 
@@ -337,8 +338,9 @@ class _Sweeper:
             self._search(search)
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
 
-    def _level(self, level: Level) -> None:
+    def _level(self, level: Level, *, longer: int = 1) -> None:
         level = self._held(level)
+        level = level.model_copy(update={"num_requests": level.num_requests * longer})
         run, records = self._driver.measure(level)
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
@@ -372,36 +374,54 @@ class _Sweeper:
         """Measure rates until the search has its answer; every rate is a level like any other, kept as such."""
         repeat = self._options.only_repeat or 0
         guess = _guess(self._store)
+        known: Known = {}
         while True:
-            found = found_points(self._store, search, repeat)
-            answer = slo_search.result(found, search, label=self._store.read_manifest().label, repeat=repeat)
+            samples = found_samples(self._store, search, repeat, known)
+            found, looks = slo_search.points(samples, search), _looks(samples)
+            label = self._store.read_manifest().label
+            answer = slo_search.result(found, search, label=label, repeat=repeat, looks=looks)
             if found:
                 self._store.write_search(answer)
-            rate = slo_search.next_rate(found, search, guess)
-            if rate is None:
+            step = slo_search.next_step(found, search, guess, looks)
+            if step is None:
                 self._progress.note(f"{search.slo.label}: {answer.detail}")
                 return
-            load = Open(rate_rps=rate, burstiness=search.burstiness)
-            key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
-            requests = search.requests_needed
-            self._progress.extend(requests)
+            load = Open(rate_rps=step.rate_rps, burstiness=search.burstiness)
+            key = RunKey(kind=load.kind, value=load.value, repeat=repeat, look=step.look)
             seed = levels.level_seed(self._options.workload, key, attempt=self._attempt)
-            self._level(Level(load=load, repeat=repeat, num_requests=requests, seed=seed))
+            first = Level(load=load, repeat=repeat, look=step.look, num_requests=step.requests, seed=seed)
+            self._progress.extend(step.requests * step.longer)
+            self._level(first, longer=step.longer)
 
 
-def found_points(store: Store, search: Search, repeat: int) -> tuple[SloPoint, ...]:
-    """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO."""
+Known = dict[tuple[RunKey, str | None], slo_search.Sample]
+
+
+def found_samples(
+    store: Store, search: Search, repeat: int, known: Known | None = None
+) -> tuple[slo_search.Sample, ...]:
+    """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO.
+    ``known`` keeps what each level said, from one call to the next."""
+    known = {} if known is None else known
     samples = []
     for run in store.runs():
         if isinstance(run.load, Open) and run.load.burstiness == search.burstiness and run.key.repeat == repeat:
-            judged = metrics.judged(store.read_records(run.key), run.load)
-            samples.append(slo_search.sample(run, judged, search.slo))
-    return slo_search.points(samples, search)
+            key = (run.key, run.raw_sha256)
+            if key not in known:
+                known[key] = slo_search.sample(run, store.read_records(run.key), search.slo)
+            samples.append(known[key])
+    return tuple(samples)
+
+
+def _looks(samples: Sequence[slo_search.Sample]) -> dict[float, int]:
+    """Levels measured at each rate."""
+    return dict(Counter(found.rate_rps for found in samples))
 
 
 def unfinished(store: Store, search: Search, repeat: int) -> bool:
     """Whether a search has rates left to measure."""
-    return slo_search.next_rate(found_points(store, search, repeat), search) is not None
+    samples = found_samples(store, search, repeat)
+    return slo_search.next_step(slo_search.points(samples, search), search, looks=_looks(samples)) is not None
 
 
 def _guess(store: Store) -> float | None:

@@ -73,8 +73,9 @@ def parser() -> argparse.ArgumentParser:
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
     add("--shared-prefix", type=int, default=0, metavar="TOKENS",
         help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
-    add("--slo", metavar="ttft_ms=N,tpot_ms=N[,e2el_ms=N]",
-        help="find the highest request rate of which --slo-quantile of the requests meet all bounds")  # fmt: skip
+    add("--slo", metavar="ttft_ms=N,tpot_ms=N[,...]",
+        help="find the highest request rate of which --slo-quantile of the requests meet all bounds: ttft_ms, tpot_ms, "
+        "e2el_ms, itl_p99_ms (of a request's own gaps), stall_ms (its longest gap)")  # fmt: skip
     add("--slo-quantile", type=float, default=0.95, metavar="Q", help="share of requests that must (default 0.95)")
     add("--slo-resolution", type=float, default=0.1, metavar="R",
         help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip

@@ -275,10 +275,21 @@ def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
         in_flight_t=growth_t,
         in_flight_mean=math.fsum(in_flight) / slices,
         arrivals=inside,
-        in_flight_by_rate=None
-        if isinstance(load, Closed) or not judging
-        else inside / (closes_s - opens_s) * math.fsum(r.e2el_s or 0.0 for r in judging) / len(judging),
+        **_little(judging, inside, closes_s - opens_s) if judging and not isinstance(load, Closed) else {},
     )
+
+
+def _little(judged: Sequence[RequestRecord], arrivals: int, width_s: float) -> dict[str, float]:
+    """Rate x time in the system, and its standard error against the number in flight: what is left of the requests
+    in flight when the window opens, and when it closes, counts on one side alone. Of Poisson arrivals at rate r the
+    sum of what is left has the variance r E[W^3] / 3."""
+    times_s = [record.e2el_s or 0.0 for record in judged]
+    rate = arrivals / width_s
+    cubes = math.fsum(time_s**3 for time_s in times_s) / len(times_s)
+    return {
+        "in_flight_by_rate": rate * math.fsum(times_s) / len(times_s),
+        "in_flight_error": math.sqrt(2 * rate * cubes / 3) / width_s,
+    }
 
 
 def _fitted(values: Sequence[float]) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from pdlab.deploy.options import build_parser, deployment_from
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
 # Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
 # (docs/startup.md), and a guess for a 120b model on a cluster.
+BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
 
 
@@ -100,18 +101,20 @@ class SloAsked(SearchLimits):
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
     e2el_ms: float | None = Field(default=None, gt=0)
+    itl_p99_ms: float | None = Field(default=None, gt=0)
+    stall_ms: float | None = Field(default=None, gt=0)
     quantile: float = Field(default=0.95, gt=0, lt=1)
 
     @property
     def slo(self) -> Slo:
         """Raises UsageError without a bound."""
-        bounds = {f"{n}_s": ms / 1000 for n in ("ttft", "tpot", "e2el") if (ms := getattr(self, f"{n}_ms")) is not None}
+        bounds = {f"{n}_s": ms / 1000 for n in BOUNDS if (ms := getattr(self, f"{n}_ms")) is not None}
         return validate(Slo, {**bounds, "quantile": self.quantile}, where="slo")
 
     @model_validator(mode="after")
     def _some_bound(self) -> SloAsked:
-        if self.ttft_ms is None and self.tpot_ms is None and self.e2el_ms is None:
-            raise ValueError("give at least one bound: ttft_ms, tpot_ms or e2el_ms")
+        if all(getattr(self, f"{name}_ms") is None for name in BOUNDS):
+            raise ValueError(f"give at least one bound: {', '.join(f'{name}_ms' for name in BOUNDS)}")
         return self
 
 

@@ -33,7 +33,7 @@ from pdlab.results.store import LOCK, RECORD, Store, read_record
 
 # Around a visit's levels: imports of the load generator, its warm-up; after a level: counters that come late.
 CLIENT_START_S, AFTER_LEVEL_S = 15.0, 2.0
-SEARCH_POINTS = 8  # rates that a search takes, as a rule
+SEARCH_POINTS = 15  # levels that a search takes, as a rule (benchmarks/slo_coverage.py)
 
 
 class Part(Frozen):
@@ -132,7 +132,8 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
         total += AFTER_LEVEL_S
     for search in searches:
         rate = search.start_rps or 1 / request_s
-        total += SEARCH_POINTS * (search.requests_needed / rate + AFTER_LEVEL_S)
+        held_s = max(search.requests_needed / rate, file.hold_s, levels.HOLD_E2EL * request_s)
+        total += SEARCH_POINTS * (held_s + AFTER_LEVEL_S)
     return total
 
 
