@@ -105,7 +105,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
     """
     progress = progress or Progress()
     workload = options.workload
-    _build(_with_loads(options, 1), attempt=0)  # bad input is said before anything is asked of the server
+    build(with_loads(options, 1), attempt=0)  # bad input is said before anything is asked of the server
     with measured(normal_url(options.base_url)):
         target = resolve_target(
             options.base_url,
@@ -118,7 +118,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
         )
         store = Store(options.out / target.name)
         with store.held():
-            return _run_held(_with_loads(options, target.manifest.gpus), target, store, progress, client)
+            return _run_held(with_loads(options, target.manifest.gpus), target, store, progress, client)
 
 
 def _run_held(
@@ -131,7 +131,7 @@ def _run_held(
         for run in store.runs():
             store.check_records(run)
     attempt = len(earlier.commands) if earlier else 0
-    wanted = _build(options, attempt)
+    wanted = build(options, attempt)
     manifest = _start_manifest(target, earlier, options.command, store.folder)
     todo = _todo(store, wanted, options)
     repeat = options.only_repeat or 0
@@ -143,7 +143,7 @@ def _run_held(
     if todo or searching or again:
         # What another sweep sent to this start of the deployment is in its prefix cache.
         attempt = next_attempt(target.base_url, levels.prompt_stream(workload, smoke=options.smoke), attempt)
-        todo = [level for level in _build(options, attempt) if level.key in {planned.key for planned in todo}]
+        todo = [level for level in build(options, attempt) if level.key in {planned.key for planned in todo}]
         store.write_manifest(manifest)
         with client or LoadClient() as started:
             driver = Driver(
@@ -194,7 +194,7 @@ def _check_again(target: Target, store: Store, measured: Collection[RunKey], pro
     store.write_manifest(manifest.model_copy(update={"canaries_after": (*manifest.canaries_after, result)}))
 
 
-def _with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
+def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     """The loads per GPU made absolute. Raises UsageError where the GPUs are not known, or two come out the same."""
     if not options.per_gpu:
         return options
@@ -207,8 +207,9 @@ def _with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     return options.model_copy(update={"loads": options.loads + loads, "per_gpu": ()})
 
 
-def _build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
-    if not options.loads and options.searches:
+def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
+    """The levels of ``options.loads`` in the order in which they are measured. Raises UsageError."""
+    if not options.loads and (options.searches or options.per_gpu):
         return ()
     sweep: Sweep = levels.build_sweep(
         options.workload,

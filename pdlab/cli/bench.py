@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
+from pdlab.bench.measure import title
 from pdlab.bench.slo_search import Search
-from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
+from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import normal_url
 from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
 from pdlab.core.schema import validate
@@ -82,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--slo-start", type=float, metavar="RATE", help="begin there (default: half of what closed loops reached, or 1)"
     )
+    add("--start-from", choices=("plan",), help="begin the search where the same search ends on the simulator")
+    add("--hardware", metavar="NAME", help="of --start-from plan: calibrated step times, as plan.py takes them")
     add("--client-processes", type=int, metavar="N",
         help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
     add("-u", "--base-url", default=BASE_URL, help=f"server (default {BASE_URL})")
@@ -99,6 +102,11 @@ def parser() -> argparse.ArgumentParser:
     add("--request-timeout-s", type=float, default=600.0, metavar="S",
         help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
     add("--gpus", type=int, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print what would be measured, and for how long; ask nothing of the server",
+    )
     add("--resume", action="store_true", help="skip levels that are finished")
     add("--force", action="store_true", help="measure finished levels again and replace them")
     add("--retry-invalid", action="store_true",
@@ -175,7 +183,13 @@ def _at_least_one(flag: str, value: int | None) -> int | None:
 
 
 def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
+    if args.hardware is not None and args.start_from is None:
+        raise UsageError("--hardware belongs to --start-from plan")
+    if args.start_from is not None and args.slo_start is not None:
+        raise UsageError("--start-from and --slo-start both say where the search begins: give one of the two")
     if args.slo is None:
+        if args.start_from is not None:
+            raise UsageError("--start-from belongs to --slo, and none is given")
         return ()
     slo = parse_slo(args.slo, args.slo_quantile)
     asked = {"slo": slo, "resolution": args.slo_resolution, "start_rps": args.slo_start}
@@ -266,7 +280,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        asked = options(argv)
+        asked, args = options(argv), parser().parse_args(argv)
+        if args.dry_run:
+            print(describe(asked, from_plan=args.start_from is not None))
+            return 0
+        if args.start_from is not None:
+            asked = _started(asked, args.hardware)
         with reach(normal_url(asked.base_url)):
             result = run_sweep(asked)
     except (BenchError, WriteError) as error:
@@ -286,6 +305,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     report(result)
     return 0 if result.valid else INVALID
+
+
+def _started(asked: SweepOptions, hardware: str | None) -> SweepOptions:
+    from pdlab.cli.slo_start import from_plan
+
+    searches = []
+    for search in asked.searches:
+        begun, words = from_plan(search, asked.workload, normal_url(asked.base_url), hardware)
+        print(words, file=sys.stderr)
+        searches.append(begun)
+    return asked.model_copy(update={"searches": tuple(searches)})
+
+
+def describe(asked: SweepOptions, *, from_plan: bool = False) -> str:
+    """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
+    w = asked.workload
+    lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
+    lines.append(f"workload: {w.mode} {w.input_tokens}:{w.output_tokens}, seed {w.seed}")
+    asked = with_loads(asked, asked.gpus) if asked.gpus is not None else asked
+    lines += [
+        f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in asked.per_gpu
+    ]
+    for level in build(asked, attempt=0):
+        held = ""
+        if not isinstance(level.load, Closed) and asked.prompts_per_level is None and not asked.smoke:
+            held = f", held for {asked.hold_s:g} s, or 10 times E2EL where that is longer"
+        repeat = f", repeat {level.repeat}" if level.repeat else ""
+        lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
+    for search in asked.searches:
+        start = (
+            f"from {search.start_rps:g} requests/s"
+            if search.start_rps
+            else "from half of what closed loops reached, or 1"
+        )
+        lines.append(
+            f"  highest rate under {search.slo.label}, {'from what the simulator finds' if from_plan else start}:"
+        )
+        lines.append(
+            f"    at most {search.max_points} levels, each of at least {search.requests_needed} requests and held for "
+            f"{asked.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
+        )
+    lines.append(f"results: {asked.out / asked.name if asked.name else f'{asked.out}/(label of what is deployed)'}")
+    return "\n".join(lines)
 
 
 def _again(argv: Sequence[str]) -> str:

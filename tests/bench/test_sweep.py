@@ -239,6 +239,42 @@ def test_holds_that_cannot_be(argv: list[str], words: str) -> None:
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--hardware", "x"], "--hardware belongs to --start-from plan"),
+        (["--start-from", "plan"], "--start-from belongs to --slo"),
+        (["--slo", "ttft_ms=5", "--start-from", "plan", "--slo-start", "3"], "give one of the two"),
+    ],
+)
+def test_starts_that_cannot_be(argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        bench.options(argv)
+    assert words in str(refused.value)
+
+
+def test_a_dry_run_says_what_would_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    slo = ["--slo", "ttft_ms=2000,stall_ms=500", "--slo-quantile", "0.9"]
+    assert bench.main(["--dry-run", "-r", "2", "--repeats", "2", "--hold-s", "90", *slo, "-e", "x"]) == 0
+    assert capsys.readouterr().out == (
+        "dry run: nothing is sent to http://127.0.0.1:8000\n"
+        "workload: mixed 5000:250, seed 0\n"
+        "  2 requests/s: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
+        "  2 requests/s, repeat 1: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
+        "  highest rate under ttft2000ms-stall500ms-q0.9, from half of what closed loops reached, or 1:\n"
+        "    at most 20 levels, each of at least 182 requests and held for 90 s, to within 10% at 95% confidence\n"
+        "results: bm_results/x\n"
+    )
+    assert bench.main(["--dry-run", "--concurrency-per-gpu", "0.5,2", "--gpus", "4"]) == 0
+    assert "  concurrency 2: 20 requests\n  concurrency 8: 80 requests\n" in capsys.readouterr().out
+    assert bench.main(["--dry-run", "--concurrency-per-gpu", "2"]) == 0
+    assert "  2 requests in flight per GPU (how many GPUs is not known: --gpus N)\n" in capsys.readouterr().out
+    assert bench.main(["--dry-run", "-c", "4", "--repeats", "0"]) == 2
+    assert bench.main(["--dry-run", *slo, "--start-from", "plan"]) == 0
+    assert "q0.9, from what the simulator finds:\n" in capsys.readouterr().out
+    assert bench.main(["--dry-run", "-c", "4", "-u", "nowhere"]) == 2
+
+
 class Fake:
     """A driver that answers every level at once; requests take ``e2el_s``."""
 
