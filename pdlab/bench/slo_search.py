@@ -30,7 +30,7 @@ from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
 from pdlab.results import metrics
 from pdlab.results.schema import RequestRecord, Run, SloPoint, SloSearch
-from pdlab.results.slo import PILED_UP, bracket, effective, judge, meets
+from pdlab.results.slo import PILED_UP, bracket, clearly_within, effective, judge, meets
 
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
@@ -82,7 +82,7 @@ class Search(SearchLimits):
 class Sample(Frozen):
     """One level at one rate: of ``judged`` requests, which come to ``effective`` independent ones (None: all of them),
     ``met`` the SLO. ``steady``: whether it was in a steady state (None: not checked). ``in_flight``: mean number.
-    ``invalid``: why its figures cannot be used."""
+    ``clear``: it is far within the bounds. ``invalid``: why its figures cannot be used."""
 
     rate_rps: float
     repeat: int
@@ -92,6 +92,7 @@ class Sample(Frozen):
     effective: float | None = None
     steady: bool | None = True
     in_flight: float | None = None
+    clear: bool = False
     invalid: str | None = None
 
     @property
@@ -121,15 +122,17 @@ def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> Sample:
     elif window is None or "few_requests" in run.validity.failed_gates or "steady_state" in run.validity.unchecked:
         steady = None
     times_s = [record.e2el_s for record in records if record.ok and record.e2el_s is not None]
+    ordered = sorted(judged, key=lambda record: record.arrival_s)
     return Sample(
         rate_rps=run.key.value,
         repeat=run.key.repeat,
         look=run.key.look,
         judged=len(judged),
         met=sum(meets(record, slo) for record in judged),
-        effective=effective(sorted(judged, key=lambda record: record.arrival_s), slo),
+        effective=effective(ordered, slo),
         steady=steady,
         in_flight=run.key.value * math.fsum(times_s) / len(times_s) if times_s else None,
+        clear=clearly_within(ordered, slo),
         invalid=invalid,
     )
 
@@ -164,6 +167,7 @@ def _point(rate_rps: float, pooled: Sequence[Sample], search: Search) -> SloPoin
         latest=counted[-1].share if counted else None,
         steady=_all_steady(counted),
         in_flight=math.fsum(flying) / len(flying) if flying else None,
+        clear=bool(counted) and all(found.clear for found in counted),
         reason=pooled[0].invalid if not good else PILED_UP if piled else None,
     )
     return judge(point, search.slo.quantile, search.confidence, search.max_points)

@@ -266,6 +266,7 @@ class SloPoint(Frozen):
     left of the search's error for one look); ``verdict`` follows from them. ``repeats`` are the levels that were
     pooled, ``looks`` their number, ``latest`` the share in the last one alone. ``steady``: every one was checked
     for a steady state and was in it; None: some could not be checked. ``in_flight``: mean number, over all of them.
+    ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`).
     """
 
     rate_rps: float
@@ -281,6 +282,7 @@ class SloPoint(Frozen):
     latest: float | None = None
     steady: bool | None = None
     in_flight: float | None = None
+    clear: bool = False
     reason: str | None = None
 
 

@@ -296,6 +296,22 @@ def test_independent_requests_count_whole_and_bursts_do_not() -> None:
     assert results_slo.effective([], SLO) == 0
 
 
+def test_far_within_a_bound_on_tpot_is_clear_however_alike_neighbours_are() -> None:
+    def wave(middle: float, width: float) -> list[RequestRecord]:
+        return [record(0.1, middle + width * math.sin(i / 30)) for i in range(400)]
+
+    slo = Slo(tpot_s=0.05)
+    assert results_slo.clearly_within(wave(0.03, 0.002), slo)
+    assert not results_slo.clearly_within(wave(0.045, 0.002), slo), "within, and not by far"
+    assert not results_slo.clearly_within(wave(0.03, 0.002), Slo(tpot_s=0.05, ttft_s=9.0)), "queues have tails"
+    assert not results_slo.clearly_within(wave(0.03, 0.002)[:90], slo)
+    assert not results_slo.clearly_within([*wave(0.03, 0.002), record(0.1, 0.03, error="x")][-400:], slo)
+    (point,) = points([sample(2, True, effective=20.0, clear=True)], SEARCH)
+    assert point.verdict == "meets" and point.low < 0.95
+    (unsteady,) = points([sample(2, True, effective=20.0, clear=True, steady=None)], SEARCH)
+    assert unsteady.verdict == "undecided"
+
+
 def test_the_autocorrelation_time_of_a_known_process() -> None:
     """AR(1) with coefficient 0.8: (1 + 0.8) / (1 - 0.8) = 9."""
     rng, value, values = np.random.default_rng(1), 0.0, []
