@@ -5,7 +5,7 @@ python=$here/.venv/bin/python
 if [ ! -x "$python" ]; then
     python=python3
     if ! "$python" -c 'import pydantic, yaml' 2>/dev/null; then
-        echo "run_bm.sh: error: no .venv beside this script and python3 lacks pdlab's packages; see README.md" >&2
+        echo "error: no .venv beside this script and python3 lacks pdlab's packages; see README.md" >&2
         exit 2
     fi
 fi

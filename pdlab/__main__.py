@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from pdlab.core.text import choices
+
 # Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when it is asked for.
 COMMANDS = {
     "launch": "plan, start, check, export or stop a deployment (launch_gptoss.py)",
@@ -40,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0
     if not words or words[0] not in COMMANDS:
-        what = f"{words[0]!r} is not a command" if words else "no command given"
-        print(f"pdlab: error: {what}; choose from {', '.join(COMMANDS)}", file=sys.stderr)
+        what = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}" if words else "no command given"
+        print(f"error: {what} (all commands: python -m pdlab --help)", file=sys.stderr)
         return 2
     module = import_module(f"pdlab.cli.{words[0].replace('-', '_')}")
     code: int = module.main(words[1:])

@@ -313,6 +313,34 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
     )
 
 
+def drawn_once(curves: Sequence[Curve]) -> tuple[Curve, ...]:
+    """Curves of one measurement under several names as one, which carries them all: ``A = B``.
+
+    Those are alike in every figure of every level and in their GPUs.
+    """
+    groups: dict[Hashable, list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault(_figures_of(curve), []).append(curve)
+    return tuple(
+        same[0] if len(same) == 1 else same[0].model_copy(update={"label": _joined(same)}) for same in groups.values()
+    )
+
+
+def _figures_of(curve: Curve) -> Hashable:
+    points = tuple(
+        (p.kind, p.value, p.requests_per_s, p.output_tokens_per_s, p.valid, str(sorted(p.latency_ms.items())))
+        for p in curve.points
+    )
+    return curve.gpus.total, curve.published, points
+
+
+def _joined(same: Sequence[Curve]) -> str:
+    names = {configuration(curve.deployment) if curve.deployment else None for curve in same}
+    if len(names) == 1 and None not in names:
+        return f"{names.pop()} ({' = '.join(curve.name for curve in same)})"
+    return " = ".join(dict.fromkeys(curve.label for curve in same))
+
+
 def in_one_study(curves: Iterable[Curve]) -> tuple[Curve, ...]:
     """The same curves, each level's scatter moderated by that of all valid levels (`pdlab.analysis.shrinkage`)."""
     curves = tuple(curves)
@@ -414,7 +442,7 @@ def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def short_labels(experiments: Sequence[Experiment]) -> list[str]:
     """One short unique label each: the configuration; where several share it, their workload or name too."""
-    short = [_configuration(e.manifest.deployment) if e.manifest.deployment else e.name for e in experiments]
+    short = [configuration(e.manifest.deployment) if e.manifest.deployment else e.name for e in experiments]
     labels: list[str] = []
     for experiment, label in zip(experiments, short, strict=True):
         namesakes = [e for e, other in zip(experiments, short, strict=True) if other == label]
@@ -434,7 +462,7 @@ def _words(name: str) -> list[str]:
     return name.replace("-", "_").split("_")
 
 
-def _configuration(deployment: Deployment) -> str:
+def configuration(deployment: Deployment) -> str:
     """``P1xTP4 D2xTP2 spread`` or ``4xTP2 collocated``."""
     topology = deployment.topology
     if isinstance(topology, Disaggregated):

@@ -5,16 +5,18 @@ Reading requests is decompressing for the most part, which threads do side by si
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from pdlab.analysis.audit.content_rules import impossible_latencies
 from pdlab.analysis.requests import Requests, load_requests
 from pdlab.core.workload import RunKey
 from pdlab.results.published_folders import load_experiment
-from pdlab.results.schema import Experiment, Run
+from pdlab.results.schema import Experiment, Run, Summary
 from pdlab.results.store import MANIFEST
 
 THREADS = 4
@@ -35,7 +37,7 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
     levels, which is what goodput needs.
     """
     with ThreadPoolExecutor(THREADS) as pool:
-        experiments = list(pool.map(lambda f: load_experiment(f, gpus.get(f.resolve().name)), folders))
+        experiments = list(pool.map(lambda f: possible(load_experiment(f, gpus.get(f.resolve().name))), folders))
         asked = [
             (i, folder, run)
             for i, (folder, experiment) in enumerate(zip(folders, experiments, strict=True))
@@ -48,6 +50,47 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
             if columns is not None:
                 requests[i][run.key] = columns
     return [Loaded(*item) for item in zip(folders, experiments, requests, strict=True)]
+
+
+def possible(experiment: Experiment) -> Experiment:
+    """The same without figures that cannot be: a level that has one is not valid, and latencies below 0 or that are
+    no numbers are not known."""
+    return experiment.model_copy(update={"runs": tuple(_possible(run) for run in experiment.runs)})
+
+
+def _possible(run: Run) -> Run:
+    windows = {name: summary for name in ("whole", "steady") if (summary := getattr(run, name)) is not None}
+    wrong = [text for summary in windows.values() for text in _impossible(summary)]
+    if not wrong:
+        return run
+    reasons = tuple(dict.fromkeys((*run.validity.reasons, *wrong)))
+    validity = run.validity.model_copy(update={"reasons": reasons})
+    cleaned = {name: summary.model_copy(update=_without(summary)) for name, summary in windows.items()}
+    return run.model_copy(update={"validity": validity, **cleaned})
+
+
+def _impossible(summary: Summary) -> list[str]:
+    rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
+    wrong = [] if all(_is_figure(rate) for rate in rates) else ["a rate is below 0 or not a number"]
+    return [*wrong, *impossible_latencies(summary)]
+
+
+def _without(summary: Summary) -> dict[str, None]:
+    """What of it is to be forgotten: where a rate is none of ours, nothing can be drawn."""
+    names = ("ttft", "tpot", "itl", "e2el")
+    rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
+    if not all(_is_figure(rate) for rate in rates):
+        return dict.fromkeys(names)
+    found = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
+    return {
+        name: None
+        for name, distribution in found.items()
+        if not all(_is_figure(value) for value in (distribution.mean_s, *distribution.percentiles_s.values()))
+    }
+
+
+def _is_figure(value: float) -> bool:
+    return math.isfinite(value) and value >= 0
 
 
 def _wanted(experiment: Experiment, every: bool) -> list[Run]:

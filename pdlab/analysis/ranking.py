@@ -15,6 +15,7 @@ from pdlab.analysis.intervals import Comparison, Estimate, Interval, apart, comp
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
+from pdlab.core.text import listed
 
 # The interval of a figure at a level; None where nothing is known of its scatter.
 IntervalAt = Callable[[float], Interval | None]
@@ -60,11 +61,19 @@ def own(all_curves: Sequence[Curve]) -> list[Curve]:
 
 def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     """Raises UsageError when no point has the latency that the view asks for."""
-    if not spots(all_curves, view):
-        what = f"{view.statistic} of {view.latency_name}"
-        raise UsageError(
-            f"no level has the {what}; choose another --stat or --latency-mode (prefill-only runs have no TPOT)"
-        )
+    if spots(all_curves, view):
+        return
+    what = f"{view.statistic} of {view.latency_name}"
+    points = [point for curve in all_curves for point in curve.points]
+    if not any(point.requests_per_s > 0 for point in points):
+        names = listed([curve.name for curve in all_curves])
+        raise UsageError(f"no request was answered in any level of {names}: there is nothing to compare")
+    if any(point.latency_ms for point in points):
+        only_prefill = all("prefill-only" in curve.workload or curve.workload.endswith(":1") for curve in all_curves)
+        why = " (prefill-only runs have no TPOT)" if only_prefill else ""
+        raise UsageError(f"no level has the {what}; choose another --stat or --latency-mode{why}")
+    reasons = listed(list(dict.fromkeys(reason for point in points for reason in point.reasons)))
+    raise UsageError(f"no level has any latency: {reasons or 'the files have none'}; measure them again")
 
 
 def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True) -> list[int]:

@@ -168,8 +168,8 @@ def restarts(evidence: Evidence) -> Iterator[str]:
     """A replica was replaced, or an engine began to count anew: its caches and connections were cold."""
     if evidence.strangers:
         yield (
-            f"a replica was replaced: {', '.join(evidence.strangers)} answers, which the launch did not start and "
-            "nobody has checked; wait until Ray Serve has replaced it, launch again, and measure anew"
+            f"a replica was replaced: {', '.join(evidence.strangers)} answers, which the launch neither started "
+            "nor verified; wait until Ray Serve has replaced it, launch again, and measure anew"
         )
     elif evidence.went_back:
         yield "an engine was restarted during the level: its counters went back"

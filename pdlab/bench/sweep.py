@@ -199,7 +199,7 @@ def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     if not options.per_gpu:
         return options
     if gpus is None:
-        raise UsageError("--concurrency-per-gpu: nothing says on how many GPUs this runs; give --gpus N")
+        raise UsageError("--concurrency-per-gpu: the number of GPUs of what runs there is unknown; give --gpus N")
     loads = tuple(Closed(concurrency=max(1, round(value * gpus)), per_gpu=value) for value in options.per_gpu)
     counts = [load.concurrency for load in loads]
     if gpus > 1 and len(set(counts)) < len(counts):

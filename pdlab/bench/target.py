@@ -6,40 +6,30 @@ import json
 import re
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-from pydantic import Field
 
 from pdlab.core import api_key
 from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError, UsageError
-from pdlab.core.schema import Frozen
 from pdlab.core.workload import Workload
-from pdlab.deploy.canary import Answer
 from pdlab.deploy.endpoint import Running, key_of, load_running
 from pdlab.results.schema import Manifest
 
 TIMEOUT_S = 10.0
 COMPLAINT_CHARS = 300
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
 
-class Target(Frozen):
-    """A server to measure. ``name`` is the experiment's folder, ``manifest`` what is known of the
-    deployment; ``notes`` are for the person, ``figure_notes`` belong beside every figure measured here;
-    ``pools`` says which pool each of the ``replicas`` is of; ``answers``: to the canary's prompts, at the launch."""
+class Target(Running):
+    """A server to measure: what its launcher published, or as much of it as the server and the flags tell, and its
+    workload in ``manifest``. ``name`` is the experiment's folder; ``notes`` are for the person, ``figure_notes``
+    belong beside every figure measured here."""
 
-    base_url: str
-    model_id: str
-    tokenizer: str
     name: str
-    manifest: Manifest
-    metrics_urls: tuple[str, ...] = ()
-    replicas: tuple[str, ...] = ()
-    pools: dict[str, str] = Field(default_factory=dict)
-    answers: tuple[Answer, ...] = ()
     notes: tuple[str, ...] = ()
     figure_notes: tuple[str, ...] = ()
 
@@ -64,6 +54,8 @@ def resolve_target(
         raise UsageError(f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, for it names a folder")
     if gpus is not None and gpus < 1:
         raise UsageError(f"--gpus: at least 1, got {gpus}")
+    if tokenizer is not None:
+        _require_tokenizer(tokenizer)
     running = load_running(url)
     cards = _served_models(url)
     model_id = _model(url, model, running, list(cards))
@@ -80,20 +72,36 @@ def resolve_target(
         name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
     notes = []
     if not manifest.gpus:
-        notes.append(f"note: nothing says on how many GPUs {name} runs: viz.py cannot draw it per node; give --gpus N")
+        notes.append(f"note: the number of GPUs of {name} is unknown: viz.py cannot draw it per node; give --gpus N")
+    published: dict[str, Any] = dict(running) if running else {"tokenizer": model_id}
+    measured = {"base_url": url, "model_id": model_id, "manifest": manifest} | (
+        {"tokenizer": tokenizer} if tokenizer else {}
+    )
     return Target(
-        base_url=url,
-        model_id=model_id,
-        tokenizer=tokenizer or (running.tokenizer if running else model_id),
+        **published | measured,
         name=f"{name}-smoke" if smoke else name,
-        manifest=manifest,
-        metrics_urls=running.metrics_urls if running else (),
-        replicas=running.replicas if running else (),
-        pools=running.pools if running else {},
-        answers=running.answers if running else (),
         notes=tuple(notes),
         figure_notes=_limits(manifest.deployment, workload),
     )
+
+
+def _require_tokenizer(name: str) -> None:
+    """Raises UsageError for what is neither a folder with a tokenizer nor written like a Hugging Face id; whether
+    the hub has such an id shows when it is loaded."""
+    folder = Path(name).expanduser()
+    try:
+        there = folder.is_dir()
+        files = {path.name for path in folder.iterdir()} if there else set()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(f"--tokenizer {name}: cannot be read ({reason}); give a folder") from error
+    if there and not files & TOKENIZER_FILES:
+        raise UsageError(
+            f"--tokenizer {name}: a folder without a tokenizer ({' or '.join(sorted(TOKENIZER_FILES))}); give the "
+            "model's folder"
+        )
+    if not there and (name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)):
+        raise UsageError(f"--tokenizer {name!r}: no such folder; give one, or a Hugging Face id such as org/name")
 
 
 def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> None:
@@ -168,12 +176,13 @@ def _served_models(url: str) -> dict[str, dict[str, Any]]:
         with error:
             if error.code == 401:
                 raise UsageError(
-                    f"{url} asks for its API key, and {'another one' if key_of(url) else 'none'} is known here: "
+                    f"{url} requires its API key, and {'another one' if key_of(url) else 'none'} is known here: "
                     f"set {api_key.KEY} to the key it was launched with"
                 ) from error
             raise UsageError(f"{url}/v1/models answers HTTP {error.code}; is the deployment ready?") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "reason", error)
+        cause = getattr(error, "reason", error)
+        reason = getattr(cause, "strerror", None) or cause
         raise UsageError(
             f"no OpenAI server answers at {url} ({reason}); start one with launch_gptoss.py or give its --base-url"
         ) from error
@@ -242,7 +251,10 @@ def complaint(url: str, model: str) -> str | None:
 
 def require_answering(url: str) -> None:
     """Raises BenchError when the server has gone away in the middle of a sweep."""
-    if not answers(url):
+    try:
+        _served_models(url)
+    except UsageError as error:
         raise BenchError(
-            f"{url} no longer answers: the running level is not kept; bring the deployment back and use --resume"
-        )
+            f"{url} no longer answers: the running level is not kept ({error}); "
+            "bring the deployment back and use --resume"
+        ) from error

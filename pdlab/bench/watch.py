@@ -211,8 +211,8 @@ class Watch:
             self._unseen[one.replica] = 0
             if new:
                 return (
-                    f"replica {one.replica} of {one.deployment} was replaced: {', '.join(new)} answers now, which "
-                    "nobody has checked and whose caches are cold; launch again, then use --resume"
+                    f"replica {one.replica} of {one.deployment} was replaced: {', '.join(new)} answers now, not "
+                    "verified and with cold caches; launch again, then use --resume"
                 )
             return (
                 f"replica {one.replica} of {one.deployment} died and is not replaced yet: the running level is not "

@@ -10,21 +10,33 @@ invalid; 130 interrupted (finished levels are kept).
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.measure import title
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import normal_url
-from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
+from pdlab.core.arguments import (
+    MAX_LOAD,
+    MAX_TOKENS,
+    OneLineParser,
+    above_zero,
+    check_folder,
+    exit_code,
+    positive,
+    seconds,
+    seed,
+    share,
+    whole,
+)
+from pdlab.core.errors import UsageError
 from pdlab.core.schema import validate
 from pdlab.core.text import aligned
 from pdlab.core.workload import Closed, Load, Open, Ramp, Workload, WorkloadMode, parse_slo
@@ -32,87 +44,102 @@ from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 
 INVALID = 3
-INTERRUPTED = 130
+EPILOG = """\
+examples:
+  ./run_bm.sh
+      the default levels against what launch_gptoss.py serves on this machine
+  ./run_bm.sh -e collocated-4xtp2 -c 4,16,64 --itl 5000 --otl 250 --repeats 3
+      three levels, each three times, so that noise can be told from difference
+  ./run_bm.sh --slo ttft_ms=2000,tpot_ms=50
+      the highest request rate within an SLO
+  ./run_bm.sh run pd-ratio --dry-run
+      a whole experiment of configs/sweeps/ (./run_bm.sh run --help)
+  ./run_bm.sh ratio --prefill bm_results/p --decode bm_results/d
+      the P:D ratio that measured phases imply (./run_bm.sh ratio --help)
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, 130 interrupted.
+Metrics: docs/metrics.md; gates: docs/methodology.md.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags; the published script's are accepted as they were."""
     every = ",".join(str(value) for value in ALL_CONCURRENCIES)
     rates = ",".join(f"{value:g}" for value in ALL_RATES_RPS)
-    flags = _Parser(
+    flags = OneLineParser(
         prog="run_bm.sh",
         description="Sweep load levels against a running deployment; results go to OUT/EXP_NAME/.",
-        epilog="Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, "
-        "130 interrupted. Metrics: docs/metrics.md; gates: docs/methodology.md.",
-        allow_abbrev=False,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = flags.add_argument
-    add("-e", "--exp-name", help="folder of the results (default: label of the running deployment)")
-    add(
+    load = flags.add_argument_group("load").add_argument
+    load(
         "-t",
         "--type",
         choices=("concurrency", "request-rate", "ramp"),
         help="closed loop, open loop, or open loop of a growing rate (default: by what is given, else concurrency)",
     )
-    add("-c", "--concurrency", metavar="all|N,N,...", help=f"requests in flight; all = {every} (default)")
-    add("-r", "--request-rate", metavar="all|R,R,...", help=f"arrivals per second; all = {rates} (default)")
-    add("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
-    add("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
-    add("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
-    add("--burstiness", type=float, help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")
-    add("--itl", "--isl", "--input-len", dest="itl", type=int, default=5000, metavar="TOKENS",
+    load("-c", "--concurrency", metavar="all|N,N,...", help=f"requests in flight; all = {every} (default)")
+    load("-r", "--request-rate", metavar="all|R,R,...", help=f"arrivals per second; all = {rates} (default)")
+    load("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
+    load("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
+    load("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
+    load("--burstiness", type=above_zero, metavar="B",
+        help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")  # fmt: skip
+    load("--client-processes", type=positive, metavar="N",
+        help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
+    request = flags.add_argument_group("requests").add_argument
+    request("--itl", "--isl", "--input-len", dest="itl", type=positive, default=5000, metavar="TOKENS",
         help="input tokens of a request (default 5000)")  # fmt: skip
-    add("--otl", "--osl", "--output-len", dest="otl", type=int, default=250, metavar="TOKENS",
+    request("--otl", "--osl", "--output-len", dest="otl", type=positive, default=250, metavar="TOKENS",
         help="output tokens of a request (default 250)")  # fmt: skip
-    add("--mode", choices=get_args(WorkloadMode), default="mixed",
+    request("--mode", choices=get_args(WorkloadMode), default="mixed",
         help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
-    add("--shared-prefix", type=int, default=0, metavar="TOKENS",
+    request("--shared-prefix", type=whole(0, MAX_TOKENS), default=0, metavar="TOKENS",
         help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
-    add("--slo", metavar="ttft_ms=N,tpot_ms=N[,...]",
+    request("--prompts-per-level", type=positive, metavar="N",
+        help="requests of a level (default: 10 per unit of concurrency, or what a held rate takes)")  # fmt: skip
+    request("--hold-s", type=seconds, metavar="S",
+        help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
+    request("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
+    request("--repeats", type=positive, default=1, metavar="N",
+        help="measure every level N times, with new prompts (default 1)")  # fmt: skip
+    request("--seed", type=seed, default=0, metavar="N",
+        help="seed of the experiment, from which each level's is derived (default 0)")  # fmt: skip
+    request("--request-timeout-s", type=seconds, default=600.0, metavar="S",
+        help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
+    request("-s", "--smoke", action="store_true",
+        help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
+    slo = flags.add_argument_group("search for the highest rate within an SLO").add_argument
+    slo("--slo", metavar="ttft_ms=N,tpot_ms=N[,...]",
         help="find the highest request rate of which --slo-quantile of the requests meet all bounds: ttft_ms, tpot_ms, "
         "e2el_ms, itl_p99_ms (of a request's own gaps), stall_ms (its longest gap)")  # fmt: skip
-    add("--slo-quantile", type=float, default=0.95, metavar="Q", help="share of requests that must (default 0.95)")
-    add("--slo-resolution", type=float, default=0.1, metavar="R",
+    slo("--slo-quantile", type=share, metavar="Q", help="share of requests that must (default 0.95)")
+    slo("--slo-resolution", type=above_zero, metavar="R",
         help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
-    add(
-        "--slo-start", type=float, metavar="RATE", help="begin there (default: half of what closed loops reached, or 1)"
-    )
-    add("--start-from", choices=("plan",), help="begin the search where the same search ends on the simulator")
-    add("--hardware", metavar="NAME", help="of --start-from plan: calibrated step times, as plan.py takes them")
-    add("--client-processes", type=int, metavar="N",
-        help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
-    add("-u", "--base-url", default=BASE_URL, help=f"server (default {BASE_URL})")
-    add("-m", "--served-model-name", help="model to ask for (default: the launcher's, or the only one served)")
-    add("--tokenizer", help="folder or Hugging Face id (default: the launcher's, or the served model's name)")
-    add("-s", "--smoke", action="store_true",
-        help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
-    add("--repeats", type=int, default=1, metavar="N", help="measure every level N times, with new prompts (default 1)")
-    add("--seed", type=int, default=0, help="seed of the experiment, from which each level's is derived (default 0)")
-    add("--prompts-per-level", type=int, metavar="N",
-        help="requests of a level (default: 10 per unit of concurrency, or what a held rate takes)")  # fmt: skip
-    add("--hold-s", type=float, metavar="S",
-        help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
-    add("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
-    add("--request-timeout-s", type=float, default=600.0, metavar="S",
-        help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
-    add("--gpus", type=int, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print what would be measured, and for how long; ask nothing of the server",
-    )
-    add("--resume", action="store_true", help="skip levels that are finished")
-    add("--force", action="store_true", help="measure finished levels again and replace them")
-    add("--retry-invalid", action="store_true",
+    slo("--slo-start", type=above_zero, metavar="RATE",
+        help="begin there (default: half of what closed loops reached, or 1)")  # fmt: skip
+    slo("--start-from", choices=("plan",), help="begin the search where the same search ends on the simulator")
+    slo("--hardware", metavar="NAME", help="of --start-from plan: calibrated step times, as plan.py takes them")
+    server = flags.add_argument_group("server").add_argument
+    server("-u", "--base-url", default=BASE_URL, metavar="URL", help=f"server (default {BASE_URL})")
+    server("-m", "--served-model-name", metavar="NAME",
+        help="model to ask for (default: the launcher's, or the only one served)")  # fmt: skip
+    server("--tokenizer", metavar="DIR|ID",
+        help="folder or Hugging Face id (default: the launcher's, or the served model's name)")  # fmt: skip
+    server("--gpus", type=positive, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
+    results = flags.add_argument_group("results").add_argument
+    results("-e", "--exp-name", metavar="NAME", help="folder of the results (default: label of the running deployment)")
+    results("--out", type=Path, default=Path("bm_results"), metavar="DIR",
+        help="where results go (default bm_results)")  # fmt: skip
+    results("--dry-run", action="store_true",
+        help="print what would be measured, and for how long; ask nothing of the server")  # fmt: skip
+    results("--resume", action="store_true", help="skip levels that are finished")
+    results("--force", action="store_true", help="measure finished levels again and replace them")
+    results("--retry-invalid", action="store_true",
         help="measure each invalid level once more, after all others (with --resume the finished ones too); the second "
         "result counts, the first moves to EXP_NAME/replaced/")  # fmt: skip
-    add("--out", type=Path, default=Path("bm_results"), metavar="DIR", help="where results go (default bm_results)")
     return flags
 
 
@@ -121,8 +148,10 @@ def options(argv: Sequence[str]) -> SweepOptions:
     args = parser().parse_args(argv)
     if args.resume and args.force:
         raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-    if not math.isfinite(args.request_timeout_s) or args.request_timeout_s <= 0:
-        raise UsageError(f"--request-timeout-s: more than 0 seconds, got {args.request_timeout_s:g}")
+    if args.slo is None:
+        for flag in ("--slo-quantile", "--slo-resolution", "--slo-start"):
+            if getattr(args, flag[2:].replace("-", "_")) is not None:
+                raise UsageError(f"{flag} is for --slo, which is not given: add --slo, or leave {flag} out")
     workload: dict[str, Any] = {
         "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed,
         "shared_prefix_tokens": args.shared_prefix,
@@ -136,7 +165,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         hold_s=_hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
         per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
         searches=searches,
-        workload=validate(Workload, workload, where="--itl, --otl, --shared-prefix, --seed"),
+        workload=validate(Workload, workload, where="the workload", names=WORKLOAD_FLAGS),
         base_url=args.base_url,
         name=args.exp_name,
         model=args.served_model_name,
@@ -150,7 +179,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         retry_invalid=args.retry_invalid,
         out=args.out,
         request_timeout_s=args.request_timeout_s,
-        client_processes=_at_least_one("--client-processes", args.client_processes),
+        client_processes=args.client_processes,
         command=shlex.join(["./run_bm.sh", *argv]),
     )
 
@@ -171,15 +200,7 @@ def _hold_s(args: argparse.Namespace, *, timed: bool) -> float:
         raise UsageError(f"{flag} belongs to request rates, ramps and --slo, and none is asked for")
     if args.final:
         return FINAL_HOLD_S
-    if not 0 < args.hold_s < math.inf:
-        raise UsageError(f"--hold-s: more than 0 seconds, got {args.hold_s:g}")
     return float(args.hold_s)
-
-
-def _at_least_one(flag: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise UsageError(f"{flag}: at least 1, got {value}")
-    return value
 
 
 def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
@@ -191,11 +212,12 @@ def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
         if args.start_from is not None:
             raise UsageError("--start-from belongs to --slo, and none is given")
         return ()
-    slo = parse_slo(args.slo, args.slo_quantile)
-    asked = {"slo": slo, "resolution": args.slo_resolution, "start_rps": args.slo_start}
+    slo = parse_slo(args.slo, 0.95 if args.slo_quantile is None else args.slo_quantile)
+    asked = {"slo": slo, "start_rps": args.slo_start}
+    asked |= {"resolution": args.slo_resolution} if args.slo_resolution is not None else {}
     asked |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
     asked |= {"requests": args.prompts_per_level}
-    return (validate(Search, asked, where="--slo"),)
+    return (validate(Search, asked, where="--slo", names=SEARCH_FLAGS),)
 
 
 def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
@@ -210,11 +232,8 @@ def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
         for flag, value in flags:
             if other != kind and value is not None:
                 raise UsageError(f"{flag} belongs to --type {other}, but --type is {kind}")
-    if args.burstiness is not None:
-        if kind == "concurrency" and args.slo is None:
-            raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
-        if not 0 < args.burstiness < math.inf:
-            raise UsageError(f"--burstiness: a number above 0, got {args.burstiness:g}")
+    if args.burstiness is not None and kind == "concurrency" and args.slo is None:
+        raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
     if not implied and args.type is None and not named:
         return ()  # a search alone
     shape = 1.0 if args.burstiness is None else args.burstiness
@@ -279,8 +298,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A shell starts background jobs with SIGINT ignored; a sweep must be stoppable all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def run() -> int:
         asked, args = options(argv), parser().parse_args(argv)
+        check_folder(asked.out, "--out")
         if args.dry_run:
             print(describe(asked, from_plan=args.start_from is not None))
             return 0
@@ -288,23 +309,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked = _started(asked, args.hardware)
         with reach(normal_url(asked.base_url)):
             result = run_sweep(asked)
-    except (BenchError, WriteError) as error:
-        print(f"run_bm.sh: error: {error}. Go on with: {_again(argv)}", file=sys.stderr)
-        return error.exit_code
-    except PdlabError as error:
-        print(f"run_bm.sh: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(
-            f"run_bm.sh: interrupted; finished levels are kept. Go on with: {_again(argv)}",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
-    except OSError as error:
-        print(f"run_bm.sh: error: {error}", file=sys.stderr)
-        return 1
-    report(result)
-    return 0 if result.valid else INVALID
+        report(result)
+        return 0 if result.valid else INVALID
+
+    return exit_code(run, resume=_again(argv))
 
 
 def _started(asked: SweepOptions, hardware: str | None) -> SweepOptions:
@@ -371,7 +379,18 @@ def report(result: SweepResult) -> None:
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
-MAX_VALUE = 100_000
+WORKLOAD_FLAGS = {
+    "input_tokens": "--itl",
+    "output_tokens": "--otl",
+    "seed": "--seed",
+    "shared_prefix_tokens": "--shared-prefix",
+}
+SEARCH_FLAGS = {
+    "resolution": "--slo-resolution",
+    "start_rps": "--slo-start",
+    "burstiness": "--burstiness",
+    "requests": "--prompts-per-level",
+}
 
 N = TypeVar("N", int, float)
 
@@ -416,7 +435,7 @@ def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: 
     ramps = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
-        if not match or not all(0 < float(value) <= MAX_VALUE for value in match.groups()):
+        if not match or not all(0 < float(value) <= MAX_LOAD for value in match.groups()):
             raise UsageError(f"--ramp: expected START:END in requests/s above 0, such as 1:16, got {text!r}")
         ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
     _distinct("--ramp", [ramp.end_rps for ramp in ramps])
@@ -425,8 +444,8 @@ def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: 
 
 def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
     for value in values:
-        if not 0 < value <= MAX_VALUE:
-            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_VALUE}")
+        if not 0 < value <= MAX_LOAD:
+            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_LOAD}")
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
         raise UsageError(f"{flag}: {twice[0]:g} is given twice; use --repeats to measure a level again")

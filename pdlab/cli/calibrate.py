@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdlab.core.arguments import OneLineParser, check_writable, exit_code, positive
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import to_yaml
+from pdlab.core.text import choices
 from pdlab.plan.accuracy import median_errors, ranked, rankings, table, told
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, measured, other_kind
 from pdlab.results.published_folders import load_experiment
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
     from pdlab.plan.accuracy import Measured
 
+EPILOG = """\
+examples:
+  python -m pdlab calibrate --runs bm_results/* --out my-cluster.yaml
+      fit the hardware of your cluster; plan.py --hardware my-cluster.yaml predicts with it
+  python -m pdlab calibrate --runs bm_results/* --cross-validate
+      how well each experiment is predicted by a fit to the others
+  python -m pdlab calibrate --runs bm_results/* --rounds 0
+      how well the hardware predicts these runs as it is
+"""
+
 
 def _rounds(text: str) -> int:
     return 0 if text.strip() == "0" else positive(text)
@@ -31,29 +42,30 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m pdlab calibrate",
         description="Fit a hardware file (configs/catalog/) to measured runs, and say how well it predicts.",
-        epilog="example: python -m pdlab calibrate --runs bm_results/* --start h100-vllm-0.11 --out my-cluster.yaml",
-        allow_abbrev=False,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published"
-    )
-    parser.add_argument("--start", default="h100-vllm-0.11", help="hardware to start from (default %(default)s)")
-    parser.add_argument(
-        "--coarse-start",
-        action="store_true",
-        help="round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
-    )
-    parser.add_argument("--model", help="model that was measured (default: the one that the runs say)")
-    parser.add_argument(
+    add = parser.add_argument_group("what was measured").add_argument
+    add("--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published")
+    add("--model", metavar="NAME", help="model that was measured (default: the one that the runs say)")
+    add(
         "--prompts",
         choices=("fresh", "repeated"),
         default="fresh",
         help="whether levels repeat the prompts of earlier levels, as the published runs do (default %(default)s)",
     )
-    parser.add_argument("--rounds", type=_rounds, default=12, help="rounds of the search (default %(default)s)")
-    parser.add_argument("--name", help="name of the new hardware (default: that of --start)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the fitted hardware there")
-    parser.add_argument("--cross-validate", action="store_true", help="leave each experiment out once; takes minutes")
+    add = parser.add_argument_group("fit").add_argument
+    add("--start", default="h100-vllm-0.11", metavar="NAME|FILE", help="hardware to start from (default %(default)s)")
+    add(
+        "--coarse-start",
+        action="store_true",
+        help="round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
+    )
+    add("--rounds", type=_rounds, default=12, metavar="N", help="rounds of the search (default %(default)s)")
+    add("--cross-validate", action="store_true", help="leave each experiment out once; takes minutes")
+    add = parser.add_argument_group("result").add_argument
+    add("--out", type=Path, metavar="FILE", help="write the fitted hardware there")
+    add("--name", metavar="NAME", help="name of the new hardware (default: that of --start)")
     return parser
 
 
@@ -69,23 +81,27 @@ def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
         )
     shape = load_model(models[0])
     if shape is None:
-        raise UsageError(f"--model {models[0]}: its shape is not in configs/models/; add a file there")
+        raise UsageError(
+            f"--model {models[0]}: its shape is not in configs/models/; {choices(models[0], known_models())}"
+        )
     return shape
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.name is not None and not args.out:
+        raise UsageError("--name is of the file that --out writes: add --out FILE, or leave --name out")
     start = load_hardware(args.start)
     if args.coarse_start:
         start = coarse(start)
     if args.out is not None:
         check_writable(args.out, "--out")  # before the minutes of a fit, not after
     loaded = [load_experiment(folder) for folder in experiment_folders(args.runs)]
-    for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
-        print(f"note: {text}: give --start", file=sys.stderr)
     experiments = [measured(experiment, args.prompts) for experiment in loaded]
     shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
+    for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
+        print(f"note: {text}: give --start", file=sys.stderr)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

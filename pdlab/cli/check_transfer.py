@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.core.errors import PdlabError, StoreError, TransferError
+from pdlab.core.arguments import check_picture, check_writable, exit_code
+from pdlab.core.errors import ClusterError, PdlabError, TransferError, WriteError
 from pdlab.transfer.options import MODEL, build_parser, kv_shape, plan_from
 
 if TYPE_CHECKING:
@@ -18,25 +19,23 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
-    except TransferError as error:
-        print(f"CANNOT RUN: {error.kind}: {error}", file=sys.stderr)
-        return error.exit_code
-    except PdlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code if error.exit_code == 2 else TransferError.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    def run() -> int:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        except TransferError as error:
+            print(f"CANNOT RUN: {error.kind}: {error}", file=sys.stderr)
+            return error.exit_code
+
+    return exit_code(run, dict.fromkeys((PdlabError, ClusterError, WriteError), TransferError.exit_code))
 
 
 def _run(argv: list[str]) -> int:
     args = build_parser("test_nixl_connector_ray.py").parse_args(argv)
     plan = plan_from(args)
-    for path in (args.json, args.plot):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise StoreError(f"{path}: no such folder; make it, or choose another")
+    if args.json is not None:
+        check_writable(args.json, "--json")
+    if args.plot is not None:
+        check_picture(args.plot, "--plot")
 
     from pdlab.core.catalog import load_model
     from pdlab.results.provenance import hardware, now, versions

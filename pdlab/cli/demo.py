@@ -31,7 +31,7 @@ from pdlab.bench.progress import minutes
 from pdlab.cli.bench import parse_concurrencies
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
-from pdlab.core.arguments import INTERRUPTED, OneLineParser, exit_code
+from pdlab.core.arguments import INTERRUPTED, OneLineParser, check_folder, exit_code, port, positive
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.workload import Closed
@@ -39,6 +39,17 @@ from pdlab.results.schema import Run
 from pdlab.results.store import Store
 
 EPILOG = """\
+examples:
+  make demo
+      the whole of it, in minutes
+  python -m pdlab demo -c 1,4 --out out/demo
+      two levels, kept in a folder of your own
+  python -m pdlab demo --itl 1024 --otl 32
+      longer prompts and shorter answers
+
+It goes on after what fails: a deployment that does not start is named under the plot of the others. Ctrl-C ends it
+with the plot of what was measured.
+
 Exit codes: 0 the plot has a valid level of each deployment; 3 there is a plot, but a deployment has none;
 1 nothing could be measured or drawn; 2 bad input, or a machine on which the demo cannot run;
 130 interrupted (the plot of what was measured is drawn all the same).
@@ -113,31 +124,33 @@ class Part:
 def parser() -> argparse.ArgumentParser:
     flags = OneLineParser(
         prog="python -m pdlab demo",
-        description=__doc__,
+        description="Serve three deployments of a tiny model on this machine, sweep each, and plot them (make demo).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    add = flags.add_argument
-    add("--out", type=Path, help="folder of the results (default: bm_results/demo-DATE-TIME)")
+    add = flags.add_argument_group("what is measured").add_argument
     levels = ",".join(map(str, LEVELS))
-    add("-c", "--concurrency", help=f"levels of each sweep (default {levels}, or fewer on a small or busy machine)")
-    add("--itl", default="256", help="input tokens (default %(default)s)")
-    add("--otl", default="64", help="output tokens (default %(default)s)")
-    add("--port", type=int, help=f"port to serve on (default {PORT}, or a free one if that is taken)")
+    add("-c", "--concurrency", metavar="N,N,...",
+        help=f"levels of each sweep (default {levels}, or fewer on a small or busy machine)")  # fmt: skip
+    add("--itl", type=positive, default=256, metavar="TOKENS", help="input tokens (default %(default)s)")
+    add("--otl", type=positive, default=64, metavar="TOKENS", help="output tokens (default %(default)s)")
+    add = flags.add_argument_group("where").add_argument
+    add("--out", type=Path, metavar="DIR", help="folder of the results (default: bm_results/demo-DATE-TIME)")
+    add("--port", type=port, metavar="N", help=f"port to serve on (default {PORT}, or a free one if that is taken)")
     return flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _main(parser().parse_args(argv)), prog="pdlab.cli.demo")
+    return exit_code(lambda: _main(parser().parse_args(argv)))
 
 
 def _main(args: argparse.Namespace) -> int:
     out = (args.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     asked = None if args.concurrency is None else parse_concurrencies(args.concurrency)
+    check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; choose another folder")
-    with _port(args.port) as port:
+    with _port(args.port) as chosen:
         here = machine.look()
         refuse_if_too_small(here, (out, cache_dir(), Path(tempfile.gettempdir())))
         if _nodes_are_up():
@@ -154,7 +167,7 @@ def _main(args: argparse.Namespace) -> int:
             flush=True,
         )
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        return _Demo(out, port, choice.levels, args.itl, args.otl, here).run()
+        return _Demo(out, chosen, choice.levels, str(args.itl), str(args.otl), here).run()
 
 
 def refuse_if_too_small(here: Machine, folders: Sequence[Path]) -> None:
@@ -547,7 +560,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def complaint(lines: Sequence[str], code: int) -> str:
     """Why a command failed, in one line: its own error line, else the last one it printed."""
-    errors = [line.split("error: ", 1)[1] for line in lines if line.startswith(("error: ", "run_bm.sh: error: "))]
+    errors = [line.split("error: ", 1)[1] for line in lines if line.startswith("error: ")]
     last = errors or [line.strip() for line in lines if line.strip()]
     return last[-1] if last else f"it ended with code {code} and printed nothing"
 

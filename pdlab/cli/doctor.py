@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.arguments import OneLineParser, check_writable, exit_code, not_for
+from pdlab.core.arguments import OneLineParser, backends, check_writable, exit_code, not_for
 from pdlab.core.errors import ClusterError, StoreError
 
 CANNOT_RUN, FOUND_ERRORS = 5, 3
@@ -36,14 +36,14 @@ def parser() -> argparse.ArgumentParser:
         description="What KV transfers depend on, on every node: versions, libraries, devices, limits, settings.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    p.add_argument("--here", action="store_true", help="ask this machine alone, without Ray")
-    p.add_argument(
-        "--backends", default="UCX", metavar="NAME[,NAME]", help="NIXL backends to create (default %(default)s)"
-    )
-    p.add_argument("--quick", action="store_true", help="read only what is there: no process that loads NIXL")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write all facts and findings there")
+    add = p.add_argument_group("what to examine").add_argument
+    add("--here", action="store_true", help="ask this machine alone, without Ray")
+    add("--backends", type=backends, default=("UCX",), metavar="NAME[,NAME]",
+        help="NIXL backends to create (default UCX)")  # fmt: skip
+    add("--quick", action="store_true", help="read only what is there: no process that loads NIXL")
+    add = p.add_argument_group("output").add_argument
+    add("--json", type=Path, metavar="FILE", help="write all facts and findings there")
     return p
 
 
@@ -58,9 +58,8 @@ def _run(args: argparse.Namespace) -> int:
         check_writable(args.json, "--json")
     if args.quick:
         not_for(args, parser(), ["--backends"], "--quick, which creates none")
-    backends = tuple(name.strip().upper() for name in args.backends.split(",") if name.strip())
     before = time.time()
-    facts = _here(args.quick, backends) if args.here else _nodes(args.quick, backends)
+    facts = _here(args.quick, args.backends) if args.here else _nodes(args.quick, args.backends)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
     findings = diagnosis.diagnose(facts, asked_s=(before, time.time()))
     print(diagnosis.render(facts, findings))
@@ -103,7 +102,7 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         except ClusterError:
             if local or "RAY_ADDRESS" in os.environ:
                 raise  # somebody said that there is one
-            print("no Ray cluster on this machine: it alone is asked (as with --here)", file=sys.stderr)
+            print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
             return _here(quick, backends)
         names = cluster.names()
         ports = _ports()

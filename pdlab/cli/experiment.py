@@ -10,50 +10,50 @@ import argparse
 import contextlib
 import shlex
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pdlab.analysis.phase_ratio import report
 from pdlab.bench.experiment.run import RunOptions, RunResult, run
 from pdlab.bench.experiment.schedule import Plan, earlier_record, launch_s, left, make_plan, part_s, visit_s
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
-from pdlab.core.arguments import READER_GONE, stdout_closed
-from pdlab.core.errors import PdlabError, StoreError, UsageError, WriteError
+from pdlab.core.arguments import OneLineParser, check_folder, exit_code, port, positive
+from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
 
-FAILED, INVALID, INTERRUPTED = 1, 3, 130
+FAILED, INVALID = 1, 3
+EPILOG = """\
+examples:
+  python -m pdlab experiment pd-ratio --dry-run
+      what would be launched and measured, in which order, and how long that takes
+  python -m pdlab experiment local-pack-vs-spread --out out
+      on two Ray nodes of this machine, no GPU; results in out/local-pack-vs-spread
+  python -m pdlab experiment mine.yaml --resume
+      go on after an interruption, and try failed deployments again
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+Exit codes: 0 all measured and valid, 1 nothing measured, 2 bad input, 3 some deployment failed or some level is
+invalid, 130 interrupted. How it is run, and why: docs/methodology.md.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = _Parser(
+    flags = OneLineParser(
         prog="python -m pdlab experiment",
         description="Run an experiment file: launch each configuration, measure it, go on.",
-        epilog="Exit codes: 0 all measured and valid, 1 nothing measured, 2 bad input, 3 some deployment failed or "
-        "some level is invalid, 130 interrupted. How it is run, and why: docs/methodology.md.",
-        allow_abbrev=False,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = flags.add_argument
-    add("file", help="an experiment in YAML, or a name of configs/sweeps/")
-    add(
-        "--out",
-        type=Path,
-        default=Path("bm_results"),
-        metavar="DIR",
-        help="results go to DIR/NAME (default bm_results)",
-    )
+    add = flags.add_argument_group("experiment").add_argument
+    add("file", metavar="FILE|NAME", help="an experiment in YAML, or a name of configs/sweeps/")
     add("--resume", action="store_true", help="go on with what is not measured yet; try failed deployments again")
     add("--dry-run", action="store_true", help="print the plan and an estimate of its time; start nothing")
-    add("--port", type=int, default=8000, help="port to serve on (default %(default)s)")
-    add("--client-processes", type=int, metavar="N", help="a saturated load generator may grow to N processes")
+    add = flags.add_argument_group("where").add_argument
+    add("--out", type=Path, default=Path("bm_results"), metavar="DIR",
+        help="results go to DIR/NAME (default bm_results)")  # fmt: skip
+    add("--port", type=port, default=8000, metavar="N", help="port to serve on (default %(default)s)")
+    add("--client-processes", type=positive, metavar="N", help="a saturated load generator may grow to N processes")
     return flags
 
 
@@ -62,16 +62,13 @@ def main(argv: Sequence[str]) -> int:
     # A shell starts background jobs with SIGINT ignored; an experiment must be stoppable all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def measure() -> int:
         args = parser().parse_args(list(argv))
-        if not 1 <= args.port <= 65535:
-            raise UsageError(f"--port: 1 to 65535, got {args.port}")
-        if args.client_processes is not None and args.client_processes < 1:
-            raise UsageError(f"--client-processes: at least 1, got {args.client_processes}")
+        check_folder(args.out, "--out")
         plan = make_plan(args.file)
         if args.dry_run:
             print(describe(plan, args.out / plan.file.name, resume=args.resume))
-            sys.stdout.flush()
             return 0
         result = run(
             plan,
@@ -83,26 +80,12 @@ def main(argv: Sequence[str]) -> int:
                 command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
             ),
         )
-    except WriteError as error:
-        print(f"experiment: error: {error}. Go on with: {_again(argv)}", file=sys.stderr)
-        return error.exit_code
-    except PdlabError as error:
-        print(f"experiment: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"experiment: interrupted; finished levels are kept. Go on with: {_again(argv)}", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        if not stdout_closed():
-            raise
-        return READER_GONE
-    except OSError as error:
-        print(f"experiment: error: {error}", file=sys.stderr)
-        return FAILED
-    print(summary(plan, result))
-    if not any(result.runs.values()):
-        return FAILED
-    return 0 if result.valid else INVALID
+        print(summary(plan, result))
+        if not any(result.runs.values()):
+            return FAILED
+        return 0 if result.valid else INVALID
+
+    return exit_code(measure, resume=_again(argv))
 
 
 def _again(argv: Sequence[str]) -> str:

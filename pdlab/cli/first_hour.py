@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import OneLineParser, exit_code, positive
+from pdlab.core.arguments import OneLineParser, check_folder, exit_code, port
 from pdlab.core.catalog import known_models
 from pdlab.core.errors import UsageError
 from pdlab.core.files import ROOT, cache_dir
+from pdlab.core.text import choices
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import State, minutes, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RAN, Step, plan, total_s
@@ -39,20 +40,21 @@ models of configs/models/: {", ".join(known_models())}
 def parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="python -m pdlab first-hour",
-        description=__doc__,
+        description="The first thing to run on booked nodes: from the doctor to a report, in under an hour.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    p.add_argument("--local", action="store_true", help="on CPU engines of this machine, without a cluster")
-    p.add_argument(
+    what = p.add_argument_group("what is run, and where")
+    what.add_argument("--local", action="store_true", help="on CPU engines of this machine, without a cluster")
+    what.add_argument(
         "--model", metavar="NAME", help=f"a name of configs/models/ (default {MODEL}; with --local {LOCAL_MODEL})"
     )
-    p.add_argument("--out", type=Path, default=ROOT / "bm_results" / "first-hour", metavar="DIR",
+    what.add_argument("--out", type=Path, default=ROOT / "bm_results" / "first-hour", metavar="DIR",
                    help="everything goes there (default bm_results/first-hour)")  # fmt: skip
-    p.add_argument("--port", type=positive, default=8000, help="to serve on (default %(default)s)")
-    p.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    p.add_argument("--dry-run", action="store_true", help="print the steps; start nothing")
+    what.add_argument("--port", type=port, default=8000, metavar="N", help="to serve on (default %(default)s)")
+    how = p.add_argument_group("how")
+    how.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    how.add_argument("--dry-run", action="store_true", help="print the steps; start nothing")
     return p
 
 
@@ -65,7 +67,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--model {args.model}: --local serves {LOCAL_MODEL}; leave one of the two out")
     model = args.model or (LOCAL_MODEL if args.local else MODEL)
     if model not in known_models():
-        raise UsageError(f"--model {model} is not in configs/models/; use one of {', '.join(known_models())}")
+        raise UsageError(f"--model {model}: not in configs/models/; {choices(model, known_models())}")
+    check_folder(args.out, "--out")
     out = args.out.absolute()
     lengths = LENGTHS["local" if args.local else "cluster"]
     steps = plan(out, local=args.local, model=model, port=args.port, lengths=lengths)

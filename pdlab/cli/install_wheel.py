@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import OneLineParser, exit_code
+from pdlab.core.arguments import OneLineParser, backends, exit_code, no_file
 from pdlab.core.errors import ClusterError, UsageError
 
 DIFFERENT, CANNOT_RUN = 3, 5
 
 EPILOG = """\
-example, after debug/build_nixl_ucx_efa.sh --wheel:
-  python debug/install_on_nodes.py /opt/pdlab-nixl/wheels/nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl \\
-      --module nixl_cu13 --backends UCX
+examples, after debug/build_nixl_ucx_efa.sh --wheel:
+  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl
+      on every node of the Ray cluster that this machine belongs to
+  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --module nixl_cu13 --backends UCX
+      and see that every node loads the same libraries with it
+  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --target /opt/pdlab-nixl/site
+      beside the Python's own packages
 
 Installs without dependencies, into the Python that Ray runs on each node, or into --target. Restart Ray's
 workers afterwards (launch anew): a process keeps what it has loaded.
@@ -32,16 +37,19 @@ def parser() -> argparse.ArgumentParser:
         description="Install one wheel on every node of the Ray cluster, and compare what each node has then.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    p.add_argument("wheel", type=Path, help="the wheel to install")
-    p.add_argument("--module", metavar="NAME", help="import this afterwards, in a process of its own (default: none)")
-    p.add_argument(
+    add = p.add_argument_group("what is installed, and where").add_argument
+    add("wheel", type=Path, metavar="WHEEL", help="the wheel to install")
+    add("--target", metavar="DIR", help="install there, in place of the Python's own packages")
+    add = p.add_argument_group("what is checked afterwards").add_argument
+    add("--module", metavar="NAME", help="import this afterwards, in a process of its own (default: none)")
+    add(
         "--backends",
+        type=backends,
+        default=(),
         metavar="NAME[,NAME]",
         help="create these NIXL backends afterwards, in a process of its own, and compare the libraries that it loads",
     )
-    p.add_argument("--target", metavar="DIR", help="install there, in place of the Python's own packages")
     return p
 
 
@@ -50,12 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.wheel.suffix != ".whl" or not args.wheel.is_file():
+    if args.wheel.suffix != ".whl":
         raise UsageError(f"{args.wheel}: not a wheel; give a file that ends in .whl")
     if args.target and not Path(args.target).is_absolute():
         raise UsageError(f"--target {args.target}: must be an absolute path, the same on every node")
-    content = args.wheel.read_bytes()
-    backends = tuple(name.strip().upper() for name in (args.backends or "").split(",") if name.strip())
+    try:
+        content = args.wheel.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{no_file(error)}; give the path of a wheel that can be read") from error
+    if args.module is not None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", args.module):
+        raise UsageError(f"--module {args.module!r}: not the name of a module; for example nixl_cu13")
 
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
@@ -74,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
         }
         print(f"{args.wheel.name}, {len(content) / 1e6:.1f} MB, to {len(names)} nodes", file=sys.stderr)
         answers = cluster.ask_nodes(install.install, args.wheel.name, content, args.target, args.module)
-        loads = cluster.ask_nodes(load, backends, None, args.target) if backends else {}
+        loads = cluster.ask_nodes(load, args.backends, None, args.target) if args.backends else {}
     digests = {}
     for node, name in names.items():
         answer = answers.get(node, {"error": "no answer"})
@@ -84,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
     if None in digests.values() or len(set(digests.values())) != 1:
         print("the nodes differ: mend the ones above, and run this again", file=sys.stderr)
         return DIFFERENT
-    if backends:
+    if args.backends:
         facts = {name: {"loaded": loads.get(node)} for node, name in names.items()}
         wrong = loads_alike(facts)
         if wrong is not None:

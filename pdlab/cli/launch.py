@@ -11,42 +11,41 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
-from pdlab.cluster.two_hosts import parse_shape, require
+from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import chosen
-from pdlab.core.arguments import exit_code
-from pdlab.core.catalog import ModelShape, load_cluster, local_cluster, resolve_model, two_hosts_cluster
+from pdlab.core.arguments import check_writable, exit_code
+from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
-from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.vllm_limits import check_divisibility, check_ports
-from pdlab.deploy import engine_memory
+from pdlab.core.nodes import ClusterView
+from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.options import (
+    FROM_STDIN,
     LOCAL_MODEL,
     LaunchRequest,
     build_parser,
-    chooses_backend,
-    deployment_from,
-    workload_from,
+    command_line,
+    request_from,
+    request_from_json,
 )
-from pdlab.deploy.serve_config import ServeApp, model_id, render, serve_config, serving_env
-from pdlab.placement.place import cautions, place
+from pdlab.deploy.prepared import Prepared, prepare_deployment
+from pdlab.deploy.serve_config import ServeApp, serve_config, serving_env
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line asks for, checked as far as that goes without a cluster."""
+class Model:
+    """What the engines load: ``shape`` is None for a model that is not in the catalogue."""
 
-    deployment: Deployment
     shape: ModelShape | None
-    model_source: str
+    source: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,48 +54,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
-    if args.local and args.cluster:
-        raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
+    if args.request_from_stdin:
+        _start(_request_from_stdin(argv))
+        return 0
     if args.shutdown:
         return _shutdown(args)
-    link = _link(args)
-    asked = _asked(args)
+    if args.export not in (None, "-"):
+        _check_export(Path(args.export))
+    request = request_from(args, argv)
     if args.dry_run or args.export:
-        _plan(args, asked, argv)
-        return 0
+        _plan(args, request, argv)
+    else:
+        _start(request)
+    return 0
+
+
+def _request_from_stdin(argv: Sequence[str]) -> LaunchRequest:
+    if list(argv) != [FROM_STDIN]:
+        raise UsageError(f"{FROM_STDIN} takes no other flag: the request has what they would say")
+    return request_from_json(sys.stdin.buffer.read() if sys.stdin else "")
+
+
+def _start(request: LaunchRequest) -> None:
+    """Launch, once everything is checked that can be without a cluster."""
+    model = _checked_model(request)
     from pdlab.deploy import launch
 
-    view = load_cluster(args.cluster) if args.cluster not in (None, "auto") else None
-    if view is not None or args.local:
+    view = request.known_view()
+    if view is not None:
         # A request that cannot fit fails here, before Ray is imported.
-        nodes = view or _local_view(args)
-        placement = place(asked.deployment, nodes)
-        check_ports(asked.deployment, placement)
-        engine_memory.examine(asked.deployment, asked.shape, nodes, placement, workload_from(args))
-    if args.two_hosts:
+        _prepared(request, model, view)
+    if request.two_hosts:
         require()
-    key_file = _key_file(args)
-    launch.launch(
-        LaunchRequest(
-            deployment=asked.deployment,
-            cluster=view,
-            local_nodes=args.local,
-            two_hosts=args.two_hosts,
-            link=link,
-            host=args.host,
-            port=args.port,
-            wait=args.wait,
-            detach=args.detach or not args.wait,
-            timeout_s=args.timeout_s,
-            command=(shlex.join(["python", "launch_gptoss.py", *argv]),),
-            api_key_file=None if key_file is None else str(key_file),
-            accept_open_cluster=args.accept_open_cluster,
-            choose_backend=chooses_backend(args),
-            accept_wire=args.accept_wire,
-            workload=workload_from(args),
-        )
-    )
-    return 0
+    key_file = _key_file(request)
+    launch.launch(replace(request, api_key_file=None if key_file is None else str(key_file)))
 
 
 def _shutdown(args: argparse.Namespace) -> int:
@@ -108,14 +99,16 @@ def _shutdown(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(args: argparse.Namespace) -> Asked:
-    deployment = deployment_from(args)
+def _checked_model(request: LaunchRequest) -> Model:
+    """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes."""
+    deployment = request.deployment
     shape, source = resolve_model(deployment.model)
-    if args.local and not (shape.local if shape else source and Path(source).is_dir()):
+    if request.local_nodes and not (shape.local if shape else source and Path(source).is_dir()):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
             f"leave --model out ({LOCAL_MODEL}) or give a folder"
         )
+    check_context(deployment, shape)
     for warning in check_divisibility(deployment, shape):
         _warn(warning)
     topology = deployment.topology
@@ -123,83 +116,62 @@ def _asked(args: argparse.Namespace) -> Asked:
         _warn(
             "NIXL debug logging costs 5 to 10 times in KV-transfer speed: look at transports with it, measure without"
         )
-    if not _on_loopback(args.host) and args.api_key is False:
-        _warn(f"serving on {args.host} without an API key: whoever reaches that address can use the model")
+    if not _on_loopback(request.host) and request.api_key is False:
+        _warn(f"serving on {request.host} without an API key: whoever reaches that address can use the model")
     if source is None:
         assert shape is not None
         source = str(tiny_model_folder(shape, cache_dir()))
-    return Asked(deployment, shape, source)
+    return Model(shape, source)
 
 
-def _plan(args: argparse.Namespace, asked: Asked, argv: Sequence[str]) -> None:
+def _plan(args: argparse.Namespace, request: LaunchRequest, argv: Sequence[str]) -> None:
     """Print or export what would be started."""
+    model = _checked_model(request)
     if args.dry_run and args.export == "-":
         raise UsageError("--dry-run and --export - both write to standard output: give one of them, or --export FILE")
-    view = _view(args)
-    placement = place(asked.deployment, view)
-    check_ports(asked.deployment, placement)
-    workload = workload_from(args)
-    memory = engine_memory.examine(asked.deployment, asked.shape, view, placement, workload)
-    for caution in cautions(asked.deployment, placement, view):
+    prepared = _prepared(request, model, request.known_view() or _live_view())
+    for caution in prepared.cautions:
         _warn(caution)
-    app = render(asked.deployment, placement, view, asked.shape, asked.model_source)
     if args.dry_run:
-        text = describe(
-            asked.deployment,
-            view,
-            placement,
-            app,
-            base_url=f"http://{args.host}:{args.port}",
-            launch_command=_for_real(argv),
-            model_id=model_id(asked.deployment, asked.shape),
-            memory=memory,
-            workload=workload,
-        )
-        print(text, end="")
+        base_url = f"http://{request.host}:{request.port}"
+        print(describe(prepared, base_url=base_url, launch_command=_for_real(argv)), end="")
     if args.export:
-        _export(args, app, asked.deployment)
+        _export(args, prepared.app, request.deployment)
+
+
+def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepared:
+    return prepare_deployment(request.deployment, view, model.shape, model.source, request.workload)
+
+
+def _check_export(path: Path) -> None:
+    """Raises UsageError where nothing can be written, or where a file would be lost."""
+    check_writable(path, "--export")
+    if path.exists():
+        raise UsageError(f"--export {path}: is there already; remove it, choose another, or give - and redirect")
 
 
 def _on_loopback(host: str) -> bool:
     return host in ("127.0.0.1", "localhost", "::1")
 
 
-def _key_file(args: argparse.Namespace) -> Path | None:
+def _key_file(request: LaunchRequest) -> Path | None:
     """File with the key that clients have to send; None: none is asked for. Raises UsageError."""
-    if args.api_key is False:
-        if args.api_key_file:
+    given = None if request.api_key_file is None else Path(request.api_key_file)
+    if request.api_key is False:
+        if given:
             raise UsageError("--no-api-key and --api-key-file exclude each other: leave one out")
         return None
-    needed = args.api_key is True or not _on_loopback(args.host)
-    file = chosen(args.api_key_file, os.environ, needed=needed, folder=cache_dir())
+    needed = request.api_key is True or not _on_loopback(request.host)
+    file = chosen(given, os.environ, needed=needed, folder=cache_dir())
     if file is not None:
         print(f"clients need the API key in {file}: Authorization: Bearer KEY", file=sys.stderr)
     return file
 
 
-def _view(args: argparse.Namespace) -> ClusterView:
-    if args.local:
-        return _local_view(args)
-    if args.cluster in (None, "auto"):
-        from pdlab.deploy import launch
+def _live_view() -> ClusterView:
+    from pdlab.deploy import launch
 
-        return launch.live_view()
-    return load_cluster(args.cluster)
-
-
-def _local_view(args: argparse.Namespace) -> ClusterView:
-    return two_hosts_cluster(_link(args) or LinkShape()) if args.two_hosts else local_cluster(args.local)
-
-
-def _link(args: argparse.Namespace) -> LinkShape | None:
-    """What the link of --two-hosts shall be; None: nothing is said of it. Raises UsageError."""
-    asked = args.link_rate is not None or args.link_delay_ms is not None
-    if asked and not args.two_hosts:
-        raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
-    if args.two_hosts and args.local != 2:
-        what = f"--local {args.local}" if args.local else f"--cluster {args.cluster or 'auto'}"
-        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {what}")
-    return parse_shape(args.link_rate, args.link_delay_ms) if asked else None
+    return launch.live_view()
 
 
 def _for_real(argv: Sequence[str]) -> str:
@@ -211,7 +183,7 @@ def _for_real(argv: Sequence[str]) -> str:
             next(words, None)
         elif word != "--dry-run" and not word.startswith("--export="):
             kept.append(word)
-    return shlex.join(["python", "launch_gptoss.py", *kept])
+    return command_line(kept)
 
 
 def _export(args: argparse.Namespace, app: ServeApp, deployment: Deployment) -> None:
@@ -229,7 +201,7 @@ def _export(args: argparse.Namespace, app: ServeApp, deployment: Deployment) -> 
         Path(args.export).write_text(config, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--export {args.export}: cannot be written ({error.strerror})") from error
-    print(f"wrote {args.export}: serve deploy {args.export}", file=sys.stderr)
+    print(f"wrote {args.export}: {shlex.join(['serve', 'deploy', args.export])}", file=sys.stderr)
 
 
 def _warn(text: str) -> None:

@@ -7,11 +7,25 @@ import argparse
 import math
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.core.arguments import OneLineParser, above_zero, exit_code, not_for, numbers, positive
+from pdlab.core.arguments import (
+    OneLineParser,
+    above_zero,
+    check_folder,
+    check_picture,
+    check_writable,
+    exit_code,
+    not_for,
+    numbers,
+    positive,
+    seed,
+    share,
+    whole,
+)
 from pdlab.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +40,9 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "gpt-oss-120b"
+MAX_GPUS = 1024  # more are copies of what is best on fewer
+MAX_IN_FLIGHT = 20_000
+SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
 EPILOG = """\
 examples:
@@ -51,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
         description="Predict throughput and latency of collocated and PD deployments, and rank them for an SLO.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     what = p.add_argument_group("what to serve, on what")
     what.add_argument(
@@ -66,7 +82,13 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--node", default="p5.48xlarge", metavar="NAME", help="node type, of configs/clusters/ (default %(default)s)"
     )
-    what.add_argument("--gpus", type=positive, default=8, metavar="N", help="GPUs to plan for (default 8)")
+    what.add_argument(
+        "--gpus",
+        type=_gpus,
+        default=8,
+        metavar="N",
+        help="GPUs to plan for (default 8)",
+    )
     load = p.add_argument_group("workload")
     load.add_argument("--itl", type=positive, metavar="TOKENS", help="input tokens per request (default 5000)")
     load.add_argument("--otl", type=positive, metavar="TOKENS", help="output tokens per request (default 250)")
@@ -86,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     )
     load.add_argument(
         "--concurrency",
-        type=numbers,
+        type=_in_flight,
         metavar="N[,N...]",
         help="plan for these numbers of requests in flight over all GPUs (default: a ladder per GPU)",
     )
@@ -103,10 +125,9 @@ def parser() -> argparse.ArgumentParser:
     slo.add_argument("--slo-e2el-ms", type=above_zero, metavar="MS", help="end-to-end latency")
     slo.add_argument(
         "--slo-quantile",
-        type=float,
-        default=0.95,
+        type=share,
         metavar="Q",
-        help="share of requests that must meet it (default %(default)s)",
+        help="share of requests that must meet it (default 0.95)",
     )
     how = p.add_argument_group("how")
     how.add_argument(
@@ -116,14 +137,15 @@ def parser() -> argparse.ArgumentParser:
         help="default any: pack where one node takes it",
     )
     how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
-    how.add_argument("--seed", type=int, default=0, help="of the simulation (default 0)")
+    how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
     how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
     how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
-    other = p.add_argument_group("instead of a ranking").add_mutually_exclusive_group()
+    instead = p.add_argument_group("instead of a ranking")
+    other = instead.add_mutually_exclusive_group()
     other.add_argument("--explain", metavar="LABEL", help="where a request's time goes in one deployment")
     other.add_argument("--compare", nargs="+", type=Path, metavar="DIR", help="measured experiments beside predictions")
     other.add_argument("--predict", type=Path, metavar="CSV", help="predict every row of a CSV")
-    p.add_argument(
+    instead.add_argument(
         "--prompts",
         choices=["fresh", "repeated"],
         help="with --compare: whether levels repeat prompts (default: published runs do, ours do not)",
@@ -148,10 +170,36 @@ def _run(args: argparse.Namespace) -> int:
     args.model = args.model or DEFAULT_MODEL
     shape = load_model(args.model)
     if shape is None:
-        raise UsageError(f"--model {args.model}: not in configs/models/; add its shape there, or use {DEFAULT_MODEL}")
+        raise _unknown_model(args.model)
     if args.explain:
         return _explain(args, hardware, shape)
     return _rank(args, hardware, shape)
+
+
+def _unknown_model(name: str) -> UsageError:
+    from pdlab.core.catalog import known_models
+    from pdlab.core.text import choices
+
+    return UsageError(
+        f"--model {name}: not in configs/models/; {choices(name, known_models())} (or add its shape there)"
+    )
+
+
+def _gpus(text: str) -> int:
+    try:
+        return whole(1, MAX_GPUS, "a number of GPUs")(text)
+    except argparse.ArgumentTypeError as error:
+        more = f" ({MAX_GPUS} take minutes to search; more are copies of what is best there)" if text.isdigit() else ""
+        raise argparse.ArgumentTypeError(f"{error}{more}") from error
+
+
+def _in_flight(text: str) -> tuple[int, ...]:
+    found = numbers(text)
+    if found[-1] > MAX_IN_FLIGHT:
+        raise argparse.ArgumentTypeError(
+            f"{found[-1]} requests in flight are too many to simulate, at most {MAX_IN_FLIGHT}"
+        )
+    return found
 
 
 def _applies(args: argparse.Namespace) -> None:
@@ -175,10 +223,13 @@ def _slo(args: argparse.Namespace) -> Slo:
     from pdlab.core.workload import Slo
 
     bounds = {name: getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
+    if args.slo_quantile is not None and not any(bounds.values()):
+        raise UsageError("--slo-quantile is the share within --slo-ttft-ms, --slo-tpot-ms or --slo-e2el-ms: give one")
     return validate(
         Slo,
-        {f"{name}_s": ms / 1000 for name, ms in bounds.items() if ms is not None} | {"quantile": args.slo_quantile},
-        where="--slo-quantile",
+        {f"{name}_s": ms / 1000 for name, ms in bounds.items() if ms is not None}
+        | {"quantile": 0.95 if args.slo_quantile is None else args.slo_quantile},
+        where="the SLO",
     )
 
 
@@ -214,11 +265,14 @@ def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
     """
     from pdlab.core.catalog import load_cluster
     from pdlab.core.nodes import ClusterView
+    from pdlab.core.text import choices
 
     try:
         base = load_cluster(f"{args.node}-x2").engine_nodes[0]
     except UsageError as error:
-        raise UsageError(f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; use p5.48xlarge") from error
+        raise UsageError(
+            f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; {choices(args.node, _nodes())}"
+        ) from error
     if hardware.cpu:
         not_for(args, parser(), ["--node"], f"--hardware {args.hardware}, which is CPUs of this machine")
         base = base.model_copy(update={"gpus": hardware.gpus_per_node})
@@ -232,6 +286,12 @@ def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
         nodes.append(base.model_copy(update=changes))
     kind = "local Ray node" if hardware.cpu else args.node
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
+
+
+def _nodes() -> list[str]:
+    from pdlab.core.files import CONFIGS
+
+    return [path.stem.removesuffix("-x2") for path in (CONFIGS / "clusters").glob("*-x2.yaml")]
 
 
 def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
@@ -255,8 +315,11 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     if args.rate and args.concurrency:
         raise UsageError("--rate and --concurrency exclude each other: plan for one load")
     if args.plot:
-        _check_suffix(args.plot)
+        check_picture(args.plot, "--plot")
+    if args.out:
+        check_folder(args.out, "--out")
     scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
+    progress = _Progress()
     found = plan(
         scene,
         args.model,
@@ -265,15 +328,19 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
         placement=None if args.placement == "any" else args.placement,
         concurrencies=args.concurrency,
         rate_rps=scene.trace.rate_rps if scene.trace else args.rate,
-        on_progress=_progress,
+        on_progress=progress,
     )
-    _progress("")
+    progress.end()
     print(ranking(found, scene, view, args.gpus))
     best = [candidate for candidate in found.candidates if candidate.best][: args.top]
     print()
-    told = "" if args.model == DEFAULT_MODEL else f" --model {args.model}"
+    told = "" if args.model == DEFAULT_MODEL else f" --model {shlex.quote(args.model)}"
     told += "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
-    print(next_steps.commands(best, scene.workload, None if hardware.cpu else args.node, args.out, told))
+    print(
+        next_steps.commands(
+            best, scene.workload, None if hardware.cpu else args.node, args.out, told, found.first(collocated=True)
+        )
+    )
     if args.plot:
         collocated = found.first(collocated=True)
         drawn = list(found.candidates[: max(args.top, 5)])
@@ -283,15 +350,28 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     return 0
 
 
-def _progress(label: str) -> None:
-    """One line that is overwritten, on a terminal alone."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{label and 'simulating ' + label}", end="", file=sys.stderr, flush=True)
+class _Progress:
+    """What is being simulated, on standard error once it takes long: a line that is overwritten on a terminal, else
+    one now and then."""
 
+    def __init__(self) -> None:
+        self._began = self._shown = time.monotonic()
+        self._terminal = sys.stderr.isatty()
 
-def _check_suffix(path: Path) -> None:
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
+    def __call__(self, done: int, of: int, label: str) -> None:
+        now = time.monotonic()
+        if now - self._began < SHOWN_AFTER_S:
+            return
+        text = f"simulating {label} ({done + 1} of {of}, {now - self._began:.0f} s)"
+        if self._terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif now - self._shown >= (SHOWN_EVERY_S if self._shown > self._began else 0.0):
+            print(text, file=sys.stderr, flush=True)
+            self._shown = now
+
+    def end(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
@@ -314,11 +394,12 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     from pdlab.plan import next_steps
     from pdlab.plan.accuracy import median_errors, table
     from pdlab.plan.calibration import compare, measured, other_kind
+    from pdlab.plan.text import rests_on
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
 
     if args.plot:
-        _check_suffix(args.plot)
+        check_picture(args.plot, "--plot")
     points, experiments, predicted, names = [], [], [], []
     for folder in experiment_folders(args.compare):
         experiment = load_experiment(folder)
@@ -329,7 +410,7 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
         names.append(shape.name)
         other = other_kind(hardware, experiment)
         if other:
-            print(f"plan.py: note: {other}: give --hardware", file=sys.stderr)
+            print(f"note: {other}: give --hardware", file=sys.stderr)
         points += compare(hardware, shape, found)
         if args.plot:
             experiments.append(experiment)
@@ -339,7 +420,8 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
     print(table(points))
     errors = median_errors(points, skip_first=False)
-    print("\nmedian absolute error: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
+    print("\nmedian absolute error here: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
+    print(f"of {hardware.name} elsewhere: {rests_on(hardware.error)}")
     if args.plot:
         plot(args.plot, predicted, experiments, hardware)
         print(f"Plot (measured and simulated): {args.plot}")
@@ -353,17 +435,21 @@ def _measured_shape(asked: str | None, model: str, folder: Path) -> ModelShape:
     name = model.rpartition("/")[2]
     shape = load_model(asked or name)
     if shape is None and asked:
-        raise UsageError(f"--model {asked}: not in configs/models/; add its shape there, or leave --model out")
+        raise _unknown_model(asked)
     if shape is None:
         raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
     if shape.name != name:
-        print(f"plan.py: note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
+        print(f"note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
     return shape
 
 
 def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
     from pdlab.plan import csv_predictions, csv_rows
 
+    if args.out is not None:
+        check_writable(args.out, "--out")
+        if args.out.exists() and args.predict.exists() and args.out.samefile(args.predict):
+            raise UsageError(f"--out {args.out} is the CSV that --predict reads, which would be lost: choose another")
     try:
         text = args.predict.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -385,14 +471,12 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
 
 
 def plot(path: Path, predicted: Sequence[Experiment], measured: Sequence[Experiment], hardware: Hardware) -> None:
-    """Measured and predicted curves in one picture, predicted ones with bands. Raises UsageError, StoreError."""
+    """Measured and predicted curves in one picture, predicted ones with bands. Raises StoreError."""
     from pdlab.analysis.curves import View, curves
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.report.plots import Band, draw
     from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR
 
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot {path}: the suffix says the format; use .png, .svg or .pdf")
     error = hardware.error or UNKNOWN_ERROR
     band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
     # Labels of each kind by themselves: told apart by the word, not by folder names.

@@ -12,7 +12,7 @@ from typing import Any
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
 from pdlab.cluster.namespaces import INSIDE, spawn_in
-from pdlab.core.arguments import OneLineParser, exit_code
+from pdlab.core.arguments import OneLineParser, exit_code, milliseconds
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import HOST_NAMES
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
@@ -24,7 +24,7 @@ _EPILOG = """examples:
   python -m pdlab two-hosts shape --rate 20mbit
   python -m pdlab two-hosts down
 
-`launch_gptoss.py --local --two-hosts` serves on them (and starts them where they are not up); ./run_bm.sh
+launch_gptoss.py --local --two-hosts serves on them (and starts them where they are not up); ./run_bm.sh
 finds what is served there by itself. docs/two-hosts.md tells what is separate and what is shared.
 """
 
@@ -34,8 +34,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "two-hosts",
         help="two hosts on this machine, made of namespaces, a Ray node on each, a shaped link between them",
-        description="Two hosts on this machine, made of Linux namespaces: Ray's head on the first, a worker on the "
-        "second, a link between them that can be made slow. Needs Linux, root and iproute2.",
+        description="Two hosts on this machine, made of Linux namespaces (root, iproute2): Ray's head on the first, a "
+        "worker on the second, a link between them that can be made slow.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     shape = actions.add_parser("shape", help="give the link another rate and delay; traffic goes on")
     for action in (up, shape):
         action.add_argument("--rate", metavar="RATE", help="1gbit, 20mbit, ... or none (default): each way")
-        action.add_argument("--delay-ms", type=float, metavar="MS", help="one way (default 0)")
+        action.add_argument("--delay-ms", type=milliseconds, metavar="MS", help="one way (default 0)")
     actions.add_parser("down", help="end everything on the hosts, and the hosts")
     shell = actions.add_parser("shell", help="a shell, or a command after --, on one of the hosts")
     shell.add_argument("--host", choices=("a", "b"), default="a", help="a (default): Ray's head and the driver; b")
@@ -108,6 +108,6 @@ def _shell(nodes: LocalNodes, which: str, command: list[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of ``python -m pdlab two-hosts``; returns the exit code."""
-    parser = OneLineParser(prog="python -m pdlab", description="Clusters of this machine.", allow_abbrev=False)
+    parser = OneLineParser(prog="python -m pdlab", description="Clusters of this machine.")
     add_parser(parser.add_subparsers(dest="command", metavar="two-hosts", required=True))
     return exit_code(lambda: run(parser.parse_args(["two-hosts", *(sys.argv[1:] if argv is None else argv)])))

@@ -4,11 +4,23 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
+
+from pdlab.core.arguments import (
+    OneLineParser,
+    above_zero,
+    check_output,
+    check_picture,
+    exit_code,
+    not_for,
+    positive,
+    share,
+)
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Curve, View
@@ -26,13 +38,13 @@ the intervals allow it.
 
 EPILOG = """\
 examples:
-  viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
-  viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
-  viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
-  viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
-  viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
-  viz.py --exps bm_results/* --report out/report.html
-  viz.py --audit bm_results/* published/*
+  python viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
+  python viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
+  python viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
+  python viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
+  python viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  python viz.py --exps bm_results/* --report out/report.html
+  python viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
 """
@@ -41,35 +53,30 @@ Formulas and units of every figure: docs/metrics.md
 FOUND_WRONG = 3
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line; importing nothing heavy, so that --help answers at once."""
-    p = _Parser(
+    p = OneLineParser(
         prog="viz.py",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    p.add_argument(
+    which = p.add_argument_group("which results")
+    which.add_argument(
         "--exps",
         nargs="+",
         type=Path,
         metavar="DIR",
         help="experiment folders: of run_bm.sh, of a whole bench run, or as published (concN.json, concN_rrR.json)",
     )
-    p.add_argument(
+    which.add_argument(
         "--audit",
         nargs="+",
         type=Path,
         metavar="DIR",
         help="in place of a plot: what in these folders would make a plot of them wrong; exit code 3 when something is",
     )
-    p.add_argument(
+    which.add_argument(
         "--gpus",
         action="append",
         default=[],
@@ -84,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
         help="throughput per node (default), or with --no-use-normalized of the whole deployment",
     )
     shown.add_argument(
-        "--gpus-per-node", type=int, default=8, metavar="N", help="GPUs that make a node (default 8); 1: per GPU"
+        "--gpus-per-node", type=positive, default=8, metavar="N", help="GPUs that make a node (default 8); 1: per GPU"
     )
     shown.add_argument(
         "--per-role",
@@ -100,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         "chunk = (chunk size - 1) * TPOT + TTFT",
     )
     shown.add_argument(
-        "--chunk-size", type=int, default=None, metavar="TOKENS", help="with --latency-mode chunk (default 16)"
+        "--chunk-size", type=positive, default=None, metavar="TOKENS", help="with --latency-mode chunk (default 16)"
     )
     shown.add_argument(
         "--use-interactivity",
@@ -120,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
         help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median)",
     )
     shown.add_argument(
-        "--confidence", type=float, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
+        "--confidence", type=share, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
     )
     asked = p.add_argument_group("what is answered")
     asked.add_argument(
@@ -133,13 +140,12 @@ def parser() -> argparse.ArgumentParser:
     )
     asked.add_argument(
         "--slo-quantile",
-        type=float,
-        default=0.95,
+        type=share,
         metavar="Q",
         help="share of requests that must be within every bound of --slo (default 0.95)",
     )
     asked.add_argument(
-        "--price-per-gpu-hour", type=float, default=None, metavar="PRICE", help="adds the cost of a million tokens"
+        "--price-per-gpu-hour", type=above_zero, default=None, metavar="PRICE", help="adds the cost of a million tokens"
     )
     asked.add_argument(
         "--published",
@@ -150,7 +156,13 @@ def parser() -> argparse.ArgumentParser:
         help="tables that others published, as CSV (docs/metrics.md has the columns): shown beside, never ranked",
     )
     made = p.add_argument_group("what is made")
-    made.add_argument("--log-latency", action="store_true", help="logarithmic latency axes")
+    made.add_argument(
+        "--log-latency",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="logarithmic latency axes (default: where the values span more than 20 times, or one curve reaches three "
+        "times beyond all others)",
+    )
     made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")
     made.add_argument(
         "--plot-path", type=Path, default=None, metavar="FILE", help="where the plot goes (default out/viz.png)"
@@ -185,7 +197,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, 2 for bad input."""
-    from pdlab.core.arguments import exit_code
 
     def run() -> int:
         args = parser().parse_args(argv)
@@ -194,20 +205,22 @@ def main(argv: list[str] | None = None) -> int:
         _show(args, sys.argv[1:] if argv is None else argv)
         return 0
 
-    return exit_code(run, prog="viz.py")
+    return exit_code(run)
 
 
 def _audit(args: argparse.Namespace) -> int:
     from pdlab.analysis.audit import rules
-    from pdlab.core.arguments import not_for
     from pdlab.core.errors import UsageError
+    from pdlab.results.published_folders import require_folder
     from pdlab.results.store import experiment_folders, unfinished
 
     if args.exps:
         raise UsageError("--audit examines folders and draws nothing; leave --exps out")
     drawn = ["--report", "--plot-path", "--format", "--note", "--published", "--slo", "--price-per-gpu-hour"]
     not_for(args, parser(), drawn, "--audit, which draws nothing")
-    folders = _distinct(experiment_folders(args.audit))
+    for path in args.audit:
+        require_folder(path)
+    folders = _distinct(experiment_folders(args.audit), "--audit")
     _note(unfinished(path) for path in args.audit)
     findings = rules.audit(folders)
     print(rules.render(findings, len(folders)))
@@ -225,6 +238,16 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
+    if not args.use_normalized and args.gpus_per_node != parser().get_default("gpus_per_node"):
+        raise UsageError(
+            "--gpus-per-node is for throughput per node, which --no-use-normalized turns off: leave one out"
+        )
+    if not args.use_normalized and args.per_role != "all":
+        raise UsageError("--per-role counts GPUs per node, which --no-use-normalized turns off: leave one out")
+    if args.slo_quantile is not None and not args.slo:
+        raise UsageError("--slo-quantile is for --slo, which is not given: add --slo, or leave --slo-quantile out")
+    if args.use_interactivity and args.latency_mode != "token":
+        raise UsageError("--use-interactivity is 1000/TPOT: it goes with --latency-mode token alone")
     if args.no_plot and (args.plot_path or args.format):
         raise UsageError("--no-plot makes no file; leave out --plot-path and --format, or --no-plot")
     view = validate(
@@ -240,19 +263,23 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             "role": args.per_role,
             "confidence": args.confidence,
         },
-        where="command line",
+        where="the flags",
+        names={"gpus_per_node": "--gpus-per-node", "chunk_size": "--chunk-size", "confidence": "--confidence"},
     )
     plot_path = _plot_path(args.plot_path, args.format)
     if args.report is not None and args.report.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--report {args.report}: give an .html file, for example {args.report.with_suffix('.html')}")
+        example = args.report.with_suffix(".html") if args.report.name else "report.html"
+        raise UsageError(f"--report {args.report}: give an .html file, for example {example}")
     show_tables = args.report is None if args.show_tables is None else args.show_tables
     draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
-    slos = [parse_slo(text, args.slo_quantile) for text in args.slo]
-    if args.price_per_gpu_hour is not None and not 0 < args.price_per_gpu_hour < float("inf"):
-        raise UsageError(f"--price-per-gpu-hour {args.price_per_gpu_hour:g}: expected a price above 0")
-    paths = _distinct(experiment_folders(args.exps))
+    slos = [parse_slo(text, 0.95 if args.slo_quantile is None else args.slo_quantile) for text in args.slo]
+    if draw:
+        check_picture(plot_path, "--plot-path", make_folder=True)
+    if args.report is not None:
+        check_output(args.report, "--report")
+    paths = _distinct(experiment_folders(args.exps), "--exps")
     _note(unfinished(path) for path in args.exps)
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
@@ -260,9 +287,12 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         slos = list(dict.fromkeys(searched))
         loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=True)
     curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
+    curves = _drawn_once(curves)
     curves += [curve for path in args.published for curve in published_tables.load(path)]
     curves = _with_role(curves, view)
     ranking.require_latency(ranking.own(curves), view)
+    doubt = _doubt(paths)
+    _note([doubt])
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
     if args.price_per_gpu_hour is not None:
         texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour))
@@ -272,7 +302,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         from pdlab.report import plots
 
         scales = {"log_latency": args.log_latency, "log_load": args.log_concurrency}
-        plots.draw(curves, view, plot_path, **scales, remarks=args.note)
+        plots.draw(curves, view, plot_path, **scales, remarks=[*args.note, *([doubt] if doubt else [])])
         print(f"Plot: {plot_path}")
     answers = []
     for slo in slos:
@@ -284,18 +314,46 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         print(answers[-1])
     if args.report is not None:
         from pdlab.report import html
+        from pdlab.report.scales import latency_is_logarithmic
 
+        log_latency = latency_is_logarithmic(curves, view, args.log_latency)
         made = shlex.join(["python", "viz.py", *argv])
         known = [text for text in texts if text]
-        contents = html.Contents(loaded, curves, view, made, answers, known, log_latency=args.log_latency)
+        contents = html.Contents(loaded, curves, view, made, answers, known, log_latency=log_latency)
         html.write(contents, args.report)
         print(f"Report: {args.report}")
     print(verdicts.sentence(curves, view))
 
 
+def _doubt(paths: Sequence[Path]) -> str | None:
+    """That the audit finds something in these folders that makes a plot of them wrong; None where it does not."""
+    from pdlab.analysis.audit import rules
+
+    found = rules.shared(rules.hard(rules.audit(paths, recompute=False)))
+    if not found:
+        return None
+    kinds = ", ".join(dict.fromkeys(finding.kind for finding in found))
+    named = list(map(str, paths)) if len(paths) <= 4 else ["DIR..."]
+    more = "" if len(paths) <= 4 else " with these folders"
+    return (
+        f"the audit finds what makes a plot of these wrong ({kinds}): {shlex.join(['python', 'viz.py', '--audit'])} "
+        f"{shlex.join(named) if not more else named[0]}{more} says where"
+    )
+
+
+def _drawn_once(curves: Sequence[Curve]) -> list[Curve]:
+    from pdlab.analysis.curves import drawn_once
+
+    kept = list(drawn_once(curves))
+    if len(kept) < len(curves):
+        names = [curve.label for curve in kept if curve not in curves]
+        _note([f"identical results are drawn once: {'; '.join(names)}"])
+    return kept
+
+
 def _note(texts: Iterable[str | None]) -> None:
     for text in filter(None, texts):
-        print(f"viz.py: note: {text}", file=sys.stderr)
+        print(f"note: {text}", file=sys.stderr)
 
 
 def _with_role(curves: list[Curve], view: View) -> list[Curve]:
@@ -315,7 +373,11 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
 
     path = Path("out/viz") if path is None else path
     suffix = path.suffix.lower().removeprefix(".")
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except (OSError, ValueError):
+        folder = False  # told where it is tried
+    if folder:
         raise UsageError(f"--plot-path {path} is a folder; give a file in it, for example {path / 'viz.png'}")
     if suffix in ("png", "svg", "pdf"):
         if kind not in (None, suffix):
@@ -326,27 +388,30 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     return path.with_name(f"{path.name}.{kind or 'png'}")
 
 
-def _distinct(paths: list[Path]) -> list[Path]:
+def _distinct(paths: list[Path], flag: str) -> list[Path]:
     from pdlab.core.errors import UsageError
 
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
-            raise UsageError(f"--exps names {path} twice; name each folder once")
+            raise UsageError(f"{flag} names {path} twice; name each folder once")
         seen.add(path.resolve())
     return paths
 
 
 def _gpus(texts: list[str], paths: list[Path]) -> dict[str, int]:
     from pdlab.core.errors import UsageError
+    from pdlab.core.text import choices
 
     names = [path.resolve().name for path in paths]
     found: dict[str, int] = {}
     for text in texts:
         name, _, count = text.rpartition("=")
-        if not name or not count.isdecimal() or int(count) < 1:
+        if not name or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
             raise UsageError(f"--gpus {text}: expected NAME=N with N at least 1, for example --gpus my-folder=8")
         if name not in names:
-            raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r} (they are {', '.join(names)})")
+            raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r}; {choices(name, names)}")
+        if name in found:
+            raise UsageError(f"--gpus {text}: {name} is given twice; keep one")
         found[name] = int(count)
     return found

@@ -15,7 +15,7 @@ EPILOG = f"""\
 examples:
   python -m pdlab weights                      are gpt-oss-120b's on every node of this machine's Ray cluster?
   python -m pdlab weights --fetch              download them there, all nodes at once (65 GB for gpt-oss-120b)
-  HF_HOME=/data/hf python -m pdlab weights --here --fetch      on this machine alone; HF_HOME as at `ray start`
+  python -m pdlab weights --here --fetch       on this machine alone, where HF_HOME says, as it is for ray start
 
 exit code: 0 they are everywhere, 3 something is missing, 2 bad command line
 models of configs/models/: {", ".join(known_models())}
@@ -28,12 +28,13 @@ def parser() -> argparse.ArgumentParser:
         description="Look for a model's files on every node, as vLLM will look for them, or fetch them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    p.add_argument("--model", default="gpt-oss-120b", metavar="NAME|PATH", help="default %(default)s")
-    p.add_argument("--here", action="store_true", help="on this machine alone, without Ray")
-    p.add_argument("--fetch", action="store_true", help="download what is missing, on all nodes at once")
-    p.add_argument(
+    what = p.add_argument_group("which files, and where")
+    what.add_argument("--model", default="gpt-oss-120b", metavar="NAME|PATH", help="default %(default)s")
+    what.add_argument("--here", action="store_true", help="on this machine alone, without Ray")
+    fetch = p.add_argument_group("download")
+    fetch.add_argument("--fetch", action="store_true", help="download what is missing, on all nodes at once")
+    fetch.add_argument(
         "--timeout-s", type=seconds, default=7200.0, metavar="S", help="for a download (default %(default)g)"
     )
     return p

@@ -189,7 +189,7 @@ class Cluster:
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise ClusterError(
-                        f"whether Ray asks for a token cannot be told: {address} answers {error.code().name}"
+                        f"unknown whether Ray requires a token: {address} answers {error.code().name}"
                     ) from error
                 return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
         return False

@@ -28,7 +28,7 @@ def unavailable() -> str | None:
     if sys.platform != "linux":
         return f"namespaces are Linux's, this is {sys.platform}"
     if os.geteuid() != 0:
-        return "it takes root to make network namespaces: run it as root (sudo)"
+        return "making network namespaces requires root: run it as root (sudo)"
     missing = [kind for kind in FLAGS if not Path(f"/proc/self/ns/{kind}").exists()]
     if missing:
         return f"this kernel has no {', '.join(missing)} namespaces"

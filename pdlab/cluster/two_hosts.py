@@ -249,7 +249,7 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path, what: str) -> None
     if process.stdout.readline() != b"ready\n":
         process.kill()
         lines = [line for line in log.read_text().splitlines() if line.strip()]
-        raise ClusterError(f"{what} does not start: {lines[-1] if lines else 'no word of it'}")
+        raise ClusterError(f"{what} does not start: {lines[-1] if lines else 'it printed nothing'}")
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -9,40 +9,130 @@ import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pdlab.core.errors import PdlabError, UsageError
+from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
+from pdlab.core.text import choices
+from pdlab.core.transports import no_backend, no_transport
 
 INTERRUPTED = 130
 READER_GONE = 141  # as a shell tells of SIGPIPE
+PICTURES = (".png", ".svg", ".pdf")
+MAX_SEED = 2**63 - 1
+MAX_TOKENS = 100_000_000  # of a request: more than any model takes
+MAX_LOAD = 100_000  # requests in flight, or per second: far beyond what one load generator makes
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Complaints are UsageErrors: one line, no usage block."""
+    """Complaints are UsageErrors in plain words: one line, no usage block, and the nearest name of a misspelt one.
+
+    A flag that takes one value and is given twice is refused: argparse would keep the last without a word.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+        self.given: dict[str, str] = {}
+        for name in (None, "store"):
+            self.register("action", name, _Once)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given = {}
+        for word in sys.argv[1:] if args is None else args:
+            if match := re.fullmatch(r"(--?[a-z][\w-]*)=--", word):  # argparse takes it for no value at all
+                raise UsageError(f"{match[1]} needs a value, got '--'")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (all flags: {self.prog} --help)")
+        raise UsageError(self._told(message))
+
+    def _told(self, message: str) -> str:
+        """argparse's complaint in the words of every other one."""
+        flag, rest = "", message
+        if match := re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL):
+            names = match[1].split("/")
+            flag, rest = next((name for name in names if name.startswith("--")), names[0]), match[2]
+        help_text = f"(all flags: {self.prog} --help)"
+        if match := re.fullmatch(r"unrecognized arguments: (.*)", rest, re.DOTALL):
+            word = match[1].split(" ")[0].partition("=")[0]
+            if not word.startswith("-"):
+                return f"{word!r} stands where no word is expected: a flag's value follows its flag {help_text}"
+            near = choices(word, self._option_string_actions, cutoff=0.75)
+            return f"{word} is not a flag{'; ' + near if near.startswith('did') else ''} {help_text}"
+        if match := re.fullmatch(r"invalid choice: (.+?) \(choose from (.*)\)", rest, re.DOTALL):
+            known = [name.strip("' ") for name in match[2].split(",")]
+            near = choices(match[1].strip("'"), known, cutoff=0.81)
+            both = f"{near} " if near.startswith("did") else ""
+            return f"{flag} {match[1]}: {both}choose from {', '.join(known)}"
+        if match := re.fullmatch(r"invalid (\w+) value: (.*)", rest, re.DOTALL):
+            what = {"int": "a whole number", "float": "a number"}.get(match[1], f"a {match[1]}")
+            return f"{flag}: {match[2]} is not {what}"
+        if match := re.fullmatch(r"not allowed with argument (.*)", rest):
+            return f"{flag} and {match[1].rpartition('/')[2]} exclude each other: leave one out"
+        if re.fullmatch(r"expected (one|at least one) arguments?", rest):
+            return f"{flag} needs a value"
+        if match := re.fullmatch(r"ignored explicit argument (.*)", rest):
+            return f"{flag} takes no value, got {match[1]}"
+        if match := re.fullmatch(r"the following arguments are required: (.*)", rest):
+            return f"{match[1]} is needed {help_text}"
+        return f"{flag}: {rest}" if flag else f"{rest} {help_text}"
+
+
+class _Once(argparse.Action):
+    """Keep the value of a flag; a second one is an error."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if option is not None and isinstance(parser, OneLineParser):
+            before = parser.given.get(self.dest)
+            if before is not None:
+                metavar = self.metavar if isinstance(self.metavar, str) else ""
+                several = ", its values with commas between" if "," in metavar else ""
+                what = f"{option} is given twice" if before == option else f"{before} and {option} are the same flag"
+                raise UsageError(f"{what}: give it once{several}")
+            parser.given[self.dest] = option
+        setattr(namespace, self.dest, values)
 
 
 def exit_code(
-    run: Callable[[], int], codes: Mapping[type[PdlabError], int] | None = None, *, prog: str | None = None
+    run: Callable[[], int], codes: Mapping[type[PdlabError], int] | None = None, *, resume: str | None = None
 ) -> int:
-    """What ``run`` returns. Expected failures are one line on standard error, led by ``prog`` where it is given, and
-    their own code or one of ``codes``. Where nobody reads standard output any more (``| head``), not a word."""
+    """What ``run`` returns. Expected failures are one line on standard error that begins with ``error: ``, and their
+    own code or one of ``codes``. ``resume``: the command that goes on where this one was interrupted or could
+    not go on. Where nobody reads standard output any more (``| head``), nothing is printed."""
+    again = f". Go on with: {resume}" if resume else ""
     try:
         code = run()
         sys.stdout.flush()
         return code
     except PdlabError as error:
-        print(f"{prog}: error: {error}" if prog else f"error: {error}", file=sys.stderr)
+        # What is wrong on the command line stays wrong.
+        print(f"error: {cut(str(error))}{again if isinstance(error, BenchError | WriteError) else ''}", file=sys.stderr)
         return (codes or {}).get(type(error), error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        kept = f"; finished levels are kept{again}" if resume else ""
+        print(f"interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         if not stdout_closed():
             raise  # a pipe or a connection of ours: a fault like any other
         return READER_GONE
+    except OSError as error:
+        if error.filename is None and not resume:
+            raise  # not a file that somebody named
+        print(f"error: {cut(no_file(error))}", file=sys.stderr)
+        return 1
+
+
+def no_file(error: OSError) -> str:
+    """The file and why it cannot be used."""
+    return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+
+
+def cut(text: str) -> str:
+    """The text with words that are no words, such as a file given as a value, cut to a length that can be read."""
+    return re.sub(r"\S{250,}", lambda match: f"{match[0][:100]}...", text)
 
 
 def stdout_closed() -> bool:
@@ -62,18 +152,57 @@ def stdout_closed() -> bool:
 
 def check_writable(path: Path, flag: str) -> None:
     """Said before the work, not after it. Raises UsageError where a file cannot be made at ``path``."""
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"{flag} {path}: no folder {folder}; make it, or choose another")
-    if path.is_dir():
-        raise UsageError(f"{flag} {path}: is a folder; give a file in it")
-    there = path.exists()
     try:
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            raise UsageError(f"{flag} {path}: no folder {folder}; make it, or choose another")
+        if path.is_dir():
+            raise UsageError(f"{flag} {path}: is a folder; give a file in it")
+        there = path.exists()
         path.open("ab").close()  # permissions alone do not tell of a read-only file system, nor root of anything
         if not there:
             path.unlink()
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: cannot be written ({error.strerror}); choose another") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
+
+
+def check_folder(path: Path, flag: str) -> None:
+    """Said before the work: raises UsageError where ``path`` cannot be a folder that files are written to."""
+    try:
+        there = path.resolve()
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            raise UsageError(f"{flag} {path}: {there} is a file; give a folder")
+        probe = there / f".pdlab-{os.getpid()}"
+        probe.open("xb").close()
+        probe.unlink()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
+
+
+def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
+    """Raises UsageError where no picture can be written there: by its suffix, or where no file can be made.
+
+    ``make_folder``: its folder is made where it is missing.
+    """
+    if path.suffix.lower() not in PICTURES:
+        what = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix says the format"
+        raise UsageError(f"{flag} {path}: {what}; use {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
+    check_output(path, flag) if make_folder else check_writable(path, flag)
+
+
+def check_output(path: Path, flag: str) -> None:
+    """As `check_writable`, for a file whose folder is made where it is missing."""
+    try:
+        missing = not path.resolve().parent.is_dir()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
+    check_folder(path.parent, flag) if missing else check_writable(path, flag)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Sequence[str], what: str) -> None:
@@ -86,9 +215,30 @@ def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Se
 
 def positive(text: str) -> int:
     """A whole number of at least 1. Raises argparse.ArgumentTypeError, as all of these do."""
-    if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < 1:
+    if not re.fullmatch(r"\s*[0-9]{1,18}\s*", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def whole(low: int, high: int, what: str = "a whole number") -> Callable[[str], int]:
+    """A type for whole numbers within bounds."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\s*[0-9]{1,20}\s*", text) or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def seed(text: str) -> int:
+    """A seed of random numbers: a whole number from 0."""
+    if not re.fullmatch(r"\s*[0-9]{1,19}\s*", text) or int(text) > MAX_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed: a whole number from 0 to {MAX_SEED}")
+    return int(text)
+
+
+port = whole(1, 65535, "a port")
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -107,6 +257,17 @@ def above_zero(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A number above 0 and below 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number above 0 and below 1, such as 0.95")
+    return value
+
+
 def seconds(text: str) -> float:
     """A number of seconds above 0."""
     try:
@@ -115,11 +276,27 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0") from error
 
 
+def milliseconds(text: str) -> float:
+    """A number of milliseconds, 0 too."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 0")
+    return value
+
+
 def backends(text: str) -> tuple[str, ...]:
     """Names of NIXL backends with commas between, each once."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not all(re.fullmatch(r"[A-Z0-9_]+", name) for name in names):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: NIXL backends are names in capitals, for example UCX or UCX,LIBFABRIC"
-        )
+    if reason := no_backend(names):
+        raise argparse.ArgumentTypeError(f"{text!r}: {reason}")
     return names
+
+
+def ucx_transports(text: str) -> str:
+    """A value of UCX_TLS."""
+    if reason := no_transport(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: {reason}")
+    return text

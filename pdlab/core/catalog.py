@@ -13,6 +13,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape, Nic
 from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.text import choices
 
 LOCAL_NODE_CPUS = 4  # engine ranks that one node of `--local` takes
 
@@ -87,7 +88,11 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
         shape = load_model(model)
     if shape is not None:
         return shape, None if shape.local else shape.hf_id or shape.name
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except (OSError, ValueError):
+        folder = False  # no path at all
+    if folder:
         if not (path / "config.json").exists():
             raise UsageError(f"model folder {model}: has no config.json; give the folder that holds the model's files")
         return None, str(path.resolve())
@@ -95,7 +100,8 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
         raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         raise UsageError(
-            f"model {model!r} is not known; give {_names()}, a folder, or a Hugging Face id such as org/name"
+            f"model {model!r} is not known; {choices(model, known_models())} "
+            "(or give a folder, or a Hugging Face id such as org/name)"
         )
     return None, model
 
@@ -125,11 +131,31 @@ def two_hosts_cluster(link: LinkShape) -> ClusterView:
 
 def load_cluster(name_or_path: str) -> ClusterView:
     """A cluster named as in configs/clusters/, or a YAML file. Raises UsageError."""
-    named = CONFIGS / "clusters" / f"{name_or_path}.yaml"
-    return load_yaml(named if named.exists() else Path(name_or_path), ClusterView)
+    return load_yaml(find_config("clusters", name_or_path, "cluster"), ClusterView)
 
 
 def load_deployment(name_or_path: str) -> Deployment:
     """A deployment named as in configs/deployments/, or a YAML file. Raises UsageError."""
-    named = CONFIGS / "deployments" / f"{name_or_path}.yaml"
-    return load_yaml(named if named.exists() else Path(name_or_path), Deployment)
+    return load_yaml(find_config("deployments", name_or_path, "deployment"), Deployment)
+
+
+def find_config(folder: str, name_or_path: str, what: str) -> Path:
+    """The file of configs/``folder``/ of that name, else the path itself.
+
+    Raises UsageError, with the nearest names, for what is neither a name there nor a path.
+    """
+    names = {path.stem: path for path in (CONFIGS / folder).glob("*.yaml")}
+    path = Path(name_or_path)
+    if name_or_path in names:
+        return names[name_or_path]
+    if path.suffix in (".yaml", ".yml") or "/" in name_or_path:
+        return path
+    try:
+        there = path.exists()
+    except (OSError, ValueError):
+        there = False
+    if not there:
+        raise UsageError(
+            f"{what} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
+        )
+    return path

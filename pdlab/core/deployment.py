@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -275,7 +276,7 @@ def parse_label(label: str) -> Collocated | Disaggregated:
 def launch_flags(deployment: Deployment) -> str:
     """The flags of launch_gptoss.py that mean this deployment."""
     model = () if deployment.model == "gpt-oss-120b" else ("--model", deployment.model)
-    return " ".join([*topology_flags(deployment.topology), *model])
+    return shlex.join([*topology_flags(deployment.topology), *model])
 
 
 def topology_flags(topology: Collocated | Disaggregated) -> tuple[str, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pdlab.core.errors import UsageError
+from pdlab.core.text import choices
 
 
 class Frozen(BaseModel):
@@ -20,36 +22,150 @@ class Frozen(BaseModel):
 T = TypeVar("T", bound=BaseModel)
 
 
+class _Loader(yaml.SafeLoader):
+    """A key that is there twice is an error: YAML would keep the last one without a word."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen = set()
+    for key, _ in node.value:
+        if key.tag == "tag:yaml.org,2002:merge":
+            continue
+        name = loader.construct_object(key, deep=True)
+        if isinstance(name, Hashable) and name in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is there twice", key.start_mark)
+        seen.add(name if isinstance(name, Hashable) else None)
+    loader.flatten_mapping(node)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=deep)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain data of YAML text. Raises yaml.YAMLError, for a key that is there twice too."""
+    return yaml.load(text, _Loader)
+
+
+def yaml_fault(error: yaml.YAMLError) -> str:
+    """What is wrong with YAML text, and where, on one line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        mark = error.problem_mark
+        return f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}"
+    return " ".join(str(error).split())
+
+
 def load_yaml(path: Path, kind: type[T]) -> T:
     """Read one YAML file into ``kind``. Raises UsageError with the file, the key and the rule."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        data = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{path}: cannot be read ({reason}); give the path of a YAML file") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+        raise UsageError(f"{path}: not valid YAML ({yaml_fault(error)})") from error
     return validate(kind, data, where=str(path))
 
 
-def validate(kind: type[T], data: Any, where: str) -> T:
-    """Build ``kind`` from plain data; pydantic's complaint becomes one line that names the key."""
+def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | None = None) -> T:
+    """Build ``kind`` from plain data; pydantic's complaint becomes one line that names the key.
+
+    ``names``: what the keys are called where they come from, such as the flags of a command line.
+    """
     if not isinstance(data, dict):
         raise UsageError(f"{where}: expected a mapping of keys for {kind.__name__}, found {type(data).__name__}")
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise UsageError(f"{where}: {one_line(error)}") from error
+        told = one_line(error, kind, names)
+        flagged = names is not None and told.startswith("--")
+        raise UsageError(told if flagged else f"{where}: {told}") from error
 
 
-def one_line(error: ValidationError) -> str:
-    """First complaint of a pydantic error as ``key: message (got value)``, with a count of the others."""
-    first, *others = error.errors()
-    key = ".".join(str(part) for part in first["loc"]) or "value"
-    message = first["msg"].removeprefix("Value error, ")
+def one_line(
+    error: ValidationError, kind: type[BaseModel] | None = None, names: Mapping[str, str] | None = None
+) -> str:
+    """First complaint of a pydantic error in plain words, with its key (by ``names`` where it has one there), the
+    value and a count of the others."""
+    # A misspelt key is often the one that is said to be missing: it comes first.
+    first, *others = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    key = ".".join(str(part) for part in first["loc"])
+    key = (names or {}).get(key, key)
     value = first.get("input")
-    got = "" if isinstance(value, dict) or value is None else f" (got {value!r})"
-    return f"{key}: {message}{got}" + (f" (and {len(others)} more)" if others else "")
+    # The input of what is missing, or of a whole that contradicts itself, is all of it.
+    got = (
+        "" if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel) else _shown(value)
+    )
+    told = f"{rule(first, kind)}{got}"
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{key}: {told}{more}" if key else f"{told}{more}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f", got {text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + '...'}"
+
+
+SHOWN_CHARS = 80
+# pydantic's kind of error -> the rule in words; the braces are its context.
+RULES = {
+    "missing": "is missing",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "dict_type": "must be a mapping of keys",
+    "model_type": "must be a mapping of keys",
+    "model_attributes_type": "must be a mapping of keys",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "literal_error": "must be one of {expected}",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}, got {tag!r}",
+    "union_tag_not_found": "{discriminator} is missing",
+}
+
+
+def rule(error: Any, kind: type[BaseModel] | None = None) -> str:
+    """The rule that one of pydantic's error details says was broken, in plain words."""
+    context = error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        fields = _fields_at(kind, error["loc"][:-1])
+        return f"is not a known key; {choices(str(error['loc'][-1]), fields)}" if fields else "is not a known key"
+    if error["type"] == "too_short":
+        return f"must have at least {context['min_length']} of them"
+    if error["type"] == "string_pattern_mismatch":
+        return "must be a name for a folder: letters, digits and . _ + = -, at most 64, a letter or digit first"
+    words = RULES.get(error["type"])
+    if words is None:
+        return str(error["msg"]).removeprefix("Value error, ")
+    return words.format(**{name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()})
+
+
+def _fields_at(kind: Any, path: Sequence[Any]) -> tuple[str, ...]:
+    """Names of the fields of the model that ``path`` leads to; none where it cannot be followed."""
+    models = _models_of(kind)
+    for part in path:
+        inner = [_models_of(model.model_fields[part].annotation) for model in models if part in model.model_fields]
+        tagged = [model for model in models if any(field.default == part for field in model.model_fields.values())]
+        # What is no field is an index of a list, which changes nothing, or the tag of a union.
+        models = [model for each in inner for model in each] or tagged or models
+    return tuple(name for model in models for name in model.model_fields)
+
+
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The models in a type: itself, of a union, of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_of(part)]
 
 
 def to_yaml(value: BaseModel) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 # Sums of the same numbers in another order differ by less than this.
 ROUNDING = 1e-9
@@ -52,3 +52,23 @@ def listed(labels: Sequence[str]) -> str:
     if len(labels) > 4:
         return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
     return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
+
+
+LISTED = 8  # known names are listed where there are no more of them
+
+
+def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """What to give in place of ``word``: the nearest of the known names, or as many of them as fit a line.
+
+    ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
+    """
+    import difflib  # for what is misspelt alone
+
+    names = sorted(dict.fromkeys(known))
+    by_case = {name.casefold(): name for name in names}
+    near = [by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=cutoff)]
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    if len(names) <= LISTED:
+        return f"known are {', '.join(names)}" if names else "none are known"
+    return f"known are {', '.join(names[:LISTED])}, ... ({len(names)} in all)"

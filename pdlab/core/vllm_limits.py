@@ -76,6 +76,16 @@ def check_ports(deployment: Deployment, placement: Placement) -> None:
                     )
 
 
+def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
+    """Raises UsageError where a longer context is asked for than the model has: vLLM's engines refuse it."""
+    kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
+    for asked in (deployment.max_model_len, *(each.get("max_model_len") for each in kwargs)):
+        if shape is not None and isinstance(asked, int) and asked > shape.max_context:
+            raise UsageError(
+                f"--max-model-len {asked}: {shape.name} has a context of {shape.max_context} tokens; give at most that"
+            )
+
+
 def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:
     """Copies of experts that vLLM's expert load balancer adds: EP divides experts and copies together."""
     config = engine_kwargs.get("eplb_config")

@@ -173,7 +173,9 @@ def parse_slo(text: str, quantile: float) -> Slo:
     """
     bounds: dict[str, float] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(ttft|tpot|e2el|itl_p99|stall)_ms\s*=\s*(\d*\.?\d+|\d+\.)\s*", part)
+        match = re.fullmatch(
+            r"\s*(ttft|tpot|e2el|itl_p99|stall)_ms\s*=\s*(\d*\.?\d+(?:[eE][+-]?\d{1,3})?|\d+\.)\s*", part
+        )
         number = float(match[2]) if match else 0.0
         if not match or number <= 0:
             raise UsageError(

@@ -284,7 +284,7 @@ class Application:
         while (up := self.state().status != "NOT_STARTED") or _placement_groups():
             if time.monotonic() > deadline:
                 what = "the application is" if up else "placement groups of the application are"
-                raise ClusterError(f"{what} still up {STOP_TIMEOUT_S:g} s after it was told to stop")
+                raise ClusterError(f"{what} still up {STOP_TIMEOUT_S:g} s after its stop was requested")
             time.sleep(POLL_S)
         return APP in details.get("applications", {})
 

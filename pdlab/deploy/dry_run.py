@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import yaml
 
-from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
 from pdlab.core.text import aligned
-from pdlab.core.workload import Workload
 from pdlab.deploy import engine_memory
-from pdlab.deploy.engine_memory import EngineMemory
-from pdlab.deploy.serve_config import ServeApp
+from pdlab.deploy.prepared import Prepared
 from pdlab.placement.place import Link, links
 
 MAX_LINK_ROWS = 12
@@ -21,24 +19,14 @@ MAX_LINK_ROWS = 12
 LOADS = {"gpu": "4,8,16,32,64", "cpu": "4,16"}
 
 
-def describe(
-    deployment: Deployment,
-    view: ClusterView,
-    placement: Placement,
-    app: ServeApp,
-    *,
-    base_url: str,
-    launch_command: str,
-    model_id: str,
-    memory: Sequence[EngineMemory],
-    workload: Workload,
-) -> str:
-    """The whole text. ``launch_command`` starts this deployment for real; ``memory`` is of what can be told."""
+def describe(prepared: Prepared, *, base_url: str, launch_command: str) -> str:
+    """The whole text. ``launch_command`` starts this deployment for real."""
+    deployment, view, placement = prepared.deployment, prepared.view, prepared.placement
     unit = "GPU" if placement.device == "gpu" else "CPU slot"
     used = placement.used_slots
     sections = [
         f"deployment  {deployment.label}" + (f"  ({deployment.name})" if deployment.name else ""),
-        f"model       {deployment.model}, served as {model_id} at {base_url}/v1",
+        f"model       {deployment.model}, served as {prepared.model_id} at {base_url}/v1",
         f"cluster     {view.name}: {_count(len(view.engine_nodes), 'engine node')}, "
         f"{deployment.gpus} {unit}s of {sum(len(node.slots) for node in view.engine_nodes)} free ones used",
         f"ingress     {_count(deployment.ingress_replicas, 'replica')}, proxy on {', '.join(placement.ingress_nodes)}",
@@ -48,11 +36,11 @@ def describe(
         _link_table(links(placement, view)),
         _node_table(view, used, unit),
         "",
-        _memory(memory, deployment, workload, "GPU" if placement.device == "gpu" else "CPU rank"),
-        f"Ray Serve LLM arguments ({app.import_path}):",
-        _indent(yaml.safe_dump(app.args, sort_keys=False, default_flow_style=None, width=110)),
+        _memory(prepared),
+        f"Ray Serve LLM arguments ({prepared.app.import_path}):",
+        _indent(yaml.safe_dump(prepared.app.args, sort_keys=False, default_flow_style=None, width=110)),
         "Commands that follow:",
-        _indent("\n".join(_commands(deployment, placement, launch_command, base_url, model_id, workload))),
+        _indent("\n".join(_commands(prepared, launch_command, base_url))),
     ]
     return "\n".join(section for section in sections if section is not None)
 
@@ -104,11 +92,12 @@ def _node_table(view: ClusterView, used: dict[str, tuple[int, ...]], unit: str) 
     return _table(rows)
 
 
-def _memory(found: Sequence[EngineMemory], deployment: Deployment, workload: Workload, unit: str) -> str:
-    untold = [role for role in deployment.pools if role not in {memory.role for memory in found}]
-    text = engine_memory.table(found, workload, unit) if found else ""
-    if untold:
-        text += f"memory of {' and '.join(untold)} engines: not known (a model or a GPU that configs/ does not have)\n"
+def _memory(prepared: Prepared) -> str:
+    unit = "GPU" if prepared.placement.device == "gpu" else "CPU rank"
+    unknown = [role for role in prepared.deployment.pools if role not in {memory.role for memory in prepared.memory}]
+    text = engine_memory.table(prepared.memory, prepared.workload, unit) if prepared.memory else ""
+    if unknown:
+        text += f"memory of {' and '.join(unknown)} engines: not known (a model or a GPU that configs/ does not have)\n"
     return text
 
 
@@ -128,20 +117,15 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * len(max(lines, key=len)), *lines[1:]])
 
 
-def _commands(
-    deployment: Deployment,
-    placement: Placement,
-    launch_command: str,
-    base_url: str,
-    model_id: str,
-    workload: Workload,
-) -> list[str]:
-    name = deployment.name or deployment.label
+def _commands(prepared: Prepared, launch_command: str, base_url: str) -> list[str]:
+    name = prepared.deployment.name or prepared.deployment.label
+    workload = prepared.workload
     lengths = f"--itl {workload.input_tokens} --otl {workload.output_tokens}"
+    served = shlex.join(["-u", base_url, "-m", prepared.model_id])
     return [
         launch_command,
-        f"./run_bm.sh -e {name} -t concurrency -c {LOADS[placement.device]} {lengths} -u {base_url} -m {model_id}",
-        f"python viz.py --exps bm_results/{name} --use-normalized",
+        f"./run_bm.sh -e {shlex.quote(name)} -t concurrency -c {LOADS[prepared.placement.device]} {lengths} {served}",
+        f"python viz.py --exps {shlex.quote(f'bm_results/{name}')} --use-normalized",
     ]
 
 

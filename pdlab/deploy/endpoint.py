@@ -192,7 +192,8 @@ def reach(base_url: str) -> Iterator[None]:
                 network.enter_context(network_of(host.pid))
             except PermissionError as error:
                 raise UsageError(
-                    f"{base_url} is on one of two hosts of this machine: it takes root to go there"
+                    f"{base_url} is on one of two hosts of this machine, which requires root to enter: run it as root "
+                    "(sudo)"
                 ) from error
             except OSError as error:
                 raise UsageError(f"the two hosts that {base_url} was on are gone; launch it again") from error

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
@@ -29,16 +27,16 @@ from pdlab.core.files import cache_dir, holder
 from pdlab.core.files import replace as replace_file
 from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
-from pdlab.core.vllm_limits import check_ports
-from pdlab.deploy import engine_memory, preflight, wire_proof
+from pdlab.deploy import preflight, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
-from pdlab.deploy.options import LaunchRequest
-from pdlab.deploy.serve_config import model_id, render, serving_env, transport_env
+from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
+from pdlab.deploy.prepared import prepare_deployment
+from pdlab.deploy.serve_config import serving_env, transport_env
 from pdlab.deploy.verify import Progress, check
 from pdlab.placement.actual import observe
-from pdlab.placement.place import cautions, fits, place
+from pdlab.placement.place import fits
 from pdlab.remote.logs import log_ends
 from pdlab.results.provenance import git_state, hardware, now, versions
 from pdlab.results.schema import Manifest
@@ -121,7 +119,7 @@ def _launch_on_first_host(request: LaunchRequest) -> None:
         local = _local(request, undo, say)
         assert local is not None
         host = local.host(1)
-        text = TypeAdapter(LaunchRequest).dump_json(everywhere).decode()
+        text = request_to_json(everywhere)
         run_on_host.call(host.pid, "pdlab.deploy.launch", text, local_nodes.environment_on(host, local))
         undo.pop_all()
 
@@ -162,12 +160,12 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     up = local_nodes.running()
     if up and (up.two_hosts is not None) != request.two_hosts:
         raise UsageError(
-            f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this asks for others "
+            f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this launch needs others "
             f"({'without' if up.two_hosts else 'with'} --two-hosts); stop them first with launch_gptoss.py --shutdown"
         )
     if up and up.count != request.local_nodes:
         raise UsageError(
-            f"{up.count} local Ray nodes are up, --local {request.local_nodes} asks for others; "
+            f"{up.count} local Ray nodes are up, this launch needs {request.local_nodes}; "
             "stop them first with launch_gptoss.py --shutdown"
         )
     if up:
@@ -195,21 +193,22 @@ def _serve(
 ) -> Running:
     deployment = request.deployment
     app.start_serve(request.host, request.port)
-    view, placement = _placed(app.cluster.view, deployment, patience_s)
-    check_ports(deployment, placement)
-    engine_memory.examine(deployment, shape, view, placement, request.workload)
+    view = _free_view(app.cluster.view, deployment, patience_s)
+    prepared = prepare_deployment(deployment, view, shape, source, request.workload)
+    placement = prepared.placement
     say(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
-    for caution in cautions(deployment, placement, view):
+    for caution in prepared.cautions:
         say(f"warning: {caution}")
     deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
+    prepared = prepared.with_transport_of(deployment)
     request = replace(request, deployment=deployment)
     started = now()
     loading.result()
-    app.submit(render(deployment, placement, view, shape, source))
-    name = model_id(deployment, shape)
+    app.submit(prepared.app)
+    name = prepared.model_id
     manifest = _manifest(request, view, placement, started)
     running = Running(
         base_url=_base_url(request),
@@ -222,7 +221,7 @@ def _serve(
     )
     if not request.wait:
         save_running(running)
-        say("submitted; not waited for, so nothing was checked: no canary, no transfer counters")
+        say("submitted without waiting: not verified (no canary, no transfer counters)")
         return running
     for state in app.wait(request.timeout_s or start_timeout_s(shape, view)):
         say(_stages(state))
@@ -248,14 +247,14 @@ def start_timeout_s(shape: ModelShape | None, view: ClusterView) -> float:
     return max(LEAST_START_TIMEOUT_S, needed)
 
 
-def _placed(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> tuple[ClusterView, Placement]:
-    """The nodes and the plan for them. Ray tells what an application gave back with a delay: for ``patience_s`` after
-    one was taken down, a refusal is looked at again. Raises PlacementError."""
+def _free_view(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> ClusterView:
+    """The nodes with what is free on them. Ray reports what an application gave back with a delay: for ``patience_s``
+    after one was taken down, nodes on which the deployment does not fit are looked at again."""
     deadline = time.monotonic() + patience_s
     while True:
         view = see()
         if fits(deployment, view) or time.monotonic() >= deadline:
-            return view, place(deployment, view)
+            return view
         time.sleep(RELEASE_POLL_S)
 
 
@@ -298,7 +297,7 @@ def _on_host(local: LocalNodes | None) -> OnHost | None:
 def _refuse_open(cluster: Cluster) -> None:
     if not cluster.asks_for_token():
         raise ClusterError(
-            "this Ray cluster asks for no token: whoever reaches its ports can run code on every node. Start Ray on "
+            "this Ray cluster requires no token: anyone who reaches its ports can run code on every node. Start Ray on "
             "all nodes with RAY_AUTH_MODE=token (docs/security.md), or give --accept-open-cluster where a firewall "
             "keeps others away"
         )
@@ -372,4 +371,4 @@ def _terminate_as_interrupt() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_on_host.answering(lambda text: _launch(TypeAdapter(LaunchRequest).validate_json(text))))
+    sys.exit(run_on_host.answering(lambda text: _launch(request_from_json(text))))

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
-from pdlab.core.arguments import OneLineParser, above_zero, backends, positive, seconds
-from pdlab.core.catalog import known_models, load_deployment
+from pdlab.cluster.two_hosts import parse_shape
+from pdlab.core.arguments import (
+    OneLineParser,
+    above_zero,
+    backends,
+    milliseconds,
+    port,
+    positive,
+    seconds,
+    ucx_transports,
+    whole,
+)
+from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.deployment import (
     RESERVED_ENGINE_KWARGS,
     Collocated,
@@ -25,10 +40,13 @@ from pdlab.core.deployment import (
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.schema import validate
+from pdlab.core.schema import parse_yaml, validate, yaml_fault
 from pdlab.core.workload import Workload
+from pdlab.deploy.engine_arguments import check_engine_arguments
 
+FROM_STDIN = "--request-from-stdin"
 LOCAL_MODEL = "tiny-gptoss"
+MAX_LOCAL_NODES = 64
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
 # A CPU engine answers it in reasonable time.
@@ -47,7 +65,7 @@ _EXAMPLES = f"""examples:
   sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
       prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
-      a file of configs/deployments/ with one number changed, as a Serve config for `serve deploy`
+      a file of configs/deployments/ with one number changed, as a Serve config for serve deploy
   python launch_gptoss.py --shutdown
       stop what is being served, and the Ray nodes that --local started
 
@@ -134,7 +152,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--local",
         nargs="?",
-        type=positive,
+        type=whole(1, MAX_LOCAL_NODES, "a number of nodes"),
         const=2,
         metavar="N",
         help=f"N Ray nodes (default 2) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
@@ -146,11 +164,15 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "(Linux, root; docs/two-hosts.md)",
     )
     group.add_argument("--link-rate", metavar="RATE", help="of that link, for example 1gbit or 20mbit (default: none)")
-    group.add_argument("--link-delay-ms", type=_delay_ms, metavar="MS", help="of that link, one way (default 0)")
+    group.add_argument("--link-delay-ms", type=milliseconds, metavar="MS", help="of that link, one way (default 0)")
     group.add_argument(
-        "--host", default=DEFAULT_HOST, help="address to serve on (default %(default)s: this machine alone)"
+        "--host",
+        type=_host,
+        default=DEFAULT_HOST,
+        metavar="ADDRESS",
+        help="address to serve on (default %(default)s: this machine alone)",
     )
-    group.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default %(default)s")
+    group.add_argument("--port", type=port, default=DEFAULT_PORT, help="default %(default)s")
     group.add_argument(
         "--api-key",
         action=argparse.BooleanOptionalAction,
@@ -231,7 +253,10 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
         "--use-libfabric", dest="kv_backend", action="store_const", const=("LIBFABRIC",), help="--kv-backend LIBFABRIC"
     )
     group.add_argument(
-        "--ucx-tls", metavar="LIST", help="UCX_TLS of the engines, for example tcp (default: UCX chooses)"
+        "--ucx-tls",
+        type=ucx_transports,
+        metavar="LIST",
+        help="UCX_TLS of the engines, for example tcp (default: UCX chooses)",
     )
     group.add_argument(
         "--ucx-env",
@@ -284,7 +309,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dry-run", action="store_true", help="print placement, links and arguments; start nothing")
     group.add_argument(
-        "--export", metavar="FILE", help="write a Serve config for `serve deploy` (- is stdout); start nothing"
+        "--export", metavar="FILE", help="write a Serve config for serve deploy (- is stdout); start nothing"
     )
     group.add_argument(
         "--wait",
@@ -300,18 +325,26 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         help="give up a start after S seconds (default 1800, longer for models of more bytes on more nodes)",
     )
     group.add_argument("--shutdown", action="store_true", help="stop what is being served and leave nothing behind")
+    group.add_argument(
+        FROM_STDIN,
+        action="store_true",
+        help="launch what standard input describes: a launch request in JSON, as an experiment hands it over; takes no "
+        "other flag",
+    )
 
 
-def _port(text: str) -> int:
-    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
-    return int(text)
-
-
-def _delay_ms(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
-    return float(text)
+def _host(text: str) -> str:
+    """An address or a name of RFC 1123; whether it is this machine's shows when it is bound."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+        name = re.fullmatch(rf"{label}(\.{label})*", text) and len(text) < 254
+        if not name or re.fullmatch(r"[0-9.]+", text):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not an address or a host's name; for example 127.0.0.1 or 0.0.0.0"
+            ) from None
+    return text
 
 
 def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
@@ -325,11 +358,12 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         if key in RESERVED_ENGINE_KWARGS:
             raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
         try:
-            found[key] = _number(text) if _EXPONENT.fullmatch(text.strip()) else yaml.safe_load(text)
+            value = _number(text) if _EXPONENT.fullmatch(text.strip()) else parse_yaml(text)
         except yaml.YAMLError as error:
-            raise UsageError(
-                f"{flag} {pair!r}: the value is not valid YAML ({' '.join(str(error).split())})"
-            ) from error
+            raise UsageError(f"{flag} {pair!r}: the value is not valid YAML ({yaml_fault(error)})") from error
+        if key in found and found[key] != value:
+            raise UsageError(f"{flag} {key} is given twice, as {found[key]!r} and {value!r}: keep one")
+        found[key] = value
     return found
 
 
@@ -368,7 +402,9 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     if data.get("decode_bench") and mode != "collocated":
         raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
     _refuse_unreachable(args, data["serving"])
-    return validate(Deployment, data, where="command line")
+    deployment = validate(Deployment, data, where="the flags")
+    check_engine_arguments(deployment)
+    return deployment
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
@@ -430,14 +466,19 @@ def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
     if prefix:
         own = engine_args(getattr(args, f"{prefix}engine_arg"), f"--{prefix[0]}-engine-arg")
         data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **own}
-    return validate(Pool, data, where="command line")
+    return validate(Pool, data, where="the flags")
 
 
 def _transport(args: argparse.Namespace, before: Transport) -> Transport:
     given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
     data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
     data["ucx_env"] = {**before.ucx_env, **_variables(args.ucx_env)}
-    return validate(Transport, data, where="command line")
+    if data.get("ucx_tls") and "UCX" not in data["backends"]:
+        raise UsageError(
+            f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "
+            f"{' and '.join(data['backends'])}: leave one of the two out"
+        )
+    return validate(Transport, data, where="the flags")
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:
@@ -478,10 +519,11 @@ class LaunchRequest:
     ``wait``: return when the deployment is ready and checked, else at once. ``detach``: leave it
     running when the launcher ends. ``timeout_s``: seconds until a start counts as failed (None: as
     long as such a model may take).
-    ``command`` is the command line, for the manifest. ``api_key_file``: clients must send the key in it
-    (None: nobody is asked for one). ``accept_open_cluster``: serve on a Ray cluster that asks for no token.
-    ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide. ``accept_wire``: serve although KV
-    cache takes this wire and not the planned one. ``workload``: what an engine must
+    ``command`` is the command line, for the manifest. ``api_key``: whether clients must send a key (None: only where
+    other machines reach ``host``), ``api_key_file``: the file with it; the command line chooses the file before
+    anything is launched, after which None means that nobody is asked for a key. ``accept_open_cluster``: serve on a
+    Ray cluster that requires no token. ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide.
+    ``accept_wire``: serve although KV cache takes this wire and not the planned one. ``workload``: what an engine must
     hold.
     """
 
@@ -495,9 +537,83 @@ class LaunchRequest:
     wait: bool = True
     detach: bool = False
     timeout_s: float | None = None
+    api_key: bool | None = None
     api_key_file: str | None = None
     accept_open_cluster: bool = False
     choose_backend: bool = False
     accept_wire: str | None = None
     workload: Workload = DEFAULT_WORKLOAD
     command: tuple[str, ...] = ()
+
+    def known_view(self) -> ClusterView | None:
+        """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""
+        if self.two_hosts:
+            return two_hosts_cluster(self.link or LinkShape())
+        return local_cluster(self.local_nodes) if self.local_nodes else self.cluster
+
+
+def request_from(args: argparse.Namespace, words: Sequence[str]) -> LaunchRequest:
+    """The launch that the flags ask for; ``words`` are those flags as they were typed. Raises UsageError."""
+    if args.local and args.cluster:
+        raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
+    return LaunchRequest(
+        link=_link(args),
+        deployment=deployment_from(args),
+        cluster=None if args.cluster in (None, "auto") else load_cluster(args.cluster),
+        local_nodes=args.local,
+        two_hosts=args.two_hosts,
+        host=args.host,
+        port=args.port,
+        wait=args.wait,
+        detach=args.detach or not args.wait,
+        timeout_s=args.timeout_s,
+        api_key=args.api_key,
+        api_key_file=None if args.api_key_file is None else str(args.api_key_file),
+        accept_open_cluster=args.accept_open_cluster,
+        choose_backend=chooses_backend(args),
+        accept_wire=args.accept_wire,
+        workload=workload_from(args),
+        command=(command_line(words),),
+    )
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The launcher's command line with those flags, to paste into a shell."""
+    return shlex.join(["python", "launch_gptoss.py", *words])
+
+
+def request_to_json(request: LaunchRequest) -> str:
+    """The text that `request_from_json` reads back equal. Raises UsageError where there is none."""
+    try:
+        text = TypeAdapter(LaunchRequest).dump_json(request).decode()
+        if request_from_json(text) == request:
+            return text
+    except PydanticSerializationError:
+        pass
+    raise UsageError(
+        "an engine argument has a value that JSON cannot carry (a date, an infinite number, a key that is not text): "
+        "write it as text"
+    )
+
+
+def request_from_json(text: str | bytes) -> LaunchRequest:
+    """Raises UsageError for what is no launch request."""
+    try:
+        return TypeAdapter(LaunchRequest).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"standard input is no launch request in JSON: {f'{where}: ' if where else ''}{first['msg']}"
+        ) from error
+
+
+def _link(args: argparse.Namespace) -> LinkShape | None:
+    """What the link of --two-hosts shall be; None: nothing is said of it. Raises UsageError."""
+    asked = args.link_rate is not None or args.link_delay_ms is not None
+    if asked and not args.two_hosts:
+        raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
+    if args.two_hosts and args.local != 2:
+        what = f"--local {args.local}" if args.local else f"--cluster {args.cluster or 'auto'}"
+        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {what}")
+    return parse_shape(args.link_rate, args.link_delay_ms) if asked else None

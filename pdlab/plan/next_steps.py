@@ -25,17 +25,28 @@ APART = 1.2  # levels of a sweep differ by at least this factor
 
 
 def commands(
-    best: Sequence[Candidate], workload: Workload, node: str | None, folder: Path | None, compare_flags: str = ""
+    best: Sequence[Candidate],
+    workload: Workload,
+    node: str | None,
+    folder: Path | None,
+    compare_flags: str = "",
+    baseline: Candidate | None = None,
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises UsageError.
+
+    ``baseline``: the best collocated deployment, which is measured too: without it nothing says whether PD pays.
 
     ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: what this plan was
     told of model and hardware, for the comparison must rest on the same.
     """
-    if not best:
+    handed = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
+    if not handed:
         return "Nothing to hand over: no deployment meets the SLO."
-    lines = ["To measure them (one copy each):" if any(c.copies > 1 for c in best) else "To measure them:"]
-    for candidate in best:
+    what = "them" if best else "how far the collocated baseline is from the SLO"
+    lines = [f"To measure {what} (one copy each):" if any(c.copies > 1 for c in handed) else f"To measure {what}:"]
+    for candidate in handed:
+        if candidate is baseline and best:
+            lines.append("  # the collocated baseline, which PD has to beat")
         deployment = candidate.deployment
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"
         if folder is not None:
@@ -52,7 +63,7 @@ def commands(
             f"  {launch} --detach",
             f"  ./run_bm.sh -e {deployment.label} {kind} --itl {workload.input_tokens} --otl {workload.output_tokens}",
         ]
-    folders = " ".join(f"bm_results/{candidate.deployment.label}" for candidate in best)
+    folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in handed)
     compare = f"  python plan.py{compare_flags} --compare {folders}"
     return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
 

@@ -299,20 +299,24 @@ def plan(
     placement: PlacementKind | None = None,
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
-    on_progress: Callable[[str], None] = lambda label: None,
+    on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> Plan:
     """Enumerate, simulate, rank. Raises UsageError when the model does not fit the GPUs."""
     shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.longest)
     matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
     chosen, possible = shortlist(matcher, model, view, gpus, shapes, scene.slo.tpot_s, placement)
     candidates = []
-    for sized in chosen:
-        on_progress(sized.deployment.label)
+    bounded = rate_rps is None and not concurrencies and scene.slo.bounded
+    steps = len(chosen) * (1 + (REFINEMENTS if bounded else 0))
+    for number, sized in enumerate(chosen):
+        on_progress(number, steps, sized.deployment.label)
         candidates.append(evaluate(scene, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
-    if rate_rps is None and not concurrencies and scene.slo.bounded:
+    if bounded:
         # All of them: one left at its ladder's steps would stand below one that was looked at more closely.
         for step in range(REFINEMENTS):
-            candidates = [refine(scene, candidate, halve=step % 2 == 1) for candidate in candidates]
+            for number, candidate in enumerate(candidates):
+                on_progress((step + 1) * len(chosen) + number, steps, candidate.deployment.label)
+                candidates[number] = refine(scene, candidate, halve=step % 2 == 1)
     candidates.sort(key=_order)
     return Plan(tuple(candidates), possible, scene.slo, rate_rps)
 

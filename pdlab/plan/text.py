@@ -11,6 +11,7 @@ from pdlab.core.deployment import Disaggregated
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
+from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.planner import Candidate, Gain, Outcome, Plan, Scene, gain
 from pdlab.plan.rate_matching import Matcher, engines_of
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
@@ -34,8 +35,9 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         f"Simulated, not measured: {scene.shape.name} on {gpus} x {hardware.gpu} ({view.name}), "
         f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{_requests(scene)}{hit}",
         f"SLO: {told(slo)}",
-        f"Step times: {hardware.name} ({hardware.stack}); {_rests_on(hardware.error)}",
-        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues",
+        f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
+        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues"
+        + (f" (pools of more than {MOST_REPLICAS} replicas left out)" if gpus > 2 * MOST_REPLICAS else ""),
         "",
         table(head, rows, left=(1, 11, 12)),
         "",
@@ -58,7 +60,8 @@ def _requests(scene: Scene) -> str:
     return f" (means of a trace of {count} requests at {rate:.3g}/s, the longest {inputs}:{outputs})"
 
 
-def _rests_on(error: FitError | None) -> str:
+def rests_on(error: FitError | None) -> str:
+    """What is known of the errors of these step times, in words."""
     if error is None:
         return "never checked against measured runs, errors of 10 % (TTFT 30 %) are assumed"
     return (
@@ -175,7 +178,7 @@ def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
     within = "" if slo.ttft_s is None else " within the TTFT bound"
     lines = [
         f"Which wins at which throughput{within}: the lowest TPOT, or within {math.sqrt(2) * error.tpot_percent:.0f} % "
-        "of it, which the model cannot tell apart"
+        "of it, which the model cannot tell apart (sqrt(2) times its median error of TPOT, for both have it)"
     ]
     rows = [_regime(regime) for regime in regimes(plan.candidates, hardware, slo)]
     return [*lines, "", table(["output tok/s per node", "deployment", "TPOT ms", "as good"], rows, left=(0, 1, 2, 3))]

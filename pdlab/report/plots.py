@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import Curve, LoadKind, Metric, Point, Statistic, View
+from pdlab.analysis.curves import Curve, LoadKind, Metric, Point, Statistic, View, configuration
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontier, own, spots
 from pdlab.core import text as core_text
@@ -18,6 +18,7 @@ from pdlab.core.deployment import Pool
 from pdlab.core.errors import StoreError
 from pdlab.report import tables
 from pdlab.report.label_layout import Box, along, around, fit
+from pdlab.report.scales import LOGARITHMIC, latency_is_logarithmic, logarithmic
 from pdlab.report.style import STYLE_FILE, Style, styles, text_color
 
 # All sizes in inches.
@@ -51,12 +52,13 @@ class Band(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """What every panel needs: curves, how each looks, the view, the scales, bands by curve name."""
+    """What every panel needs: curves, how each looks, the view, the scales (``log_latency`` None: each panel's own),
+    bands by curve name."""
 
     curves: Sequence[Curve]
     styles: Sequence[Style]
     view: View
-    log_latency: bool
+    log_latency: bool | None
     log_load: bool
     bands: Mapping[str, Band]
 
@@ -66,7 +68,7 @@ def draw(
     view: View,
     path: Path,
     *,
-    log_latency: bool = False,
+    log_latency: bool | None = None,
     log_load: bool = False,
     bands: Mapping[str, Band] | None = None,
     notes: Sequence[str] | None = None,
@@ -75,7 +77,8 @@ def draw(
     """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
 
     ``bands``: of predicted curves by name, in place of those from repeats; ``notes``: footnotes in place of the
-    usual ones; ``remarks``: what a reader must see first, above the footnotes and darker.
+    usual ones; ``remarks``: what a reader must see first, above the footnotes and darker. ``log_latency`` None: an
+    axis is logarithmic where one curve would press the others flat.
     """
     import matplotlib
 
@@ -144,6 +147,7 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         update={"latency_mode": "token" if metric == "tpot" else "first_token", "use_interactivity": False}
     )
     values: list[float] = []
+    drawn_values: list[list[float]] = []
     loads: set[float] = set()
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
         if curve.published is not None:  # Loads of other systems would stretch the axis.
@@ -157,19 +161,21 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         _band(axes, style.color, [(x, high) for x, _, high in around_it], [(x, low) for x, low, _ in around_it])
         _plot(axes, found, style, size=4.5)
         values += [ms for _, ms, _ in found]
+        drawn_values.append([ms for _, ms, point in found if point.valid])
         loads |= {load for load, _, _ in found}
     name = metric.upper()
     statistic = {"p50": "", "mean": "mean "}.get(view.statistic, f"{view.statistic} ")
     axes.set_title(f"{name} {statistic}against {'concurrency' if kind == 'concurrency' else 'request rate'}")
-    axes.set_ylabel(f"{name} {view.statistic}, ms")
+    log = logarithmic(drawn_values) if drawn.log_latency is None else drawn.log_latency
+    axes.set_ylabel(f"{name} {view.statistic}, ms" + (f" ({LOGARITHMIC})" if log else ""))
     axes.yaxis.set_label_coords(-0.16, 0.5)
     axes.set_xlabel(LOAD_NAMES[kind])
     if not values:
         axes.text(0.5, 0.5, f"no {name} in these runs", transform=axes.transAxes, ha="center", color=SOFT)
         axes.set(xticks=[], yticks=[])
         return
-    _scale(axes.yaxis, drawn.log_latency, max(values) < 6 * min(values))
-    if drawn.log_latency:
+    _scale(axes.yaxis, log, max(values) < 6 * min(values))
+    if log:
         axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
     else:
         axes.set_ylim(0, max(values) * 1.08)
@@ -222,9 +228,10 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
     axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
     per = tables.node_name(drawn.curves, view)
     axes.set_title(f"{view.throughput_metric.capitalize()} throughput against {view.latency_name}")
-    axes.set_xlabel(f"{view.latency_name} {view.statistic}, {view.latency_unit}  ({_better(view)})")
+    log_x = latency_is_logarithmic(drawn.curves, view, drawn.log_latency)
+    scale = f", {LOGARITHMIC}" if log_x else ""
+    axes.set_xlabel(f"{view.latency_name} {view.statistic}, {view.latency_unit}  ({_better(view)}{scale})")
     axes.set_ylabel(f"{view.throughput_metric} tokens/s, {'per ' if view.normalized else ''}{per}")
-    log_x = drawn.log_latency and not view.use_interactivity
     xs = [s.x for s in every]
     _scale(axes.xaxis, log_x, max(xs) < 6 * min(xs))
     top = max(s.y for s in every)
@@ -366,7 +373,11 @@ def _glossary(curves: Sequence[Curve], view: View) -> list[str]:
     median = " p50: median." if view.statistic == "p50" else ""
     lines = [f"TTFT: time to first token. TPOT: time per output token after the first.{median}"]
     # One deployment of each kind explains the notation.
-    kinds = {tuple(c.deployment.pools): (c.label, c.deployment.pools) for c in reversed(own(curves)) if c.deployment}
+    kinds = {
+        tuple(c.deployment.pools): (configuration(c.deployment), c.deployment.pools)
+        for c in reversed(own(curves))
+        if c.deployment
+    }
     if kinds:
         names = [
             f"{label}: {' and '.join(_replicas(role, pool) for role, pool in pools.items())}"

@@ -2,7 +2,8 @@
 
 A PD family is the pair of prefill and decode replica shapes (TP2 -> TP4); it has one hue of the
 Okabe-Ito palette, and the P:D ratio inside it is lightness and marker. Collocated curves are
-dashed greys, published ones dotted. Colour is never the only difference.
+dashed greys, published ones dotted. Colour is never the only difference: members of a family differ in
+lightness, marker and dash at once, which tests/report/test_style.py looks at with a colour-blind reader's eyes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ RGB = tuple[float, float, float]
 
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D46")
 MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">", "h", "d")
+# By rank in a family; what is alike in all of a row says the placement: solid or dashes, dash and dots, short dashes.
+SOLID: tuple[tuple[float, ...], ...] = ((), (9.0, 1.6), (5.0, 1.4), (14.0, 1.6), (3.0, 1.2))
+DASH_DOT = (
+    (6.0, 1.2, 1.2, 1.2),
+    (6.0, 1.2, 1.2, 1.2, 1.2, 1.2),
+    (11.0, 1.2, 1.2, 1.2),
+    (3.0, 1.2, 1.2, 1.2),
+    (11.0, 1.2, 1.2, 1.2, 1.2, 1.2),
+)
+DASHED = ((4.0, 1.8), (7.0, 1.8), (2.2, 1.4), (10.0, 1.8), (5.5, 3.0))
+DARKEST, LIGHTEST, STEP = 26.0, 74.0, 16.0  # CIE L*
 COLLOCATED = "collocated"
 OTHER = "other"
 PUBLISHED = "published elsewhere"
@@ -46,9 +58,9 @@ def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
             found[id(curve)] = Style(
                 family=name,
                 rank=len(found),
-                color=_grey(share) if name == COLLOCATED else _shade(hues[name], share, len(members)),
+                color=_grey(share) if name == COLLOCATED else _shade(hues[name], rank, len(members)),
                 marker=MARKERS[rank % len(MARKERS)],
-                dashes=_dashes(curve),
+                dashes=_dashes(curve, rank),
             )
     return tuple(found[id(curve)] for curve in curves)
 
@@ -87,21 +99,45 @@ def _order(curve: Curve) -> tuple[object, ...]:
     return (0, -topology.pool.gpus_per_replica, 0, float(topology.pool.replicas), curve.label)
 
 
-def _dashes(curve: Curve) -> tuple[float, ...]:
+def _dashes(curve: Curve, rank: int) -> tuple[float, ...]:
     if curve.published is not None:
         return (1.0, 1.6)
     if curve.deployment is None:
-        return ()
+        return SOLID[rank % len(SOLID)]
     topology = curve.deployment.topology
     if isinstance(topology, Disaggregated):
-        return (6.0, 1.2, 1.2, 1.2) if topology.placement == "spread" else ()
-    return (4.0, 1.8)
+        patterns = DASH_DOT if topology.placement == "spread" else SOLID
+        return patterns[rank % len(patterns)]
+    return DASHED[rank % len(DASHED)]
 
 
-def _shade(hue: str, share: float, members: int) -> str:
-    """From a dark to a light tone of the hue, never so light that it fades on white."""
-    tone = 0.0 if members == 1 else min(1.0, (members + 1) / 4) * (0.85 * share - 0.55)
-    return _hex(_mix(_rgb(hue), (0.0, 0.0, 0.0) if tone < 0 else (1.0, 1.0, 1.0), abs(tone)))
+def _shade(hue: str, rank: int, members: int) -> str:
+    """The hue at a lightness of its own: darker or lighter by steps that a colour-blind reader sees too, and never
+    so light that it fades on white."""
+    if members == 1:
+        return hue.lower()
+    step = min(STEP, (LIGHTEST - DARKEST) / (members - 1))
+    half = step * (members - 1) / 2
+    middle = min(max(lightness(hue), DARKEST + half), LIGHTEST - half)
+    return _at_lightness(_rgb(hue), middle - half + step * rank)
+
+
+def _at_lightness(color: RGB, wanted: float) -> str:
+    """The colour mixed with black or white until it has that lightness, by halving."""
+    other = (0.0, 0.0, 0.0) if lightness(_hex(color)) > wanted else (1.0, 1.0, 1.0)
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        share = (low + high) / 2
+        too_far = (lightness(_hex(_mix(color, other, share))) < wanted) == (other[0] == 0.0)
+        low, high = (low, share) if too_far else (share, high)
+    return _hex(_mix(color, other, low))
+
+
+def lightness(color: str) -> float:
+    """CIE L* of #rrggbb, from 0 (black) to 100 (white)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in _rgb(color)]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
 
 
 def _grey(share: float) -> str:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool, parse_pool
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.text import choices
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload, WorkloadMode
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
-from pdlab.results.store import MANIFEST, Store
+from pdlab.results.store import MANIFEST, Store, searched
 
 # Above this, a request rate is how a client writes "all at once", not a load.
 UNLIMITED_RPS = 1e5
@@ -50,17 +51,34 @@ def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
     ``gpus`` states the number of GPUs of a folder that does not tell it. Raises StoreError or
     UsageError, naming the folder and what to do.
     """
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise StoreError(f"{path} {what}; give the folder of an experiment, for example bm_results/collocated-4xtp2")
-    if (path / MANIFEST).is_file():
+    require_folder(path)
+    with searched(path):
+        ours = (path / MANIFEST).is_file()
+        listed = sorted(path.iterdir())
+        files = [p for p in listed if p.suffix == ".json" and not p.name.startswith(".") and p.is_file()]
+    if ours:
         return _own(path, gpus)
-    files = sorted(p for p in path.glob("[!.]*.json") if p.is_file())
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
     if _is_ours(files[0]):
         raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels say nothing; restore it")
     return _published(path, files, gpus)
+
+
+def require_folder(path: Path) -> None:
+    """Raises StoreError where ``path`` is no folder, with the nearest name beside it."""
+    with searched(path):
+        if path.is_dir():
+            return
+        there = path.exists()
+        beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+    near = choices(path.name, (name for name in beside if not name.startswith(".")))
+    if there:
+        raise StoreError(f"{path} is a file; give the folder of an experiment, for example bm_results/collocated-4xtp2")
+    hint = (
+        near if near.startswith("did") else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
+    )
+    raise StoreError(f"{path} does not exist; {hint}")
 
 
 def _is_ours(file: Path) -> bool:
@@ -187,12 +205,16 @@ def _run(file: Path, data: dict[str, Any], name: str, told: FolderName) -> Run:
     completed = int(_number(file, data, "completed"))
     input_tokens = _number(file, data, "total_input_tokens")
     output_tokens = _number(file, data, "total_output_tokens")
-    num_requests = int(data.get("num_prompts") or completed)
+    num_requests = int(_number(file, data, "num_prompts")) if data.get("num_prompts") else completed
     if duration_s <= 0:
         raise StoreError(f"{file}: duration is {duration_s:g} s; no rate can be computed from it")
     failed = num_requests - completed
     load, contradictions = _load(file, data)
     reasons = list(contradictions)
+    wrong = [key for key, value in data.items() if key.endswith("_ms") and _no_latency(value)]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        reasons.append(f"{wrong[0]} is {data[wrong[0]]!r}{more}: not a latency")
     if failed:
         reasons.append(f"{failed} of {num_requests} requests failed")
     workload, contradictions = _workload(told, completed, input_tokens, output_tokens)
@@ -239,10 +261,14 @@ def _load(file: Path, data: dict[str, Any]) -> tuple[Load, list[str]]:
     if rate is not None and rate >= UNLIMITED_RPS:
         rate = None
     rate = named_rate if rate is None else rate
+    if rate is not None and rate < 0:
+        raise StoreError(f"{file}: request_rate is {rate:g}; expected a number above 0")
     if rate:
         reasons = _contradiction("request rate", named_rate, rate)
         return Open(rate_rps=rate, burstiness=_finite(data.get("burstiness")) or 1.0), reasons
     concurrency = named_concurrency if concurrency is None else concurrency
+    if concurrency is not None and not concurrency >= 1:
+        raise StoreError(f"{file}: max_concurrency is {concurrency:g}; expected a whole number from 1")
     if not concurrency:
         raise StoreError(f"{file}: neither a request rate nor max_concurrency; name it concN.json or concN_rrR.json")
     return Closed(concurrency=int(concurrency)), _contradiction("concurrency", named_concurrency, concurrency)
@@ -290,6 +316,11 @@ def _distribution(data: dict[str, Any], metric: str) -> Distribution | None:
         if match and match["metric"] == metric and number is not None:
             percentiles[f"p{float(match['number']):g}"] = number / 1000
     return Distribution(mean_s=mean_ms / 1000, percentiles_s=percentiles)
+
+
+def _no_latency(value: Any) -> bool:
+    """A number that is none, or below 0."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and not (math.isfinite(value) and value >= 0)
 
 
 def _number(file: Path, data: dict[str, Any], key: str) -> float:

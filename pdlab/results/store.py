@@ -161,9 +161,22 @@ def experiment_folders(paths: Iterable[Path]) -> list[Path]:
     """``paths``; in place of the folder of a whole experiment (it has a record) the measured ones in it, by name."""
     found: list[Path] = []
     for path in paths:
-        within = [each for each in path.glob("[!.]*") if each.is_dir()] if (path / RECORD).is_file() else []
-        found += sorted(folder for folder in within if next(Store(folder).levels(), None)) or [path]
+        with searched(path):
+            within = [each for each in path.glob("[!.]*") if each.is_dir()] if (path / RECORD).is_file() else []
+            found += sorted(folder for folder in within if next(Store(folder).levels(), None)) or [path]
     return found
+
+
+@contextlib.contextmanager
+def searched(folder: Path) -> Iterator[None]:
+    """Raises StoreError where the block cannot search ``folder``: no right to, no valid path."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise StoreError(
+            f"{folder}: cannot be searched ({reason}); give a folder of results that this user may read"
+        ) from error
 
 
 def unfinished(folder: Path) -> str | None:
@@ -195,7 +208,7 @@ def _read(path: Path, kind: type[M]) -> M:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error})") from error
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
     try:
         return kind.model_validate_json(text)
     except ValidationError:

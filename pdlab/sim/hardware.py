@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from pdlab.core.catalog import find_config
 from pdlab.core.errors import UsageError
-from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 
 Basis = Literal["roofline", "fitted", "measured", "published", "assumed"]
@@ -69,13 +68,7 @@ def _names(hardware: Hardware) -> str:
 
 def load_hardware(name_or_path: str) -> Hardware:
     """A file of configs/catalog/ by name, or a YAML file. Raises UsageError."""
-    named = CONFIGS / "catalog" / f"{name_or_path}.yaml"
-    if not named.exists() and not Path(name_or_path).exists():
-        have = ", ".join(sorted(path.stem for path in (CONFIGS / "catalog").glob("*.yaml")))
-        raise UsageError(
-            f"hardware {name_or_path!r} is not known; have {have}, or give a file (see python -m pdlab calibrate)"
-        )
-    return load_yaml(named if named.exists() else Path(name_or_path), Hardware)
+    return load_yaml(find_config("catalog", name_or_path, "hardware"), Hardware)
 
 
 UNKNOWN_ERROR = FitError(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pdlab.core.arguments import OneLineParser, backends, numbers, positive, seconds
+from pdlab.core.arguments import OneLineParser, backends, numbers, positive, seconds, seed, ucx_transports, whole
 from pdlab.core.catalog import ModelShape, known_models, load_model
 from pdlab.core.errors import UsageError
+from pdlab.core.text import choices
 from pdlab.transfer.check import Plan, Size, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
 from pdlab.transfer.rank.faults import FAULTS
@@ -18,7 +19,7 @@ from pdlab.transfer.rank.layout import refusal as tp_refusal
 BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
 MODEL = "gpt-oss-120b"
-LOCAL_NODES = 2
+LOCAL_NODES, MAX_LOCAL_NODES = 2, 64
 
 _EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 wrong flags
 
@@ -42,7 +43,6 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "it belongs, how fast did it go, and over which wire?",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     where = parser.add_argument_group("where")
     where.add_argument(
@@ -50,7 +50,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         help="all ranks on one node, or prefill and decode on two; strictly (default %(default)s)",
     )  # fmt: skip
     where.add_argument(
-        "--local", nargs="?", type=positive, const=LOCAL_NODES, metavar="N",
+        "--local", nargs="?", type=whole(1, MAX_LOCAL_NODES, "a number of nodes"), const=LOCAL_NODES, metavar="N",
         help=f"on N Ray nodes of this machine, started for it (default {LOCAL_NODES}); without it: the running Ray",
     )  # fmt: skip
     where.add_argument("--prefill-tp", type=positive, default=1, metavar="N", help="default %(default)s")
@@ -70,7 +70,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     what.add_argument(
         "--random-blocks", action="store_true", help="scattered blocks, as after hours of serving; else one run"
     )
-    what.add_argument("--seed", type=int, default=0, help="of the block tables (default %(default)s)")
+    what.add_argument("--seed", type=seed, default=0, help="of the block tables (default %(default)s)")
     how = parser.add_argument_group("how")
     how.add_argument("--backends", type=backends, default=("UCX",), metavar="A,B", help="NIXL backends (default UCX)")
     how.add_argument(
@@ -81,7 +81,9 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--concurrent-requests", type=positive, default=1, metavar="N", help="in flight together (default %(default)s)"
     )
     how.add_argument("--repeats", type=positive, default=5, help="warm transfers per size, at least 5 (default 5)")
-    how.add_argument("--ucx-tls", metavar="LIST", help="UCX_TLS of the ranks, to force a transport")
+    how.add_argument(
+        "--ucx-tls", type=ucx_transports, metavar="LIST", help="UCX_TLS of the ranks, to force a transport"
+    )
     how.add_argument("--timeout-s", type=seconds, default=60.0, help="of every step (default %(default)g)")
     how.add_argument("--plant-fault", choices=sorted(FAULTS), metavar="FAULT", help=f"one of {', '.join(FAULTS)}")
     out = parser.add_argument_group("output")
@@ -117,6 +119,8 @@ def plan_from(args: argparse.Namespace) -> Plan:
         smallest = min(size.blocks for size in sizes)
         if reason := fault_refusal(args.plant_fault, smallest, shape.kv_heads):
             raise UsageError(f"--plant-fault {args.plant_fault}: {reason}")
+    if args.ucx_tls and "UCX" not in args.backends:
+        raise UsageError(f"--ucx-tls is for the backend UCX, --backends is {','.join(args.backends)}: leave one out")
     plan = Plan(
         strategy=args.strategy, shape=shape, sizes=sizes, num_blocks=num_blocks, prefill_tp=args.prefill_tp,
         decode_tp=args.decode_tp, backends=args.backends, direction=args.direction,
@@ -161,5 +165,5 @@ def _shape(args: argparse.Namespace) -> KvShape:
     name = args.model or MODEL
     model = load_model(name)
     if model is None:
-        raise UsageError(f"--model {name} is not in configs/models/; use one of {', '.join(known_models())}")
+        raise UsageError(f"--model {name}: not in configs/models/; {choices(name, known_models())}")
     return kv_shape(model)

@@ -121,9 +121,9 @@ def notes(seen: Observed) -> list[str]:
             f"{seen.size_bytes / 1e6:.1f} MB at a time are too few to judge speed (from {LEAST_BYTES / 1e6:.0f} MB on)"
         )
     if seen.wire is None and seen.backend == "UCX":
-        found.append("UCX printed no table: the wire is told by the byte counters alone")
+        found.append("UCX printed no table: the byte counters alone show the wire")
     if seen.backend != "UCX":
-        found.append(f"{seen.backend} does not say its transport: told by the byte counters")
+        found.append(f"{seen.backend} does not report its transport: the byte counters alone show it")
     return found
 
 

@@ -108,4 +108,4 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert bench.main(["ratio", "--prefill", str(tmp_path / "p")]) == 2
     assert bench.main(["ratio", *words[:2], "--decode", str(tmp_path / "gone")]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2 and "--decode" in errors[0] and "cannot be read" in errors[1]
+    assert len(errors) == 2 and "--decode" in errors[0] and "does not exist" in errors[1]

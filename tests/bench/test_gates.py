@@ -110,7 +110,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("kv_transfers", nixl(bytes_transferred=None), "no KV bytes were transferred, by vLLM's counters"),
     ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters went back"),
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
-    ("restarts", {"strangers": ("r9",)}, "a replica was replaced: r9 answers, which the launch did not start"),
+    (
+        "restarts",
+        {"strangers": ("r9",)},
+        "a replica was replaced: r9 answers, which the launch neither started nor verified",
+    ),
     # What the published engines did not do, another did: no word of KV bytes.
     ("restarts", {"strangers": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
     ("other_requests", {"engines_after": engines(requests=60)}, "the decode engines finished 60 requests during"),

@@ -195,8 +195,8 @@ def test_new_loads_of_the_command_line() -> None:
         (["--slo", "ttft=5"], "--slo ttft=5: 'ttft=5' is no bound; expected ttft_ms=2000"),
         (["--slo", "ttft_ms=0"], "--slo ttft_ms=0: 'ttft_ms=0' is no bound; expected ttft_ms=2000"),
         (["--slo", "ttft_ms=5,ttft_ms=6"], "ttft_ms is there twice"),
-        (["--slo", "ttft_ms=5", "--slo-quantile", "1"], "quantile: Input should be less than 1"),
-        (["--slo", "ttft_ms=5", "--slo-resolution", "0"], "resolution: Input should be greater than 0"),
+        (["--slo", "ttft_ms=5", "--slo-quantile", "1"], "--slo-quantile: '1' is not a share"),
+        (["--slo", "ttft_ms=5", "--slo-resolution", "0"], "--slo-resolution: '0' is not a number above 0"),
         (["--slo", "ttft_ms=5", "--smoke"], "--smoke is one short level"),
         (["--ramp", "16"], "--ramp: expected START:END"),
         (["--ramp", "0:4"], "--ramp: expected START:END"),
@@ -204,7 +204,7 @@ def test_new_loads_of_the_command_line() -> None:
         (["-t", "ramp"], "--type ramp needs --ramp START:END"),
         (["--ramp", "1:4", "-c", "4"], "--ramp belongs to --type ramp, but --type is concurrency"),
         (["--concurrency-per-gpu", "x"], "--concurrency-per-gpu: expected numbers such as 1,2,4"),
-        (["--client-processes", "0"], "--client-processes: at least 1"),
+        (["--client-processes", "0"], "--client-processes: '0' is not a whole number"),
         (["--shared-prefix", "5000"], "needs some of its own"),
     ],
 )
@@ -225,8 +225,8 @@ def test_how_long_a_rate_is_held(argv: list[str], hold_s: float) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["-r", "2", "--hold-s", "0"], "--hold-s: more than 0 seconds, got 0"),
-        (["-r", "2", "--hold-s", "nan"], "--hold-s: more than 0 seconds, got nan"),
+        (["-r", "2", "--hold-s", "0"], "--hold-s: '0' is not a number of seconds above 0"),
+        (["-r", "2", "--hold-s", "nan"], "--hold-s: 'nan' is not a number of seconds above 0"),
         (["-r", "2", "--hold-s", "9", "--final"], "--final holds every rate for 600 s: leave --hold-s out"),
         (["-r", "2", "--final", "--prompts-per-level", "9"], "give one of the two"),
         (["-r", "2", "--final", "--smoke"], "--smoke is one short level: leave --final out"),

@@ -121,7 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
     done = subprocess.run(mount, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here (it takes root): {done.stderr.strip()}")
+        pytest.skip(f"a small file system cannot be mounted here (it requires root): {done.stderr.strip()}")
     try:
         yield folder
     finally:
@@ -137,9 +137,7 @@ def test_a_full_disk_names_the_file_and_how_to_go_on(published: Oracle, tmp_path
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 1, errors
     last = errors.splitlines()[-1]
-    assert last.startswith(
-        f"run_bm.sh: error: {small_disk}/one/concurrency3.records.json.gz cannot be written (No space"
-    )
+    assert last.startswith(f"error: {small_disk}/one/concurrency3.records.json.gz cannot be written (No space")
     assert last.endswith(f"--out {small_disk} --resume") and "Go on with: ./run_bm.sh -u" in last
     assert "Traceback" not in errors
     kept = sorted(path.name for path in (small_disk / "one").iterdir())
@@ -162,7 +160,7 @@ def test_a_server_that_falls_silent_ends_the_level(published: Oracle, tmp_path: 
         _, errors = process.communicate(timeout=120)
     last = errors.splitlines()[-1]
     assert process.returncode == 1
-    assert last.startswith(f"run_bm.sh: error: {published.url} no longer answers")
+    assert last.startswith(f"error: {published.url} no longer answers")
     assert "the running level is not kept" in last and last.endswith("-e one --out bm --resume")
     assert "Traceback" not in errors
     assert list(Store(tmp_path / "bm" / "one").runs()) == []

@@ -62,7 +62,7 @@ BAD = [
     (["--plant-fault", "fire"], ["--plant-fault", "swap-blocks"]),
     (["--plant-fault", "shift-block", "--blocks", "2"], ["shift-block", "at least 3 blocks"]),
     (["--local", "0"], ["--local", "'0'"]),
-    (["--json", "/nowhere/x.json"], ["/nowhere/x.json", "no such folder"]),
+    (["--json", "/nowhere/x.json"], ["/nowhere/x.json", "no folder /nowhere"]),
 ]
 
 

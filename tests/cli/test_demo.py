@@ -86,7 +86,7 @@ if "ends anyway" in told:
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(1.0)
 if "error" in told:
-    print("run_bm.sh: error: " + told["error"], file=sys.stderr)
+    print("error: " + told["error"], file=sys.stderr)
     sys.exit(1)
 sys.exit(3 if bad else 0)
 """
@@ -258,7 +258,7 @@ def test_scarce_memory_is_said() -> None:
 REFUSED = [
     ("memory", {"memory_free_bytes": 3 * 10**9}, [], ["3.0 GB of memory are free", "needs"]),
     ("levels", {}, ["-c", "0"], ["--concurrency", "0"]),
-    ("port", {}, ["--port", "70000"], ["--port 70000"]),
+    ("port", {}, ["--port", "70000"], ["--port", "70000"]),
     ("flag", {}, ["--levels", "3"], ["--levels"]),
 ]
 
@@ -352,7 +352,7 @@ def test_the_clock_learns_from_what_steps_took() -> None:
     ("lines", "expected"),
     [
         (["[ 1.0 s] starting", "error: no memory", ""], "no memory"),
-        (["run_bm.sh: error: http://x does not answer"], "http://x does not answer"),
+        (["error: http://x does not answer"], "http://x does not answer"),
         (["Traceback", "ValueError: x"], "ValueError: x"),
         ([], "it ended with code 7 and printed nothing"),
     ],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
+import re
 import shlex
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +18,7 @@ from support import folders
 from pdlab.analysis.crossovers import stretches
 from pdlab.cli import launch, plan
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
-from pdlab.core.deployment import Collocated, Deployment, launch_flags, parse_label
+from pdlab.core.deployment import Deployment, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Slo, Workload
 from pdlab.plan import csv_predictions, csv_rows, planner
@@ -184,13 +186,13 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--gpus 0", "at least 1"),
-        ("--gpus many", "whole number"),
+        ("--gpus 0", "from 1 to 1024"),
+        ("--gpus many", "from 1 to 1024"),
         ("--slo-tpot-ms -3", "above 0"),
         ("--slo-tpot-ms soon", "above 0"),
         ("--slo-quantile 1.5", "--slo-quantile"),
         ("--model gpt-9", "configs/models/"),
-        ("--hardware abacus", "is not known"),
+        ("--hardware abacus", "known are cpu-vllm-0.29"),
         ("--node laptop", "--node laptop"),
         ("--workload w.yaml --itl 5", "--workload replaces"),
         ("--workload nowhere.yaml", "cannot be read"),
@@ -198,7 +200,7 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
         ("--concurrency 4,x", "whole number"),
         ("--prefix-hit-rate 1", "--prefix-hit-rate"),
         ("--explain nonsense", "label 'nonsense'"),
-        ("--explain collocated-1xtp2 --predict x.csv", "not allowed with"),
+        ("--explain collocated-1xtp2 --predict x.csv", "exclude each other"),
         ("--explain collocated-1xtp2 --plot x.png", "--plot does nothing with --explain"),
         ("--explain collocated-1xtp2 --out x", "--out does nothing with --explain"),
         ("--predict x.csv --itl 7", "--itl does nothing with --predict"),
@@ -212,9 +214,9 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
         ("--gpus 1 --itl 125000", "fits no TP degree"),
         ("--model deepseek-v3 --gpus 8", "fits no TP degree"),
         ("--top 0", "at least 1"),
-        ("--seed x", "invalid int"),
+        ("--seed x", "is not a seed"),
         ("--gpus 8 --plot out.gif", "--plot"),
-        ("--frobnicate", "unrecognized"),
+        ("--frobnicate", "is not a flag"),
     ],
 )
 def test_bad_input_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,7 +372,9 @@ class TestRanking:
     def test_an_slo_that_nothing_meets_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0
         out = capsys.readouterr().out
-        assert "No deployment meets the SLO" in out and "Nothing to hand over" in out
+        assert (
+            "No deployment meets the SLO" in out and "To measure how far the collocated baseline is from the SLO" in out
+        )
 
     def test_pd_that_does_not_pay_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""
@@ -448,7 +452,8 @@ class TestHandOver:
         commands = [shlex.split(line) for line in lines if "launch_gptoss.py" in line]
         # Without --cluster a launch would ask the running Ray, so only the dry runs are tried.
         checked = [command[2:] for command in commands if "--dry-run" in command]
-        assert len(checked) == 3 and all("--cluster" in command for command in checked)
+        assert len(checked) == 4 and all("--cluster" in command for command in checked)
+        assert "collocated" in checked[-1][1], "the yardstick comes with the three best PD deployments"
         for command in checked:
             assert launch.main(command) == 0
         started = [command[2:] for command in commands if "--detach" in command]
@@ -475,8 +480,6 @@ class TestHandOver:
     def test_flags_mean_the_deployment(self, label: str, capsys: pytest.CaptureFixture[str]) -> None:
         deployment = Deployment(topology=parse_label(label))
         words = [*shlex.split(launch_flags(deployment)), "--cluster", "p5.48xlarge-x2", "--dry-run"]
-        if isinstance(deployment.topology, Collocated) and deployment.topology.pool.dp > 1:
-            words += ["--tp", "1"]
         assert launch.main(words) == 0
         assert capsys.readouterr().out.splitlines()[0].split()[1] == label
 
@@ -490,3 +493,33 @@ class TestHandOver:
         path = tmp_path / "curves.png"
         assert plan.main(["--gpus", "8", "--concurrency", "8,16,32", "--plot", str(path)]) == 0
         assert path.stat().st_size > 10_000
+
+
+class TestProgress:
+    def test_what_takes_long_is_told_on_standard_error_alone(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        moment = itertools.count(step=0.7)
+        monkeypatch.setattr(plan.time, "monotonic", lambda: next(moment))
+        assert plan.main(["--gpus", "2", "--concurrency", "2"]) == 0
+        out, err = capsys.readouterr()
+        lines = err.splitlines()
+        assert lines and all(re.fullmatch(r"simulating [\w-]+ \(\d+ of \d+, \d+ s\)", line) for line in lines)
+        assert "simulating" not in out and "\r" not in err
+
+    def test_what_is_quick_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = plan._Progress()
+        progress(0, 3, "collocated-1xtp2")
+        progress.end()
+        assert capsys.readouterr().err == ""
+
+
+def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "a folder; with $signs"
+    words = ["--gpus", "2", "--concurrency", "2", "--top", "1", "--out", str(folder)]
+    assert plan.main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "--config" in line]
+    assert lines
+    for line in lines:
+        path = Path(shlex.split(line)[3])
+        assert path.parent == folder and path.is_file()

@@ -57,4 +57,4 @@ def test_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
     assert bench.main(["--slo", "ttft_ms=500", "--start-from", "plan", "-u", URL]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"run_bm.sh: error: --start-from plan: nothing says what is deployed at {URL}; launch it")
+    assert said.startswith(f"error: --start-from plan: nothing says what is deployed at {URL}; launch it")

@@ -18,6 +18,7 @@ from pdlab.analysis import curves as analysis
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import Sample, Search
 from pdlab.cli import viz
+from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.workload import Slo
 from pdlab.report import plots
 from pdlab.report.label_layout import Box, along, around, fit
@@ -62,7 +63,8 @@ def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str])
     """PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it."""
     assert viz.main([*words, "--no-plot"]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    # The made-up files break Little's law, which the audit finds.
+    assert [line for line in err.splitlines() if not line.startswith("note: the audit finds")] == []
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         golden.write_text(out, encoding="utf-8")
@@ -152,7 +154,7 @@ BAD: list[tuple[str, list[str], list[str]]] = [
     ("no-exps", [], ["--exps"]),
     ("slo-unit", ["--exps", COLLOCATED, "--slo", "ttft=2"], ["--slo ttft=2", "ttft_ms=2000"]),
     ("slo-quantile", ["--exps", COLLOCATED, "--slo", "ttft_ms=2", "--slo-quantile", "2"], ["quantile"]),
-    ("price", ["--exps", COLLOCATED, "--price-per-gpu-hour", "-1"], ["--price-per-gpu-hour -1", "above 0"]),
+    ("price", ["--exps", COLLOCATED, "--price-per-gpu-hour", "-1"], ["--price-per-gpu-hour", "-1", "above 0"]),
     ("confidence", ["--exps", COLLOCATED, "--confidence", "95"], ["confidence", "95"]),
     ("no-role", ["--exps", COLLOCATED, "--per-role", "prefill"], ["--per-role prefill", "no experiment has"]),
     ("published-missing", ["--exps", COLLOCATED, "--published", "no.csv"], ["no.csv", "cannot be read"]),
@@ -169,7 +171,7 @@ BAD: list[tuple[str, list[str], list[str]]] = [
     ("throughput-metric", ["--exps", COLLOCATED, "--throughput-metric", "tokens"], ["'tokens'", "output"]),
     ("stat", ["--exps", COLLOCATED, "--stat", "median"], ["'median'", "p50"]),
     ("stat-unknown", ["--exps", COLLOCATED, "--stat", "p95"], ["p95 of TPOT", "--stat"]),
-    ("chunk-size-zero", ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "0"], ["chunk_size", "1"]),
+    ("chunk-size-zero", ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "0"], ["--chunk-size", "1"]),
     ("chunk-size-alone", ["--exps", COLLOCATED, "--chunk-size", "8"], ["--latency-mode chunk"]),
     ("chunk-size-word", ["--exps", COLLOCATED, "--chunk-size", "x"], ["--chunk-size", "'x'"]),
     (
@@ -177,7 +179,7 @@ BAD: list[tuple[str, list[str], list[str]]] = [
         ["--exps", COLLOCATED, "--use-interactivity", "--latency-mode", "first_token"],
         ["interactivity is 1000/TPOT"],
     ),
-    ("gpus-per-node", ["--exps", COLLOCATED, "--gpus-per-node", "0"], ["gpus_per_node", "1"]),
+    ("gpus-per-node", ["--exps", COLLOCATED, "--gpus-per-node", "0"], ["--gpus-per-node", "1"]),
     ("format", ["--exps", COLLOCATED, "--format", "gif"], ["'gif'", "svg"]),
     ("suffix", ["--exps", COLLOCATED, "--plot-path", "plot.gif"], [".gif", "png, svg or pdf"]),
     ("suffix-against-format", ["--exps", COLLOCATED, "--plot-path", "p.png", "--format", "svg"], ["disagree"]),
@@ -207,7 +209,7 @@ def test_bad_input_is_one_line(
     assert code == 2
     assert out == ""
     assert len(err.splitlines()) == 1
-    assert err.startswith("viz.py: error: ")
+    assert err.startswith("error: ")
     for part in said:
         assert part in err
     assert list(tmp_path.iterdir()) == []
@@ -331,7 +333,7 @@ def test_an_unfinished_experiment_is_told(tmp_path: Path, capsys: pytest.Capture
     for words in (["--exps", str(root), "--no-plot"], ["--audit", str(root)]):
         assert viz.main(words) in (0, 3)
         note = capsys.readouterr().err
-        assert note == f"viz.py: note: {root} is not finished: 1 planned of 3 visits; nothing is measured of third\n"
+        assert note == f"note: {root} is not finished: 1 planned of 3 visits; nothing is measured of third\n"
     record(*visits[:2])
     assert viz.main(["--exps", str(root), "--no-plot"]) == 0
     assert not capsys.readouterr().err
@@ -350,5 +352,79 @@ def test_an_audit_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert viz.main(["--audit", COLLOCATED, *words]) == 2
         error = capsys.readouterr().err
-        assert f"viz.py: error: {words[0]} does nothing with --audit" in error and error.count("\n") == 1
+        assert f"error: {words[0]} does nothing with --audit" in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def copies(tmp_path: Path) -> list[Path]:
+    """An experiment, a copy of it, the same files under another configuration's name, and one of its own."""
+    one, _, _, other = folders.deployments(4)
+    first = folders.write(tmp_path / "first", one, repeats=1)
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    renamed = Path(shutil.copytree(first, tmp_path / "renamed"))
+    manifest = Store(renamed).read_manifest()
+    pool = Pool(replicas=1, tp=one.gpus, pp=1)
+    changed = one.model_copy(update={"topology": Disaggregated(prefill=pool, decode=pool, placement="pack")})
+    Store(renamed).write_manifest(
+        manifest.model_copy(update={"deployment": changed, "label": changed.label, "gpus": changed.gpus})
+    )
+    return [first, second, renamed, folders.write(tmp_path / "other", other, repeats=1)]
+
+
+def test_identical_results_are_drawn_once_with_both_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, _, other = copies(tmp_path)
+    path = tmp_path / "plot.png"
+    assert viz.main(["--exps", str(first), str(second), str(other), "--plot-path", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "note: identical results are drawn once: 1xTP1 collocated (first = second)\n" in err
+    assert "1xTP1 collocated (second)" not in out
+    audit = f"note: the audit finds what makes a plot of these wrong (identical): python viz.py --audit {first}"
+    assert audit in err and err.count("\n") == 2
+
+
+def test_the_same_files_under_another_name_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, _, renamed, _ = copies(tmp_path)
+    assert viz.main(["--exps", str(first), str(renamed), "--no-plot"]) == 0
+    err = capsys.readouterr().err
+    assert "the audit finds what makes a plot of these wrong (identical, contradiction)" in err
+    assert viz.main(["--audit", str(first), str(renamed)]) == 3
+    out = capsys.readouterr().out
+    assert "one of the two curves is another configuration's, normalised by" in out and "is a copy" not in out
+
+
+def test_many_folders_are_named_by_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = copies(tmp_path)
+    fifth = shutil.copytree(made[0], tmp_path / "a fifth")
+    assert viz.main(["--exps", *map(str, made), str(fifth), "--no-plot"]) == 0
+    err = capsys.readouterr().err
+    assert "python viz.py --audit DIR... with these folders says where" in err
+
+
+def test_nothing_is_said_of_sound_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = [folders.write(tmp_path / each.label, each) for each in folders.deployments(3)]
+    assert viz.main(["--exps", *map(str, made), "--no-plot"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("faster", "words", "log"),
+    [
+        (0.02, [], True),
+        (0.02, ["--no-log-latency"], False),
+        (1.1, [], False),
+        (1.1, ["--log-latency"], True),
+        (0.02, ["--latency-mode", "chunk"], True),
+        (0.02, ["--use-interactivity"], False),
+    ],
+)
+def test_one_slow_curve_makes_the_latency_axis_logarithmic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: float, words: list[str], log: bool
+) -> None:
+    """And the axis says so."""
+    one, _, two = folders.deployments(3)
+    made = [folders.write(tmp_path / "a", one, repeats=1), folders.write(tmp_path / "b", two, repeats=1, faster=faster)]
+    drawn: list[str] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, _: drawn.extend(axes.get_xlabel() for axes in figure.axes))
+    assert viz.main(["--exps", *map(str, made), *words, "--plot-path", str(tmp_path / "p.png")]) == 0
+    (main_axis,) = [label for label in drawn if "is better" in label]
+    assert ("log scale" in main_axis) is log

@@ -140,7 +140,7 @@ class TestRequirements:
 
     def test_not_root(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        assert "it takes root" in (namespaces.unavailable() or "")
+        assert "requires root" in (namespaces.unavailable() or "")
 
     def test_a_container_without_the_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refused(*_: object) -> None:
@@ -165,7 +165,7 @@ class TestCommandLines:
             ([], ["up|down|shape|shell"]),
             (["up", "--rate", "5"], ["'5'", "1gbit"]),
             (["up", "--delay-ms", "x"], ["--delay-ms", "'x'"]),
-            (["shape", "--delay-ms", "-1"], ["-1 ms", "0 to 1000"]),
+            (["shape", "--delay-ms", "-1"], ["--delay-ms", "'-1'"]),
             (["shape", "--rate", "1gbit"], ["no two hosts are up", "two-hosts up"]),
             (["shell", "--", "true"], ["no two hosts are up"]),
             (["shell", "--host", "c"], ["--host", "'c'"]),
@@ -243,6 +243,18 @@ class TestRecords:
         running = Running(base_url=self.URL, model_id="m", tokenizer="t", manifest=manifest, on_host=host)
         save_running(running)
         return running
+
+    @pytest.mark.parametrize(("program", "told"), [("", "it printed nothing"), ("echo >&2; echo broken >&2", "broken")])
+    def test_a_helper_that_ends_at_once_is_told_with_its_last_line(
+        self, program: str, told: str, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "log"
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, stderr=errors) as process,
+            pytest.raises(ClusterError, match=f"^the host does not start: {told}$"),
+        ):
+            two_hosts._await_ready(process, log, "the host")
 
     def test_round_trip(self, tmp_path: Path) -> None:
         nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(1, 2), two_hosts=PAIR)

@@ -182,14 +182,14 @@ class TestToken:
         finally:
             server.stop(None).wait()
         assert asked == ["/ray.rpc.InternalKVGcsService/InternalKVGet"]
-        with pytest.raises(ClusterError, match="whether Ray asks for a token cannot be told"):
+        with pytest.raises(ClusterError, match="unknown whether Ray requires a token"):
             Cluster().asks_for_token()
         monkeypatch.setenv("RAY_USE_TLS", "1")
         assert Cluster().asks_for_token()
 
     def test_an_open_cluster_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Cluster, "asks_for_token", lambda _: False)
-        with pytest.raises(ClusterError, match=r"asks for no token: .* --accept-open-cluster") as refused:
+        with pytest.raises(ClusterError, match=r"requires no token: .* --accept-open-cluster") as refused:
             launch._refuse_open(Cluster())
         assert "\n" not in str(refused.value)
         monkeypatch.setattr(Cluster, "asks_for_token", lambda _: True)

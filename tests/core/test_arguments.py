@@ -13,8 +13,8 @@ import pytest
 from pdlab.analysis import loading
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.cli import plan, viz
-from pdlab.core.arguments import INTERRUPTED, READER_GONE, check_writable, exit_code, not_for
-from pdlab.core.errors import UsageError
+from pdlab.core.arguments import INTERRUPTED, READER_GONE, OneLineParser, check_writable, exit_code, not_for
+from pdlab.core.errors import BenchError, UsageError
 from pdlab.plan import planner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,3 +89,43 @@ def test_flags_that_change_nothing_are_refused() -> None:
     not_for(parser.parse_args([]), parser, ["--some-thing"], "x")
     with pytest.raises(UsageError, match="--some-thing does nothing with x"):
         not_for(parser.parse_args(["--some-thing", "4"]), parser, ["--some-thing"], "x")
+
+
+@pytest.mark.parametrize(
+    ("error", "resume", "code", "line"),
+    [
+        (UsageError("--x: no"), "go", 2, "error: --x: no"),
+        (BenchError("gone"), "./run_bm.sh --resume", 1, "error: gone. Go on with: ./run_bm.sh --resume"),
+        (BenchError("gone"), None, 1, "error: gone"),
+        (KeyboardInterrupt(), "go", 130, "interrupted; finished levels are kept. Go on with: go"),
+        (OSError(28, "No space left", "/x"), None, 1, "error: /x: No space left"),
+        (UsageError("--x " + "y" * 400), None, 2, f"error: --x {'y' * 100}..."),
+    ],
+)
+def test_a_failure_is_one_line(
+    error: BaseException, resume: str | None, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> int:
+        raise error
+
+    assert exit_code(run, resume=resume) == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_a_fault_without_a_file_is_no_input() -> None:
+    def run() -> int:
+        raise ConnectionResetError("of a server that was spoken to")
+
+    with pytest.raises(ConnectionResetError):
+        exit_code(run)
+
+
+def test_a_flag_that_is_given_once_per_call_may_be_given_again_in_the_next() -> None:
+    parser = OneLineParser()
+    parser.add_argument("-n", "--number", "--count", type=int)
+    parser.add_argument("--word", action="append")
+    for _ in range(2):
+        assert parser.parse_args(["-n", "3"]).number == 3
+    assert parser.parse_args(["--word", "a", "--word", "b"]).word == ["a", "b"]
+    with pytest.raises(UsageError, match="--number and --count are the same flag: give it once"):
+        parser.parse_args(["--number", "3", "--count", "4"])

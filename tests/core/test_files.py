@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True
     )
     if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here (it takes root): {done.stderr.strip()}")
+        pytest.skip(f"a small file system cannot be mounted here (it requires root): {done.stderr.strip()}")
     try:
         yield folder
     finally:

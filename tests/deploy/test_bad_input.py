@@ -53,8 +53,8 @@ LINES: list[tuple[str, list[str], list[str]]] = [
     ("model-typo", ["--collocated", "--model", "gpt-oss-12b", *ON_X2], ["gpt-oss-12b", "gpt-oss-120b"]),
     ("model-no-folder", ["--collocated", "--model", "./nowhere", *ON_X2], ["./nowhere", "no such folder"]),
     ("model-no-file", ["--collocated", "--model", "nowhere.yaml", *ON_X2], ["nowhere.yaml"]),
-    ("cluster-no-file", ["--collocated", "--cluster", "p5-x2", "--dry-run"], ["p5-x2", "cannot be read"]),
-    ("config-no-file", ["--config", "nowhere", *ON_X2], ["nowhere", "cannot be read"]),
+    ("cluster-no-file", ["--collocated", "--cluster", "p5-x2", "--dry-run"], ["p5-x2", "nor a file", "p5.48xlarge-x2"]),
+    ("config-no-file", ["--config", "nowhere", *ON_X2], ["nowhere", "nor a file"]),
     ("local-and-cluster", ["--collocated", "--local", *ON_X2], ["--local", "--cluster"]),
     ("local-zero", ["--collocated", "--local", "0", "--dry-run"], ["--local", "'0'"]),
     (

@@ -15,11 +15,9 @@ import yaml
 from pdlab.core.catalog import load_cluster, load_deployment, local_cluster, resolve_model
 from pdlab.core.files import CONFIGS
 from pdlab.core.workload import Workload
-from pdlab.deploy import engine_memory
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.options import LOCAL_WORKLOAD
-from pdlab.deploy.serve_config import model_id, render
-from pdlab.placement.place import place
+from pdlab.deploy.prepared import prepare_deployment
 
 pytestmark = pytest.mark.golden
 
@@ -40,22 +38,11 @@ def test_rendering(path: Path) -> None:
     deployment = load_deployment(path.stem)
     assert deployment.label == path.stem
     view = load_cluster(cluster_name(path))
-    placement = place(deployment, view)
     shape, source = resolve_model(deployment.model)
-    app = render(deployment, placement, view, shape, source or "MODEL-FOLDER")
-    workload = LOCAL_WORKLOAD if placement.device == "cpu" else Workload()
+    workload = LOCAL_WORKLOAD if view.device == "cpu" else Workload()
+    prepared = prepare_deployment(deployment, view, shape, source or "MODEL-FOLDER", workload)
     command = f"python launch_gptoss.py --config {path.stem} --cluster {view.name}"
-    text = describe(
-        deployment,
-        view,
-        placement,
-        app,
-        base_url="http://127.0.0.1:8000",
-        launch_command=command,
-        model_id=model_id(deployment, shape),
-        memory=engine_memory.examine(deployment, shape, view, placement, workload),
-        workload=workload,
-    )
+    text = describe(prepared, base_url="http://127.0.0.1:8000", launch_command=command)
     assert "&id" not in text, "YAML aliases: the arguments share an object"
     stored = GOLDEN / f"{path.stem}.txt"
     if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":

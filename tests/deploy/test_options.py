@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.schema import load_yaml, to_yaml
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.deploy import launch
-from pdlab.deploy.options import LaunchRequest, build_parser, deployment_from, engine_args
+from pdlab.deploy.options import (
+    LOCAL_WORKLOAD,
+    LaunchRequest,
+    build_parser,
+    deployment_from,
+    engine_args,
+    request_from,
+    request_to_json,
+)
+from pdlab.deploy.prepared import prepare_deployment
 
 
 def made(*words: str) -> Deployment:
@@ -49,7 +59,7 @@ def test_label(line: str, label: str) -> None:
         ("--pd-pack", ("UCX",)),
         ("--pd-pack --use-ucx", ("UCX",)),
         ("--pd-pack --use-libfabric", ("LIBFABRIC",)),
-        ("--pd-pack --kv-backend UCX,GDS", ("UCX", "GDS")),
+        ("--pd-pack --kv-backend UCX,LIBFABRIC", ("UCX", "LIBFABRIC")),
     ],
 )
 def test_backends(line: str, backends: tuple[str, ...]) -> None:
@@ -86,7 +96,7 @@ def test_ep_divides_experts_and_their_copies() -> None:
     copies = [word for pair in eplb for word in ("--engine-arg", pair)]
     assert check_divisibility(made(*words, *copies), shape) == []
     with pytest.raises(UsageError, match="and 32 redundant ones"):
-        check_divisibility(made(*words, *copies, "--d-dp", "71"), shape)
+        check_divisibility(made(*[word.replace("72", "71") for word in words], *copies), shape)
 
 
 def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +104,10 @@ def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -
     busy = busy.model_copy(update={"nodes": tuple(n.model_copy(update={"free_cpus": 0.0}) for n in busy.nodes)})
     seen = iter([busy, busy, local_cluster(2)])
     monkeypatch.setattr(launch, "RELEASE_POLL_S", 0.0)
-    view, placement = launch._placed(lambda: next(seen), made("--pd-spread", "--local"), 30.0)
-    assert view == local_cluster(2) and len(placement.replicas) == 2
+    assert launch._free_view(lambda: next(seen), made("--pd-spread", "--local"), 30.0) == local_cluster(2)
+    still_busy = launch._free_view(lambda: busy, made("--pd-spread", "--local"), 0.0)
     with pytest.raises(PlacementError):
-        launch._placed(lambda: busy, made("--pd-spread", "--local"), 0.0)
+        prepare_deployment(made("--pd-spread", "--local"), still_busy, None, "SOURCE", LOCAL_WORKLOAD)
 
 
 def test_a_changed_file_loses_its_name(tmp_path: Path) -> None:
@@ -117,12 +127,31 @@ def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str])
 
 def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    base = made("--pd-pack", "--engine-arg", "a=1", "--engine-arg", "b=1", "--p-engine-arg", "c=1", "--model-id", "m")
+    base = made(
+        "--pd-pack",
+        "--engine-arg",
+        "seed=1",
+        "--engine-arg",
+        "max_num_seqs=1",
+        "--p-engine-arg",
+        "watermark=0.1",
+        "--model-id",
+        "m",
+    )
     path.write_text(to_yaml(base), encoding="utf-8")
     assert load_yaml(path, Deployment) == base
-    both = made("--config", str(path), "--engine-arg", "b=2", "--p-engine-arg", "d=2", "--ingress-replicas", "3")
-    assert both.engine_kwargs == {"a": 1, "b": 2}
-    assert both.pools["prefill"].engine_kwargs == {"c": 1, "d": 2}
+    both = made(
+        "--config",
+        str(path),
+        "--engine-arg",
+        "max_num_seqs=2",
+        "--p-engine-arg",
+        "stream_interval=2",
+        "--ingress-replicas",
+        "3",
+    )
+    assert both.engine_kwargs == {"seed": 1, "max_num_seqs": 2}
+    assert both.pools["prefill"].engine_kwargs == {"watermark": 0.1, "stream_interval": 2}
     assert both.pools["decode"].engine_kwargs == {}
     assert (both.model_id, both.ingress_replicas) == ("m", 3)
 
@@ -182,6 +211,53 @@ def test_request(cluster: FakeCluster) -> None:
     assert request.deployment.topology == parse_label("pd-spread-p1xtp1-d1xtp1")
     assert (request.local_nodes, request.cluster, request.port, request.timeout_s) == (3, None, 8123, 60.0)
     assert request.detach and not request.wait, "a launcher that does not wait cannot hold the deployment"
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+
+def test_a_request_from_standard_input_is_launched_as_its_flags_would_be(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("PDLAB_API_KEY", raising=False)
+    for words in (
+        ["--pd-spread", "--local", "2", "--two-hosts", "--link-rate", "1gbit", "--link-delay-ms", "0.5", "--detach"],
+        ["--config", "pd-spread-p3xdp24ep-d1xdp32ep", "--cluster", "p5.48xlarge-x13", "--host", "0.0.0.0"],
+        ["--pd-pack", "--use-libfabric", "--engine-arg", "gpu_memory_utilization=0.85", "--verbose", "--no-wait"],
+    ):
+        monkeypatch.setattr(launch_gptoss, "require", lambda: None)
+        cluster.calls.clear()
+        assert launch_gptoss.main(words) == 0
+        told = capsys.readouterr().err
+        stdin(monkeypatch, request_to_json(request_from(build_parser().parse_args(words), words)).encode())
+        assert launch_gptoss.main(["--request-from-stdin"]) == 0
+        by_flags, by_request = cluster.calls
+        assert by_request == by_flags and by_request.command == (f"python launch_gptoss.py {' '.join(words)}",)
+        assert capsys.readouterr().err == told, "the same warnings, and where the key is"
+        assert (by_request.api_key_file is not None) == ("0.0.0.0" in words)
+
+
+def test_a_request_that_cannot_be_launched_is_one_line(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_large = ["--pd-pack", "--local", "--p-num", "9"]
+    text = request_to_json(request_from(build_parser().parse_args(too_large), too_large)).encode()
+    for words, given, told in (
+        ([], text, "does not fit local-2"),
+        ([], b"", "standard input is no launch request in JSON: Invalid JSON"),
+        ([], b"\xff", "standard input is no launch request in JSON: Invalid JSON"),
+        ([], b'{"deployment": 3}', "standard input is no launch request in JSON: deployment: "),
+        (["--port", "8001"], text, "--request-from-stdin takes no other flag"),
+    ):
+        stdin(monkeypatch, given)
+        assert launch_gptoss.main(["--request-from-stdin", *words]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and told in err and err.count("\n") == 1
+    monkeypatch.setattr("sys.stdin", None)
+    assert launch_gptoss.main(["--request-from-stdin"]) == 2, "standard input is closed"
+    assert cluster.calls == []
 
 
 def test_a_request_that_cannot_fit_never_reaches_the_cluster(cluster: FakeCluster) -> None:

@@ -23,7 +23,7 @@ FILE = {
         {"name": "decode", "label": "collocated-1xtp1", "decode_bench": True, "workloads": ["decode"]},
         {
             "name": "broken", "label": "collocated-1xtp1", "workloads": ["mixed"],
-            "engine_args": {"kv_cache_memory_bytes": 1000},
+            "engine_args": {"worker_extension_cls": "no_such_module.Extension"},
         },
     ],
     "workloads": [
@@ -80,7 +80,7 @@ def test_one_fails_one_is_interrupted_and_resumed(own: Stack) -> None:
     states = {visit.deployment: visit for visit in record(own).visits}
     assert states["decode"].status == "done"
     assert states["broken"].status == "failed"
-    assert "No available memory for the cache blocks" in (states["broken"].error or "")
+    assert "No module named 'no_such_module'" in (states["broken"].error or "")
     assert "FAILED broken, repeat 0" in done.text and "Traceback" not in done.text
 
     experiment = Store(folder).load()

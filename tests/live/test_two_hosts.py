@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -380,6 +381,29 @@ class TestRay:
         assert stack.nodes() is None
 
 
+# The plan is told that EFA joins the hosts, while UCX takes TCP without a word, as it does where EFA fails.
+WRONG_PLAN = """
+import sys
+from pdlab.cluster.connection import Cluster
+from pdlab.core.catalog import resolve_model
+from pdlab.core.errors import WireError
+from pdlab.deploy import wire_proof
+from pdlab.deploy.application import Application
+from pdlab.deploy.endpoint import load_running
+running = load_running(sys.argv[1])
+told = running.manifest
+wire_proof.planned_wire = lambda *_: "efa"
+with Cluster() as cluster:
+    asked = (Application(cluster), told.deployment, running, told.cluster, told.placement)
+    shape = resolve_model(told.deployment.model)[0]
+    try:
+        wire_proof.prove(*asked, shape, print)
+    except WireError as error:
+        print("REFUSED", error)
+    print("ACCEPTED", wire_proof.prove(*asked, shape, print, accept="tcp").accepted)
+"""
+
+
 class TestEngines:
     def test_spread_crosses_the_link_and_pack_does_not(self, stack: Stack) -> None:
         """What the first host (prefill's in both) sends while prompts are answered, against the KV cache they make.
@@ -396,10 +420,16 @@ class TestEngines:
         blocks = -(-tokens // 128) * shape.full_attention_layers
         blocks += (1 + shape.sliding_window // 128) * (shape.layers - shape.full_attention_layers)
         most = requests * blocks * 128 * per_token
-        sent = {}
+        sent, wires = {}, {"spread": "tcp", "pack": "shared memory"}
         for mode in ("spread", "pack"):
             done = stack.launch(f"--pd-{mode}", "--two-hosts", "--link-rate", "1gbit")
-            assert done.code == 0 and "canary: 3 of 3" in done.text
+            assert done.code == 0 and re.search(r"canary: [1-3] of 3", done.text)
+            assert f"wire: {wires[mode]}, as planned" in done.text
+            if mode == "spread":
+                words = (sys.executable, "-W", "ignore", "-c", WRONG_PLAN, stack.url)
+                wrong = hosts(stack, "shell", "--", *words).text
+                assert "REFUSED KV cache goes over tcp, the plan names efa: interfaces counted tcp" in wrong
+                assert "--accept-wire tcp" in wrong and "ACCEPTED True" in wrong
             running, nodes = stack.running(), stack.nodes()
             view = running.manifest.cluster
             assert [(node.host, node.nic.gbit_per_s) for node in view.nodes] == [("pdlab-a", 1), ("pdlab-b", 1)]

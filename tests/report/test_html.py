@@ -119,7 +119,7 @@ def test_figures_in_the_plots_are_those_of_the_analysis(three: list[Path], tmp_p
 def test_no_winner_inside_the_noise(tmp_path: Path) -> None:
     one, two, _ = folders.deployments(3)
     same = [folders.write(tmp_path / name, d, noise=0.2) for name, d in (("a", one), ("b", two))]
-    page = Elements(made(same, tmp_path, "--no-use-normalized", "--gpus-per-node", "2")).text
+    page = Elements(made(same, tmp_path, "--no-use-normalized")).text
     assert "the best is" not in page
 
 

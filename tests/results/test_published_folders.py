@@ -224,3 +224,30 @@ def test_published_h100_folders_import() -> None:
         assert len({run.key for run in experiment.runs}) == len(experiment.runs)
         assert all(run.validity.valid for run in experiment.runs)
         assert {run.key.kind for run in experiment.runs} == ({"rate"} if "itl10000" in folder.name else {"concurrency"})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_prompts": "x"}, "num_prompts is 'x'"),
+        ({"num_prompts": float("nan")}, "num_prompts is nan"),
+        ({"max_concurrency": -1}, "max_concurrency is -1"),
+        ({"request_rate": -1}, "request_rate is -1"),
+    ],
+)
+def test_what_cannot_be_a_load_is_one_error(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    folder = tmp_path / "damaged_1xtp2"
+    folder.mkdir()
+    content = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
+    (folder / "conc4.json").write_text(json.dumps({**content, **change}))
+    with pytest.raises(StoreError, match=told):
+        load_experiment(folder)
+
+
+def test_a_latency_that_is_none_makes_its_level_invalid(tmp_path: Path) -> None:
+    folder = tmp_path / "nan_1xtp2"
+    folder.mkdir()
+    content = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
+    (folder / "conc4.json").write_text(json.dumps({**content, "mean_ttft_ms": float("nan"), "mean_tpot_ms": -1}))
+    (run,) = load_experiment(folder).runs
+    assert run.validity.reasons == ("mean_ttft_ms is nan and 1 more: not a latency",)

@@ -1,29 +1,36 @@
 """Stands in for launch_gptoss.py: the oracle is what it "serves". Notes every call in $CALLS.
 
-``--engine-arg broken=true`` makes a start fail as the real one does: one line, exit code 1.
+The command line that a request names must ask for that request.
+
+``--engine-arg code_revision=broken`` makes a start fail as the real one does: one line, exit code 1.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from pdlab.deploy.endpoint import Running, clear_running, save_running
-from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.deploy.options import FROM_STDIN, build_parser, request_from, request_from_json
 from pdlab.results.schema import Manifest
 
 
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
-    url = f"http://127.0.0.1:{args.port}"
+    request = request_from_json(sys.stdin.read()) if args.request_from_stdin else None
+    url = f"http://127.0.0.1:{request.port if request else args.port}"
     with Path(os.environ["CALLS"]).open("a") as calls:
-        calls.write(" ".join(argv) + "\n")
+        calls.write((request.command[0] if request else " ".join(argv)) + "\n")
     if args.shutdown:
         clear_running(url)
         return 0
-    deployment = deployment_from(args)
-    if deployment.engine_kwargs.get("broken"):
+    assert request and argv == [FROM_STDIN]
+    words = shlex.split(request.command[0])[2:]
+    assert request_from(build_parser().parse_args(words), words) == request
+    deployment = request.deployment
+    if deployment.engine_kwargs.get("code_revision") == "broken":
         print("[   0.1 s] starting", file=sys.stderr)
         print("error: a replica failed to start: planted", file=sys.stderr)
         return 1

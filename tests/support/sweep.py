@@ -18,6 +18,8 @@ from pdlab.deploy.endpoint import Running, load_running, save_running
 from pdlab.results.schema import Manifest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Gates that say that this machine was too busy to drive the load, whatever is planted.
+BUSY_MACHINE = {"client_saturation", "lateness"}
 
 
 @dataclass

@@ -75,10 +75,10 @@ def left_of(folder: Path) -> list[str]:
 
 def test_pack_and_everything_it_writes(folder: Path) -> None:
     out, plot = folder / "out.json", folder / "plot.png"
-    words = ("--local", "--backends", "UCX,NOWHERE")
+    words = ("--local", "--backends", "UCX,MOONCAKE")
     done = run(folder, *words, *SMALL, "--json", str(out), "--plot", str(plot))
     assert "pack over cma/memory, zero-copy" in done.out and "every word exact" in done.out
-    assert "CANNOT RUN: NOWHERE: plugin" in done.out
+    assert "CANNOT RUN: MOONCAKE: plugin" in done.out
     assert done.code == 5, "one backend ran, the other could not"
     data: dict[str, Any] = json.loads(out.read_text())
     first, second = data["runs"]

@@ -134,7 +134,7 @@ def values(folder: Folder) -> Iterator[Finding]:
             if name.endswith("_ms") and isinstance(value, int | float) and not (value >= 0 and math.isfinite(value))
         ]
         for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
-            wrong += [f"{window}: {text}" for text in _impossible_latencies(summary)] if summary else []
+            wrong += [f"{window}: {text}" for text in impossible_latencies(summary)] if summary else []
         if wrong:
             yield Finding(
                 "impossible",
@@ -145,7 +145,8 @@ def values(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def _impossible_latencies(summary: Summary) -> Iterator[str]:
+def impossible_latencies(summary: Summary) -> Iterator[str]:
+    """What cannot be of the latencies of one window, in words."""
     for name in ("ttft", "tpot", "e2el"):
         found: Distribution | None = getattr(summary, name)
         if found is None:
@@ -224,8 +225,9 @@ def served(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def records(folder: Folder) -> Iterator[Finding]:
-    """The requests beside our levels: by the hash that each level keeps of them, and by the figures that they give.
+def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
+    """The requests beside our levels: by the hash that each level keeps of them, and with ``recompute`` by the figures
+    that they give.
 
     None kept is no fault.
     """
@@ -249,7 +251,7 @@ def records(folder: Folder) -> Iterator[Finding]:
                 "intervals and goodput of that level rest on nothing, or on other requests than its figures",
                 "restore the file, or measure the level again with --force",
             )
-        else:
+        elif recompute:
             yield from _recomputed(level, text)
 
 
@@ -266,7 +268,7 @@ def _recomputed(level: Level, text: bytes) -> Iterator[Finding]:
     seen, off = [], [0.0]
     if (count := table.shape[1]) != run.num_requests:
         seen.append(f"{count} requests were recorded, the level says {run.num_requests}")
-        off.append(abs(count / run.num_requests - 1))
+        off.append(abs(count / run.num_requests - 1) if run.num_requests else 1.0)
     elif run.completed:
         for window, stored in (("whole run", run.whole), ("steady window", run.steady)):
             again = requests.window(table, run.load, steady=window != "whole run") if stored else None

@@ -19,8 +19,10 @@ computed), and how to mend it. The rules are those that the published measuremen
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,11 @@ RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp,
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
-def audit(paths: Sequence[Path]) -> list[Finding]:
-    """All findings, folder by folder in the order given, those across folders first."""
+def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[Finding]:
+    """All findings, folder by folder in the order given, those across folders first.
+
+    ``recompute``: compare the figures of our levels with those that their requests give, which takes longest.
+    """
     folders = [read_folder(path) for path in paths]
     found = list(_identical(folders))
     for folder in folders:
@@ -47,7 +52,27 @@ def audit(paths: Sequence[Path]) -> list[Finding]:
             continue
         for rule in RULES:
             found += rule(folder)
+        found += content_rules.records(folder, recompute=recompute)
     return found
+
+
+HARD = ("identical", "contradiction", "impossible", "GPUs", "records")
+
+
+def hard(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that make a plot wrong, whatever is asked of it; the others say how much a figure is worth."""
+    return [finding for finding in findings if finding.kind in HARD]
+
+
+def shared(findings: Sequence[Finding]) -> list[Finding]:
+    """The same with what is said alike of several folders said once, with the files of all."""
+    alike: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
+    for each in findings:
+        alike[each.kind, each.evidence, each.consequence, each.fix, each.percent].append(each)
+    return [
+        replace(same[0], files=tuple(dict.fromkeys(name for each in same for name in each.files)))
+        for same in alike.values()
+    ]
 
 
 def render(findings: Sequence[Finding], folders: int) -> str:
@@ -55,14 +80,23 @@ def render(findings: Sequence[Finding], folders: int) -> str:
     if not findings:
         return f"audit: {_count(folders, 'folder')}, nothing wrong"
     lines = []
-    for finding in findings:
-        names = ", ".join(finding.files[:4]) + (f" and {len(finding.files) - 4} more" if len(finding.files) > 4 else "")
+    told = shared(findings)
+    for finding in told:
+        names = _names(finding.files)
         off = f" (up to {finding.percent:.0f} %)" if finding.percent is not None else ""
         lines += [f"{finding.kind}: {names}", f"  seen: {finding.evidence}"]
         lines += [f"  then: {finding.consequence}{off}", f"  do:   {finding.fix}", ""]
     kinds = sorted({finding.kind for finding in findings})
-    counts = [_count(len(findings), "finding"), _count(folders, "folder")]
+    counts = [_count(len(told), "finding"), _count(folders, "folder")]
     return "\n".join([*lines, f"audit: {' in '.join(counts)}: {', '.join(kinds)}"])
+
+
+def _names(files: Sequence[str]) -> str:
+    """Files of one folder by name, of several folders the folders alone."""
+    of_folders = list(dict.fromkeys(name.partition("/")[0] for name in files))
+    if len(of_folders) > 1:
+        return ", ".join(of_folders)
+    return ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
 
 
 def _count(number: int, noun: str) -> str:
@@ -93,12 +127,27 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
             )
             continue
         same = {level.sha256 for level in by_path[one].levels} >= {level.sha256 for level in levels}
+        how = "byte for byte" if same else "by content"
         gpus = [by_path[path].experiment.manifest.gpus for path in (one, other)]  # type: ignore[union-attr]
         percent = 100 * abs(gpus[0] / gpus[1] - 1) if gpus[0] and gpus[1] and gpus[0] != gpus[1] else None
+        deployments = [by_path[path].experiment.manifest.deployment for path in (one, other)]  # type: ignore[union-attr]
+        if (
+            deployments[0] is not None
+            and deployments[1] is not None
+            and (deployments[0].topology == deployments[1].topology)
+        ):
+            yield Finding(
+                "identical",
+                names,
+                f"{len(levels)} files of {other.name} are {how} those of {one.name}",
+                "one is a copy of the other: one measurement is drawn as two that agree",
+                "remove one of the two folders",
+            )
+            continue
         yield Finding(
             "identical",
             names,
-            f"{len(levels)} files of {other.name} are {'byte for byte' if same else 'by content'} those of {one.name}",
+            f"{len(levels)} files of {other.name} are {how} those of {one.name}",
             "one of the two curves is another configuration's"
             + (f", normalised by {gpus[1]} GPUs where it ran on {gpus[0]}, or the other way" if percent else ""),
             "find out which of the two was measured, and remove the other",
@@ -195,7 +244,7 @@ def _reused_prompts(folder: Folder) -> Iterator[Finding]:
         run = level.run
         stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}))
         before = drawn.get(stream, 0)
-        if before and run.workload.sent_input_tokens > 1:
+        if before and run.num_requests and run.workload.sent_input_tokens > 1:
             shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
         drawn[stream] = max(before, run.num_requests)
     if shares:
@@ -228,19 +277,20 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
             f"{least:.1f} requests per unit of concurrency at the least (wanted: {LEAST_PER_CONCURRENCY})",
             "the first wave (all prompts at once) and the last one (draining) are that share of the run",
             "more prompts per level, and figures of the steady window alone",
-            100 * min(2 / least, 1.0),
+            100 * min(2 / least, 1.0) if least else None,
         )
     short = [
         level for level in folder.levels if isinstance(level.run.load, Open) and level.run.num_requests < LEAST_OPEN
     ]
     if short:
+        fewest = min(level.run.num_requests for level in short)
         yield Finding(
             "few prompts",
             tuple(level.name for level in short),
-            f"{min(level.run.num_requests for level in short)} requests in an open loop (wanted: {LEAST_OPEN})",
+            f"{fewest} requests in an open loop (wanted: {LEAST_OPEN})",
             "by chance alone the rate of so few Poisson arrivals is off by as much",
             "more prompts per level",
-            100 / min(level.run.num_requests for level in short) ** 0.5,
+            100 / fewest**0.5 if fewest else None,
         )
 
 
@@ -278,7 +328,8 @@ def _impossible(folder: Folder) -> Iterator[Finding]:
                 ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
                 ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
             ):
-                if value and expected and abs(value / expected - 1) > RATE_SLACK:
+                known = isinstance(value, int | float) and math.isfinite(value)
+                if known and value and expected and abs(value / expected - 1) > RATE_SLACK:
                     yield Finding(
                         "impossible",
                         (level.name,),
@@ -359,7 +410,6 @@ RULES: tuple[Rule, ...] = (
     content_rules.values,
     content_rules.in_flight,
     content_rules.served,
-    content_rules.records,
     _metadata,
     _invalid,
 )

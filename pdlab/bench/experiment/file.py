@@ -17,12 +17,12 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
+from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
-from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml, validate
 from pdlab.core.workload import Closed, Load, Open, Ramp, Slo, Workload
-from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_parser, request_from, request_to_json
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
 # Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
@@ -222,24 +222,22 @@ class ExperimentFile(Frozen):
 
 
 class Configuration(Frozen):
-    """An entry made ready: its launcher flags, the deployment that they ask for, and its workloads."""
+    """An entry made ready: its launcher flags (`launch_flags`), the launch that they ask for, and its workloads."""
 
     name: str
     argv: tuple[str, ...]
-    deployment: Deployment
+    request: LaunchRequest
     entry: Entry
     workloads: tuple[NamedWorkload, ...]
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.request.deployment
 
 
 def load_experiment_file(name_or_path: str) -> tuple[ExperimentFile, Path]:
     """Read an experiment and where it was found: a path, or a name of configs/sweeps/. Raises UsageError."""
-    path = Path(name_or_path)
-    if not path.exists() and re.fullmatch(NAME, name_or_path):
-        named = CONFIGS / "sweeps" / f"{name_or_path}.yaml"
-        if not named.exists():
-            known = ", ".join(sorted(found.stem for found in named.parent.glob("*.yaml")))
-            raise UsageError(f"experiment {name_or_path!r}: no such file, and none of configs/sweeps/ ({known})")
-        path = named
+    path = find_config("sweeps", name_or_path, "experiment")
     return load_yaml(path, ExperimentFile), path
 
 
@@ -252,9 +250,10 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
     for number, entry in enumerate(file.deployments, start=1):
         argv = launch_flags(file, entry, path)
         try:
-            deployment = deployment_from(build_parser().parse_args(list(argv)))
+            request = _request(launch_words(file, argv, DEFAULT_PORT))
         except UsageError as error:
             raise UsageError(f"{path}: deployments.{number}: {error}") from error
+        deployment = request.deployment
         name = entry.name or deployment.label
         if name in [other.name for other in found]:
             raise UsageError(f"{path}: two deployments are called {name}; give each a name")
@@ -268,7 +267,7 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
                 f"{path}: no workload fits {name}: decode-only runs on deployments with decode_bench: true alone, "
                 "and nothing else does there"
             )
-        found.append(Configuration(name=name, argv=argv, deployment=deployment, entry=entry, workloads=tuple(mine)))
+        found.append(Configuration(name=name, argv=argv, request=request, entry=entry, workloads=tuple(mine)))
     used = {workload.name for configuration in found for workload in configuration.workloads}
     for workload in file.workloads:
         if workload.name not in used:
@@ -300,6 +299,21 @@ def launch_flags(file: ExperimentFile, entry: Entry, path: Path) -> tuple[str, .
         flags += ["--link-rate", entry.two_hosts.rate] if entry.two_hosts.rate else []
         flags += ["--link-delay-ms", f"{entry.two_hosts.delay_ms:g}"] if entry.two_hosts.delay_ms is not None else []
     return (*flags, *entry.flags)
+
+
+def launch_words(file: ExperimentFile, argv: tuple[str, ...], port: int) -> tuple[str, ...]:
+    """All flags of one start: those of its entry, and what the experiment adds."""
+    return (*argv, "--detach", "--port", str(port), "--timeout-s", f"{file.launch_timeout_s:g}")
+
+
+def _request(words: tuple[str, ...]) -> LaunchRequest:
+    """Raises UsageError for flags that launch nothing, and for what cannot be handed to the launcher."""
+    args = build_parser().parse_args(list(words))
+    if args.dry_run or args.export or args.shutdown or args.request_from_stdin:
+        raise UsageError(f"flags: an experiment launches; leave out --dry-run, --export, --shutdown and {FROM_STDIN}")
+    request = request_from(args, words)
+    request_to_json(request)
+    return request
 
 
 def _topology_flags(entry: Entry, path: Path) -> list[str]:
@@ -352,5 +366,5 @@ def asked_of(
         raise UsageError(f"no load applies to {where}; name it in the workloads of a group of loads")
     keys = [(load.kind, load.value) for load in loads]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is asked for twice")
+        raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is listed twice")
     return loads, searches

@@ -1,8 +1,8 @@
 """Run an experiment: launch each configuration, measure it, go on; survive what fails; leave nothing behind.
 
-A deployment is started by the launcher's own command line in a process of its own, so that this one
-imports neither Ray nor vLLM and a start that dies takes nothing with it. Local Ray nodes stay up from
-one deployment to the next and are stopped at the end.
+A deployment is started by the launcher in a process of its own, which gets the launch request on its standard
+input, so that this one imports neither Ray nor vLLM and a start that dies takes nothing with it. Local Ray nodes
+stay up from one deployment to the next and are stopped at the end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from pdlab.bench.experiment.file import launch_words
 from pdlab.bench.experiment.schedule import Part, Plan, Planned, asked_for, earlier_record, left, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
@@ -27,6 +29,7 @@ from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
+from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
 from pdlab.results.provenance import now
 from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
 from pdlab.results.store import Store, write_record
@@ -228,7 +231,7 @@ class _Keeper:
 
 
 class _Launcher:
-    """The launcher's command line, as often as there are visits; and its end."""
+    """The launcher's process, as often as there are visits; and its end."""
 
     def __init__(self, plan: Plan, options: RunOptions, progress: ExperimentProgress) -> None:
         self._plan = plan
@@ -238,28 +241,28 @@ class _Launcher:
         self._up = False
         self.given_up: dict[str, str] = {}
 
-    def command(self, visit: Planned) -> list[str]:
-        timeout_s = self._plan.file.launch_timeout_s
-        how = ["--detach", "--port", str(self._options.port), "--timeout-s", f"{timeout_s:g}"]
-        return [sys.executable, str(LAUNCHER), *visit.configuration.argv, *how]
-
     def shown(self, visit: Planned) -> str:
         """The command as a person would type it."""
-        return shlex.join(["python", "launch_gptoss.py", *self.command(visit)[2:]])
+        return command_line(launch_words(self._plan.file, visit.configuration.argv, self._options.port))
+
+    def request(self, visit: Planned) -> LaunchRequest:
+        """What that command asks for."""
+        return replace(visit.configuration.request, port=self._options.port, command=(self.shown(visit),))
 
     def launch(self, visit: Planned) -> None:
         """Returns when it is ready and checked. Raises LaunchFailed."""
         name = visit.configuration.name
         if name in self.given_up:
             raise LaunchFailed(f"not tried again: {self.given_up[name].removeprefix('not tried again: ')}")
-        hosts = visit.configuration.entry.two_hosts is not None
+        hosts = visit.configuration.request.two_hosts
         if self._up and self._hosts not in (None, hosts):
             self.stop()  # other nodes
         self._hosts, self._up = hosts, True
-        code, said = self._call(self.command(visit), self._progress.waiting)
+        code, output = self._call(self.request(visit), self._progress.waiting)
         if code:
-            errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-            raise LaunchFailed(errors[-1] if errors else f"exit code {code}: {said[-1] if said else 'no word'}")
+            errors = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
+            last = output[-1] if output else "it printed nothing"
+            raise LaunchFailed(errors[-1] if errors else f"exit code {code}: {last}")
 
     def stop(self) -> None:
         """Take down what is served and, with ``local``, the nodes. A second Ctrl-C does not end it halfway."""
@@ -280,10 +283,18 @@ class _Launcher:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
 
-    def _call(self, command: list[str], say: Callable[[str], None]) -> tuple[int, list[str]]:
-        """Run a command to its end; its exit code and what it said."""
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    def _call(self, request: LaunchRequest, say: Callable[[str], None]) -> tuple[int, list[str]]:
+        """Run the launcher to its end; its exit code and the lines that it printed."""
+        command = [sys.executable, str(LAUNCHER), FROM_STDIN]
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8") as text,
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+        ):
+            text.write(request_to_json(request))
+            text.seek(0)
+            process = subprocess.Popen(
+                command, stdin=text, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
             try:
                 while process.poll() is None:
                     time.sleep(POLL_S)

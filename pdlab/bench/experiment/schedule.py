@@ -23,7 +23,6 @@ from pdlab.bench.experiment.file import (
 )
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import unfinished
-from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Load, Ramp, RunKey
@@ -73,14 +72,10 @@ def make_plan(name_or_path: str) -> Plan:
     deployment that does not fit the cluster of the file."""
     file, path = load_experiment_file(name_or_path)
     found = {configuration.name: configuration for configuration in configurations(file, path)}
-    view = None
-    if file.where.local is not None:
-        view = local_cluster(file.where.local)
-    elif file.where.cluster not in (None, "auto"):
-        view = load_cluster(str(file.where.cluster))
     parts = {}
     for name, configuration in found.items():
-        if view is not None and configuration.entry.two_hosts is None:
+        view = configuration.request.known_view()
+        if view is not None:
             place(configuration.deployment, view)
         parts[name] = tuple(_part(file, configuration, workload) for workload in configuration.workloads)
     folders = [part.folder for some in parts.values() for part in some]

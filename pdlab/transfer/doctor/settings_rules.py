@@ -86,7 +86,7 @@ def _exported_port(facts: Facts) -> Iterator[Finding]:
                 "exported port",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_PORT={value}",
-                "every engine of the node takes that one port: the second waits for it for ever, without a word",
+                "every engine of the node takes that one port: the second waits for it for ever and logs nothing",
                 "unset it where `ray start` runs, and restart Ray there",
             )
 
@@ -367,7 +367,7 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 (node,),
                 f"other processes listen beyond loopback: {', '.join(others)}",
                 "none of Ray's or vLLM's, as far as the names of processes tell",
-                "nothing for pdlab; close what nobody needs",
+                "nothing for pdlab; close what is not needed",
             )
 
 

@@ -104,7 +104,7 @@ def _duplicates(facts: Facts) -> Iterator[Finding]:
                     f"{name} twice",
                     (node,),
                     ", ".join(sorted(paths)),
-                    "two copies keep two lists of devices: UCX sees none and falls back to TCP without a word",
+                    "two copies keep two lists of devices: UCX sees none and falls back to TCP and logs nothing",
                     "build NIXL and UCX against the system's rdma-core (debug/build_nixl_ucx_efa.sh)",
                 )
 
@@ -339,7 +339,7 @@ def _no_srd(facts: Facts) -> Iterator[Finding]:
                 SRD,
                 (node,),
                 f"{efa} EFA devices, and UCX finds none of them (its transports: {has})",
-                "KV crosses nodes over TCP, some hundred times slower, and nothing says so",
+                "KV crosses nodes over TCP, some hundred times slower, and nothing reports it",
                 "debug/build_nixl_ucx_efa.sh, or --kv-backend LIBFABRIC where its plugin loads",
             )
 

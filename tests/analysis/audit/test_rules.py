@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdlab.analysis.audit.folders import Finding
-from pdlab.analysis.audit.rules import audit
+from pdlab.analysis.audit.rules import audit, hard, render
 from pdlab.cli import viz
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
@@ -384,7 +385,41 @@ def test_one_folder_of_two_workloads(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_says_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert viz.main(["--audit", str(tmp_path / "nowhere")]) == 3
+    assert viz.main(["--audit", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert viz.main(["--audit", str(tmp_path)]) == 3
     assert "audit: 1 finding in 1 folder: unreadable" in capsys.readouterr().out
     assert viz.main(["--audit", str(tmp_path), "--exps", str(tmp_path)]) == 2
     assert viz.main([]) == 2
+
+
+def test_a_level_without_requests_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    none = {"completed": 0, "num_prompts": 0, "total_input_tokens": 0, "total_output_tokens": 0, "request_rate": 2.0}
+    empty = published(tmp_path / "empty_4xtp2", {"conc4.json": {**none, "request_rate": "inf"}, "conc8_rr2.json": none})
+    wrong = ours(tmp_path / "one", [run(4, 1)])
+    path = wrong / "concurrency4.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "num_requests": 0}))
+    other = published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {"max_concurrency": 8}})
+    found = audit([empty, wrong, other])
+    assert {"few prompts", "impossible", "contradiction"} <= set(kinds(found))
+    assert any("itl512_otl64_4xtp2/conc4.json" in each.files for each in found)
+
+
+def test_a_copy_of_the_same_configuration_is_called_a_copy(tmp_path: Path) -> None:
+    one = ours(tmp_path / "one", [run(4, 1)])
+    (copied,) = hard(audit([one, shutil.copytree(one, tmp_path / "two")]))
+    assert "one is a copy of the other" in copied.consequence and "another configuration" not in copied.consequence
+
+
+def test_what_many_folders_share_is_told_once_with_all_of_them(tmp_path: Path) -> None:
+    names = ["a_4xtp2", "b_2xtp4", "c_8xtp1"]
+    paths = [published(tmp_path / name, {"conc4.json": {"num_prompts": 20 * (n + 4)}}) for n, name in enumerate(names)]
+    text = render(audit(paths), len(paths))
+    assert text.count("metadata: ") == 1
+    assert "metadata: a_4xtp2, b_2xtp4, c_8xtp1\n" in text
+
+
+def test_what_is_not_recorded_does_not_make_a_plot_wrong(tmp_path: Path) -> None:
+    found = audit([published(tmp_path / "a_4xtp2", {"conc4.json": {}})])
+    assert "metadata" in kinds(found) and "metadata" not in kinds(hard(found))

@@ -20,6 +20,7 @@ from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import validate
 from pdlab.core.workload import Closed, Open, Ramp
+from pdlab.deploy.options import request_from_json, request_to_json
 from pdlab.placement.place import place
 
 SHIPPED = sorted(path.stem for path in (CONFIGS / "sweeps").glob("*.yaml"))
@@ -86,23 +87,23 @@ def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_pa
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("unknown key", {"deploymets": []}, "deploymets: Extra inputs are not permitted"),
-    ("name", {"name": "../x"}, "name: String should match pattern"),
+    ("unknown key", {"deploymets": []}, "deploymets: is not a known key; did you mean deployments?"),
+    ("name", {"name": "../x"}, "name: must be a name for a folder"),
     ("no where", {"where": {}}, "where: give either local"),
     ("both", {"where": {"local": 2, "cluster": "auto"}}, "where: give either local"),
-    ("no deployment", {"deployments": []}, "deployments: Tuple should have at least 1 item"),
+    ("no deployment", {"deployments": []}, "deployments: must have at least 1 of them"),
     ("label and config", {"deployments": [{"label": "collocated-1xtp1", "config": "y"}]}, "give either label"),
     ("no such label", {"deployments": [{"label": "pd-packed-p1xtp1"}]}, "label 'pd-packed-p1xtp1'"),
     ("no such config", {"deployments": [{"config": "no-such"}]}, "deployments.1: "),
-    ("no such flag", {"deployments": [{"label": "collocated-1xtp1", "flags": ["--nope"]}]}, "deployments.1: unrecog"),
+    ("no such flag", {"deployments": [{"label": "collocated-1xtp1", "flags": ["--nope"]}]}, "--nope is not a flag"),
     ("same name", {"deployments": [{"label": "collocated-1xtp1"}] * 2}, "two deployments are called collocated-1xtp1"),
     ("same workload", {"workloads": BASE["workloads"] * 2}, "two workloads are called mixed"),
-    ("loads", {"loads": []}, "loads: Tuple should have at least 1 item"),
+    ("loads", {"loads": []}, "loads: must have at least 1 of them"),
     ("two kinds", {"loads": [{"concurrency": [1], "rate_rps": [1]}]}, "give one of concurrency"),
     ("no kind", {"loads": [{}]}, "give one of concurrency"),
     ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),
     ("twice in a group", {"loads": [{"rate_rps": [1, 1]}]}, "rate_rps has a value twice"),
-    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is asked for"),
+    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is listed twice"),
     ("zero", {"loads": [{"concurrency": [0]}]}, "concurrency: numbers above 0"),
     ("infinite", {"loads": [{"rate_rps": [float("inf")]}]}, "rate_rps: numbers above 0"),
     ("burstiness", {"loads": [{"concurrency": [1], "burstiness": 2}]}, "burstiness belongs to rate_rps"),
@@ -110,7 +111,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "burstiness is of the whole group"),
     ("seed of a workload", {"workloads": [{"seed": 3}]}, "prompts are drawn from the experiment's own"),
     ("slo without bound", {"loads": [{"slo": {"quantile": 0.9}}]}, "give at least one bound"),
-    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: Input should be less than 1"),
+    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: must be below 1, got 1.5"),
     ("unknown workload", {"loads": [{"concurrency": [1], "workloads": ["z"]}]}, "'z' is none of mixed"),
     ("no load for it", {"workloads": [*BASE["workloads"], {"name": "b", "input_tokens": 8, "output_tokens": 8}],
                         "loads": [{"concurrency": [1], "workloads": ["b"]}]}, "no load applies to"),
@@ -119,7 +120,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "cannot run workload mixed: that takes a workload of mode decode-only"),
     ("bench in pd", {"deployments": [{"label": "pd-pack-p1xtp1-d1xtp1", "decode_bench": True}]}, "--decode-bench"),
     ("prefix", {"workloads": [{"input_tokens": 8, "output_tokens": 8, "shared_prefix_tokens": 8}]}, "needs some of"),
-    ("repeats", {"repeats": 0}, "repeats: Input should be greater than or equal to 1"),
+    ("repeats", {"repeats": 0}, "repeats: must be at least 1, got 0"),
 ]  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def test_a_deployment_that_does_not_fit_is_said_before_anything_starts(tmp_path:
 
 
 def test_unknown_names_list_the_shipped_ones() -> None:
-    with pytest.raises(UsageError, match=r"none of configs/sweeps/ .*local-pack-vs-spread"):
+    with pytest.raises(UsageError, match=r"neither a name of configs/sweeps/ .*local-pack-vs-spread"):
         make_plan("no-such-experiment")
 
 
@@ -144,7 +145,8 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     entry = {
         "name": "s", "label": "pd-spread-p2xtp1-d1xtp1", "ucx_tls": "tcp", "kv_backends": ["UCX"],
         "max_model_len": 4096,
-        "engine_args": {"max_num_seqs": 8, "dtype": "bfloat16", "x": {"a": 1}}, "flags": ["--ingress-replicas", "2"],
+        "engine_args": {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}},
+        "flags": ["--ingress-replicas", "2"],
         "two_hosts": {"rate": "1gbit", "delay_ms": 0.5},
     }  # fmt: skip
     path = Path(write(tmp_path, deployments=[entry]))
@@ -152,12 +154,49 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     assert launch_flags(file, file.deployments[0], path) == (
         "--pd-spread", "--p-num", "2", "--p-tp", "1", "--d-num", "1", "--d-tp", "1", "--local", "2",
         "--ucx-tls", "tcp", "--kv-backend", "UCX", "--max-model-len", "4096", "--engine-arg", "max_num_seqs=8",
-        "--engine-arg", "dtype=bfloat16", "--engine-arg", 'x={"a": 1}', "--two-hosts", "--link-rate", "1gbit",
+        "--engine-arg", "dtype=bfloat16", "--engine-arg", 'eplb_config={"window_size": 1}',
+        "--two-hosts", "--link-rate", "1gbit",
         "--link-delay-ms", "0.5", "--ingress-replicas", "2",
     )  # fmt: skip
     (made,) = configurations(file, path)
-    assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "x": {"a": 1}}
+    assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}}
     assert made.deployment.ingress_replicas == 2
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_the_launcher_reads_is_what_was_planned(name: str) -> None:
+    for configuration in make_plan(name).configurations:
+        assert request_from_json(request_to_json(configuration.request)) == configuration.request
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"flags": ["--dry-run"]}, "deployments.1: flags: an experiment launches; leave out --dry-run"),
+        ({"flags": ["--export", "-"]}, "an experiment launches"),
+        ({"flags": ["--shutdown"]}, "an experiment launches"),
+        ({"flags": ["--request-from-stdin"]}, "an experiment launches"),
+        ({"flags": ["--port", "9000"]}, "--port is given twice"),
+        ({"flags": ["--link-rate", "1gbit"]}, "--link-rate and --link-delay-ms are for the link of"),
+        ({"flags": ["--engine-arg", "additional_config={a: .inf}"]}, "a value that JSON cannot carry"),
+        ({"flags": ["--engine-arg", "additional_config={a: 2026-01-01}"]}, "a value that JSON cannot carry"),
+        ({"flags": ["--engine-arg", "additional_config={a: !!binary /w==}"]}, "a value that JSON cannot carry"),
+    ],
+)
+def test_what_no_launch_could_take_is_refused_before_anything_starts(
+    entry: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_plan(write(tmp_path, deployments=[{"label": "collocated-1xtp1", **entry}]))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_planning_makes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
+    flags = ["--host", "0.0.0.0", "--no-direct-streaming"]
+    (made,) = make_plan(write(tmp_path, deployments=[{"label": "collocated-1xtp1", "flags": flags}])).configurations
+    assert made.request.host == "0.0.0.0" and made.request.api_key_file is None
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_config_beside_the_file_is_taken(tmp_path: Path) -> None:
@@ -218,11 +257,14 @@ def test_dry_run_imports_nothing_heavy_and_writes_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "the following arguments are required: file"),
+        ([], "FILE|NAME is needed"),
         (["no-such", "--dry-run"], "experiment 'no-such'"),
-        (["local-pack-vs-spread", "--port", "0"], "--port: 1 to 65535, got 0"),
-        (["local-pack-vs-spread", "--client-processes", "0"], "--client-processes: at least 1"),
-        (["local-pack-vs-spread", "--dry"], "unrecognized arguments: --dry"),
+        (["local-pack-vs-spread", "--port", "0"], "--port: '0' is not a port from 1 to 65535"),
+        (
+            ["local-pack-vs-spread", "--client-processes", "0"],
+            "--client-processes: '0' is not a whole number of at least 1",
+        ),
+        (["local-pack-vs-spread", "--dry"], "--dry is not a flag"),
     ],
 )
 def test_wrong_command_lines(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import yaml
 from support.queues import highest_rate
 from support.sweep import ROOT, Oracle
 
+from pdlab.bench.experiment import run
 from pdlab.bench.experiment.schedule import make_plan
+from pdlab.bench.progress import ExperimentProgress
 from pdlab.results.schema import ExperimentRecord
 from pdlab.results.store import Store, read_record
 
@@ -24,7 +27,7 @@ FILE: dict[str, Any] = {
     "where": {"local": 2},
     "deployments": [
         {"name": "fine", "label": "pd-spread-p1xtp1-d1xtp1"},
-        {"name": "broken", "label": "collocated-2xtp1", "engine_args": {"broken": True}},
+        {"name": "broken", "label": "collocated-2xtp1", "engine_args": {"code_revision": "broken"}},
     ],
     "workloads": [{"input_tokens": 32, "output_tokens": 16}],
     "loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [2]}],
@@ -111,6 +114,22 @@ def test_a_deployment_that_does_not_start_is_marked_and_the_rest_runs(lab: Lab) 
     shown = subprocess.run(["sh", "-c", "echo *"], cwd=experiment_folder.parent, capture_output=True, text=True)
     assert shown.stdout.split() == ["fine"], "what a shell makes of bm_results/trial/*"
     assert "about " in errors and " to go)" in errors
+
+
+def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(str(lab.file()))
+    script = lab.folder / "dies.py"
+    monkeypatch.setattr(run, "LAUNCHER", script)
+    for program, words in (
+        ("raise SystemExit(7)", "exit code 7: it printed nothing"),
+        ("print('[   0.1 s] starting', flush=True)\nraise SystemExit(7)", r"exit code 7: \[   0.1 s\] starting"),
+    ):
+        script.write_text(program)
+        launcher = run._Launcher(plan, run.RunOptions(), ExperimentProgress([1.0], io.StringIO()))
+        with pytest.raises(run.LaunchFailed, match=f"^{words}$"):
+            launcher.launch(plan.visits[0])
 
 
 def test_interrupted_and_resumed(lab: Lab) -> None:

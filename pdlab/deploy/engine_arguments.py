@@ -1,0 +1,105 @@
+"""Names, types and ranges of vLLM's engine arguments: a misspelt or impossible one is refused before anything starts.
+
+The table beside this module is read out of vLLM's own definitions, without importing them, by
+tests/contract/test_engine_arguments.py, which also compares it with the installed vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import UsageError
+from pdlab.core.text import choices
+
+TABLE = Path(__file__).parent / "assets" / "vllm_arguments.json"
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+    "None": "null",
+}
+LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+@cache
+def known() -> dict[str, dict[str, Any]]:
+    """Argument -> ``types`` (null: anything), ``choices``, and those of the bounds in `LIMITS` that it has."""
+    found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))["arguments"]
+    return found
+
+
+def check_engine_arguments(deployment: Deployment) -> None:
+    """Raises UsageError for an engine argument that vLLM does not know, or whose value it refuses."""
+    flags = {"collocated": "--engine-arg", "prefill": "--p-engine-arg", "decode": "--d-engine-arg"}
+    check(deployment.engine_kwargs, "--engine-arg")
+    for role, pool in deployment.pools.items():
+        check(pool.engine_kwargs, flags[role])
+
+
+def check(arguments: Mapping[str, Any], flag: str) -> None:
+    """As `check_engine_arguments`, for those of one flag."""
+    for name, value in arguments.items():
+        rule = known().get(name)
+        if rule is None:
+            raise UsageError(f"{flag} {name}: vLLM has no such engine argument; {choices(name, known())}")
+        if reason := _refused(value, rule):
+            raise UsageError(f"{flag} {name}={value}: {reason}")
+
+
+def _refused(value: Any, rule: Mapping[str, Any]) -> str | None:
+    """Why vLLM does not take the value; None where it does."""
+    named = rule.get("choices")
+    if named is not None:
+        every = [*named, *([] if "None" not in rule["types"] else [None])]
+        if value not in every or isinstance(value, bool):
+            listed = ", ".join(map(str, named))
+            return f"{choices(str(value), map(str, named))}" if len(listed) > 160 else f"must be one of {listed}"
+        return None
+    types = rule["types"]
+    if types is not None and not any(_is(value, kind) for kind in types):
+        return f"must be {' or '.join(KINDS[kind] for kind in types if kind != 'None' or len(types) == 1)}"
+    number = _number(value)
+    if number is None:
+        return None
+    bounds = {name: rule[name] for name in LIMITS if name in rule}
+    broken = (
+        number <= bounds.get("gt", number - 1)
+        or number < bounds.get("ge", number)
+        or number >= bounds.get("lt", number + 1)
+        or number > bounds.get("le", number)
+    )
+    return f"must be {' and '.join(f'{LIMITS[name]} {limit:g}' for name, limit in bounds.items())}" if broken else None
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == "None":
+        return value is None
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "bool":
+        return isinstance(value, bool) or value in (0, 1)
+    if kind == "list":
+        return isinstance(value, list | tuple)
+    if kind == "dict":
+        return isinstance(value, dict)
+    number = _number(value)
+    return number is not None and (kind == "float" or number == int(number))
+
+
+def _number(value: Any) -> float | None:
+    """The finite number that vLLM reads in the value, which may be text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None

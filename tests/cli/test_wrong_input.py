@@ -1,0 +1,416 @@
+"""Wrong command lines of every command: one line that says what is wrong, exit code 2, no file touched."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import folders
+
+from pdlab import __main__ as pdlab
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "tests" / "data" / "published"
+LONG = "a" * 300
+X2 = ("--cluster", "p5.48xlarge-x2", "--dry-run")
+COLLOCATED = ("--collocated", *X2)
+PACK = ("--pd-pack", *X2)
+FILES = {
+    "not.yaml": "topology: [\n",
+    "twice.yaml": "model: gpt-oss-120b\nmodel: gpt-oss-20b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
+    "unknown-key.yaml": "modle: gpt-oss-120b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
+    "engine.yaml": "topology: {kind: collocated, pool: {tp: 2}}\nengine_kwargs: {max_num_seq: 4}\n",
+    "experiment.yaml": "name: x/y\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1}]\nworkloads: [{}]\n"
+    "loads: [{concurrency: [1]}]\n",
+    "typo.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{lable: collocated-1xtp1}]\nworkloads: [{}]\n"
+    "loads: [{concurrency: [1]}]\n",
+    "impossible.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1, engine_args: "
+    "{gpu_memory_utilization: 9}}]\nworkloads: [{}]\nloads: [{concurrency: [1]}]\n",
+    "workload.yaml": "input_tokens: 0\n",
+    "rows.csv": "config,concurrency\npd-pack-p1xtp2-d3xtp,8\n",
+    "wheel.whl": "",
+    "kept.txt": "kept",
+    "trace.csv": "arrival_s,input_tokens,output_tokens\n0,5,x\n",
+}
+
+
+class Case(NamedTuple):
+    """``says``: parts of the one line, in any order."""
+
+    command: str
+    words: tuple[str, ...]
+    says: tuple[str, ...]
+
+
+def case(command: str, line: str | tuple[str, ...], *says: str) -> Case:
+    return Case(command, tuple(line.split()) if isinstance(line, str) else line, says)
+
+
+LAUNCH = [
+    case("launch", "", "--collocated", "--pd-pack", "--config"),
+    case("launch", ("--colocated", *X2), "--colocated is not a flag", "did you mean --collocated"),
+    case("launch", ("--mode", "pd-pak", *X2), "--mode", "did you mean pd-pack"),
+    case("launch", (*COLLOCATED, "4xtp2"), "'4xtp2'", "no word is expected"),
+    case("launch", (*COLLOCATED, "--tp", "2", "--tp", "4"), "--tp is given twice", "give it once"),
+    case("launch", (*COLLOCATED, "--tp", "0"), "--tp: '0' is not a whole number of at least 1"),
+    case("launch", (*COLLOCATED, "--tp", "9" * 40), "--tp", "whole number"),
+    case("launch", (*COLLOCATED, "--tp"), "--tp needs a value"),
+    case("launch", (*COLLOCATED, "--dry-run=yes"), "--dry-run takes no value"),
+    case("launch", ("--collocated", *PACK), "--collocated", "--pd-pack", "leave one out"),
+    case("launch", (*COLLOCATED, "--host", "not a host"), "--host", "not an address or a host's name"),
+    case("launch", (*COLLOCATED, "--host", "1.2.3"), "--host", "127.0.0.1"),
+    case("launch", (*COLLOCATED, "--host", ""), "--host"),
+    case("launch", (*COLLOCATED, "--port", "0"), "--port", "from 1 to 65535"),
+    case("launch", (*COLLOCATED, "--port", "http"), "--port", "from 1 to 65535"),
+    case("launch", (*COLLOCATED, "--max-model-len", "99999999"), "--max-model-len 99999999", "131072"),
+    case("launch", (*COLLOCATED, "--engine-arg", "max_model_len=99999999"), "131072"),
+    case("launch", (*COLLOCATED, "--timeout-s", "nan"), "--timeout-s", "number of seconds above 0"),
+    case("launch", (*COLLOCATED, "--stream-batching-ms", "-1"), "--stream-batching-ms", "above 0"),
+    case("launch", (*COLLOCATED, "--link-delay-ms", "soon"), "--link-delay-ms", "milliseconds"),
+    case("launch", (*COLLOCATED, "--link-rate", "1gbit"), "--link-rate", "--two-hosts"),
+    case("launch", ("--pd-spread", "--two-hosts", "--link-rate", "fast", "--local", "--dry-run"), "'fast'", "1gbit"),
+    case("launch", ("--collocated", "--local", "100000", "--dry-run"), "--local", "from 1 to 64"),
+    case("launch", ("--collocated", "--local", "--cluster", "auto"), "--local and --cluster"),
+    case("launch", ("--collocated", "--cluster", "nope", "--dry-run"), "'nope'", "known are", "p5.48xlarge-x2"),
+    case("launch", ("--collocated", "--cluster", "p5.48xlarge-2", "--dry-run"), "did you mean p5.48xlarge-x2"),
+    case("launch", ("--config", "pd-pack-p1xtp2-d3xtp", *X2), "did you mean pd-pack-p1xtp2-d3xtp2"),
+    case("launch", ("--config", LONG, *X2), "aaa...", "nor a file"),
+    case("launch", ("--config", "not.yaml", *X2), "not.yaml", "not valid YAML", "line 2"),
+    case("launch", ("--config", "twice.yaml", *X2), "key 'model' is there twice", "line 2"),
+    case("launch", ("--config", "unknown-key.yaml", *X2), "modle: is not a known key", "did you mean model"),
+    case("launch", ("--config", "engine.yaml", *X2), "max_num_seq", "did you mean max_num_seqs"),
+    case("launch", ("--config", "kept.txt", *X2), "expected a mapping"),
+    case("launch", (*COLLOCATED, "--model", "gpt-oss-12b"), "did you mean gpt-oss-120b"),
+    case("launch", (*COLLOCATED, "--model", "./nowhere"), "./nowhere", "no such folder"),
+    case("launch", (*COLLOCATED, "--engine-arg", "gpu_memory_utilisation=0.9"), "did you mean gpu_memory_utilization"),
+    case("launch", (*COLLOCATED, "--engine-arg", "gpu_memory_utilization=9"), "above 0 and at most 1"),
+    case("launch", (*COLLOCATED, "--engine-arg", "max_num_seqs=-5"), "max_num_seqs=-5: must be at least 1"),
+    case("launch", (*COLLOCATED, "--engine-arg", "max_num_seqs=lots"), "must be a whole number"),
+    case("launch", (*COLLOCATED, "--engine-arg", "dtype=float8"), "dtype=float8", "bfloat16"),
+    case("launch", (*COLLOCATED, "--engine-arg", "enforce_eager=maybe"), "must be true or false"),
+    case("launch", (*COLLOCATED, "--engine-arg", "max_num_seqs"), "KEY=VALUE"),
+    case("launch", (*COLLOCATED, "--engine-arg", "seed={a: ["), "not valid YAML"),
+    case("launch", (*COLLOCATED, "--engine-arg", "seed=1", "--engine-arg", "seed=2"), "seed is given twice"),
+    case("launch", (*COLLOCATED, "--engine-arg", "tensor_parallel_size=2"), "--tp"),
+    case("launch", (*PACK, "--p-engine-arg", "block_size=0"), "--p-engine-arg block_size=0: must be above 0"),
+    case("launch", (*PACK, "--d-engine-arg", "blok_size=16"), "--d-engine-arg", "did you mean block_size"),
+    case("launch", (*PACK, "--kv-backend", "NOPE"), "NOPE is not a NIXL backend", "UCX"),
+    case("launch", (*PACK, "--kv-backend", "ucx"), "capitals"),
+    case("launch", (*PACK, "--kv-backend", "GDS"), "GDS is for storage"),
+    case("launch", (*PACK, "--ucx-tls", "banana"), "'banana' is not a transport of UCX"),
+    case("launch", (*PACK, "--ucx-tls", "cuda_cpy,tcp"), "did you mean cuda_copy"),
+    case("launch", (*PACK, "--ucx-tls", "tcp,,"), "a name is missing"),
+    case("launch", (*PACK, "--use-libfabric", "--ucx-tls", "tcp"), "--ucx-tls tcp", "LIBFABRIC"),
+    case("launch", (*COLLOCATED, "--ucx-tls", "tcp"), "--ucx-tls does not apply to collocated"),
+    case("launch", (*PACK, "--p-tp", "3", "--model", "org/m", "--d-tp", "2"), "one must divide the other"),
+    case("launch", (*COLLOCATED, "--export", "-"), "standard output"),
+    case("launch", ("--collocated", *X2[:2], "--export", "kept.txt"), "--export kept.txt: is there already"),
+    case("launch", ("--collocated", *X2[:2], "--export", "no/folder.yaml"), "--export no/folder.yaml", "no folder"),
+    case("launch", ("--collocated", *X2[:2], "--export", "."), "--export .", "is a folder"),
+    case("launch", ("--shutdown", "--collocated"), "--shutdown"),
+    case("launch", (*COLLOCATED, "--engine-arg=--"), "--engine-arg needs a value"),
+    case("launch", (*COLLOCATED, "--model", LONG), "is not known"),
+    case("launch", (*PACK, "--ucx-tls", LONG), "is not a transport of UCX"),
+    case("launch", (*COLLOCATED, "--expose", "detokenize"), "'detokenize' is not the path of a route"),
+    case("launch", (*COLLOCATED, "--max-tokens", "1"), "max_tokens", "at least 16"),
+    case("launch", (*COLLOCATED, "--max-body-bytes", "1"), "max_body_bytes", "at least 65536"),
+    case("launch", (*PACK, "--decode-bench"), "--decode-bench"),
+]
+PLAN = [
+    case("plan", "--seed -1 --slo-tpot-ms 12", "--seed", "'-1' is not a seed"),
+    case("plan", "--seed 1.5", "--seed", "not a seed"),
+    case("plan", "--gpus 10000", "--gpus", "from 1 to 1024"),
+    case("plan", "--gpus 99999999999", "--gpus", "from 1 to 1024"),
+    case("plan", "--gpus 0", "--gpus"),
+    case("plan", "--concurrency 99999999", "--concurrency", "at most 20000"),
+    case("plan", "--concurrency 4,eight", "--concurrency", "whole number"),
+    case("plan", "--concurrency 4 --concurrency 8", "--concurrency is given twice", "commas between"),
+    case("plan", "--rate 2 --concurrency 4", "--rate and --concurrency"),
+    case("plan", "--rate 1e999", "--rate", "above 0"),
+    case("plan", "--burstiness 2", "--burstiness", "--rate"),
+    case("plan", "--itl 99999999", "tokens of context", "shorten"),
+    case("plan", "--slo-quantile 0.5", "--slo-quantile", "give one"),
+    case("plan", "--slo-tpot-ms 12 --slo-quantile 95", "--slo-quantile", "above 0 and below 1"),
+    case("plan", "--slo-tpot-ms -1", "--slo-tpot-ms", "above 0"),
+    case("plan", "--prefix-hit-rate 2", "--prefix-hit-rate", "0 to below 1"),
+    case("plan", "--model gpt-oss-12b", "--model gpt-oss-12b", "did you mean gpt-oss-120b"),
+    case("plan", "--hardware h100", "hardware 'h100'", "h100-vllm-0.11"),
+    case("plan", "--node p5", "--node p5", "p5.48xlarge"),
+    case("plan", "--workload nowhere.yaml", "nowhere.yaml", "cannot be read"),
+    case("plan", "--workload workload.yaml", "input_tokens: must be at least 1, got 0"),
+    case("plan", "--workload workload.yaml --itl 5", "--workload replaces --itl"),
+    case("plan", "--trace nowhere.csv", "--trace nowhere.csv"),
+    case("plan", "--trace trace.csv", "trace.csv", "line 2"),
+    case("plan", "--trace trace.csv --itl 5", "leave --itl out"),
+    case("plan", "--plot x.gif", "--plot x.gif", ".gif is no format"),
+    case("plan", "--plot no/folder.png", "--plot no/folder.png", "no folder"),
+    case("plan", "--out kept.txt", "--out kept.txt", "is a file"),
+    case("plan", "--explain pd-pack-p1xtp2-d3xtp", "pd-pack-p1xtp2-d3xtp"),
+    case("plan", "--explain collocated-1xtp3", "does not divide"),
+    case("plan", "--explain collocated-1xtp2 --top 2", "--top does nothing with --explain"),
+    case("plan", "--predict nowhere.csv", "--predict nowhere.csv", "cannot be read"),
+    case("plan", "--predict rows.csv", "line 2", "pd-pack-p1xtp2-d3xtp"),
+    case("plan", "--predict rows.csv --out rows.csv", "would be lost"),
+    case("plan", "--predict rows.csv --out no/x.csv", "--out no/x.csv", "no folder"),
+    case("plan", "--predict rows.csv --gpus 16", "--gpus does nothing with --predict"),
+    case("plan", "--compare nowhere", "nowhere does not exist"),
+    case("plan", ("--compare", LONG), "cannot be searched", "too long"),
+    case("plan", "--compare ours --predict rows.csv", "exclude each other"),
+    case("plan", "--placement packed", "--placement 'packed': choose from pack, spread, any"),
+    case("plan", "--seed=--", "--seed needs a value"),
+    case("plan", "--top nine", "--top", "whole number"),
+]
+VIZ = [
+    case("viz", "", "--exps is needed"),
+    case("viz", "--exps", "--exps needs a value"),
+    case("viz", "--exps nowhere", "nowhere does not exist"),
+    case("viz", "--exps our", "did you mean ours"),
+    case("viz", ("--exps", LONG), "cannot be searched", "too long"),
+    case("viz", ("--audit", LONG), "cannot be searched", "too long"),
+    case("viz", "--audit nowhere", "nowhere does not exist"),
+    case("viz", "--audit kept.txt", "kept.txt is a file"),
+    case("viz", "--audit ours ours", "--audit names ours twice"),
+    case("viz", "--audit ours --exps ours", "--audit", "leave --exps out"),
+    case("viz", "--audit ours --report x.html", "--report does nothing with --audit"),
+    case("viz", "--exps empty", "holds no result files"),
+    case("viz", "--exps ours ours", "--exps names ours twice"),
+    case("viz", "--exps unanswered_1xtp2", "no request was answered"),
+    case("viz", "--exps nan_1xtp2", "mean_ttft_ms is nan"),
+    case("viz", "--exps ours --plot-path x.gif", ".gif", "png, svg or pdf"),
+    case("viz", "--exps ours --plot-path kept.txt/x.png", "--plot-path", "kept.txt is a file"),
+    case("viz", "--exps ours --plot-path .", "is a folder"),
+    case("viz", "--exps ours --plot-path x.png --format svg", "disagree"),
+    case("viz", "--exps ours --no-plot --format svg", "--no-plot"),
+    case("viz", "--exps ours --report x.pdf", "--report x.pdf", ".html"),
+    case("viz", "--exps ours --report kept.txt/x.html", "--report", "kept.txt is a file"),
+    case("viz", ("--exps", "ours", "--report", ""), "--report", "report.html"),
+    case("viz", ("--exps", "ours", "--report", LONG + ".html"), "--report", "too long"),
+    case("viz", "--exps ours --plot-path=--", "--plot-path needs a value"),
+    case("viz", "--exps ours --slo ttft=2", "--slo ttft=2", "ttft_ms=2000"),
+    case("viz", "--exps ours --slo ttft_ms=-1", "above 0"),
+    case("viz", "--exps ours --slo ttft_ms=1,ttft_ms=2", "ttft_ms is there twice"),
+    case("viz", "--exps ours --slo-quantile 0.9", "--slo-quantile is for --slo"),
+    case("viz", "--exps ours --slo ttft_ms=1 --slo-quantile 1", "--slo-quantile", "below 1"),
+    case("viz", "--exps ours --gpus-per-node 4 --no-use-normalized", "--gpus-per-node", "--no-use-normalized"),
+    case("viz", "--exps ours --per-role decode --no-use-normalized", "--per-role", "--no-use-normalized"),
+    case("viz", "--exps ours --gpus-per-node 0", "--gpus-per-node", "at least 1"),
+    case("viz", "--exps ours --gpus ours", "NAME=N"),
+    case("viz", "--exps ours --gpus our=4", "did you mean ours"),
+    case("viz", "--exps ours --gpus ours=1 --gpus ours=1", "ours is given twice"),
+    case("viz", "--exps ours --latency-mode chunky", "did you mean chunk"),
+    case("viz", "--exps ours --chunk-size 4", "--latency-mode chunk"),
+    case("viz", "--exps ours --use-interactivity --latency-mode first_token", "--use-interactivity is 1000/TPOT"),
+    case("viz", "--exps ours --stat p98", "--stat", "p99"),
+    case("viz", "--exps ours --confidence 95", "--confidence", "below 1"),
+    case("viz", "--exps ours --price-per-gpu-hour free", "--price-per-gpu-hour", "above 0"),
+    case("viz", "--exps ours --published nowhere.csv", "nowhere.csv", "cannot be read"),
+    case("viz", "--exps ours --stat p50 --stat p99", "--stat is given twice"),
+    case("viz", "--exps ours --log-latancy", "did you mean --log-latency"),
+]
+BENCH = [
+    case("bench", "-c 4 -c 8", "-c is given twice", "commas between"),
+    case("bench", "-c 4 --concurrency 8", "the same flag"),
+    case("bench", "--itl 100 --isl 200", "--itl and --isl are the same flag"),
+    case("bench", "-c 0", "--concurrency: 0 is outside"),
+    case("bench", "-c four", "whole numbers such as 4,8,16"),
+    case("bench", "-c 4 -r 2", "--request-rate belongs to --type request-rate"),
+    case("bench", "-r fast", "numbers such as 1,2.5,4"),
+    case("bench", "-r nan", "--request-rate: nan"),
+    case("bench", "-t ramp", "--ramp START:END"),
+    case("bench", "--ramp 1-16", "START:END"),
+    case("bench", "-t request-rat", "did you mean request-rate"),
+    case("bench", "--seed -1", "--seed", "not a seed"),
+    case("bench", "--repeats 0", "--repeats", "at least 1"),
+    case("bench", "--request-timeout-s inf", "--request-timeout-s", "above 0"),
+    case("bench", "--burstiness 0 -r 2", "--burstiness", "above 0"),
+    case("bench", "-c 4 --burstiness 2", "--burstiness belongs to --type request-rate"),
+    case("bench", "--shared-prefix 9999", "shared_prefix_tokens is 9999"),
+    case("bench", "--shared-prefix -1", "--shared-prefix"),
+    case("bench", "--slo-quantile 0.9", "--slo-quantile is for --slo"),
+    case("bench", "--slo-start 2", "--slo-start is for --slo"),
+    case("bench", "--slo-resolution 0.2 -c 4", "--slo-resolution is for --slo"),
+    case("bench", "--slo ttft_ms=5 --slo-resolution 9", "--slo-resolution", "at most 1"),
+    case("bench", "--slo tpot=5", "tpot_ms=50"),
+    case("bench", "--slo tpot_ms=5 --smoke", "--smoke", "--slo"),
+    case("bench", "--resume --force", "give one of the two"),
+    case("bench", "--out kept.txt", "--out kept.txt", "is a file"),
+    case("bench", "--out kept.txt/inside", "--out kept.txt/inside", "kept.txt is a file"),
+    case("bench", "-u localhost:8000", "--base-url", "http://HOST:PORT"),
+    case("bench", "-u http://127.0.0.1:9 -e x", "no OpenAI server answers"),
+    case("bench", "-u http://127.0.0.1:9 -e ../x", "--exp-name '../x'"),
+    case("bench", "-u http://127.0.0.1:9 -e x --tokenizer ./nowhere", "--tokenizer './nowhere': no such folder"),
+    case("bench", "-u http://127.0.0.1:9 -e x --tokenizer ours", "--tokenizer ours: a folder without a tokenizer"),
+    case("bench", "--dry-run", "--dry-run is not a flag"),
+    case("bench", "run", "FILE|NAME is needed"),
+    case("bench", "run nowhere", "experiment 'nowhere'", "configs/sweeps/"),
+    case("bench", "run local-pack-vs-spred --dry-run", "did you mean local-pack-vs-spread"),
+    case("bench", "run local-pack-vs-spread --dry-run --out kept.txt", "--out kept.txt", "is a file"),
+    case("bench", "run experiment.yaml --dry-run", "name: must be a name for a folder", "'x/y'"),
+    case("bench", "run typo.yaml --dry-run", "deployments.0.lable: is not a known key", "did you mean label"),
+    case("bench", "run impossible.yaml --dry-run", "gpu_memory_utilization=9"),
+    case("bench", "run not.yaml", "not valid YAML"),
+    case("bench", "ratio --prefill ours --decode ours", "--prefill ours: its levels are mixed", "prefill-only"),
+    case("bench", "ratio --prefill nowhere --decode ours", "nowhere does not exist"),
+    case("bench", "ratio --prefill kept.txt --decode ours", "kept.txt is a file"),
+    case("bench", "ratio --prefill ours", "--decode is needed"),
+]
+OTHERS = [
+    case("experiment", "local-pack-vs-spread --dry-run --port 0", "--port", "from 1 to 65535"),
+    case("experiment", "local-pack-vs-spread --dry-run --client-processes 0", "--client-processes"),
+    case("calibrate", "", "--runs is needed"),
+    case("calibrate", "--runs ours --start h100", "hardware 'h100'"),
+    case("calibrate", "--runs ours --rounds -1", "--rounds"),
+    case("calibrate", "--runs nowhere --start cpu-vllm-0.29", "nowhere does not exist"),
+    case("calibrate", "--runs ours --out no/x.yaml", "--out no/x.yaml", "no folder"),
+    case("calibrate", "--runs ours --name x", "--name", "--out"),
+    case("calibrate", "--runs ours --start cpu-vllm-0.29 --model tiny", "--model tiny", "tiny-gptoss"),
+    case("calibrate", "--runs ours --start cpu-vllm-0.29 --cross-validate", "at least 3 experiments"),
+    case("check-transfer", "--seed -1", "--seed", "not a seed"),
+    case("check-transfer", "--plot x.gif", "--plot x.gif", ".gif is no format"),
+    case("check-transfer", "--plot no/x.png", "--plot no/x.png", "no folder"),
+    case("check-transfer", "--json no/x.json", "--json no/x.json", "no folder"),
+    case("check-transfer", "--json .", "is a folder"),
+    case("check-transfer", "--backends NOPE", "NOPE is not a NIXL backend"),
+    case("check-transfer", "--ucx-tls banana", "'banana' is not a transport of UCX"),
+    case("check-transfer", "--backends LIBFABRIC --ucx-tls tcp", "--ucx-tls is for the backend UCX"),
+    case("check-transfer", "--model gpt-oss", "--model gpt-oss", "gpt-oss-120b"),
+    case("check-transfer", "--repeats 2", "--repeats 2", "5 or more"),
+    case("check-transfer", "--local 1000", "--local", "from 1 to 64"),
+    case("check-transfer", "--plant-fault swap-block", "did you mean swap-blocks"),
+    case("check-transfer", "--tokens 1,x", "--tokens", "whole number"),
+    case("check-transfer", "--strategy packed", "--strategy 'packed': choose from pack, spread"),
+    case("doctor", "--here --backends nope", "capitals"),
+    case("doctor", "--here --json no/x.json", "--json no/x.json", "no folder"),
+    case("doctor", "--here --quick --backends LIBFABRIC", "--backends does nothing with --quick"),
+    case("install-wheel", "", "WHEEL is needed"),
+    case("install-wheel", "kept.txt", "kept.txt: not a wheel"),
+    case("install-wheel", "nowhere.whl", "nowhere.whl", "No such file"),
+    case("install-wheel", "wheel.whl --target here", "--target here", "absolute"),
+    case("install-wheel", "wheel.whl --backends nope", "capitals"),
+    case("install-wheel", "wheel.whl --module not-one", "--module 'not-one'"),
+    case("two-hosts", "", "is needed"),
+    case("two-hosts", "upp", "'upp': choose from up, shape, down, shell"),
+    case("two-hosts", "up --rate fast", "'fast'", "1gbit"),
+    case("two-hosts", "up --delay-ms soon", "--delay-ms", "milliseconds"),
+    case("wire", "--rate fast", "'fast'", "1gbit"),
+    case("wire", "--tokens many", "--tokens", "whole number"),
+    case("demo", "--port 99999", "--port", "from 1 to 65535"),
+    case("demo", "-c many", "whole numbers such as 4,8,16"),
+    case("demo", "--itl 0", "--itl", "at least 1"),
+    case("demo", "--out kept.txt", "--out", "is a file"),
+    case("demo", "--out ours", "not empty"),
+    case("first-hour", "--dry-run --port 0", "--port", "from 1 to 65535"),
+    case("first-hour", "--dry-run --model gpt-oss-12b", "--model gpt-oss-12b", "did you mean gpt-oss-120b"),
+    case("first-hour", "--dry-run --out kept.txt", "--out kept.txt", "is a file"),
+    case("first-hour", "--local --model gpt-oss-120b", "--local serves tiny-gptoss"),
+    case("weights", "--here --model gpt-oss-12b", "did you mean gpt-oss-120b"),
+    case("weights", "--here --timeout-s never", "--timeout-s", "above 0"),
+    case("launch", (*PACK, "--ucx-env", "tcp"), "--ucx-env", "UCX_NAME=VALUE"),
+    case("launch", (*PACK, "--accept-wire", "tcpp"), "did you mean tcp"),
+    case("", "benhc", "'benhc' is not a command", "did you mean bench"),
+    case("", "", "no command given"),
+]
+CASES = [*LAUNCH, *PLAN, *VIZ, *BENCH, *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with results and files, none of which a wrong command may touch."""
+    folder = tmp_path_factory.mktemp("place")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    folders.write(folder / "ours", folders.deployments(1)[0], repeats=1)
+    (folder / "empty").mkdir()
+    published = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
+    for name, changes in (
+        ("unanswered_1xtp2", {"completed": 0, "total_input_tokens": 0, "total_output_tokens": 0}),
+        ("nan_1xtp2", {key: float("nan") for key in published if key.endswith("_ms")}),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "conc4.json").write_text(json.dumps({**published, **changes}))
+    return folder
+
+
+@pytest.fixture
+def untouched(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(place / "cache"))
+    before = contents(place)
+    yield
+    assert contents(place) == before
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def refused(out: str, err: str, says: tuple[str, ...]) -> None:
+    assert out == ""
+    assert err.count("\n") == 1 and err.startswith("error: "), err
+    assert "Traceback" not in err and "Input should be" not in err and "Errno" not in err
+    assert len(err) < 700
+    missing = [part for part in says if part not in err]
+    assert not missing, f"{missing} not in {err}"
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({(each.command, each.words) for each in CASES}) == len(CASES) >= 150
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("each", CASES, ids=[f"{c.command} {' '.join(c.words)}"[:70].strip() or "-" for c in CASES])
+def test_one_line_and_nothing_touched(each: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pdlab.main([each.command, *each.words] if each.command else each.words) == 2
+    refused(*capsys.readouterr(), each.says)
+
+
+SHIMS = [
+    (["launch_gptoss.py"], LAUNCH[1]),
+    (["plan.py"], PLAN[0]),
+    (["viz.py"], VIZ[2]),
+    (["./run_bm.sh"], BENCH[0]),
+    (["debug/test_nixl_connector_ray.py"], OTHERS[10]),
+    (["debug/doctor.py"], OTHERS[24]),
+]
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize(("script", "each"), SHIMS, ids=[script[0] for script, _ in SHIMS])
+def test_a_script_answers_as_its_command_does(script: list[str], each: Case, place: Path) -> None:
+    words = script if script[0].endswith(".sh") else [sys.executable, *script]
+    words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words]
+    done = subprocess.run([*words, *each.words], capture_output=True, text=True, timeout=300, cwd=place)
+    assert done.returncode == 2
+    refused(done.stdout, done.stderr, each.says)
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("words", [["viz", "--exps"], ["viz", "--audit"], ["plan", "--compare"]], ids=" ".join)
+def test_a_folder_that_may_not_be_searched(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Made up, for root may search everything."""
+
+    def closed(call: Callable[..., object]) -> Callable[..., object]:
+        def refuse(path: object = ".", *args: object, **kwargs: object) -> object:
+            if isinstance(path, str | os.PathLike) and Path(path).name.startswith("closed"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return call(path, *args, **kwargs)
+
+        return refuse
+
+    for name in ("stat", "lstat", "listdir", "scandir"):
+        monkeypatch.setattr(os, name, closed(getattr(os, name)))
+    assert pdlab.main([*words, "closed_1xtp2"]) == 2
+    refused(*capsys.readouterr(), ("closed_1xtp2: cannot be searched (Permission denied)",))
