@@ -60,6 +60,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"this is {os.environ[INSIDE]}, one of the two hosts; run it outside (leave the shell first)")
     if args.action == "up":
         nodes = local_nodes.start(2, link)
+        try:
+            local_nodes.await_joined(nodes)
+        except BaseException:
+            local_nodes.stop(nodes)
+            raise
         print(describe(nodes))
     elif args.action == "shape":
         nodes = local_nodes.shape_link(link)

@@ -102,13 +102,16 @@ class Cluster:
 
         if self.local:
             self._await_nodes(self.local.count)
+        alive = self.alive()  # before they are asked: a node that joins meanwhile is no silent one
         facts = self._local_facts() if self.local else self.ask_nodes(node_facts)
         free = available_resources_per_node()
         nodes = []
-        for node in self.alive():
+        for node in alive:
             fact = facts.get(node["NodeID"])
             if fact is None:
-                raise ClusterError(f"Ray's node {node['NodeManagerAddress']} runs no task within {TASK_TIMEOUT_S:g} s")
+                raise ClusterError(
+                    f"Ray's node {node['NodeManagerAddress']} ended meanwhile, or runs no task within {TASK_TIMEOUT_S:g} s"
+                )
             total, left = node["Resources"], free.get(node["NodeID"], {})
             labels = dict(node.get("Labels") or {})
             accelerators = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]

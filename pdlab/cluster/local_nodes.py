@@ -41,6 +41,8 @@ MARKER = "PDLAB_LOCAL"
 # For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
 START_TIMEOUT_S = 300.0
 LAST_LINES = 3
+# What `ray start` prints once its node stands in the GCS (ray/scripts/scripts.py; a contract test holds it).
+JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
 OBJECT_STORE_BYTES = 100_000_000
@@ -409,6 +411,16 @@ def _wait_for(nodes: LocalNodes, head: subprocess.Popen[bytes]) -> None:
     raise ClusterError(f"Ray's head node did not start: {last_words(nodes, 1)}")
 
 
+def await_joined(nodes: LocalNodes) -> None:
+    """Until every node is one of Ray's. Raises ClusterError for one that has ended or takes longer than Ray waits."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    for number in range(1, nodes.count + 1):
+        while JOINED not in _log(nodes, number):
+            if ended(nodes) == number or time.monotonic() > deadline:
+                raise ClusterError(f"local Ray node {number} of {nodes.count} did not start: {last_words(nodes, number)}")
+            time.sleep(0.05)
+
+
 def ended(nodes: LocalNodes) -> int | None:
     """Number of a node whose `ray start` has ended; None: there is none, or it cannot be seen (on one of two hosts)."""
     if INSIDE in os.environ:
@@ -419,12 +431,15 @@ def ended(nodes: LocalNodes) -> int | None:
 
 def last_words(nodes: LocalNodes, number: int) -> str:
     """The end of what a node's `ray start` printed, in one line."""
-    try:
-        text = (Path(nodes.temp_dir) / f"node-{number}.log").read_text(errors="replace")
-    except OSError:
-        text = ""
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    lines = [" ".join(line.split()) for line in _log(nodes, number).splitlines() if line.strip()]
     return " / ".join(lines[-LAST_LINES:]) if lines else "it logged nothing"
+
+
+def _log(nodes: LocalNodes, number: int) -> str:
+    try:
+        return (Path(nodes.temp_dir) / f"node-{number}.log").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _belongs(pid: int, nodes: LocalNodes) -> bool:

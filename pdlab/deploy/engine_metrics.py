@@ -15,7 +15,7 @@ from pdlab.core.errors import ClusterError
 from pdlab.core.schema import Frozen
 from pdlab.results.schema import EngineCounters, NixlCounters
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0  # a page of Ray's agent takes seconds where all cores are busy
 _LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
 _SAMPLE = re.compile(
     rf"^(?:ray_)?vllm[:_](?P<name>\w+?)(?P<total>_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE

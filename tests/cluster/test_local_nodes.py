@@ -340,6 +340,26 @@ class TestStart:
             start(1)
         assert not (cache / "local.yaml").exists()
 
+    def test_waits_until_all_have_joined(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        last = "if '--head' not in sys.argv: time.sleep(0.6)\nprint('Ray runtime started.', flush=True)"
+        self.ray(tmp_path, monkeypatch, trouble=last)
+        nodes = start(2)
+        try:
+            local_nodes.await_joined(nodes)
+            assert "Ray runtime started." in (Path(nodes.temp_dir) / "node-2.log").read_text()
+        finally:
+            stop(nodes)
+
+    def test_one_that_does_not_join(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        last = "if '--head' not in sys.argv: sys.exit('no way to the head')\nprint('Ray runtime started.', flush=True)"
+        self.ray(tmp_path, monkeypatch, trouble=last)
+        nodes = start(2)
+        try:
+            with pytest.raises(ClusterError, match="local Ray node 2 of 2 did not start: .*no way to the head$"):
+                local_nodes.await_joined(nodes)
+        finally:
+            stop(nodes)
+
     def test_no_ray(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tmp_path))
         monkeypatch.setenv("PATH", str(tmp_path))

@@ -233,6 +233,13 @@ class TestArguments:
         parse = quietly("ray._private.label_utils").parse_node_labels_string
         assert parse(labels[0].removeprefix("--labels=")) == {NODE_NAME_LABEL: "local-2"}
 
+    def test_ray_start_says_that_its_node_has_joined_after_the_gcs_knows_it(self) -> None:
+        source = inspect.getsource(quietly("ray.scripts.scripts").start.callback)
+        other = source[source.index("head=False,") :]
+        assert f'"{local_nodes.JOINED}"' in other
+        started = inspect.getsource(quietly("ray._private.node").Node.__init__)
+        assert started.index("self.start_ray_processes()") < started.index("services.get_node(")
+
     def test_ray_leaves_a_port_of_the_agent_for_us_to_tell_the_raylet(self) -> None:
         """pdlab.cluster.loopback tells it; twice would be an error, and an unknown flag would end the raylet."""
         services = quietly("ray._private.services")
