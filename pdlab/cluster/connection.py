@@ -110,7 +110,7 @@ class Cluster:
             fact = facts.get(node["NodeID"])
             if fact is None:
                 raise ClusterError(
-                    f"Ray's node {node['NodeManagerAddress']} ended meanwhile, or runs no task within {TASK_TIMEOUT_S:g} s"
+                    f"Ray's node {node['NodeManagerAddress']} ended, or runs no task within {TASK_TIMEOUT_S:g} s"
                 )
             total, left = node["Resources"], free.get(node["NodeID"], {})
             labels = dict(node.get("Labels") or {})

@@ -417,7 +417,9 @@ def await_joined(nodes: LocalNodes) -> None:
     for number in range(1, nodes.count + 1):
         while JOINED not in _log(nodes, number):
             if ended(nodes) == number or time.monotonic() > deadline:
-                raise ClusterError(f"local Ray node {number} of {nodes.count} did not start: {last_words(nodes, number)}")
+                raise ClusterError(
+                    f"local Ray node {number} of {nodes.count} did not join: {last_words(nodes, number)}"
+                )
             time.sleep(0.05)
 
 

@@ -355,7 +355,7 @@ class TestStart:
         self.ray(tmp_path, monkeypatch, trouble=last)
         nodes = start(2)
         try:
-            with pytest.raises(ClusterError, match="local Ray node 2 of 2 did not start: .*no way to the head$"):
+            with pytest.raises(ClusterError, match=r"local Ray node 2 of 2 did not join: .*no way to the head$"):
                 local_nodes.await_joined(nodes)
         finally:
             stop(nodes)
