@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sweep import Oracle, start_oracle
+from support.sweep import Oracle, start_oracle, start_template
 
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
 
@@ -28,3 +28,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_tokenizer(folder, 4096)
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm_client(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield from start_template(tmp_path_factory.mktemp("client"), tokenizer)

@@ -12,6 +12,8 @@ from support.sweep import ROOT, Oracle, environment, pd_deployment, publish, run
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
 
+pytestmark = pytest.mark.usefixtures("warm_client")
+
 URL = "@URL"
 LINES: list[tuple[str, list[str], str]] = [
     ("unknown flag", ["--concurency", "4"], "--concurency is not a flag; did you mean --concurrency"),

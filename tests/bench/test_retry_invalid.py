@@ -12,6 +12,8 @@ from pdlab.cli import viz
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.results.store import Store
 
+pytestmark = pytest.mark.usefixtures("warm_client")
+
 DEPLOYMENT = Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool()))
 PROMPTS = 24
 

@@ -17,6 +17,8 @@ from support.sweep import ROOT, Oracle, environment, pd_deployment, publish, run
 
 from pdlab.results.store import Store
 
+pytestmark = pytest.mark.usefixtures("warm_client")
+
 LEVEL = ("--itl", "32", "--otl", "16", "--prompts-per-level", "24")
 
 

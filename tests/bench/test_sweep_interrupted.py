@@ -21,8 +21,9 @@ def start(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
     command = [str(ROOT / "run_bm.sh"), "-u", oracle.url, "-c", "2,3,4", "--itl", "32", "--otl", "16"]
     command += ["--prompts-per-level", "24", "--out", str(cache / "bm"), *more]
     return subprocess.Popen(
-        command, env=environment(cache), cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, env=environment(cache, warm=False), cwd=cache, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
 def wait(condition: Callable[[], object], seconds: float = 150) -> None:

@@ -68,8 +68,8 @@ def swept(shared_oracle: Oracle, tokenizer: Path, tmp_path_factory: pytest.TempP
     done = run_bm(
         *("-u", shared_oracle.url, "-t", "concurrency", "-c", levels, "--itl", str(INPUT), "--otl", str(OUTPUT)),
         *("--prompts-per-level", str(PROMPTS), "--request-timeout-s", "2", "--out", str(cache / "bm")),
-        cache=cache,
-    )
+        cache=cache, warm=False,
+    )  # fmt: skip
     assert done.returncode == 3, done.stderr
     store = Store(cache / "bm" / "pd-spread-p1xtp1-d1xtp1")
     log = shared_oracle.log_of("warm-up-") + shared_oracle.log_of("concurrency")  # other tests use it too

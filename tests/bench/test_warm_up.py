@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support.sweep import Oracle, pd_deployment, publish, run_bm
 
+pytestmark = pytest.mark.usefixtures("warm_client")
+
 Faults = dict[str, float]
 
 

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 import yaml
-from support.sweep import ROOT, Oracle
+from support.sweep import ROOT, WARM, Oracle
 
 from pdlab.bench.experiment import run
 from pdlab.bench.experiment.schedule import make_plan
 from pdlab.bench.progress import ExperimentProgress
 from pdlab.results.schema import ExperimentRecord
 from pdlab.results.store import Store, read_record
+
+pytestmark = pytest.mark.usefixtures("warm_client")
 
 FILE: dict[str, Any] = {
     "name": "trial",
@@ -48,7 +50,8 @@ class Lab:
             "PDLAB_CACHE_DIR": str(folder / "cache"),
             "CALLS": str(self.calls_path),
             "TOKENIZER": str(tokenizer),
-            "PYTHONPATH": str(ROOT),
+            **WARM,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [WARM.get("PYTHONPATH")])]),
         }
 
     def file(self, **changes: Any) -> Path:
@@ -80,7 +83,7 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, oracle: Oracle, tokenizer: Path) -> Lab:
+def lab(tmp_path: Path, oracle: Oracle, tokenizer: Path, warm_client: None) -> Lab:
     oracle.configure({"": {"ttft_s": 0.02, "tpot_s": 0.002}})
     return Lab(tmp_path, oracle, tokenizer)
 
