@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -183,34 +184,42 @@ def test_there_are_cases() -> None:
 
 
 @pytest.mark.usefixtures("no_cluster", "ray_llm")
-@pytest.mark.parametrize("label", ["collocated-1xtp1", "pd-spread-p1xtp1-d1xtp1", "pd-pack-p1xtp1-d1xdp2"])
-def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(label: str, tmp_path: Path) -> None:
+def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -> None:
     """The classes are unpickled in a process that cannot import pdlab, as on the nodes of a cluster."""
-    case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss"), "local-2")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = deployments_of(builder_of(case.app)(case.app.args))
-    wanted = {}
-    for deployment in made:
-        path = tmp_path / deployment.name.partition(":")[0]
-        path.write_bytes(deployment._replica_config.serialized_deployment_def)
-        wanted[path.name] = [
-            base.__name__ for base in deployment.func_or_class.__mro__ if base.__name__ in ("Front", "OneByOne")
-        ]
-    assert made[0].name == "OpenAiIngress" and wanted.pop("OpenAiIngress") == ["Front"]
-    assert wanted.pop("Decode", ["OneByOne"]) == ["OneByOne"]
-    assert set(map(tuple, wanted.values())) == {()}, "prefill and collocated engines answer to Ray's handles alone"
+    expected = {}
+    for label in ("collocated-1xtp1", "pd-spread-p1xtp1-d1xtp1", "pd-pack-p1xtp1-d1xdp2"):
+        case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss"), "local-2")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = deployments_of(builder_of(case.app)(case.app.args))
+        guards = {}
+        for deployment in made:
+            name = deployment.name.partition(":")[0]
+            (tmp_path / f"{label} {name}").write_bytes(deployment._replica_config.serialized_deployment_def)
+            guards[name] = guards_of(deployment.func_or_class)
+        assert made[0].name == "OpenAiIngress" and guards["OpenAiIngress"] == ["Front"]
+        in_front = {"OpenAiIngress", "Decode"} & guards.keys()
+        expected |= {f"{label} {name}": guards[name] for name in in_front}
+        assert guards.get("Decode", ["OneByOne"]) == ["OneByOne"]
+        others = [guards[name] for name in guards.keys() - in_front]
+        assert others and not any(others), "prefill and collocated engines answer to Ray's handles alone"
     program = (
-        "import pathlib, sys\n"
+        "import json, pathlib, sys\n"
         "class Nobody:\n"
         "    def find_spec(self, name, *_):\n"
         "        if name.split('.')[0] == 'pdlab': raise ImportError(name)\n"
         "sys.meta_path.insert(0, Nobody())\n"
         "from ray import cloudpickle\n"
-        "for name in sys.argv[1:]:\n"
+        "def guards(name):\n"
         "    made = cloudpickle.loads(pathlib.Path(name).read_bytes())\n"
-        "    print([base.__name__ for base in made.__mro__ if base.__name__ in ('Front', 'OneByOne')])\n"
+        "    return [base.__name__ for base in made.__mro__ if base.__name__ in ('Front', 'OneByOne')]\n"
+        "print(json.dumps({name: guards(name) for name in sys.argv[1:]}))\n"
     )
-    paths = [str(tmp_path / name) for name in ("OpenAiIngress", "Decode") if (tmp_path / name).exists()]
-    done = subprocess.run([sys.executable, "-c", program, *paths], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-len(paths) :] == ["['Front']", "['OneByOne']"][: len(paths)], done.stderr[-2000:]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *expected], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+def guards_of(made: type) -> list[str]:
+    return [base.__name__ for base in made.__mro__ if base.__name__ in ("Front", "OneByOne")]
