@@ -36,7 +36,7 @@ class TestView:
         monkeypatch.setattr(quietly("ray._private.state"), "available_resources_per_node", lambda: {})
         monkeypatch.setattr(Cluster, "alive", lambda _: [node])
         monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {})
-        with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 runs no task within 180 s$"):
+        with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 ended, or runs no task within 180 s$"):
             Cluster().view()
         monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {"n1": {"host": "h", "nic": {"kind": "efa", "count": 32}}})
         (seen,) = Cluster().view().nodes
