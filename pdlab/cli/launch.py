@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from pdlab.cluster.two_hosts import require
-from pdlab.core.api_key import chosen
+from pdlab.core.api_key import KEY, chosen
 from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated
@@ -191,8 +191,12 @@ def _export(args: argparse.Namespace, app: ServeApp, deployment: Deployment) -> 
     if needed:
         words = " ".join(f"{name}={value}" for name, value in needed.items())
         _warn(f"a Serve config cannot carry what --direct-streaming needs: start Ray on every node with {words}")
-    if args.api_key or args.api_key_file or not _on_loopback(args.host):
-        _warn("a Serve config cannot carry an API key: whoever reaches what `serve deploy` starts can use the model")
+    asked = args.api_key or args.api_key_file or os.environ.get(KEY) or not _on_loopback(args.host)
+    if asked and args.api_key is not False:  # without a key on purpose: `_checked_model` has warned
+        _warn(
+            "a Serve config cannot carry an API key, and this one has none: whoever reaches what `serve deploy` starts "
+            "can use the model; launch without --export to ask for the key"
+        )
     config = yaml.safe_dump(serve_config(app, host=args.host, port=args.port), sort_keys=False)
     if args.export == "-":
         print(config, end="")

@@ -1,4 +1,4 @@
-"""Loaded into every Python process of the local nodes: what Ray and Ray Serve open is opened at one address only.
+"""Loaded into every Python process of the local nodes: what they open is at one address, and the deployment's alone.
 
 A node started with ``--node-ip-address=127.0.0.1`` would listen on loopback alone (Ray's C++ servers
 look at exactly that), but Ray's Python replaces the address by the machine's outward one, and the
@@ -10,7 +10,8 @@ after they are imported:
 - ``ray.serve._private.replica``: replicas' gRPC listens at the node's address, not at ``[::]``;
 - ``ray.serve._private.haproxy_templates``: HAProxy's metrics and statistics listen on loopback;
 - ``ray.dashboard.http_server_agent``: the agents' HTTP server, which is the job API, is not started;
-- ``torch.distributed.rendezvous``: the store of a process group listens at the node's address.
+- ``torch.distributed.rendezvous``: the store of a process group listens at the node's address;
+- vLLM's NIXL connector: the side channel, which asks nobody who they are, talks to holders of the nodes' token alone.
 
 A module that is not as expected raises RuntimeError: its process ends rather than listening to everybody.
 Imports the standard library alone.
@@ -18,9 +19,12 @@ Imports the standard library alone.
 
 from __future__ import annotations
 
+import errno
+import hmac
 import importlib.abc
 import importlib.machinery
 import os
+import pathlib
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -108,10 +112,42 @@ def _rendezvous(module: Any) -> None:
     def tcp_store(*args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("is_master") or args or "master_listen_fd" in kwargs:
             return store(*args, **kwargs)
-        listening = socket.create_server((_address(), kwargs["port"]))
+        try:
+            listening = socket.create_server((_address(), kwargs["port"]))
+        except OSError as error:
+            # As torch says it: of data parallel ranks vLLM takes another port then.
+            torch = importlib.import_module("torch.distributed")
+            what = errno.errorcode.get(error.errno or 0, "")
+            raise torch.DistNetworkError(f"port {kwargs['port']} of {_address()}: {error} ({what})") from error
         return store(**{**kwargs, "port": listening.getsockname()[1], "master_listen_fd": listening.detach()})
 
     module.TCPStore = tcp_store
+
+
+def _side_channel(module: Any) -> None:
+    """vLLM's sockets with CURVE, ZeroMQ's encryption. The listener's key pair comes from the token, so a caller without
+    it knows not even the public key, and CURVE hears nobody without that: neither metadata nor garbage passes."""
+    _need(module, "zmq_ctx")
+    _need(module, "make_zmq_socket")
+    zmq, make = module.zmq, module.make_zmq_socket
+    if not zmq.has("curve"):
+        raise RuntimeError("this pyzmq is built without CURVE, which keeps strangers from the NIXL side channel")
+    token = pathlib.Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_bytes().strip()
+    secret = hmac.digest(token, b"pdlab NIXL side channel", "sha256")
+    key = importlib.import_module("zmq.utils.z85").encode(secret)
+    listener = zmq.curve_public(key)
+
+    def make_zmq_socket(ctx: Any, path: str, socket_type: Any, bind: bool) -> Any:
+        if bind:
+            options = {zmq.CURVE_SERVER: 1, zmq.CURVE_SECRETKEY: key}
+        else:
+            public, own = zmq.curve_keypair()
+            options = {zmq.CURVE_SERVERKEY: listener, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: own}
+        for option, value in options.items():  # of the sockets to be made: CURVE has to be there before they connect
+            ctx.setsockopt(option, value)
+        return make(ctx=ctx, path=path, socket_type=socket_type, bind=bind)
+
+    module.make_zmq_socket = make_zmq_socket
 
 
 def _need(owner: Any, name: str) -> None:
@@ -126,6 +162,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "ray.serve._private.haproxy_templates": _haproxy,
     "ray.dashboard.http_server_agent": _agent,
     "torch.distributed.rendezvous": _rendezvous,
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils": _side_channel,
 }
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
+from support.zmq_callers import GARBAGE, handshake, in_thread, stranger, throw
 
 from pdlab.cluster import loopback
 
@@ -95,3 +98,76 @@ def test_the_store_of_a_process_group() -> None:
     with socket.socket(fileno=made[0]["master_listen_fd"]) as listening:
         assert listening.getsockname() == ("127.0.0.1", made[0]["port"])
     assert made[1] == {"host_name": "h", "port": 7, "is_master": False}
+
+
+def test_a_port_that_is_taken_is_torchs_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class DistNetworkError(Exception):
+        pass
+
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(DistNetworkError=DistNetworkError))
+    module: Any = SimpleNamespace(TCPStore=None)
+    loopback._rendezvous(module)
+    with socket.create_server(("127.0.0.1", 0)) as holder, pytest.raises(DistNetworkError, match="EADDRINUSE"):
+        module.TCPStore(host_name="h", port=holder.getsockname()[1], is_master=True)
+
+
+def make_zmq_socket(ctx: Any, path: str, socket_type: Any, bind: bool) -> Any:
+    """As vLLM's."""
+    made = ctx.socket(socket_type)
+    made.linger = 0
+    getattr(made, "bind" if bind else "connect")(path)
+    return made
+
+
+def side_channel(token: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The changed module in a process of nodes with that token."""
+    (folder / "ray-token").write_text(token)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(folder / "ray-token"))
+    module: Any = SimpleNamespace(__name__="utils", zmq=zmq, zmq_ctx=None, make_zmq_socket=make_zmq_socket)
+    loopback._side_channel(module)
+    return module
+
+
+def answer_all(stop: threading.Event, listening: Any) -> None:
+    while not stop.is_set():
+        if listening.poll(50):
+            identity, _, message = listening.recv_multipart()
+            listening.send_multipart((identity, b"", b"metadata for " + message))
+
+
+def test_the_side_channel_answers_who_has_the_nodes_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = side_channel("a" * 64, tmp_path, monkeypatch)
+    decode = side_channel("a" * 64 + "\n", tmp_path, monkeypatch)
+    others = side_channel("b" * 64, tmp_path, monkeypatch)
+    anywhere = "tcp://127.0.0.1:0"
+    with zmq.Context() as context, prefill.make_zmq_socket(context, anywhere, zmq.ROUTER, True) as listening:
+        endpoint = listening.getsockopt_string(zmq.LAST_ENDPOINT)
+        with in_thread(answer_all, listening):
+            for data in GARBAGE:
+                assert b"metadata" not in throw(endpoint, data)
+            public, own = zmq.curve_keypair()
+            guessed, _ = zmq.curve_keypair()
+            keys = {"CURVE_SERVERKEY": guessed, "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": own}
+            assert stranger(endpoint, b"x").startswith("HANDSHAKE_FAILED")
+            assert stranger(endpoint, b"x", **keys).startswith("HANDSHAKE_FAILED")
+            with zmq.Context() as another, others.make_zmq_socket(another, endpoint, zmq.REQ, False) as asking:
+                asking.send(b"rank 0")
+                with asking.get_monitor_socket() as monitor:
+                    assert handshake(monitor).startswith("HANDSHAKE_FAILED")
+                    asking.disable_monitor()
+            with zmq.Context() as another, decode.make_zmq_socket(another, endpoint, zmq.REQ, False) as asking:
+                asking.send(b"rank 0")
+                assert asking.poll(60_000) and asking.recv() == b"metadata for rank 0"
+
+
+def test_no_side_channel_without_curve_or_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = SimpleNamespace(
+        __name__="utils", zmq=SimpleNamespace(has=lambda _: False), zmq_ctx=None, make_zmq_socket=make_zmq_socket
+    )
+    with pytest.raises(RuntimeError, match="without CURVE"):
+        loopback._side_channel(module)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
+    module.zmq = zmq
+    with pytest.raises(FileNotFoundError, match="gone"):
+        loopback._side_channel(module)
+    assert module.make_zmq_socket is make_zmq_socket

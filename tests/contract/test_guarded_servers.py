@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,3 +210,17 @@ def test_vllms_rule_for_greedy_is_ours() -> None:
     from pdlab.deploy.serving import parts
 
     assert quietly("vllm.sampling_params")._SAMPLING_EPS == parts._GREEDY
+
+
+def test_a_vocabulary_that_is_not_there_is_known_by_what_harmony_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdlab.deploy.serving import guard
+
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
+    harmony = quietly("openai_harmony")
+    with pytest.raises(harmony.HarmonyError, match=guard._NO_VOCABULARY):
+        harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    (tmp_path / "o200k_base.tiktoken").write_text("damaged")
+    with pytest.raises(harmony.HarmonyError):
+        harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)

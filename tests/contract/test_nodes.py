@@ -36,7 +36,7 @@ class TestView:
         monkeypatch.setattr(quietly("ray._private.state"), "available_resources_per_node", lambda: {})
         monkeypatch.setattr(Cluster, "alive", lambda _: [node])
         monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {})
-        with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 runs no task within 180 s$"):
+        with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 ended, or runs no task within 180 s$"):
             Cluster().view()
         monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {"n1": {"host": "h", "nic": {"kind": "efa", "count": 32}}})
         (seen,) = Cluster().view().nodes
@@ -110,7 +110,7 @@ pathlib.Path("answers").write_bytes(cloudpickle.dumps(answers))
 class TestLoopback:
     """pdlab.cluster.loopback: what it changes is still there."""
 
-    def test_every_process_of_the_nodes_is_changed(self) -> None:
+    def test_every_process_of_the_nodes_is_changed(self, tmp_path: Path) -> None:
         program = """
 import importlib, inspect
 services = importlib.import_module("ray._private.services")
@@ -135,6 +135,16 @@ from datetime import timedelta
 store = rendezvous._create_c10d_store("127.0.0.1", 0, 0, 1, timedelta(seconds=10))
 store.set("a", "b")
 assert store.get("a") == b"b"
+try:
+    rendezvous.TCPStore(host_name="127.0.0.1", port=store.port, is_master=True)
+except importlib.import_module("torch.distributed").DistNetworkError as error:
+    assert "EADDRINUSE" in str(error)
+else:
+    raise AssertionError("two stores on one port")
+parallel = importlib.import_module("vllm.config.parallel")
+assert 'if "EADDRINUSE" in str(e)' in inspect.getsource(parallel.ParallelConfig.stateless_init_dp_group)
+nixl = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils")
+assert nixl.make_zmq_socket.__module__ == "pdlab.cluster.loopback"
 import os, socket, pathlib
 for table in ("tcp", "tcp6"):
     lines = [line.split() for line in pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
@@ -144,9 +154,10 @@ for table in ("tcp", "tcp6"):
     assert bool(mine) == (table == "tcp")
 print("CHANGED")
 """
-        env = local_nodes.environment("none", "/tmp/pdlab-none")
+        env = local_nodes.environment("none", str(tmp_path))
+        Path(env["RAY_AUTH_TOKEN_PATH"]).write_text("a" * 64)
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program], env=env, capture_output=True, text=True, timeout=120
+            [sys.executable, "-W", "ignore", "-c", program], env=env, capture_output=True, text=True, timeout=300
         )
         assert done.stdout.strip().endswith("CHANGED"), done.stderr[-2000:]
 

@@ -125,6 +125,30 @@ def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str])
     assert "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1" in captured.err and "proxy_location" in captured.out
 
 
+def test_an_export_has_no_key_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, file = "a-key-that-nobody-guesses", tmp_path / "key"
+    file.write_text(key)
+    file.chmod(0o600)
+    words = ["--collocated", "--cluster", "p5.48xlarge-x2", "--export", "-"]
+    said = {}
+    for name, more, variable in (
+        ("file", ["--api-key-file", str(file)], ""),
+        ("variable", [], key),
+        ("flag", ["--api-key"], ""),
+        ("everywhere", ["--host", "0.0.0.0"], ""),
+        ("none", [], ""),
+        ("refused", ["--no-api-key"], key),
+    ):
+        monkeypatch.setenv("PDLAB_API_KEY", variable)
+        assert launch_gptoss.main([*words, *more]) == 0
+        captured = capsys.readouterr()
+        assert "proxy_location" in captured.out and key not in captured.out + captured.err
+        said[name] = "cannot carry an API key, and this one has none" in captured.err
+    assert said == {"file": True, "variable": True, "flag": True, "everywhere": True, "none": False, "refused": False}
+
+
 def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     base = made(

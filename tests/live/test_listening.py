@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support import zmq_callers
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes
@@ -236,6 +237,17 @@ def test_no_port_of_it_answers_at_an_outward_address(pd: Watch) -> None:
     assert [(host, port) for host in addresses for port in there if opens(host, port)] == []
 
 
+def test_the_side_channels_answer_no_stranger(pd: Watch) -> None:
+    """Their question word for word; that the engines of the deployment are answered, its own checks have shown."""
+    message = importlib.import_module("msgspec.msgpack").encode((b"get_meta_msg", 0, 0))
+    for port in (20000, 22000):
+        for _ in range(2):
+            assert zmq_callers.stranger(f"tcp://127.0.0.1:{port}", message).startswith("HANDSHAKE_FAILED")
+        for data in zmq_callers.GARBAGE:
+            assert len(zmq_callers.throw(f"tcp://127.0.0.1:{port}", data)) < 100, "more than a greeting"
+        assert opens("127.0.0.1", port), "a listener that garbage has ended"
+
+
 def test_nobody_runs_a_job(pd: Watch, tmp_path: Path) -> None:
     """On any port that speaks HTTP, from this machine too, and without a token."""
     ran = tmp_path / "ran"
@@ -341,6 +353,25 @@ def test_collocated_behind_the_ingress_listens_on_loopback_alone_and_asks_for_th
         asks_for_the_key(stack)
     # Two ranks: torch's store and gloo listen as well.
     nobody_else_hears(watch, ("gcs_server", "raylet", "ProxyActor", "ServeReplica", "VLLM::Worker"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts", "ports"),
+    [
+        (("--collocated", "--dp", "2"), ("VLLM::EngineCore_DP1", "DPCoordinator"), set()),
+        (("--pd-spread", "--d-dp", "2"), ("VLLM::EngineCore_DP1", "DPCoordinator"), {20000, 22000, 22002}),
+    ],
+    ids=["collocated", "pd"],
+)
+def test_data_parallel_ranks_listen_on_loopback_alone(
+    flags: tuple[str, ...], parts: tuple[str, ...], ports: set[int], stack: Stack
+) -> None:
+    """Ranks of one group find each other over stores, ZeroMQ and gloo of their own."""
+    with Watch(stack) as watch:
+        watch.launch(*flags, "--api-key-file", str(stack.folder / "key"))
+        assert get(stack, "/v1/completions", KEY, {"model": "tiny-gptoss", "prompt": "a", "max_tokens": 2})[0] == 200
+    nobody_else_hears(watch, ("gcs_server", "raylet", *parts))
+    assert ports <= {listener.port for listener in watch.seen}
 
 
 def test_after_the_shutdown(pd: Watch, stack: Stack) -> None:

@@ -109,9 +109,10 @@ def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None
     assert post(stack.url, "/detokenize", {"model": "tiny-gptoss", "tokens": [300, 301]})[0] != 404
     SHAPES.extend(request_shapes.shapes(request_shapes.decisive(stack.url)))
     ALONE.update({shape.name: request_shapes.ask(stack.url, shape) for shape in SHAPES})
+    assert not {name: got.said for name, got in ALONE.items() if got.status >= 500}
     # A chat request of gpt-oss loads Harmony's vocabulary, which a machine without internet lacks.
-    broken = {n: got.said for n, got in ALONE.items() if got.status >= 500 and "vocab file" not in str(got.said)}
-    assert not broken
+    chat = ALONE["chat"]
+    assert chat.status == 200 or (chat.status == 400 and "o200k_base.tiktoken" in chat.said)
     answered = [name for name, got in ALONE.items() if got.status == 200]
     assert len(answered) > 30, "shapes that are refused prove nothing"
 

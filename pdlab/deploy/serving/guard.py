@@ -24,6 +24,8 @@ _TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # A body that is too long is read and dropped up to this multiple of the limit, so that the client
 # reads the answer instead of a broken pipe.
 _DRAIN = 16
+# How openai_harmony's errors end when gpt-oss's chat format has no vocabulary on the node and none can be downloaded.
+_NO_VOCABULARY = "vocab file"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,12 @@ class Guard:
         except Refused as refused:
             await _refuse(scope, refused, send)
             return
-        await self.app(scope, _replay(body, receive), send)
+        explained = _Explained(scope, send)
+        try:
+            await self.app(scope, _replay(body, receive), explained)
+        except Exception as error:
+            if not await explained.tell(str(error)):
+                raise
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes | None:
         """The whole body; None when the client went away before it was sent. Raises Refused."""
@@ -101,6 +108,48 @@ class Guard:
                 413, f"the body has {said} bytes, the limit is {limit}: send a shorter prompt, or fewer in one request"
             )
         return b"".join(parts)
+
+
+class _Explained:
+    """Sends what the application answers, but a 4xx in place of a 500 whose reason is known and no fault of it.
+
+    vLLM's app answers such an error or raises it, by route and version.
+    """
+
+    def __init__(self, scope: MutableMapping[str, Any], send: Send) -> None:
+        self._scope = scope
+        self._send = send
+        self._held: list[Message] = []
+        self._sent = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 500:
+            self._held = [message]
+            return
+        if self._held:
+            self._held.append(message)
+            if message.get("more_body"):
+                return
+            body = b"".join(part.get("body", b"") for part in self._held)
+            if await self.tell(body.decode(errors="replace")):
+                return
+        for part in self._held or (message,):
+            self._sent = True
+            await self._send(part)
+        self._held = []
+
+    async def tell(self, said: str) -> bool:
+        """Answer for that error; False: its reason is not known, or an answer has begun."""
+        if self._sent or _NO_VOCABULARY not in said:
+            return False
+        self._held = []
+        self._sent = True
+        why = (
+            "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
+            "download it: fetch it there with `python -m pdlab weights --fetch`, or ask /v1/completions"
+        )
+        await _refuse(self._scope, Refused(400, why), self._send)
+        return True
 
 
 def check_body(body: bytes, content_type: bytes, rules: Rules) -> None:

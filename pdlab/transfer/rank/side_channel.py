@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import socket
 import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
 MAX_LINE = 64 << 20
+# The address of a local node, as pdlab/cluster/loopback.py has it; not set on a cluster's nodes.
+LISTEN = "PDLAB_LISTEN"
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,11 @@ class Registered:
 
 
 class SideChannel:
-    """Answers until it is closed. Listens on a port that the kernel chooses, on all interfaces, as vLLM's does."""
+    """Answers until it is closed. Listens on a port that the kernel chooses, on all interfaces but on local nodes."""
 
     def __init__(self, ranks: list[Registered]) -> None:
         self._answers = {rank.rank: _encode(rank) for rank in ranks}
-        self._socket = socket.create_server(("", 0))
+        self._socket = socket.create_server((os.environ.get(LISTEN, ""), 0))
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._serve, daemon=True, name="side-channel").start()
 
@@ -45,7 +48,7 @@ class SideChannel:
                 peer, _ = self._socket.accept()
             except OSError:
                 return  # closed
-            with peer, contextlib.suppress(OSError, ValueError, KeyError):
+            with peer, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 peer.settimeout(10)
                 with peer.makefile("rwb") as stream:
                     wanted = json.loads(stream.readline(1024))["rank"]

@@ -223,3 +223,71 @@ def test_lifespan_is_the_applications_own() -> None:
 
     asyncio.run(Guard(app, Rules())({"type": "lifespan"}, None, send))  # type: ignore[arg-type]
     assert app.bodies == [b""]
+
+
+HARMONY = "error downloading or loading vocab file: failed to download or load vocab file"
+
+
+def answered(app: Any) -> list[Any]:
+    """What the client is sent when the application answers a chat request like that."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": ()}
+    asyncio.run(Guard(app, Rules())(scope, receive, send))
+    return sent
+
+
+def fails(status: int, *parts: bytes) -> Any:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": status, "headers": [(b"x", b"y")]})
+        for number, part in enumerate(parts):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts) - 1})
+
+    return app
+
+
+def raises(error: Exception, *, begun: bool = False) -> Any:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        fails(500, b'{"error": {"message": "%s", "code": 500}}' % HARMONY.encode()),
+        fails(500, b'{"error": {"message": "error downloading or loading vo', b'cab file: failed", "code": 500}}'),
+        raises(RuntimeError("invalid tiktoken vocab file: No such file or directory (os error 2)")),
+    ],
+    ids=["answered", "in pieces", "raised"],
+)
+def test_chat_without_its_vocabulary_is_a_400_that_names_it(app: Any) -> None:
+    sent = answered(app)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 400
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["code"] == 400
+    assert "o200k_base.tiktoken" in error["message"] and "pdlab weights --fetch" in error["message"]
+
+
+def test_other_failures_stay_what_they_are() -> None:
+    for status, parts in ((500, (b"something ", b"else")), (200, (b"a vocab file", b"...")), (503, (b"",))):
+        sent = answered(fails(status, *parts))
+        assert sent[0]["status"] == status and sent[0]["headers"] == [(b"x", b"y")]
+        assert [message["body"] for message in sent[1:]] == list(parts)
+        assert [message["more_body"] for message in sent[1:]] == [True] * (len(parts) - 1) + [False]
+    with pytest.raises(RuntimeError, match="something else"):
+        answered(raises(RuntimeError("something else")))
+    with pytest.raises(RuntimeError, match="vocab file"):
+        answered(raises(RuntimeError("vocab file"), begun=True))
