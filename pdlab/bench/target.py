@@ -20,6 +20,13 @@ from pdlab.results.schema import Manifest
 
 TIMEOUT_S = 10.0
 COMPLAINT_CHARS = 300
+# Of several scripts, code and digits, which no two vocabularies cut alike; twice, so that they differ by more than the
+# special tokens that a server or a tokenizer may put around a text.
+PROBE = 2 * (
+    "Disaggregated prefill, naïve Straße: λ=0.25/s; def f(x):\n    return x**2  # 1234567890\n"
+    '日本語のテキスト и ещё немного слов, مرحبا بالعالم, 🙂 {"key": [1.5e-9, null]}\n'
+)
+SPECIAL_TOKENS = 2
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
@@ -66,6 +73,8 @@ def resolve_target(
             f"--itl + --otl is {asked} tokens, but {model_id} is served with at most {longest}; "
             "ask for less or launch with a larger max_model_len"
         )
+    if running is None or tokenizer not in (None, running.tokenizer):
+        _require_same_tokens(url, model_id, tokenizer or model_id)
     manifest = _manifest(name, running, gpus, workload)
     _same_phase(url, manifest.deployment, workload)
     if name is None:
@@ -100,8 +109,61 @@ def _require_tokenizer(name: str) -> None:
             f"--tokenizer {name}: a folder without a tokenizer ({' or '.join(sorted(TOKENIZER_FILES))}); give the "
             "model's folder"
         )
-    if not there and (name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)):
+    if not there and (name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII)):
         raise UsageError(f"--tokenizer {name!r}: no such folder; give one, or a Hugging Face id such as org/name")
+
+
+def _require_same_tokens(url: str, model: str, tokenizer: str) -> None:
+    """One short completion, before the load generator starts. Raises UsageError where the server counts other tokens
+    in it than ``tokenizer`` makes of it: that is another model's.
+
+    Nothing is said where one of the two cannot be told: the warm-up will.
+    """
+    ours = _tokens(tokenizer)
+    counted = None if ours is None else _counted(url, model)
+    if ours is None or counted is None or abs(ours - counted) <= SPECIAL_TOKENS:
+        return
+    raise UsageError(
+        f"--tokenizer {tokenizer}: makes {ours} tokens of a text that {model} at {url} counts {counted} in, so it is "
+        "another model's; give the folder or the Hugging Face id of the model that is served there"
+    )
+
+
+def _tokens(tokenizer: str) -> int | None:
+    """Tokens of `PROBE`; None for what is not on this machine, or has no tokenizer.json. Raises UsageError."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from tokenizers import Tokenizer
+
+    folder = Path(tokenizer).expanduser()
+    file: object = folder / "tokenizer.json"
+    if not folder.is_dir():
+        try:
+            file = try_to_load_from_cache(tokenizer, "tokenizer.json")
+        except HFValidationError:
+            return None
+    if not isinstance(file, str | Path) or not Path(file).is_file():
+        return None
+    try:
+        return len(Tokenizer.from_file(str(file)).encode(PROBE).ids)
+    except Exception as error:  # it raises nothing narrower
+        raise UsageError(f"--tokenizer {tokenizer}: {file} cannot be read ({error}); download it again") from error
+
+
+def _counted(url: str, model: str) -> int | None:
+    """Tokens of `PROBE`, as the server counts them; None where it does not tell."""
+    try:
+        with urllib.request.urlopen(_completion(url, model, PROBE, max_tokens=1), timeout=TIMEOUT_S) as answer:
+            count = json.load(answer)["usage"]["prompt_tokens"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return count if isinstance(count, int) else None
+
+
+def _completion(url: str, model: str, prompt: str, **more: object) -> urllib.request.Request:
+    body = json.dumps({"model": model, "prompt": prompt, **more}).encode()
+    head = {"content-type": "application/json"} | api_key.header(key_of(url))
+    return urllib.request.Request(f"{url}/v1/completions", body, head)
 
 
 def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> None:
@@ -149,7 +211,9 @@ def normal_url(text: str) -> str:
     url = text.rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        named = re.fullmatch(r"[\w.:%-]+", parts.hostname or "")  # urlsplit takes spaces too
+        whole = not re.search(r"[\s?#@]", url)
+        valid = parts.scheme in ("http", "https") and named and whole and (parts.port is None or parts.port > 0)
     except ValueError:
         valid = False
     if not valid:
@@ -233,8 +297,7 @@ def _manifest(name: str | None, running: Running | None, gpus: int | None, workl
 def complaint(url: str, model: str) -> str | None:
     """What the server says to one short streamed completion where that is not a stream of tokens; None where it is
     one, or where nothing is answered within TIMEOUT_S."""
-    body = json.dumps({"model": model, "prompt": "x", "max_tokens": 2, "stream": True}).encode()
-    asked = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+    asked = _completion(url, model, "x", max_tokens=2, stream=True)
     try:
         with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
             kind = answer.headers.get_content_type()

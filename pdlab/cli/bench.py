@@ -23,6 +23,8 @@ from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
 from pdlab.bench.target import normal_url
 from pdlab.core.arguments import (
     MAX_LOAD,
+    MAX_REPEATS,
+    MAX_REQUESTS,
     MAX_TOKENS,
     OneLineParser,
     above_zero,
@@ -36,7 +38,7 @@ from pdlab.core.arguments import (
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import validate
-from pdlab.core.text import aligned
+from pdlab.core.text import aligned, choices
 from pdlab.core.workload import Closed, Load, Open, Ramp, Workload, WorkloadMode, parse_slo
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
@@ -96,9 +98,9 @@ def parser() -> argparse.ArgumentParser:
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
     request("--shared-prefix", type=whole(0, MAX_TOKENS), default=0, metavar="TOKENS",
         help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
-    request("--prompts-per-level", type=positive, metavar="N",
+    request("--prompts-per-level", type=whole(1, MAX_REQUESTS), metavar="N",
         help="requests of a level (default: 10 per unit of concurrency or 60 s of arrivals, at least 20)")  # fmt: skip
-    request("--repeats", type=positive, default=1, metavar="N",
+    request("--repeats", type=whole(1, MAX_REPEATS), default=1, metavar="N",
         help="measure every level N times, with new prompts (default 1)")  # fmt: skip
     request("--seed", type=seed, default=0, metavar="N",
         help="seed of the experiment, from which each level's is derived (default 0)")  # fmt: skip
@@ -263,6 +265,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def run() -> int:
+        if argv and not argv[0].startswith("-"):
+            near = choices(argv[0], ("run", "ratio"))
+            raise UsageError(f"{argv[0]!r} is neither run nor ratio, and every other word follows a flag; {near}")
         asked = options(argv)
         check_folder(asked.out, "--out")
         with reach(normal_url(asked.base_url)):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.core.arguments import OneLineParser, check_writable, exit_code, positive
+from pdlab.core.arguments import OneLineParser, check_writable, distinct, exit_code, positive
 from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import to_yaml
@@ -90,12 +91,16 @@ def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
 def _run(args: argparse.Namespace) -> int:
     if args.name is not None and not args.out:
         raise UsageError("--name is of the file that --out writes: add --out FILE, or leave --name out")
+    if args.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", args.name):
+        raise UsageError(f"--name {args.name!r}: letters, digits and . _ + - only, for plan.py --hardware asks for it")
     start = load_hardware(args.start)
     if args.coarse_start:
         start = coarse(start)
     if args.out is not None:
         check_writable(args.out, "--out")  # before the minutes of a fit, not after
-    loaded = [load_experiment(folder) for folder in experiment_folders(args.runs)]
+        if args.out.exists():
+            raise UsageError(f"--out {args.out}: is there already; remove it, or choose another")
+    loaded = [load_experiment(folder) for folder in distinct(experiment_folders(args.runs), "--runs")]
     experiments = [measured(experiment, args.prompts) for experiment in loaded]
     shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:

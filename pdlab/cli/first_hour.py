@@ -72,11 +72,11 @@ def _run(args: argparse.Namespace) -> int:
     out = args.out.absolute()
     lengths = LENGTHS["local" if args.local else "cluster"]
     steps = plan(out, local=args.local, model=model, port=args.port, lengths=lengths)
-    if args.dry_run:
-        print(describe(steps))
-        return 0
     asked = {"model": model, "local": args.local, "port": args.port}
     state = open_state(out, asked, resume=args.resume)
+    if args.dry_run:
+        print(describe(steps, state))
+        return 0
     print(describe(steps, state), file=sys.stderr, flush=True)
     out.mkdir(parents=True, exist_ok=True)
     try:

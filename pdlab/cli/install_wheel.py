@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import re
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"{no_file(error)}; give the path of a wheel that can be read") from error
     if args.module is not None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", args.module):
         raise UsageError(f"--module {args.module!r}: not the name of a module; for example nixl_cu13")
+    if not zipfile.is_zipfile(args.wheel):
+        raise UsageError(f"{args.wheel}: not a wheel, for it is no zip archive; build or download it again")
 
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare

@@ -59,6 +59,8 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         return 0
     if args.shutdown:
         return _shutdown(args)
+    if args.api_key is False and args.api_key_file is not None:
+        raise UsageError("--no-api-key and --api-key-file exclude each other: leave one out")
     if args.export not in (None, "-"):
         _check_export(Path(args.export))
     request = request_from(args, argv)
@@ -158,8 +160,6 @@ def _key_file(request: LaunchRequest) -> Path | None:
     """File with the key that clients have to send; None: none is asked for. Raises UsageError."""
     given = None if request.api_key_file is None else Path(request.api_key_file)
     if request.api_key is False:
-        if given:
-            raise UsageError("--no-api-key and --api-key-file exclude each other: leave one out")
         return None
     needed = request.api_key is True or not _on_loopback(request.host)
     file = chosen(given, os.environ, needed=needed, folder=cache_dir())

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdlab.core.arguments import (
+    MAX_LOAD,
+    MIN_RATE_RPS,
     OneLineParser,
     above_zero,
     check_folder,
     check_picture,
     check_writable,
+    distinct,
     exit_code,
     not_for,
     numbers,
@@ -93,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--itl", type=positive, metavar="TOKENS", help="input tokens per request (default 5000)")
     load.add_argument("--otl", type=positive, metavar="TOKENS", help="output tokens per request (default 250)")
     load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl and --otl")
-    load.add_argument("--rate", type=above_zero, metavar="RPS", help="plan for this request rate over all GPUs")
+    load.add_argument("--rate", type=_rate, metavar="RPS", help="plan for this request rate over all GPUs")
     load.add_argument(
         "--burstiness",
         type=above_zero,
@@ -193,6 +196,13 @@ def _gpus(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{error}{more}") from error
 
 
+def _rate(text: str) -> float:
+    value = above_zero(text)
+    if not MIN_RATE_RPS <= value <= MAX_LOAD:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate from {MIN_RATE_RPS:g} to {MAX_LOAD} requests/s")
+    return value
+
+
 def _in_flight(text: str) -> tuple[int, ...]:
     found = numbers(text)
     if found[-1] > MAX_IN_FLIGHT:
@@ -216,6 +226,8 @@ def _applies(args: argparse.Namespace) -> None:
         not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster], "--explain")
     else:
         not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
+    if args.rate and args.concurrency:
+        raise UsageError("--rate and --concurrency exclude each other: plan for one load")
 
 
 def _slo(args: argparse.Namespace) -> Slo:
@@ -312,8 +324,6 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     from pdlab.plan.planner import plan
     from pdlab.plan.text import ranking
 
-    if args.rate and args.concurrency:
-        raise UsageError("--rate and --concurrency exclude each other: plan for one load")
     if args.plot:
         check_picture(args.plot, "--plot")
     if args.out:
@@ -381,6 +391,8 @@ def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
     from pdlab.plan.text import explanation
 
     deployment = Deployment(model=args.model, topology=parse_label(args.explain))
+    if deployment.gpus > MAX_GPUS:
+        raise UsageError(f"--explain {args.explain}: has {deployment.gpus} GPUs, at most {MAX_GPUS} can be simulated")
     check_divisibility(deployment, shape)
     scene = _scene(args, hardware, shape, _slo(args))
     rate_rps = scene.trace.rate_rps if scene.trace else args.rate
@@ -401,7 +413,7 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     if args.plot:
         check_picture(args.plot, "--plot")
     points, experiments, predicted, names = [], [], [], []
-    for folder in experiment_folders(args.compare):
+    for folder in distinct(experiment_folders(args.compare), "--compare"):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = args.prompts or ("repeated" if published else "fresh")

@@ -16,6 +16,7 @@ from pdlab.core.arguments import (
     above_zero,
     check_output,
     check_picture,
+    distinct,
     exit_code,
     not_for,
     positive,
@@ -216,11 +217,11 @@ def _audit(args: argparse.Namespace) -> int:
 
     if args.exps:
         raise UsageError("--audit examines folders and draws nothing; leave --exps out")
-    drawn = ["--report", "--plot-path", "--format", "--note", "--published", "--slo", "--price-per-gpu-hour"]
+    drawn = [f"--{name.replace('_', '-')}" for name in vars(args) if name not in ("audit", "exps")]
     not_for(args, parser(), drawn, "--audit, which draws nothing")
     for path in args.audit:
         require_folder(path)
-    folders = _distinct(experiment_folders(args.audit), "--audit")
+    folders = distinct(experiment_folders(args.audit), "--audit")
     _note(unfinished(path) for path in args.audit)
     findings = rules.audit(folders)
     print(rules.render(findings, len(folders)))
@@ -266,6 +267,12 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         where="the flags",
         names={"gpus_per_node": "--gpus-per-node", "chunk_size": "--chunk-size", "confidence": "--confidence"},
     )
+    if args.no_plot:
+        not_for(args, parser(), ["--log-concurrency"], "--no-plot")
+        if args.report is None:
+            not_for(args, parser(), ["--log-latency"], "--no-plot")
+    if twice := [text for text in args.slo if args.slo.count(text) > 1]:
+        raise UsageError(f"--slo {twice[0]} is given twice; give it once")
     plot_path = _plot_path(args.plot_path, args.format)
     if args.report is not None and args.report.suffix.lower() not in (".html", ".htm"):
         example = args.report.with_suffix(".html") if args.report.name else "report.html"
@@ -279,7 +286,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         check_picture(plot_path, "--plot-path", make_folder=True)
     if args.report is not None:
         check_output(args.report, "--report")
-    paths = _distinct(experiment_folders(args.exps), "--exps")
+    paths = distinct(experiment_folders(args.exps), "--exps")
     _note(unfinished(path) for path in args.exps)
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
@@ -386,17 +393,6 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     if suffix and kind is None:
         raise UsageError(f"--plot-path {path}: .{suffix} is not a known format; use png, svg or pdf")
     return path.with_name(f"{path.name}.{kind or 'png'}")
-
-
-def _distinct(paths: list[Path], flag: str) -> list[Path]:
-    from pdlab.core.errors import UsageError
-
-    seen: set[Path] = set()
-    for path in paths:
-        if path.resolve() in seen:
-            raise UsageError(f"{flag} names {path} twice; name each folder once")
-        seen.add(path.resolve())
-    return paths
 
 
 def _gpus(texts: list[str], paths: list[Path]) -> dict[str, int]:

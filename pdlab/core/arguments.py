@@ -20,13 +20,17 @@ READER_GONE = 141  # as a shell tells of SIGPIPE
 PICTURES = (".png", ".svg", ".pdf")
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 100_000_000  # of a request: more than any model takes
+MAX_REPEATS = 1000
+MAX_REQUESTS = 1_000_000  # of a level: their prompts are drawn before it
+MIN_RATE_RPS = 1e-4  # a request in three hours
 MAX_LOAD = 100_000  # requests in flight, or per second: far beyond what one load generator makes
 
 
 class OneLineParser(argparse.ArgumentParser):
     """Complaints are UsageErrors in plain words: one line, no usage block, and the nearest name of a misspelt one.
 
-    A flag that takes one value and is given twice is refused: argparse would keep the last without a word.
+    A flag that takes one value and is given twice is refused, and so are --NAME and --no-NAME together: argparse
+    would keep the last without a word. An empty value is none.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,6 +39,7 @@ class OneLineParser(argparse.ArgumentParser):
         self.given: dict[str, str] = {}
         for name in (None, "store"):
             self.register("action", name, _Once)
+        self.register("action", argparse.BooleanOptionalAction, _OneWay)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given = {}
@@ -42,6 +47,13 @@ class OneLineParser(argparse.ArgumentParser):
             if match := re.fullmatch(r"(--?[a-z][\w-]*)=--", word):  # argparse takes it for no value at all
                 raise UsageError(f"{match[1]} needs a value, got '--'")
         return super().parse_known_args(args, namespace)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if not arg_string.strip():  # such as a shell's variable that is not set; Path would make it this folder
+            flags = [name for name in action.option_strings if name.startswith("--")] or action.option_strings
+            name = flags[0] if flags else action.metavar or action.dest
+            raise UsageError(f"{name} needs a value, got {arg_string!r}")
+        return super()._get_value(action, arg_string)  # type: ignore[misc]
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self._told(message))
@@ -95,6 +107,19 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class _OneWay(argparse.BooleanOptionalAction):
+    """--NAME or --no-NAME; both are an error."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if option is not None and isinstance(parser, OneLineParser):
+            before = parser.given.setdefault(self.dest, option)
+            if before.startswith("--no-") != option.startswith("--no-"):
+                raise UsageError(f"{before} and {option} exclude each other: leave one out")
+        super().__call__(parser, namespace, values, option)
+
+
 def exit_code(
     run: Callable[[], int], codes: Mapping[type[PdlabError], int] | None = None, *, resume: str | None = None
 ) -> int:
@@ -131,8 +156,10 @@ def no_file(error: OSError) -> str:
 
 
 def cut(text: str) -> str:
-    """The text with words that are no words, such as a file given as a value, cut to a length that can be read."""
-    return re.sub(r"\S{250,}", lambda match: f"{match[0][:100]}...", text)
+    """The text on one line, and words that are no words, such as a file given as a value, cut to a length that can be
+    read."""
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return re.sub(r"\S{250,}", lambda match: f"{match[0][:100]}...", line)
 
 
 def stdout_closed() -> bool:
@@ -153,16 +180,16 @@ def stdout_closed() -> bool:
 def check_writable(path: Path, flag: str) -> None:
     """Said before the work, not after it. Raises UsageError where a file cannot be made at ``path``."""
     try:
-        folder = path.resolve().parent
-        if not folder.is_dir():
-            raise UsageError(f"{flag} {path}: no folder {folder}; make it, or choose another")
-        if path.is_dir():
+        file = path.resolve()  # the probe must not remove a link
+        if not file.parent.is_dir():
+            raise UsageError(f"{flag} {path}: no folder {file.parent}; make it, or choose another")
+        if file.is_dir():
             raise UsageError(f"{flag} {path}: is a folder; give a file in it")
-        there = path.exists()
-        path.open("ab").close()  # permissions alone do not tell of a read-only file system, nor root of anything
+        there = file.exists()
+        file.open("ab").close()  # permissions alone do not tell of a read-only file system, nor root of anything
         if not there:
-            path.unlink()
-    except (OSError, ValueError) as error:
+            file.unlink()
+    except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
 
 
@@ -170,6 +197,9 @@ def check_folder(path: Path, flag: str) -> None:
     """Said before the work: raises UsageError where ``path`` cannot be a folder that files are written to."""
     try:
         there = path.resolve()
+        broken = [part for part in (path, *path.parents) if part.is_symlink() and not part.exists()]
+        if broken:
+            raise UsageError(f"{flag} {path}: {broken[0]} is a link to nothing; give a folder")
         while not there.exists():
             there = there.parent
         if not there.is_dir():
@@ -177,7 +207,7 @@ def check_folder(path: Path, flag: str) -> None:
         probe = there / f".pdlab-{os.getpid()}"
         probe.open("xb").close()
         probe.unlink()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
 
 
@@ -196,13 +226,29 @@ def check_output(path: Path, flag: str) -> None:
     """As `check_writable`, for a file whose folder is made where it is missing."""
     try:
         missing = not path.resolve().parent.is_dir()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
     check_folder(path.parent, flag) if missing else check_writable(path, flag)
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _reason(error: Exception) -> str:
+    if isinstance(error, RuntimeError):  # of Path.resolve, before Python 3.13
+        return "a loop of links"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def distinct(paths: list[Path], flag: str) -> list[Path]:
+    """The paths. Raises UsageError where one is named twice."""
+    seen: set[Path] = set()
+    for path in paths:
+        try:
+            real = path.resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{flag} {path}: cannot be read ({_reason(error)}); give another") from error
+        if real in seen:
+            raise UsageError(f"{flag} names {path} twice; name each folder once")
+        seen.add(real)
+    return paths
 
 
 def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Sequence[str], what: str) -> None:

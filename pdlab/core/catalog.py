@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -93,17 +94,30 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
     except (OSError, ValueError):
         folder = False  # no path at all
     if folder:
-        if not (path / "config.json").exists():
-            raise UsageError(f"model folder {model}: has no config.json; give the folder that holds the model's files")
+        _require_config(path, model)
         return None, str(path.resolve())
     if model.startswith((".", "~", "/")):
         raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model, re.ASCII):
         raise UsageError(
             f"model {model!r} is not known; {choices(model, known_models())} "
             "(or give a folder, or a Hugging Face id such as org/name)"
         )
     return None, model
+
+
+def _require_config(folder: Path, model: str) -> None:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"model folder {model}: has no config.json; give the folder that holds the model's files"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"model folder {model}: config.json cannot be read ({error}); download it again") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"model folder {model}: config.json holds no JSON object; download it again")
 
 
 def _names() -> str:

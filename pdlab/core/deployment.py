@@ -29,6 +29,9 @@ _LABEL = re.compile(
 )
 
 
+MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
+
+
 class Pool(Frozen):
     """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
 
@@ -36,10 +39,10 @@ class Pool(Frozen):
     deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any).
     """
 
-    replicas: int = Field(default=1, ge=1)
-    tp: int = Field(default=1, ge=1)
-    pp: int = Field(default=1, ge=1)
-    dp: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, le=MOST)
+    tp: int = Field(default=1, ge=1, le=MOST)
+    pp: int = Field(default=1, ge=1, le=MOST)
+    dp: int = Field(default=1, ge=1, le=MOST)
     expert_parallel: bool = False
     gpu_type: str | None = None
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -254,8 +257,8 @@ def parse_pool(text: str) -> Pool:
     if not match or not (match["tp"] or match["pp"] or match["dp"]):
         raise UsageError(f"pool {text!r}: expected REPLICASxtpN[ppN][dpN][ep], for example 2xtp4 or 1xdp32ep")
     number = {key: int(match[key] or 1) for key in ("replicas", "tp", "pp", "dp")}
-    if min(number.values()) < 1:
-        raise UsageError(f"pool {text!r}: replicas, tp, pp and dp start at 1")
+    if not 1 <= min(number.values()) <= max(number.values()) <= MOST:
+        raise UsageError(f"pool {text!r}: replicas, tp, pp and dp are from 1 to {MOST}")
     return Pool(**number, expert_parallel=bool(match["ep"]))
 
 

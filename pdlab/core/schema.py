@@ -44,7 +44,10 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 def parse_yaml(text: str) -> Any:
     """Plain data of YAML text. Raises yaml.YAMLError, for a key that is there twice too."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("nested too deep") from error
 
 
 def yaml_fault(error: yaml.YAMLError) -> str:
@@ -74,12 +77,40 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
     """
     if not isinstance(data, dict):
         raise UsageError(f"{where}: expected a mapping of keys for {kind.__name__}, found {type(data).__name__}")
+    if key := _boolean_for_number(kind, data):
+        raise UsageError(
+            f"{where}: {key}: must be a number; YAML takes yes, no, on, off, true and false for other values"
+        )
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         told = one_line(error, kind, names)
         flagged = names is not None and told.startswith("--")
         raise UsageError(told if flagged else f"{where}: {told}") from error
+
+
+def _boolean_for_number(kind: type[BaseModel], data: Mapping[str, Any]) -> str | None:
+    """The key of a true or false where a number belongs, which pydantic would take for 1 or 0; None: there is none."""
+    for name, field in kind.model_fields.items():
+        value = data.get(name)
+        if (
+            isinstance(value, bool)
+            and {int, float} & {*_flat(field.annotation)}
+            and bool not in _flat(field.annotation)
+        ):
+            return name
+        for each in value if isinstance(value, list | tuple) else [value]:
+            inner = [
+                _boolean_for_number(model, each) for model in _models_of(field.annotation) if isinstance(each, dict)
+            ]
+            if inner and all(inner):  # of a union, every one
+                return f"{name}.{inner[0]}"
+    return None
+
+
+def _flat(annotation: Any) -> list[Any]:
+    """The types of a union, or the type itself."""
+    return [annotation, *get_args(annotation)]
 
 
 def one_line(

@@ -80,6 +80,8 @@ def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
     """Raises UsageError where a longer context is asked for than the model has: vLLM's engines refuse it."""
     kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
     for asked in (deployment.max_model_len, *(each.get("max_model_len") for each in kwargs)):
+        if asked == 0:
+            raise UsageError("--max-model-len 0: must be at least 1; leave it out for the model's own")
         if shape is not None and isinstance(asked, int) and asked > shape.max_context:
             raise UsageError(
                 f"--max-model-len {asked}: {shape.name} has a context of {shape.max_context} tokens; give at most that"

@@ -166,7 +166,7 @@ def parse_slo(text: str, quantile: float) -> Slo:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(ttft|tpot|e2el)_ms\s*=\s*(\d*\.?\d+(?:[eE][+-]?\d{1,3})?|\d+\.)\s*", part)
         number = float(match[2]) if match else 0.0
-        if not match or number <= 0:
+        if not match or not 0 < number < float("inf"):
             raise UsageError(
                 f"--slo {text}: {part.strip()!r} is no bound; expected ttft_ms=2000,tpot_ms=50[,e2el_ms=N], above 0"
             )

@@ -7,6 +7,7 @@ tests/contract/test_engine_arguments.py, which also compares it with the install
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ KINDS = {
     "dict": "a mapping",
     "None": "null",
 }
+LARGEST = 2**53  # of a whole number: larger ones are none that engines count
 LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
@@ -52,6 +54,16 @@ def check(arguments: Mapping[str, Any], flag: str) -> None:
             raise UsageError(f"{flag} {name}: vLLM has no such engine argument; {choices(name, known())}")
         if reason := _refused(value, rule):
             raise UsageError(f"{flag} {name}={value}: {reason}")
+    tokenizer = arguments.get("tokenizer")
+    if isinstance(tokenizer, str) and tokenizer.startswith((".", "~", "/")) and not _is_folder(tokenizer):
+        raise UsageError(f"{flag} tokenizer={tokenizer}: no such folder; give one, or a Hugging Face id")
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, of a user who is not there
+        return False
 
 
 def _refused(value: Any, rule: Mapping[str, Any]) -> str | None:
@@ -70,12 +82,10 @@ def _refused(value: Any, rule: Mapping[str, Any]) -> str | None:
     if number is None:
         return None
     bounds = {name: rule[name] for name in LIMITS if name in rule}
-    broken = (
-        number <= bounds.get("gt", number - 1)
-        or number < bounds.get("ge", number)
-        or number >= bounds.get("lt", number + 1)
-        or number > bounds.get("le", number)
-    )
+    if types is not None and "float" not in types and abs(number) > LARGEST:
+        return f"must be at most {LARGEST}" if number > 0 else f"must be at least {-LARGEST}"
+    keeps = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+    broken = any(not keeps[name](number, limit) for name, limit in bounds.items())
     return f"must be {' and '.join(f'{LIMITS[name]} {limit:g}' for name, limit in bounds.items())}" if broken else None
 
 

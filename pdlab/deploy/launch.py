@@ -182,6 +182,13 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) ->
     return up
 
 
+def tokenizer_of(deployment: Deployment, source: str) -> str:
+    """The tokenizer that the engines load, which an engine argument may name in place of the model's own."""
+    arguments = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
+    named: list[str] = [each["tokenizer"] for each in arguments if each.get("tokenizer")]
+    return named[-1] if named else source
+
+
 def _serve(
     app: Application,
     request: LaunchRequest,
@@ -213,7 +220,7 @@ def _serve(
     running = Running(
         base_url=_base_url(request),
         model_id=name,
-        tokenizer=source,
+        tokenizer=tokenizer_of(deployment, source),
         manifest=manifest,
         metrics_urls=app.cluster.metrics_urls(),
         on_host=_on_host(app.cluster.local),

@@ -47,6 +47,21 @@ from pdlab.deploy.engine_arguments import check_engine_arguments
 FROM_STDIN = "--request-from-stdin"
 LOCAL_MODEL = "tiny-gptoss"
 MAX_LOCAL_NODES = 64
+# Fields of a deployment -> the flags that set them.
+FLAGS = {
+    "model": "--model",
+    "model_id": "--model-id",
+    "ingress_replicas": "--ingress-replicas",
+    "max_model_len": "--max-model-len",
+    "backends": "--kv-backend",
+    "ucx_tls": "--ucx-tls",
+    "ucx_env": "--ucx-env",
+    "serving.stream_batching_ms": "--stream-batching-ms",
+    "serving.requests.expose": "--expose",
+    "serving.requests.max_body_bytes": "--max-body-bytes",
+    "serving.requests.max_prompts": "--max-prompts",
+    "serving.requests.max_tokens": "--max-tokens",
+}
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
 # A CPU engine answers it in reasonable time.
@@ -402,7 +417,7 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     if data.get("decode_bench") and mode != "collocated":
         raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
     _refuse_unreachable(args, data["serving"])
-    deployment = validate(Deployment, data, where="the flags")
+    deployment = validate(Deployment, data, where="the flags", names=FLAGS)
     check_engine_arguments(deployment)
     return deployment
 
@@ -466,7 +481,8 @@ def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
     if prefix:
         own = engine_args(getattr(args, f"{prefix}engine_arg"), f"--{prefix[0]}-engine-arg")
         data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **own}
-    return validate(Pool, data, where="the flags")
+    flags = {field: f"--{prefix.replace('_', '-')}{flag}" for field, flag in fields.items()}
+    return validate(Pool, data, where="the flags", names=flags)
 
 
 def _transport(args: argparse.Namespace, before: Transport) -> Transport:
@@ -478,7 +494,7 @@ def _transport(args: argparse.Namespace, before: Transport) -> Transport:
             f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "
             f"{' and '.join(data['backends'])}: leave one of the two out"
         )
-    return validate(Transport, data, where="the flags")
+    return validate(Transport, data, where="the flags", names=FLAGS)
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:

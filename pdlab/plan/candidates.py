@@ -48,7 +48,7 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     request = workload.sent_input_tokens + workload.sent_output_tokens
     if request > shape.max_context:
         raise UsageError(
-            f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}: shorten --itl or --otl"
+            f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}: shorten it"
         )
     node = hardware.gpus_per_node
     within = [Engines(tp=tp) for tp in TP_DEGREES if tp <= node]

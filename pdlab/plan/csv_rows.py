@@ -300,7 +300,10 @@ def _from_label(label: str, where: str) -> Collocated | Disaggregated:
     try:
         return parse_label(label)
     except UsageError as error:
-        topology = parse_name(label).topology
+        try:
+            topology = parse_name(label).topology
+        except UsageError as nonsense:
+            raise UsageError(f"{where}: {nonsense}") from nonsense
         if topology is None:
             raise UsageError(f"{where}: {error}") from error
         return topology

@@ -85,7 +85,7 @@ def _is_ours(file: Path) -> bool:
     """A level of the store's; what cannot be read is told where it is read."""
     try:
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and "schema_version" in content and "key" in content
 
@@ -191,7 +191,7 @@ def _gpus(topology: Collocated | Disaggregated) -> int:
 def _read(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{file}: cannot be read as JSON ({error})") from error
     if not isinstance(data, dict) or "request_throughput" not in data:
         if isinstance(data, dict) and "schema_version" in data:

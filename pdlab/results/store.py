@@ -215,7 +215,7 @@ def _read(path: Path, kind: type[M]) -> M:
         pass  # The slow way below says what is wrong in one line.
     try:
         data: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
     try:
         return validate(kind, data, where=str(path))

@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pdlab.core.arguments import OneLineParser, backends, numbers, positive, seconds, seed, ucx_transports, whole
+from pdlab.core.arguments import (
+    MAX_REPEATS,
+    MAX_TOKENS,
+    OneLineParser,
+    backends,
+    numbers,
+    positive,
+    seconds,
+    seed,
+    ucx_transports,
+    whole,
+)
 from pdlab.core.catalog import ModelShape, known_models, load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.text import choices
@@ -80,7 +91,9 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     how.add_argument(
         "--concurrent-requests", type=positive, default=1, metavar="N", help="in flight together (default %(default)s)"
     )
-    how.add_argument("--repeats", type=positive, default=5, help="warm transfers per size, at least 5 (default 5)")
+    how.add_argument(
+        "--repeats", type=whole(1, MAX_REPEATS), default=5, help="warm transfers per size, at least 5 (default 5)"
+    )
     how.add_argument(
         "--ucx-tls", type=ucx_transports, metavar="LIST", help="UCX_TLS of the ranks, to force a transport"
     )
@@ -102,6 +115,8 @@ def plan_from(args: argparse.Namespace) -> Plan:
         raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
     if args.repeats < 5:
         raise UsageError(f"--repeats {args.repeats}: fewer than 5 say nothing about spread; give 5 or more")
+    if args.tokens and args.tokens[-1] > MAX_TOKENS:
+        raise UsageError(f"--tokens {args.tokens[-1]}: at most {MAX_TOKENS}, more than any model takes")
     if args.tokens and args.blocks:
         raise UsageError("--tokens and --blocks exclude each other: both are the sizes of a request")
     if args.blocks:

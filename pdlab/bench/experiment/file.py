@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.slo_search import Search, SearchLimits
+from pdlab.core.arguments import MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
@@ -189,9 +190,9 @@ class ExperimentFile(Frozen):
     deployments: tuple[Entry, ...] = Field(min_length=1)
     workloads: tuple[NamedWorkload, ...] = Field(min_length=1)
     loads: tuple[LoadsAsked, ...] = Field(min_length=1)
-    repeats: int = Field(default=3, ge=1)
+    repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = Field(default=0, ge=0)
-    prompts_per_level: int | None = Field(default=None, ge=1)
+    prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()
