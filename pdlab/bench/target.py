@@ -74,7 +74,7 @@ def resolve_target(
             "ask for less or launch with a larger max_model_len"
         )
     if running is None or tokenizer not in (None, running.tokenizer):
-        _require_same_tokens(url, model_id, tokenizer or model_id)
+        _require_same_tokens(url, model_id, tokenizer or model_id, running.tokenizer if running else None)
     manifest = _manifest(name, running, gpus, workload)
     _same_phase(url, manifest.deployment, workload)
     if name is None:
@@ -113,24 +113,37 @@ def _require_tokenizer(name: str) -> None:
         raise UsageError(f"--tokenizer {name!r}: no such folder; give one, or a Hugging Face id such as org/name")
 
 
-def _require_same_tokens(url: str, model: str, tokenizer: str) -> None:
-    """One short completion, before the load generator starts. Raises UsageError where the server counts other tokens
-    in it than ``tokenizer`` makes of it: that is another model's.
+def _require_same_tokens(url: str, model: str, tokenizer: str, served: str | None) -> None:
+    """Raises UsageError where ``tokenizer`` is another model's, before the load generator starts.
 
-    Nothing is said where one of the two cannot be told: the warm-up will.
+    Its vocabulary is held against that of ``served``, the one that the launcher published; where that is not on this
+    machine, its count of a text against the server's, asked with one short completion. Nothing is said where neither
+    can be told: the warm-up will.
     """
-    ours = _tokens(tokenizer)
-    counted = None if ours is None else _counted(url, model)
-    if ours is None or counted is None or abs(ours - counted) <= SPECIAL_TOKENS:
+    ours = _loaded(tokenizer)
+    if ours is None:
         return
-    raise UsageError(
-        f"--tokenizer {tokenizer}: makes {ours} tokens of a text that {model} at {url} counts {counted} in, so it is "
-        "another model's; give the folder or the Hugging Face id of the model that is served there"
-    )
+    theirs = None if served is None else _loaded(served)
+    if theirs is not None:
+        # Without added tokens, of which a newer copy of the same tokenizer may have more.
+        mine, known = ours.get_vocab(False), theirs.get_vocab(False)
+        if mine != known:
+            raise UsageError(
+                f"--tokenizer {tokenizer}: another model's, for its vocabulary ({len(mine)} tokens) is not that of "
+                f"{served} ({len(known)} tokens), which {model} at {url} is served with; leave --tokenizer out"
+            )
+        return
+    count, counted = len(ours.encode(PROBE).ids), _counted(url, model)
+    if counted is not None and abs(count - counted) > SPECIAL_TOKENS:
+        raise UsageError(
+            f"--tokenizer {tokenizer}: another model's, for it makes {count} tokens of a text in which {model} at "
+            f"{url} counts {counted}; give the folder or the Hugging Face id of the model that is served there"
+        )
 
 
-def _tokens(tokenizer: str) -> int | None:
-    """Tokens of `PROBE`; None for what is not on this machine, or has no tokenizer.json. Raises UsageError."""
+def _loaded(tokenizer: str) -> Any:
+    """As the library tokenizers reads it; None for what is not on this machine, or has no tokenizer.json. Raises
+    UsageError for a damaged one."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
     from tokenizers import Tokenizer
@@ -145,7 +158,7 @@ def _tokens(tokenizer: str) -> int | None:
     if not isinstance(file, str | Path) or not Path(file).is_file():
         return None
     try:
-        return len(Tokenizer.from_file(str(file)).encode(PROBE).ids)
+        return Tokenizer.from_file(str(file))
     except Exception as error:  # it raises nothing narrower
         raise UsageError(f"--tokenizer {tokenizer}: {file} cannot be read ({error}); download it again") from error
 

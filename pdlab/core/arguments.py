@@ -53,7 +53,7 @@ class OneLineParser(argparse.ArgumentParser):
             flags = [name for name in action.option_strings if name.startswith("--")] or action.option_strings
             name = flags[0] if flags else action.metavar or action.dest
             raise UsageError(f"{name} needs a value, got {arg_string!r}")
-        return super()._get_value(action, arg_string)  # type: ignore[misc]
+        return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self._told(message))

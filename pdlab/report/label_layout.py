@@ -23,6 +23,11 @@ class Box(NamedTuple):
     def within(self, other: Box) -> bool:
         return self.x0 >= other.x0 and self.y0 >= other.y0 and self.x1 <= other.x1 and self.y1 <= other.y1
 
+    def distance(self, point: tuple[float, float]) -> float:
+        """From its nearest edge to a point; 0 inside."""
+        x, y = point
+        return hypot(max(self.x0 - x, 0.0, x - self.x1), max(self.y0 - y, 0.0, y - self.y1))
+
 
 def around(center: tuple[float, float], radius: float) -> Box:
     """The square of half-width ``radius`` around a point."""
@@ -44,10 +49,12 @@ def fit(
     taken: Sequence[Box],
     inside: Box,
     gaps: Sequence[float],
+    others: Sequence[tuple[float, float]] = (),
 ) -> Box | None:
     """First free place for a box of ``size`` (width, height) beside the anchor; None when there is none.
 
-    Tries right, above, below, left and the corners between, at each gap in turn.
+    Tries right, above, below, left and the corners between, at each gap in turn. Not nearer to one of ``others`` than
+    to the anchor: it would be read as that one's.
     """
     width, height = size
     x, y = anchor
@@ -56,7 +63,10 @@ def fit(
         bottoms = {"above": y + gap, "middle": y - height / 2, "below": y - gap - height}
         for across, up in _SIDES:
             box = Box(lefts[across], bottoms[up], lefts[across] + width, bottoms[up] + height)
-            if box.within(inside) and not any(box.hits(other) for other in taken):
+            if not box.within(inside) or any(box.hits(other) for other in taken):
+                continue
+            own = box.distance(anchor)
+            if all(box.distance(other) >= own for other in others):
                 return box
     return None
 

@@ -298,7 +298,10 @@ def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int
     def write(text: str, point: Point, gaps: Sequence[float], **look: Any) -> None:
         note = axes.annotate(text, (0, 0), xycoords="figure pixels", annotation_clip=False, zorder=5, **look)
         extent = note.get_window_extent(renderer)
-        box = fit(where[id(point)], (extent.width, extent.height), taken, inside, [gap * scale for gap in gaps])
+        # A name at a line's end has the line's colour and is long: near to another point it is not read as that one's.
+        others = () if "weight" in look else [at for key, at in where.items() if key != id(point)]
+        size = (extent.width, extent.height)
+        box = fit(where[id(point)], size, taken, inside, [gap * scale for gap in gaps], others)
         note.remove()
         if box is None:
             return

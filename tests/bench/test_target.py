@@ -1,17 +1,24 @@
-"""What a server that answers wrongly is said to do, and what cannot be a tokenizer."""
+"""What a server that answers wrongly is said to do, and what cannot be its tokenizer."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 
-from pdlab.bench.target import require_answering, resolve_target
+from pdlab.bench.target import PROBE, require_answering, resolve_target
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.workload import Workload
+from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
+from pdlab.deploy.endpoint import Running, save_running
+from pdlab.results.schema import Manifest
 
 
 class Broken(BaseHTTPRequestHandler):
@@ -29,9 +36,11 @@ def broken() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), Broken) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_server_that_answers_500_is_told_as_that(broken: str) -> None:
@@ -65,3 +74,82 @@ def test_a_folder_with_a_tokenizer_and_an_id_are_left_to_the_loader(broken: str,
     for name in (str(tmp_path), "gpt2", "org/name"):
         with pytest.raises(UsageError, match="answers HTTP 500"):
             resolve_target(broken, workload=Workload(), name="x", tokenizer=name)
+
+
+@contextlib.contextmanager
+def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server of the model ``m`` that counts so many tokens in every prompt, and what it is asked."""
+    asked: list[dict[str, Any]] = []
+
+    class Served(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply({"data": [{"id": "m"}]})
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.reply({"choices": [{"text": " x"}], "usage": {"prompt_tokens": counted}})
+
+        def reply(self, content: object) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Served) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def tokens_of_probe(tokenizer: Path) -> int:
+    return len(tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(PROBE).ids)
+
+
+@pytest.mark.parametrize("off", [-400, -3, 3, 400])
+def test_a_tokenizer_that_counts_otherwise_than_the_server_is_another_models(off: int, tokenizer: Path) -> None:
+    count = tokens_of_probe(tokenizer)
+    with served(count + off) as (url, asked), pytest.raises(UsageError) as refused:
+        resolve_target(url, workload=Workload(), name="x", tokenizer=str(tokenizer))
+    assert f"makes {count} tokens of a text in which m at {url} counts {count + off}" in str(refused.value)
+    assert [each["max_tokens"] for each in asked] == [1]  # and nothing else is sent
+
+
+@pytest.mark.parametrize("off", [-2, 0, 1, 2, None])
+def test_special_tokens_around_a_text_and_a_server_that_does_not_count_are_no_fault(
+    off: int | None, tokenizer: Path
+) -> None:
+    counted = None if off is None else tokens_of_probe(tokenizer) + off
+    with served(counted) as (url, _):
+        assert resolve_target(url, workload=Workload(), name="x", tokenizer=str(tokenizer)).tokenizer == str(tokenizer)
+
+
+@pytest.mark.parametrize("vocabulary", [1024, 4096])
+def test_a_tokenizer_is_held_against_the_published_one_without_a_request(
+    vocabulary: int, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "other").mkdir()
+    build_tokenizer(tmp_path / "other", vocabulary)
+    with served(1) as (url, asked):
+        manifest = Manifest(origin="measured", label="x", gpus=1)
+        save_running(Running(base_url=url, model_id="m", tokenizer=str(tokenizer), manifest=manifest))
+        if vocabulary == 4096:  # the same one in another folder
+            resolve_target(url, workload=Workload(), tokenizer=str(tmp_path / "other"))
+        else:
+            with pytest.raises(
+                UsageError, match=r"its vocabulary \(1024 tokens\) is not that of .*; leave --tokenizer"
+            ):
+                resolve_target(url, workload=Workload(), tokenizer=str(tmp_path / "other"))
+    assert asked == []
+
+
+def test_a_damaged_tokenizer_is_told_before_the_load_generator_starts(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
+    with served(1) as (url, _), pytest.raises(UsageError, match=r"tokenizer\.json cannot be read"):
+        resolve_target(url, workload=Workload(), name="x", tokenizer=str(tmp_path))

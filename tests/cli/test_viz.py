@@ -252,6 +252,16 @@ def test_labels_never_cover_what_is_there() -> None:
     assert fit((50, 50), (300, 10), [], inside, (6,)) is None
 
 
+def test_a_label_is_nowhere_nearer_to_another_point_than_to_its_own() -> None:
+    inside, anchor, other = Box(0, 0, 100, 100), (50, 50), (66, 50)
+    free = fit(anchor, (10, 10), [], inside, (6,))
+    assert free is not None and free.distance(other) < free.distance(anchor)  # to the right, beside the other
+    box = fit(anchor, (10, 10), [], inside, (6,), [other])
+    assert box is not None and box.distance(other) >= box.distance(anchor) > 0
+    crowd = [(x, y) for x in range(40, 61, 4) for y in range(40, 61, 4)]
+    assert fit(anchor, (10, 10), [], inside, (6,), crowd) is None
+
+
 @pytest.mark.parametrize("words", [["--no-plot", "--slo", "ttft_ms=900"], ["--report", "report.html"]])
 @pytest.mark.parametrize(
     ("content", "said"),

@@ -196,7 +196,7 @@ def test_refused_folders(tmp_path: Path) -> None:
         load_experiment(nothing)
     zero = tmp_path / "x_0xtp2"
     shutil.copytree(PUBLISHED / PD, zero)
-    with pytest.raises(UsageError, match="start at 1"):
+    with pytest.raises(UsageError, match="from 1 to 10000"):
         load_experiment(zero)
 
 
