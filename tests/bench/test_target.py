@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from pdlab.bench.target import PROBE, require_answering, resolve_target
+from pdlab.bench.target import PROBE, complaint, require_answering, resolve_target
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
@@ -86,7 +86,8 @@ def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             self.reply({"data": [{"id": "m"}]})
 
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append({**body, "key": self.headers.get("authorization")})
             self.reply({"choices": [{"text": " x"}], "usage": {"prompt_tokens": counted}})
 
         def reply(self, content: object) -> None:
@@ -153,3 +154,10 @@ def test_a_damaged_tokenizer_is_told_before_the_load_generator_starts(tmp_path: 
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     with served(1) as (url, _), pytest.raises(UsageError, match=r"tokenizer\.json cannot be read"):
         resolve_target(url, workload=Workload(), name="x", tokenizer=str(tmp_path))
+
+
+def test_what_a_completion_is_answered_with_is_asked_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDLAB_API_KEY", "k" * 32)
+    with served(1) as (url, asked):
+        complaint(url, "m")
+    assert [each["key"] for each in asked] == [f"Bearer {'k' * 32}"]
