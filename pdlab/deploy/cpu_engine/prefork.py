@@ -23,7 +23,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
-from multiprocessing import context, popen_spawn_posix, process, resource_tracker, spawn, util
+from multiprocessing import context, popen_spawn_posix, process, reduction, resource_tracker, spawn
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +34,7 @@ PR_SET_PDEATHSIG = 1
 PID_BYTES = 8
 
 _waiting: list[socket.socket] = []
+_util: Any = importlib.import_module("multiprocessing.util")
 
 
 def at_start() -> None:
@@ -88,9 +89,11 @@ class Forked(context.SpawnProcess):
 class _Popen(popen_spawn_posix.Popen):
     """As multiprocessing starts a new interpreter, with the waiting child in its place."""
 
+    _fds: list[int]
+
     def _launch(self, process_obj: Any) -> None:
         if not _waiting:
-            super()._launch(process_obj)
+            super()._launch(process_obj)  # type: ignore[misc]
             return
         about = spawn.get_preparation_data(process_obj._name)
         for key in ("init_main_from_path", "init_main_from_name"):
@@ -99,13 +102,13 @@ class _Popen(popen_spawn_posix.Popen):
         pickle.dump(dict(os.environ), buffer)
         context.set_spawning_popen(self)
         try:
-            context.reduction.dump(about, buffer)
-            context.reduction.dump(process_obj, buffer)
+            reduction.dump(about, buffer)
+            reduction.dump(process_obj, buffer)
         finally:
             context.set_spawning_popen(None)
         # Arguments with open files are for a new interpreter, which inherits them under their numbers.
         if self._fds or not self._hand_over(buffer.getbuffer()):
-            super()._launch(process_obj)
+            super()._launch(process_obj)  # type: ignore[misc]
 
     def _hand_over(self, data: memoryview) -> bool:
         """False when the child is gone."""
@@ -113,21 +116,22 @@ class _Popen(popen_spawn_posix.Popen):
         child_r, parent_w = os.pipe()  # and this one tells the child that we live
         read, write = os.pipe()
         out, err = (os.dup(number) for number in (1, 2))
+        tracker: Any = resource_tracker.getfd()
         with _waiting.pop() as child, os.fdopen(write, "wb") as pipe:
             try:
-                socket.send_fds(child, [b"1"], [read, child_r, child_w, resource_tracker.getfd(), out, err])
+                socket.send_fds(child, [b"1"], [read, child_r, child_w, tracker, out, err])
                 answer = child.recv(PID_BYTES)
             except OSError:
                 answer = b""
             for fd in (read, child_r, child_w, out, err):
                 os.close(fd)
             if len(answer) < PID_BYTES:
-                util.close_fds(parent_r, parent_w)
+                _util.close_fds(parent_r, parent_w)
                 return False
             pipe.write(data)
         self.pid = int.from_bytes(answer, "little")
         self.sentinel = parent_r
-        self.finalizer = util.Finalize(self, util.close_fds, (parent_r, parent_w))
+        self.finalizer = _util.Finalize(self, _util.close_fds, (parent_r, parent_w))
         return True
 
 
@@ -141,7 +145,7 @@ def _wait(end: socket.socket, parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        util._flush_std_streams()  # type: ignore[attr-defined]
+        _util._flush_std_streams()
         os._exit(code)
 
 
