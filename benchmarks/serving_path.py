@@ -20,14 +20,17 @@ from bare_pair import MODEL, ROOT, BarePair, tiny_model
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cluster.local_nodes import hold_port
+from pdlab.deploy.endpoint import reach
 
-PLAIN = ["--no-direct-streaming", "--no-tokenize-once"]
+# What a cluster serves with at --host 0.0.0.0 is what --local serves with; elsewhere it is an ingress.
+INGRESS = ["--no-direct-streaming"]
 OPTIONS = {
-    "default with --local (direct streaming, tokenize once)": [],
-    "--no-tokenize-once": ["--no-tokenize-once"],
-    "default on a cluster (ingress replica)": PLAIN,
-    "ingress, --stream-batching-ms 1": [*PLAIN, "--stream-batching-ms", "1"],
-    "ingress, --ingress-replicas 2": [*PLAIN, "--ingress-replicas", "2"],
+    "default with --local and at --host 0.0.0.0 (direct streaming)": [],
+    "default at any other --host (2 ingress replicas behind HAProxy)": INGRESS,
+    "direct streaming, --no-tokenize-once": ["--no-tokenize-once"],
+    "direct streaming, --stream-batching-ms 50": ["--stream-batching-ms", "50"],
+    "ingress, --stream-batching-ms 50": [*INGRESS, "--stream-batching-ms", "50"],
+    "ingress, --ingress-replicas 1": [*INGRESS, "--ingress-replicas", "1"],
 }
 
 
@@ -47,9 +50,15 @@ def main() -> None:
     )
     parser.add_argument("--itl", type=int, default=512, help="input tokens (default %(default)s)")
     parser.add_argument("--otl", type=int, default=64, help="output tokens (default %(default)s)")
+    parser.add_argument(
+        "--two-hosts",
+        action="store_true",
+        help="prefill and decode on two hosts made of namespaces (root), reached at --host 0.0.0.0 as a cluster's are",
+    )
     parser.add_argument("--first", type=int, default=len(OPTIONS), help="measure the first N options (default: all)")
     args = parser.parse_args()
     levels = [int(word) for word in args.concurrency.split(",")]
+    hosts = ["--two-hosts"] if args.two_hosts else []
     rows: list[tuple[str, list[Figures]]] = []
     with BarePair(tuned=True) as pair, LoadClient() as client:
         urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
@@ -58,11 +67,12 @@ def main() -> None:
         held, port = hold_port()
         launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", str(port)]
         with held:
-            start = [*launch, "--pd-spread", "--local", "--detach", *OPTIONS[name]]
+            start = [*launch, "--pd-spread", "--local", "--detach", *hosts, *OPTIONS[name]]
             subprocess.run(start, check=True, capture_output=True)
             try:
-                with LoadClient() as client:
-                    rows.append((name, measure(client, {"base_url": f"http://127.0.0.1:{port}"}, levels, args, number)))
+                base_url = f"http://127.0.0.1:{port}"
+                with reach(base_url), LoadClient() as client:
+                    rows.append((name, measure(client, {"base_url": base_url}, levels, args, number)))
             finally:
                 subprocess.run([*launch, "--shutdown"], check=True, capture_output=True)
     with BarePair(tuned=True) as pair, LoadClient() as client:

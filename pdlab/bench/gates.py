@@ -43,8 +43,8 @@ class Evidence(Frozen):
 
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
     could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
-    appeared in it. ``ingress_replicas`` None: none stands in front of the engines. ``smoke``: too short by
-    intention."""
+    appeared in it. ``ingress_replicas`` None: none stands in front of the engines, but a router that HAProxy asks.
+    ``smoke``: too short by intention."""
 
     run: Run
     records: tuple[RequestRecord, ...]
@@ -240,14 +240,19 @@ def client_saturation(evidence: Evidence) -> Iterator[str]:
         yield f"load generator saturated: event loop late by {1000 * client.loop_lag_s:.0f} ms (p95, limit {why})"
 
 
+_FRONT_CURES = {
+    "ingress": "; give --ingress-replicas, or --direct-streaming where every node can be reached",
+    "proxy": "; serve at --host 0.0.0.0, where HAProxy takes its place",
+    "router": "; give --no-direct-streaming, whose ingress replicas share the work",
+}
+
+
 def front_saturation(evidence: Evidence) -> Iterator[str]:
     """What hands requests and tokens on was the bottleneck: the figures are then its own, and not the engines'."""
     for name, cores in evidence.run.front_cores.items():
         share = cores / (evidence.ingress_replicas or 1 if name == "ingress" else 1)
         if share > MAX_CPU_SHARE:
-            fix = "; give --ingress-replicas, or --direct-streaming where every node can be reached"
-            what = f"{name} saturated: {share:.2f} of one core (limit {MAX_CPU_SHARE})"
-            yield what + (fix if name == "ingress" else "")
+            yield f"{name} saturated: {share:.2f} of one core (limit {MAX_CPU_SHARE}){_FRONT_CURES.get(name, '')}"
 
 
 def lateness(evidence: Evidence) -> Iterator[str]:
@@ -387,7 +392,11 @@ def _client_missing(evidence: Evidence) -> str | None:
 
 
 def _front_missing(evidence: Evidence) -> str | None:
-    return None if evidence.run.front_cores else "the CPU of ingress and proxy was not seen while the level ran"
+    return (
+        None
+        if evidence.run.front_cores
+        else "the CPU of what stands before the engines was not seen while the level ran"
+    )
 
 
 def _lateness_missing(evidence: Evidence) -> str | None:
@@ -435,7 +444,9 @@ GATES: tuple[Gate, ...] = (
         "front_saturation",
         front_saturation,
         _front_missing,
-        applies=lambda evidence: evidence.ingress_replicas is not None,  # HAProxy is no Python process
+        # With direct streaming what Ray exports is the router's, and a level ends before it is seen without a loss:
+        # it hands on requests and no tokens.
+        applies=lambda evidence: evidence.ingress_replicas is not None or bool(evidence.run.front_cores),
     ),
     Gate("lateness", lateness, _lateness_missing),
     Gate("clock", clock, _clock_missing),

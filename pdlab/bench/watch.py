@@ -36,11 +36,16 @@ _GO_ON = "the running level is not kept; bring the deployment back and use --res
 
 # CPU of Ray's processes by their title, as Ray's reporter exports it: per cent of a core, all of one title together.
 _CPU = re.compile(r"^ray_component_cpu_percentage\{(?P<labels>[^}\n]*)\} (?P<value>\S+)", re.MULTILINE)
-FRONT = {"ingress": re.compile(r"ray::ServeReplica:[^:]*:OpenAiIngress"), "proxy": re.compile(r"ray::ProxyActor")}
+FRONT = {
+    "ingress": re.compile(r"ray::ServeReplica:[^:]*:OpenAiIngress"),
+    "router": re.compile(r"ray::ServeReplica:[^:]*:LLMRouter"),
+    "proxy": re.compile(r"ray::ProxyActor"),
+}
 
 
 def front_cpu(page: str) -> dict[str, float]:
-    """Cores that the processes in front of the engines use on the page's node: ingress and proxy, where there are."""
+    """Cores that the processes in front of the engines use on the page's node: ingress, Ray Serve's proxy, and the
+    router that HAProxy asks for a replica, where there are."""
     found: dict[str, float] = {}
     for match in _CPU.finditer(page):
         title = re.search(r'Component="([^"]*)"', match["labels"])
@@ -100,7 +105,7 @@ class Watch:
 
     @property
     def front_cores(self) -> dict[str, float]:
-        """Cores that ingress and proxy used on their busiest node: medians of what was seen during the last block."""
+        """Cores that ingress, router and proxy used on their busiest node: medians over the last block."""
         return {name: median(cores) for name, cores in self._front.items()}
 
     def count(self, answered: int) -> None:

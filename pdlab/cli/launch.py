@@ -20,11 +20,12 @@ from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen
 from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import ClusterView
 from pdlab.core.vllm_limits import check_context, check_divisibility
+from pdlab.deploy import serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.options import (
@@ -37,7 +38,7 @@ from pdlab.deploy.options import (
     request_from_json,
 )
 from pdlab.deploy.prepared import Prepared, prepare_deployment
-from pdlab.deploy.serve_config import ServeApp, serve_config, serving_env
+from pdlab.deploy.serve_config import ServeApp, serve_config
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,10 @@ def _plan(args: argparse.Namespace, request: LaunchRequest, argv: Sequence[str])
         _warn(caution)
     if args.dry_run:
         base_url = f"http://{request.host}:{request.port}"
-        print(describe(prepared, base_url=base_url, launch_command=_for_real(argv)), end="")
+        text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))
+        print(text, end="")
     if args.export:
-        _export(args, prepared.app, request.deployment)
+        _export(args, prepared.app, request)
 
 
 def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepared:
@@ -186,11 +188,12 @@ def _for_real(argv: Sequence[str]) -> str:
     return command_line(kept)
 
 
-def _export(args: argparse.Namespace, app: ServeApp, deployment: Deployment) -> None:
-    needed = serving_env(deployment)
+def _export(args: argparse.Namespace, app: ServeApp, request: LaunchRequest) -> None:
+    print(f"serving path: {request.serving_path}", file=sys.stderr)
+    needed = serving_path.environment(request.deployment, request.host)
     if needed:
         words = " ".join(f"{name}={value}" for name, value in needed.items())
-        _warn(f"a Serve config cannot carry what --direct-streaming needs: start Ray on every node with {words}")
+        _warn(f"a Serve config cannot carry what this serving path needs: start Ray on every node with {words}")
     asked = args.api_key or args.api_key_file or os.environ.get(KEY) or not _on_loopback(args.host)
     if asked and args.api_key is not False:  # without a key on purpose: `_checked_model` has warned
         _warn(

@@ -211,7 +211,7 @@ def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
     """
     if local:
         become_driver(local)
-        os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"  # a driver has no event loop to share
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"  # a driver has no event loop to share
     os.environ.update(env)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     gc.set_threshold(200_000, 50, 50)  # as in pdlab/cluster/site/sitecustomize.py: a quarter of the import

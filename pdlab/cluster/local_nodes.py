@@ -119,6 +119,8 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "VLLM_NO_USAGE_STATS": "1",
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",
+            # Of 60: the process of a replica imports vLLM before it registers (pdlab/deploy/cpu_engine/prefork.py).
+            "RAY_worker_register_timeout_seconds": "600",
             "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of a small machine starve the engines
             "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
             "RAY_metrics_report_interval_ms": "1000",

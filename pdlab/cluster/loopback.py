@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import errno
 import hmac
-import importlib.abc
-import importlib.machinery
+import importlib
 import os
 import pathlib
 import socket
-import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
+
+from pdlab.cluster.after_import import change_after_import
 
 LISTEN = "PDLAB_LISTEN"  # the node's address
 LOOPBACK = "127.0.0.1"
@@ -37,10 +36,7 @@ LOOPBACK = "127.0.0.1"
 
 def install() -> None:
     """Change the modules above, those that are loaded already and those that will be."""
-    sys.meta_path.insert(0, _AfterImport())
-    for name, change in CHANGES.items():
-        if name in sys.modules:
-            change(sys.modules[name])
+    change_after_import(CHANGES)
 
 
 def _address() -> str:
@@ -164,23 +160,3 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "torch.distributed.rendezvous": _rendezvous,
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils": _side_channel,
 }
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds those modules as Python does, and changes them once they are executed."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        change = CHANGES.get(fullname)
-        spec = change and importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if not change or not spec or not spec.loader:
-            return None
-        execute: Any = spec.loader.exec_module
-
-        def execute_and_change(module: ModuleType) -> None:
-            execute(module)
-            change(module)
-
-        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
-        return spec

@@ -83,7 +83,7 @@ class Application:
             if others:
                 raise ClusterError(
                     f"Ray Serve already runs with {others}, and was started with other serving options "
-                    "(--direct-streaming or not); stop those applications, or ask for the same options"
+                    "(--direct-streaming, --host); stop those applications, or ask for the same options"
                 )
             serve.shutdown()
         try:
@@ -321,7 +321,7 @@ def _why_no_proxy(text: str) -> str:
     return (
         f"Ray Serve's HAProxy did not start: port {' and '.join(taken)} of the head node is taken (besides --port it "
         "takes 9101 and 8404 there, RAY_SERVE_HAPROXY_METRICS_PORT and RAY_SERVE_HAPROXY_STATS_PORT of the "
-        "environment that Ray is started in); free it, or launch with --no-direct-streaming"
+        "environment that Ray is started in); free it, or start Ray with other values of the two"
     )
 
 

@@ -19,8 +19,8 @@ MAX_LINK_ROWS = 12
 LOADS = {"gpu": "4,8,16,32,64", "cpu": "4,16"}
 
 
-def describe(prepared: Prepared, *, base_url: str, launch_command: str) -> str:
-    """The whole text. ``launch_command`` starts this deployment for real."""
+def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_command: str) -> str:
+    """The whole text. ``serving_path``: the way to the engines and why; ``launch_command`` starts this for real."""
     deployment, view, placement = prepared.deployment, prepared.view, prepared.placement
     unit = "GPU" if placement.device == "gpu" else "CPU slot"
     used = placement.used_slots
@@ -29,7 +29,7 @@ def describe(prepared: Prepared, *, base_url: str, launch_command: str) -> str:
         f"model       {deployment.model}, served as {prepared.model_id} at {base_url}/v1",
         f"cluster     {view.name}: {_count(len(view.engine_nodes), 'engine node')}, "
         f"{deployment.gpus} {unit}s of {sum(len(node.slots) for node in view.engine_nodes)} free ones used",
-        f"ingress     {_count(deployment.ingress_replicas, 'replica')}, proxy on {', '.join(placement.ingress_nodes)}",
+        f"serving     {serving_path}, from {', '.join(placement.ingress_nodes)}",
         "",
         _replica_table(view, placement, unit),
         "",

@@ -27,13 +27,13 @@ from pdlab.core.files import cache_dir, holder
 from pdlab.core.files import replace as replace_file
 from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
-from pdlab.deploy import preflight, wire_proof
+from pdlab.deploy import preflight, serving_path, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
-from pdlab.deploy.serve_config import serving_env, transport_env
+from pdlab.deploy.serve_config import transport_env
 from pdlab.deploy.verify import Progress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import fits
@@ -67,7 +67,7 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
         local = _local(request, undo, say)
-        env = serving_env(request.deployment) | api_key.serve_env(_key(request))
+        env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
         shape, source = resolve_model(request.deployment.model)
         if source is None:
             assert shape is not None
@@ -207,6 +207,7 @@ def _serve(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
+    say(f"serving path: {request.serving_path}")
     for caution in prepared.cautions:
         say(f"warning: {caution}")
     deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
@@ -285,6 +286,7 @@ def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, s
         placement=placement,
         gpus=request.deployment.gpus,
         local=request.local_nodes is not None,
+        serving_path=request.serving_path,
         commands=request.command,
         git_commit=commit,
         git_dirty=dirty,

@@ -18,7 +18,6 @@ from pydantic_core import PydanticSerializationError
 from pdlab.cluster.two_hosts import parse_shape
 from pdlab.core.arguments import (
     OneLineParser,
-    above_zero,
     backends,
     milliseconds,
     port,
@@ -42,6 +41,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.schema import parse_yaml, validate, yaml_fault
 from pdlab.core.workload import Workload
+from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
 
 FROM_STDIN = "--request-from-stdin"
@@ -209,23 +209,27 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         "--ingress-replicas",
         type=positive,
         metavar="N",
-        help="HTTP ingress replicas (default 1; none with direct streaming)",
+        help="HTTP ingress replicas, where there is no direct streaming (default: one per GPU of the pool that answers "
+        f"clients, {serving_path.LEAST_INGRESS} to {serving_path.MOST_INGRESS})",
     )
     group.add_argument(
         "--direct-streaming",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="HAProxy hands requests to the engine replicas, without an ingress replica (alpha in Ray 2.60; "
-        "default with --local)",
+        help="HAProxy hands requests to the engine replicas, without an ingress replica (alpha in Ray 2.60; default "
+        f"with --local and with --host {serving_path.EVERYWHERE}, where every node can be reached)",
     )
     group.add_argument(
         "--tokenize-once",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="PD: decode takes the prompt's token ids from prefill (default with --local)",
+        help="PD: decode takes the prompt's token ids from prefill (default)",
     )
     group.add_argument(
-        "--stream-batching-ms", type=above_zero, metavar="MS", help="hold output chunks that long (Ray's default is 50)"
+        "--stream-batching-ms",
+        type=milliseconds,
+        metavar="MS",
+        help="hold output chunks that long and send them together (default 0; Ray's own is 50)",
     )
 
 
@@ -405,18 +409,12 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
     given |= {"max_model_len": _max_model_len(args, base), "decode_bench": args.decode_bench or None}
     data |= {key: value for key, value in given.items() if value is not None}
-    names = ("direct_streaming", "tokenize_once", "stream_batching_ms")
-    serving = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    # Measured fastest where every replica is on this machine (docs/serving-path.md).
-    local = {"direct_streaming": True, "tokenize_once": mode != "collocated"} if args.local and not base else {}
-    asked = {"expose": tuple(args.expose) or None}
-    asked |= {name: getattr(args, name) for name in ("max_body_bytes", "max_prompts", "max_tokens")}
-    requests = {key: value for key, value in asked.items() if value is not None}
-    before = data.get("serving", {})
-    data["serving"] = {**before, **local, **serving, "requests": {**before.get("requests", {}), **requests}}
+    data["serving"] = _serving(args, data["topology"], base)
+    if args.ingress_replicas is None and (base is None or "ingress_replicas" not in base.model_fields_set):
+        direct = data["serving"]["direct_streaming"]
+        data["ingress_replicas"] = 1 if direct else serving_path.ingress_replicas(data["topology"])
     if data.get("decode_bench") and mode != "collocated":
         raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
-    _refuse_unreachable(args, data["serving"])
     deployment = validate(Deployment, data, where="the flags", names=FLAGS)
     check_engine_arguments(deployment)
     return deployment
@@ -451,13 +449,18 @@ def chooses_backend(args: argparse.Namespace) -> bool:
     return args.kv_backend is None and not named
 
 
-def _refuse_unreachable(args: argparse.Namespace, serving: dict[str, Any]) -> None:
-    """With direct streaming the proxy calls engine replicas at --host, on whichever node they are."""
-    if serving.get("direct_streaming") and not args.local and args.host in ("127.0.0.1", "localhost", "::1"):
-        raise UsageError(
-            f"--direct-streaming with --host {args.host}: replicas on other nodes could not be reached; "
-            "give --host 0.0.0.0 (whoever reaches the nodes can then use the model), or leave it out"
-        )
+def _serving(args: argparse.Namespace, topology: Collocated | Disaggregated, base: Deployment | None) -> dict[str, Any]:
+    """What the flags say, else the file of --config, else what suits --host. Raises UsageError."""
+    local = args.local is not None
+    given = ("direct_streaming", "tokenize_once", "stream_batching_ms")
+    flags = {name: getattr(args, name) for name in given if getattr(args, name) is not None}
+    limits = ("max_body_bytes", "max_prompts", "max_tokens")
+    requests = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
+    requests |= {"expose": tuple(args.expose)} if args.expose else {}
+    before = base.serving.model_dump(exclude_unset=True) if base else {}
+    serving = {**serving_path.defaults(topology, args.host, local=local), **before, **flags}
+    serving_path.refuse_unreachable(serving, args.host, local=local)
+    return {**serving, "requests": {**before.get("requests", {}), **requests}}
 
 
 def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> Collocated | Disaggregated:
@@ -560,6 +563,11 @@ class LaunchRequest:
     accept_wire: str | None = None
     workload: Workload = DEFAULT_WORKLOAD
     command: tuple[str, ...] = ()
+
+    @property
+    def serving_path(self) -> str:
+        """The way from ``host`` to the engines, and why."""
+        return serving_path.describe(self.deployment, self.host, local=self.local_nodes is not None)
 
     def known_view(self) -> ClusterView | None:
         """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""

@@ -23,6 +23,8 @@ DP_BUILDER = "pdlab.deploy.serving.builders:build_dp_openai_app"
 PD_BUILDER = "pdlab.deploy.serving.builders:build_pd_openai_app"
 
 
+# Every head node of Ray has 1 of it; replicas that take a share of it are there.
+HEAD_RESOURCE, HEAD_SHARE = "node:__internal_head__", 0.001
 # KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
 CPU_KV_BYTES = 512 * 2**20
 
@@ -51,9 +53,7 @@ def render(
         configs[role] = _llm_config(deployment, role, placement, view, shape, model_source)
     # With direct streaming there is no ingress deployment, and Ray rejects options for one.
     direct = deployment.serving.direct_streaming
-    ingress: dict[str, Any] = (
-        {} if direct else {"ingress_deployment_config": ingress_options(deployment, placement.device)}
-    )
+    ingress: dict[str, Any] = {} if direct else {"ingress_deployment_config": ingress_options(deployment)}
     ingress["guard"] = deployment.serving.requests.model_dump(mode="json")
     if isinstance(deployment.topology, Disaggregated):
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
@@ -164,13 +164,6 @@ def decode_bench_kwargs() -> dict[str, Any]:
     return {"kv_transfer_config": connector, "enable_prefix_caching": False}
 
 
-def serving_env(deployment: Deployment) -> dict[str, str]:
-    """Environment of the driver and of Ray Serve's own processes that the serving path asks for."""
-    if not deployment.serving.direct_streaming:
-        return {}
-    return {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
-
-
 def gpu_env() -> dict[str, str]:
     """FlashInfer's sampler is compiled when an engine starts, with nvcc, which a node without the CUDA toolkit has
     not; greedy answers never come from it."""
@@ -217,13 +210,14 @@ def _one_of(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"in({','.join(values)})"
 
 
-def ingress_options(deployment: Deployment, device: str) -> dict[str, Any]:
-    """Ray Serve options of the HTTP ingress; on small CPU nodes it takes no slot from an engine."""
-    # Ray's DP builder merges its autoscaling default in, which contradicts a number: None takes it out.
-    options: dict[str, Any] = {"num_replicas": deployment.ingress_replicas, "autoscaling_config": None}
-    if device == "cpu":
-        options["ray_actor_options"] = {"num_cpus": 0}
-    return options
+def ingress_options(deployment: Deployment) -> dict[str, Any]:
+    """Ray Serve options of the HTTP ingress: beside the proxy, which is on the head node, and in no engine's slot."""
+    return {
+        "num_replicas": deployment.ingress_replicas,
+        # Ray's DP builder merges its autoscaling default in, which contradicts a number: None takes it out.
+        "autoscaling_config": None,
+        "ray_actor_options": {"num_cpus": 0, "resources": {HEAD_RESOURCE: HEAD_SHARE}},
+    }
 
 
 # CPU engines: vLLM's CPU backend on small nodes.
@@ -246,6 +240,7 @@ def cpu_env() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1",
+        "PDLAB_AT_START": "pdlab.deploy.cpu_engine.prefork",  # heard on the local nodes alone
         "HF_HUB_OFFLINE": "1",
         # vLLM's sampler compiles C++ for log-probabilities, which needs a compiler and seconds.
         "TORCHDYNAMO_DISABLE": "1",

@@ -329,7 +329,8 @@ class WireProof(Frozen):
 class Manifest(Frozen):
     """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC.
 
-    ``canary`` is of the launch; ``canaries_after``: the same prompts again after each sweep, against the answers then.
+    ``serving_path``: what stood between client and engines, and why. ``canary`` is of the launch; ``canaries_after``:
+    the same prompts again after each sweep, against the answers then.
     """
 
     schema_version: Literal[1, 2] = 2
@@ -340,6 +341,7 @@ class Manifest(Frozen):
     placement: Placement | None = None
     gpus: int | None = None
     local: bool = False
+    serving_path: str | None = None
     workload: Workload | None = None
     commands: tuple[str, ...] = ()
     git_commit: str | None = None

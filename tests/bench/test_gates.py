@@ -141,6 +141,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("front_saturation", {"front_cores": {"ingress": 1.9}, "ingress_replicas": 2}, "ingress saturated: 0.95 of one"),
     ("front_saturation", {"front_cores": {"ingress": 0.5, "proxy": 1.1}}, "proxy saturated: 1.10 of one core"),
     (
+        "front_saturation",
+        {"front_cores": {"router": 0.95}, "ingress_replicas": None},
+        "router saturated: 0.95 of one core (limit 0.9); give --no-direct-streaming",
+    ),
+    (
         "lateness",
         {"records": waves(lateness_s=0.6)},
         "load generator late: requests were sent 600 ms after another one had left its place (p95, limit 500 ms, 25%",

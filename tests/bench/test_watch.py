@@ -196,13 +196,14 @@ def test_dead_within_half_a_minute() -> None:
 CPU = """\
 ray_component_cpu_percentage{Component="ray::ServeReplica:pdlab:OpenAiIngress",SessionName="s",ip="10.0.0.1"} 88.5
 ray_component_cpu_percentage{Component="ray::ServeReplica:pdlab:Decode:m",ip="10.0.0.1"} 240.0
+ray_component_cpu_percentage{Component="ray::ServeReplica:pdlab:LLMRouter",ip="10.0.0.1"} 12.0
 ray_component_cpu_percentage{Component="ray::ProxyActor",ip="10.0.0.1"} 31.0
 ray_component_cpu_percentage{Component="raylet",ip="10.0.0.1"} 2.0
 """
 
 
 def test_the_cpu_of_what_stands_in_front_of_the_engines() -> None:
-    assert front_cpu(CPU) == {"ingress": 0.885, "proxy": 0.31}
+    assert front_cpu(CPU) == {"ingress": 0.885, "router": 0.12, "proxy": 0.31}
     assert front_cpu(PAGE % "1.0") == {}
 
 
@@ -213,7 +214,7 @@ def test_a_level_has_the_busiest_nodes_cpu_while_it_ran(server: Server) -> None:
     with watched.beside(lambda: None):
         while not watched.front_cores:
             time.sleep(0.01)
-    assert watched.front_cores == {"ingress": 0.885, "proxy": 0.31}
+    assert watched.front_cores == {"ingress": 0.885, "router": 0.12, "proxy": 0.31}
     server.page = PAGE % "1.0"
     with watched.beside(lambda: None):
         time.sleep(0.1)

@@ -88,7 +88,7 @@ LAUNCH = [
     case("launch", (*COLLOCATED, "--max-model-len", "99999999"), "--max-model-len 99999999", "131072"),
     case("launch", (*COLLOCATED, "--engine-arg", "max_model_len=99999999"), "131072"),
     case("launch", (*COLLOCATED, "--timeout-s", "nan"), "--timeout-s", "number of seconds above 0"),
-    case("launch", (*COLLOCATED, "--stream-batching-ms", "-1"), "--stream-batching-ms", "above 0"),
+    case("launch", (*COLLOCATED, "--stream-batching-ms", "-1"), "--stream-batching-ms", "milliseconds from 0"),
     case("launch", (*COLLOCATED, "--link-delay-ms", "soon"), "--link-delay-ms", "milliseconds"),
     case("launch", (*COLLOCATED, "--link-rate", "1gbit"), "--link-rate", "--two-hosts"),
     case("launch", ("--pd-spread", "--two-hosts", "--link-rate", "fast", "--local", "--dry-run"), "'fast'", "1gbit"),

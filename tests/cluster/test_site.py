@@ -17,7 +17,12 @@ def imported(path: Path) -> set[str]:
 
 def test_it_imports_next_to_nothing() -> None:
     assert [path.name for path in SITE.glob("*.py")] == ["sitecustomize.py"]
-    assert imported(SITE / "sitecustomize.py") <= {"import gc", "from pdlab.cluster import loopback"}
+    assert imported(SITE / "sitecustomize.py") <= {
+        "import gc",
+        "import importlib",
+        "import os",
+        "from pdlab.cluster import lean, loopback",
+    }
     for package in (SITE.parent, SITE.parents[1]):
         assert not imported(package / "__init__.py"), "it would be loaded by every process"
 

@@ -21,7 +21,7 @@ from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated, parse_label
 from pdlab.core.files import CONFIGS
 from pdlab.core.nodes import ClusterView, Placement
-from pdlab.deploy.serve_config import ServeApp, render, serve_config
+from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, render, serve_config
 from pdlab.placement.place import place
 
 FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
@@ -106,7 +106,10 @@ def test_builder_accepts(case: Rendered, ray_llm: ModuleType) -> None:
             assert sum(bundle["CPU"] for bundle in bundles) == len(bundles) + 1
         else:
             assert sum(bundle["CPU"] for bundle in bundles) == len(bundles)
-    assert found["OpenAiIngress"].num_replicas == case.deployment.ingress_replicas
+    ingress = found["OpenAiIngress"]
+    assert ingress.num_replicas == case.deployment.ingress_replicas
+    assert ingress.ray_actor_options["resources"] == {HEAD_RESOURCE: HEAD_SHARE}
+    assert ingress.ray_actor_options["num_cpus"] == 0
 
 
 def deployments_of(built: Any) -> list[Any]:

@@ -17,10 +17,9 @@ from contract.conftest import SERVE, parameters, quietly
 
 from pdlab.cluster import local_nodes
 from pdlab.cluster.connection import Cluster
-from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_NAME_LABEL
-from pdlab.deploy import launch, serve_config
+from pdlab.deploy import launch, serve_config, serving_path
 from pdlab.deploy.application import APP
 from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
 from pdlab.remote.node import node_facts
@@ -275,12 +274,7 @@ class TestArguments:
             Path(inspect.getfile(quietly(module))).read_text(encoding="utf-8")
             for module in ("ray.serve._private.constants", f"{SERVE}.constants")
         ]
-        ours = {**local_nodes.environment("id", "/tmp/x"), **serve_config.serving_env(direct_streaming())}
+        ours = {**local_nodes.environment("id", "/tmp/x"), **serving_path.HAPROXY, **serving_path.DIRECT}
         names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_"))]
         assert len(names) >= 7
         assert [name for name in names if not any(name in text for text in texts)] == []
-
-
-def direct_streaming() -> Deployment:
-    deployment = Deployment(topology=parse_label("collocated-1xtp1"))
-    return deployment.model_copy(update={"serving": deployment.serving.model_copy(update={"direct_streaming": True})})

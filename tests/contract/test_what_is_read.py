@@ -47,8 +47,10 @@ class TestFrontCpu:
         assert "proc_name = cmdline[0]" in source, "the title that a worker gives itself"
 
     def test_titles(self) -> None:
-        ingress = quietly("ray.serve._private.common").DeploymentID("OpenAiIngress", APP)
-        assert watch.FRONT["ingress"].match(f"ray::{ingress.to_replica_actor_class_name()}")
+        router = quietly("ray.llm._internal.serve.core.ingress.router").LLMRouter
+        for name, deployment in (("ingress", "OpenAiIngress"), ("router", router.__name__)):
+            made = quietly("ray.serve._private.common").DeploymentID(deployment, APP)
+            assert watch.FRONT[name].match(f"ray::{made.to_replica_actor_class_name()}")
         assert "(ProxyActor)" in repr(quietly("ray.serve._private.proxy").ProxyActor)
         assert watch.FRONT["proxy"].match("ray::ProxyActor")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdlab.core.catalog import load_cluster, load_deployment, local_cluster, resolve_model
+from pdlab.core.catalog import load_cluster, local_cluster, resolve_model
 from pdlab.core.files import CONFIGS
 from pdlab.core.workload import Workload
 from pdlab.deploy.dry_run import describe
-from pdlab.deploy.options import LOCAL_WORKLOAD
+from pdlab.deploy.options import LOCAL_WORKLOAD, build_parser, command_line, request_from
 from pdlab.deploy.prepared import prepare_deployment
 
 pytestmark = pytest.mark.golden
@@ -35,14 +35,19 @@ def cluster_name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_rendering(path: Path) -> None:
-    deployment = load_deployment(path.stem)
-    assert deployment.label == path.stem
-    view = load_cluster(cluster_name(path))
+    words = ["--config", path.stem, "--cluster", cluster_name(path)]
+    request = request_from(build_parser().parse_args(words), words)
+    deployment, view = request.deployment, request.known_view()
+    assert deployment.label == path.stem and view is not None
     shape, source = resolve_model(deployment.model)
     workload = LOCAL_WORKLOAD if view.device == "cpu" else Workload()
     prepared = prepare_deployment(deployment, view, shape, source or "MODEL-FOLDER", workload)
-    command = f"python launch_gptoss.py --config {path.stem} --cluster {view.name}"
-    text = describe(prepared, base_url="http://127.0.0.1:8000", launch_command=command)
+    text = describe(
+        prepared,
+        serving_path=request.serving_path,
+        base_url="http://127.0.0.1:8000",
+        launch_command=command_line(words),
+    )
     assert "&id" not in text, "YAML aliases: the arguments share an object"
     stored = GOLDEN / f"{path.stem}.txt"
     if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":

@@ -158,7 +158,7 @@ def test_cpu_engines() -> None:
     assert config["deployment_config"]["ray_actor_options"] == {"num_cpus": 0}
     assert config["engine_kwargs"]["kv_transfer_config"]["kv_buffer_device"] == "cpu"
     assert config["engine_kwargs"]["block_size"] % 32 == 0
-    assert args["ingress_deployment_config"]["ray_actor_options"] == {"num_cpus": 0}
+    assert args["ingress_deployment_config"]["ray_actor_options"]["num_cpus"] == 0
     assert config["model_loading_config"] == {"model_id": "tiny-gptoss", "model_source": "/models/tiny"}
 
 

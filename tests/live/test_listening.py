@@ -352,7 +352,7 @@ def test_collocated_behind_the_ingress_listens_on_loopback_alone_and_asks_for_th
         watch.launch("--collocated", "--tp", "2", "--no-direct-streaming", "--api-key-file", str(stack.folder / "key"))
         asks_for_the_key(stack)
     # Two ranks: torch's store and gloo listen as well.
-    nobody_else_hears(watch, ("gcs_server", "raylet", "ProxyActor", "ServeReplica", "VLLM::Worker"))
+    nobody_else_hears(watch, ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker"))
 
 
 @pytest.mark.parametrize(

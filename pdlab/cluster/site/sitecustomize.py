@@ -3,12 +3,21 @@
 Importing vLLM makes some ten million objects, and Python's cyclic collector looks at them over and
 over: a quarter of the import. Collecting rarely instead of every 700 objects takes that away.
 
-And nothing in these processes listens for the whole world (pdlab/cluster/loopback.py).
+Those of an engine run what PDLAB_AT_START of their environment names, before anything of Ray's is imported
+(pdlab/deploy/cpu_engine/prefork.py).
+
+And nothing in these processes listens for the whole world (pdlab/cluster/loopback.py), or is imported for nothing
+(pdlab/cluster/lean.py).
 """
 
 import gc
+import importlib
+import os
 
-from pdlab.cluster import loopback
+from pdlab.cluster import lean, loopback
 
 gc.set_threshold(200_000, 50, 50)
 loopback.install()
+lean.install()
+if "PDLAB_AT_START" in os.environ:
+    importlib.import_module(os.environ["PDLAB_AT_START"]).at_start()

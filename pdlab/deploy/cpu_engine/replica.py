@@ -10,6 +10,8 @@ from typing import Any
 
 from ray.llm._internal.common.callbacks.base import CallbackBase
 
+from pdlab.deploy.cpu_engine import prefork
+
 PREWARM_RETRY_S = 0.5
 
 
@@ -19,11 +21,13 @@ class LocalCallback(CallbackBase):  # type: ignore[misc]
     The download task of the model folder and the usage-telemetry actor are each a process that
     imports vLLM again, and the engine waits for both. With one rank per engine the worker lives in
     the engine core's process (executor ``uni``), which Ray Serve LLM does not offer for CPU
-    engines; it saves a third process per engine. Decode looks for prefill every half second.
+    engines; it saves a third process per engine. The engine core is forked from a process that has
+    imported vLLM (`pdlab.deploy.cpu_engine.prefork`). Decode looks for prefill every half second.
     """
 
     async def on_before_node_init(self) -> None:
         self.ctx.run_init_node = False
+        prefork.use_in(importlib.import_module("vllm.v1.engine.utils"))
         server: Any = importlib.import_module("ray.llm._internal.serve.core.server.llm_server")
         server.push_telemetry_report_for_all_models = _no_telemetry
         pd_server: Any = importlib.import_module("ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server")

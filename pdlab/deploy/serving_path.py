@@ -1,0 +1,91 @@
+"""Which way a request takes from the served address to the engines, how that is chosen, and why.
+
+With *direct streaming* HAProxy on the head node hands a request to the replica that answers it, on whichever node that
+is; otherwise HAProxy hands it to ingress replicas beside it, which call the engines through Ray. What HAProxy
+calls listens at ``--host`` too, for Ray Serve has one address for all its HTTP servers. docs/serving-path.md has what
+each costs. Imports neither Ray nor vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated
+from pdlab.core.errors import UsageError
+
+EVERYWHERE = "0.0.0.0"
+# HAProxy calls a replica on its own node at 127.0.0.1, so that must be one of the addresses that replicas listen at.
+AT_HAPROXY = (EVERYWHERE, "127.0.0.1", "localhost")
+LEAST_INGRESS, MOST_INGRESS = 2, 16
+HAPROXY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    # One event loop per replica, gRPC between replicas, buffered request logs.
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # which the line before turns off, and where a failing replica says why
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here
+}
+DIRECT = {"RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
+
+
+def reaches_engines(host: str, *, local: bool) -> bool:
+    """Whether HAProxy on the head node reaches engine replicas that listen at ``host``, on whichever node they are."""
+    return host == EVERYWHERE or (local and host in AT_HAPROXY)
+
+
+def defaults(topology: Collocated | Disaggregated, host: str, *, local: bool) -> dict[str, Any]:
+    """Fields of `pdlab.core.deployment.Serving` where nobody says otherwise: the fastest way that ``host`` allows, and
+    no output chunk held back."""
+    return {
+        "direct_streaming": reaches_engines(host, local=local),
+        "tokenize_once": isinstance(topology, Disaggregated),
+        "stream_batching_ms": 0.0,
+    }
+
+
+def ingress_replicas(topology: Collocated | Disaggregated) -> int:
+    """One per rank (GPU) of the pool that answers clients, from 2 to 16: a rank's tokens are a process's work."""
+    pool = topology.pool if isinstance(topology, Collocated) else topology.decode
+    return min(max(LEAST_INGRESS, pool.gpus), MOST_INGRESS)
+
+
+def refuse_unreachable(serving: Mapping[str, Any], host: str, *, local: bool) -> None:
+    """Raises UsageError for direct streaming at an address where HAProxy would not find the replicas."""
+    if not serving.get("direct_streaming") or reaches_engines(host, local=local):
+        return
+    if local:
+        raise UsageError(
+            f"--direct-streaming with --local and --host {host}: HAProxy calls the replicas at 127.0.0.1, where they "
+            "would not listen; leave --host out, give --host 0.0.0.0, or give --no-direct-streaming"
+        )
+    raise UsageError(
+        f"--direct-streaming with --host {host}: replicas on other nodes could not be reached; "
+        "give --host 0.0.0.0 (whoever reaches the nodes can then use the model), or leave it out"
+    )
+
+
+def environment(deployment: Deployment, host: str) -> dict[str, str]:
+    """Environment of the driver and of Ray Serve's own processes that the serving path needs."""
+    if host not in AT_HAPROXY:
+        return {}
+    return HAPROXY | (DIRECT if deployment.serving.direct_streaming else {})
+
+
+def describe(deployment: Deployment, host: str, *, local: bool) -> str:
+    """The path and why it is this one, in one line."""
+    if deployment.serving.direct_streaming:
+        why = "with --local they are all on this machine" if local else f"at --host {host} every node can be reached"
+        return f"direct streaming: HAProxy hands requests to the engine replicas ({why})"
+    count = deployment.ingress_replicas
+    through = f"{count} ingress replica{'' if count == 1 else 's'}"
+    if reaches_engines(host, local=local):
+        return f"{through} behind HAProxy (asked for: --no-direct-streaming)"
+    if host in AT_HAPROXY:
+        return (
+            f"{through} behind HAProxy (at --host {host} engine replicas on other nodes could not be reached; "
+            f"--host {EVERYWHERE} gives direct streaming)"
+        )
+    return (
+        f"{through} behind Ray Serve's proxy (at --host {host} HAProxy would not reach its servers; "
+        f"--host {EVERYWHERE} gives direct streaming)"
+    )

@@ -1,0 +1,53 @@
+"""What pdlab.deploy.cpu_engine.prefork stands on in vLLM and Ray."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contract.conftest import quietly
+
+from pdlab.deploy.cpu_engine import prefork
+
+pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
+
+PROGRAM = """
+import importlib, os, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print("THREADS", len(os.listdir("/proc/self/task")), [name for name in ("nixl", "nixl._api") if name in sys.modules])
+"""
+
+
+def test_vllm_starts_its_engine_core_with_the_context_that_we_replace() -> None:
+    engines = quietly("vllm.v1.engine.utils")
+    assert inspect.signature(engines.get_mp_context).parameters.keys() == set()
+    source = inspect.getsource(engines.CoreEngineProcManager.__init__)
+    assert "context = get_mp_context()" in source and "context.Process(" in source
+    assert "target=EngineCoreProc.run_engine_core" in source and "proc.start()" in source
+
+
+def test_a_replica_may_fork_after_these_imports() -> None:
+    """One thread, and UCX not loaded: a child has no other thread, and UCX would be the parent's."""
+    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *prefork.ENGINE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "THREADS 1 []"
+
+
+def test_rays_workers_are_told_by_the_name_of_their_script() -> None:
+    node = quietly("ray._private.node")
+    assert f'"{prefork.WORKER}"' in inspect.getsource(node)
+    script = Path(inspect.getfile(node)).parent / "workers" / prefork.WORKER
+    assert script.is_file() and "ray._private.worker.connect(" in script.read_text(encoding="utf-8")
+    variables = inspect.getsource(quietly("ray._private.runtime_env.context").RuntimeEnvContext.exec_worker)
+    assert "update_envs(self.env_vars)" in variables and "os.execvp(" in variables
+
+
+def test_the_raylet_waits_as_long_as_we_say() -> None:
+    raylet = Path(quietly("ray._private.services").RAYLET_EXECUTABLE).read_bytes()
+    assert b"worker_register_timeout_seconds" in raylet

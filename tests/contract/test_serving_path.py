@@ -1,0 +1,96 @@
+"""What Ray does with its one HTTP address, with HAProxy in front, and with chunks that are not to be held back."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from contract.conftest import SERVE, quietly
+
+from pdlab.deploy import serving_path
+from pdlab.deploy.serve_config import HEAD_RESOURCE
+
+pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
+
+
+@pytest.fixture
+def haproxy() -> ModuleType:
+    return quietly("ray.serve._private.haproxy")
+
+
+def manager(haproxy: ModuleType) -> Any:
+    return haproxy.HAProxyManager.__ray_metadata__.modified_class
+
+
+def test_haproxy_calls_replicas_of_its_node_on_loopback_and_others_at_their_address(haproxy: ModuleType) -> None:
+    here = SimpleNamespace(_node_ip_address="10.0.0.1", _generate_server_name=lambda target: target.name)
+    for ip, called in (("10.0.0.1", "127.0.0.1"), ("10.0.0.2", "10.0.0.2")):
+        target = SimpleNamespace(ip=ip, port=30000, name="replica")
+        assert manager(haproxy)._target_to_server(here, target).host == called
+
+
+@pytest.mark.parametrize(("host", "bound"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "*"), ("10.0.0.5", "10.0.0.5")])
+def test_haproxy_listens_at_the_same_address(host: str, bound: str, haproxy: ModuleType) -> None:
+    options = quietly("ray.serve.config").HTTPOptions(host=host, port=8000)
+    config = haproxy.HAProxyConfig(http_options=options, grpc_options=quietly("ray.serve.config").gRPCOptions())
+    assert config.frontend_host == bound
+
+
+def test_replicas_that_haproxy_calls_listen_at_the_one_address_and_ask_for_the_key() -> None:
+    start = inspect.getsource(quietly("ray.serve._private.replica").Replica._maybe_start_direct_ingress_servers)
+    assert "_controller_handle.get_http_config.remote()" in start
+    assert 'HTTPOptions(**{**self._http_options.model_dump(), "port": port})' in start
+    assert "configure_http_middlewares(" in start and "not self._is_ingress_request_router" in start
+
+
+def test_haproxy_stands_before_an_ingress_that_is_no_router_of_its_own() -> None:
+    """An ingress under HAProxy may have no request router of its own; Ray Serve LLM's has none."""
+    build = inspect.getsource(quietly("ray.serve._private.build_app").build_app)
+    assert "RAY_SERVE_ENABLE_HA_PROXY" in build and "CUSTOM_INGRESS_REQUEST_ROUTER_UNSUPPORTED_ERROR" in build
+    options = quietly(f"{SERVE}.core.ingress.ingress").DEFAULT_INGRESS_OPTIONS
+    assert "request_router_config" not in options
+    assert options["max_ongoing_requests"] >= 10**6, "HAProxy does not queue: a busy replica would answer 503"
+
+
+def test_the_head_node_has_the_resource_that_pins_the_ingress() -> None:
+    assert quietly("ray._common.constants").HEAD_NODE_RESOURCE_NAME == HEAD_RESOURCE
+
+
+def test_zero_holds_no_chunk_back() -> None:
+    batcher = quietly(f"{SERVE}.utils.batcher").Batcher
+
+    async def tokens() -> AsyncIterator[str]:
+        for token in "abc":
+            yield token
+
+    async def batches(interval_ms: float) -> list[list[str]]:
+        return [list(batch) async for batch in batcher(tokens(), interval_ms).stream()]
+
+    assert asyncio.run(batches(0.0)) == [["a"], ["b"], ["c"]]
+    assert asyncio.run(batches(50.0)) == [["a", "b", "c"]]
+    interval = quietly(f"{SERVE}.core.server.llm_server").LLMServer._get_batch_interval_ms
+    config = SimpleNamespace(experimental_configs={"stream_batching_interval_ms": 0.0})
+    assert interval(SimpleNamespace(_llm_config=config)) == 0
+    assert interval(SimpleNamespace(_llm_config=config), stream=False) is None, "prefill answers at once, in one piece"
+
+
+def test_decode_takes_the_token_ids_on_both_paths() -> None:
+    pd = quietly(f"{SERVE}.serving_patterns.prefill_decode.pd_server")
+    assert 'experimental_configs.get("pd_tokenize_once")' in inspect.getsource(pd.PDDecodeServer.__init__)
+
+
+def test_the_throughput_variable_does_what_we_say_of_it() -> None:
+    text = inspect.getsource(quietly("ray.serve._private.constants"))
+    after = text[text.index("if RAY_SERVE_THROUGHPUT_OPTIMIZED:") :]
+    for name in (
+        "RUN_USER_CODE_IN_SEPARATE_THREAD",
+        "RUN_ROUTER_IN_SEPARATE_LOOP",
+        "LOG_TO_STDERR",
+        "USE_GRPC_BY_DEFAULT",
+    ):
+        assert f"RAY_SERVE_{name} = get_env_bool" in after
+    assert set(serving_path.HAPROXY) <= {name for name in serving_path.HAPROXY if name in text}
