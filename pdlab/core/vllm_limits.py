@@ -76,6 +76,20 @@ def check_ports(deployment: Deployment, placement: Placement) -> None:
                     )
 
 
+def check_experts_on_cpu(deployment: Deployment, shape: ModelShape | None, placement: Placement) -> None:
+    """vLLM 0.29's CPU communicator has no ``all_gatherv``, with which data parallel ranks hand tokens to the experts of
+    all of them: the engines start, and end at the first request. Raises UsageError."""
+    if shape is None or shape.experts == 1 or placement.device != "cpu":
+        return
+    for role, pool in deployment.pools.items():
+        if pool.dp > 1:
+            prefix = "" if role == "collocated" else f"{role[0]}-"
+            raise UsageError(
+                f"--{prefix}dp {pool.dp}: {shape.name} has experts, whose data parallel ranks vLLM's CPU backend "
+                f"starts but cannot run; use --{prefix}num {pool.dp}, or --{prefix}tp {pool.dp} where heads divide"
+            )
+
+
 def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
     """Raises UsageError where a longer context is asked for than the model has: vLLM's engines refuse it."""
     kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]

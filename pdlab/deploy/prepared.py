@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterView, Placement
-from pdlab.core.vllm_limits import check_ports
+from pdlab.core.vllm_limits import check_experts_on_cpu, check_ports
 from pdlab.core.workload import Workload
 from pdlab.deploy import engine_memory
 from pdlab.deploy.engine_memory import EngineMemory
@@ -50,9 +50,10 @@ def prepare_deployment(
     deployment: Deployment, view: ClusterView, shape: ModelShape | None, model_source: str, workload: Workload
 ) -> Prepared:
     """Place, check and render ``deployment``. Raises PlacementError where it does not fit ``view``, UsageError where
-    ports collide or an engine cannot hold a request."""
+    ports collide, an engine cannot hold a request, or CPUs cannot run what is asked for."""
     placement = place(deployment, view)
     check_ports(deployment, placement)
+    check_experts_on_cpu(deployment, shape, placement)
     return Prepared(
         deployment=deployment,
         view=view,

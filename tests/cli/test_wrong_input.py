@@ -93,6 +93,8 @@ LAUNCH = [
     case("launch", (*COLLOCATED, "--link-rate", "1gbit"), "--link-rate", "--two-hosts"),
     case("launch", ("--pd-spread", "--two-hosts", "--link-rate", "fast", "--local", "--dry-run"), "'fast'", "1gbit"),
     case("launch", ("--collocated", "--local", "100000", "--dry-run"), "--local", "from 1 to 64"),
+    case("launch", ("--collocated", "--dp", "2", "--local", "--dry-run"), "--dp 2", "experts", "use --num 2"),
+    case("launch", ("--pd-spread", "--d-dp", "2", "--local", "--dry-run"), "--d-dp 2", "experts", "use --d-num 2"),
     case("launch", ("--collocated", "--local", "--cluster", "auto"), "--local and --cluster"),
     case("launch", ("--collocated", "--cluster", "nope", "--dry-run"), "'nope'", "known are", "p5.48xlarge-x2"),
     case("launch", ("--collocated", "--cluster", "p5.48xlarge-2", "--dry-run"), "did you mean p5.48xlarge-x2"),

@@ -20,6 +20,15 @@ from pdlab.deploy import serve_config
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
 
+def test_data_parallel_ranks_of_experts_cannot_run_on_cpus() -> None:
+    """pdlab.core.vllm_limits.check_experts_on_cpu refuses them; one day vLLM may run them."""
+    base = quietly("vllm.distributed.device_communicators.base_device_communicator").DeviceCommunicatorBase
+    cpu = quietly("vllm.distributed.device_communicators.cpu_communicator").CpuCommunicator
+    assert cpu.all_gatherv is base.all_gatherv and "raise NotImplementedError" in inspect.getsource(base.all_gatherv)
+    manager = quietly("vllm.distributed.device_communicators.all2all").AgRsAll2AllManager
+    assert "all_gatherv" in inspect.getsource(manager.dispatch_router_logits)
+
+
 class TestReplicaCallback:
     """pdlab.deploy.cpu_engine.replica.LocalCallback."""
 

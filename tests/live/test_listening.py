@@ -355,25 +355,6 @@ def test_collocated_behind_the_ingress_listens_on_loopback_alone_and_asks_for_th
     nobody_else_hears(watch, ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker"))
 
 
-@pytest.mark.parametrize(
-    ("flags", "parts", "ports"),
-    [
-        (("--collocated", "--dp", "2"), ("VLLM::EngineCore_DP1", "DPCoordinator"), set()),
-        (("--pd-spread", "--d-dp", "2"), ("VLLM::EngineCore_DP1", "DPCoordinator"), {20000, 22000, 22002}),
-    ],
-    ids=["collocated", "pd"],
-)
-def test_data_parallel_ranks_listen_on_loopback_alone(
-    flags: tuple[str, ...], parts: tuple[str, ...], ports: set[int], stack: Stack
-) -> None:
-    """Ranks of one group find each other over stores, ZeroMQ and gloo of their own."""
-    with Watch(stack) as watch:
-        watch.launch(*flags, "--api-key-file", str(stack.folder / "key"))
-        assert get(stack, "/v1/completions", KEY, {"model": "tiny-gptoss", "prompt": "a", "max_tokens": 2})[0] == 200
-    nobody_else_hears(watch, ("gcs_server", "raylet", *parts))
-    assert ports <= {listener.port for listener in watch.seen}
-
-
 def test_after_the_shutdown(pd: Watch, stack: Stack) -> None:
     pids = pd.pids()
     ports = {listener.port for listener in listeners(pids)}
