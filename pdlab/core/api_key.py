@@ -39,12 +39,12 @@ def digest(key: str) -> str:
 
 def allowed(headers: Iterable[tuple[bytes, bytes]], expected: str) -> bool:
     """Whether a request's headers (ASGI's pairs) carry ``Authorization: Bearer KEY`` with the key of that digest."""
-    given = [value for name, value in headers if name.lower() == b"authorization"]
-    if len(given) != 1:
+    authorization_headers = [value for name, value in headers if name.lower() == b"authorization"]
+    if len(authorization_headers) != 1:
         return False
-    scheme, _, key = given[0].partition(b" ")
-    found = hashlib.sha256(key.strip()).hexdigest()
-    return scheme.lower() == b"bearer" and hmac.compare_digest(found, expected)
+    scheme, _, key = authorization_headers[0].partition(b" ")
+    key_digest = hashlib.sha256(key.strip()).hexdigest()
+    return scheme.lower() == b"bearer" and hmac.compare_digest(key_digest, expected)
 
 
 def header(key: str | None) -> dict[str, str]:
@@ -66,8 +66,8 @@ class Guard:
         elif kind == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            said = "this endpoint needs its API key: send the header Authorization: Bearer KEY"
-            body = json.dumps({"error": {"message": said, "type": "authentication_error", "code": 401}}).encode()
+            message = "this endpoint needs its API key: send the header Authorization: Bearer KEY"
+            body = json.dumps({"error": {"message": message, "type": "authentication_error", "code": 401}}).encode()
             headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": body})
@@ -109,7 +109,7 @@ def check(key: str, where: str) -> str:
     return key
 
 
-def kept(folder: Path) -> Path:
+def own_key_file(folder: Path) -> Path:
     """The file with this user's own key, made at the first call; others cannot read it."""
     path = folder / "api-key"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +117,8 @@ def kept(folder: Path) -> Path:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return path
-    with os.fdopen(file, "w") as made:
-        made.write(f"{secrets.token_hex(32)}\n")
+    with os.fdopen(file, "w") as key_file:
+        key_file.write(f"{secrets.token_hex(32)}\n")
     return path
 
 
@@ -133,13 +133,13 @@ def chosen(file: Path | None, environ: Mapping[str, str], *, needed: bool, folde
         # Kept under its digest, so that the sweep finds the key of this deployment and not the last one.
         path = folder / "api-keys" / digest(key)[:16]
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as made:
-            made.write(f"{key}\n")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as key_file:
+            key_file.write(f"{key}\n")
         return path
-    return kept(folder) if needed else None
+    return own_key_file(folder) if needed else None
 
 
-def known(path: str | None, environ: Mapping[str, str]) -> str | None:
+def client_key(path: str | None, environ: Mapping[str, str]) -> str | None:
     """The key that a client sends: PDLAB_API_KEY, or the one of the file that the launcher published."""
     if environ.get(KEY):
         return check(environ[KEY], KEY)

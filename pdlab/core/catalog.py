@@ -127,11 +127,11 @@ def _names() -> str:
 def local_cluster(nodes: int) -> ClusterView:
     """Small Ray nodes on this machine, alike, the first one the head; configs/clusters/local-2.yaml is two of them."""
     small = ClusterNode(id="local", cpus=LOCAL_NODE_CPUS, nic=Nic(kind="loopback"), host="localhost")
-    made = []
+    members = []
     for number in range(1, nodes + 1):
         name = f"local-{number}"
-        made.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
-    return ClusterView(name=f"local-{nodes}", nodes=tuple(made))
+        members.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
+    return ClusterView(name=f"local-{nodes}", nodes=tuple(members))
 
 
 def two_hosts_cluster(link: LinkShape) -> ClusterView:
@@ -153,7 +153,7 @@ def load_deployment(name_or_path: str) -> Deployment:
     return load_yaml(find_config("deployments", name_or_path, "deployment"), Deployment)
 
 
-def find_config(folder: str, name_or_path: str, what: str) -> Path:
+def find_config(folder: str, name_or_path: str, kind: str) -> Path:
     """The file of configs/``folder``/ of that name, else the path itself.
 
     Raises UsageError, with the nearest names, for what is neither a name there nor a path.
@@ -165,11 +165,11 @@ def find_config(folder: str, name_or_path: str, what: str) -> Path:
     if path.suffix in (".yaml", ".yml") or "/" in name_or_path:
         return path
     try:
-        there = path.exists()
+        exists = path.exists()
     except (OSError, ValueError):
-        there = False
-    if not there:
+        exists = False
+    if not exists:
         raise UsageError(
-            f"{what} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
+            f"{kind} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
         )
     return path

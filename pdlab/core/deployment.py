@@ -65,10 +65,10 @@ class Pool(Frozen):
     @property
     def label(self) -> str:
         """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (tp1 is left out when dp or pp says the size)."""
-        parts = "" if self.tp == 1 and (self.pp > 1 or self.dp > 1) else f"tp{self.tp}"
-        parts += f"pp{self.pp}" if self.pp > 1 else ""
-        parts += f"dp{self.dp}" if self.dp > 1 else ""
-        return f"{self.replicas}x{parts}{'ep' if self.expert_parallel else ''}"
+        degrees = "" if self.tp == 1 and (self.pp > 1 or self.dp > 1) else f"tp{self.tp}"
+        degrees += f"pp{self.pp}" if self.pp > 1 else ""
+        degrees += f"dp{self.dp}" if self.dp > 1 else ""
+        return f"{self.replicas}x{degrees}{'ep' if self.expert_parallel else ''}"
 
 
 class Transport(Frozen):

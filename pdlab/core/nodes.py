@@ -164,11 +164,11 @@ class Placement(Frozen):
     @property
     def used_slots(self) -> dict[str, tuple[int, ...]]:
         """Node id -> slots in use, all replicas together, sorted."""
-        used: dict[str, list[int]] = {}
+        slots_by_node: dict[str, list[int]] = {}
         for replica in self.replicas:
             for node, slots in replica.slots.items():
-                used.setdefault(node, []).extend(slots)
-        return {node: tuple(sorted(slots)) for node, slots in used.items()}
+                slots_by_node.setdefault(node, []).extend(slots)
+        return {node: tuple(sorted(slots)) for node, slots in slots_by_node.items()}
 
 
 NODE_ID_LABEL = "ray.io/node-id"

@@ -36,11 +36,11 @@ def table(head: Row, rows: Sequence[Row], left: Container[int] = ()) -> str:
     return "\n".join(aligned([head, rule, *rows], left))
 
 
-def percent(share: float, other: float = 0.0) -> str:
-    """Whole per cent, or as many decimals as tell it from ``other`` (0: what is not nothing never reads as 0)."""
-    if abs(share - other) <= ROUNDING:
+def percent(share: float, reference: float = 0.0) -> str:
+    """Whole per cent, or as many decimals as tell it from ``reference`` (0: what is not nothing never reads as 0)."""
+    if abs(share - reference) <= ROUNDING:
         return f"{100 * share:.0f}".replace("-0", "0")
-    decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * other, d))
+    decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * reference, d))
     return f"{100 * share:.{decimals}f}"
 
 

@@ -46,9 +46,9 @@ def no_transport(text: str) -> str | None:
     UCX takes names with commas between; ``^`` before them all leaves them out, ``\\`` before one name turns its
     alias off, and ``:aux`` behind one uses it to connect alone.
     """
-    for part in text.removeprefix("^").split(","):
-        name = part.strip().removeprefix("\\").removesuffix(":aux")
+    for entry in text.removeprefix("^").split(","):
+        name = entry.strip().removeprefix("\\").removesuffix(":aux")
         if name not in TRANSPORTS:
-            found = f"{part.strip()!r} is not a transport of UCX" if name else "a name is missing"
-            return f"{found}; {choices(name, TRANSPORTS)}" if name else f"{found}; for example tcp or cuda_copy,rc"
+            problem = f"{entry.strip()!r} is not a transport of UCX" if name else "a name is missing"
+            return f"{problem}; {choices(name, TRANSPORTS)}" if name else f"{problem}; for example tcp or cuda_copy,rc"
     return None

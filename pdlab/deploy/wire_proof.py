@@ -243,7 +243,7 @@ def _ask(running: Running, tokens: int, shape: ModelShape | None) -> int:
 
 
 def _headers(running: Running) -> dict[str, str]:
-    key = api_key.known(running.api_key_file, {})
+    key = api_key.client_key(running.api_key_file, {})
     return {"content-type": "application/json", **api_key.header(key)}
 
 

@@ -161,18 +161,18 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
     Ray reserves single GPUs. Where a replica of TP groups spans nodes whose free GPUs are not a
     multiple of TP and its bundles are not pinned one by one, Ray may cut a group at a node's edge.
     """
-    found = []
+    warnings = []
     for role in (replica.role for replica in placement.replicas if replica.index == 0):
         pool = deployment.pools[role]
         spanning = [replica for replica in placement.of(role) if len(replica.nodes) > 1]
         ids = dict.fromkeys(node for replica in spanning for node in replica.nodes)
         ragged = [i for i in ids if pool.tp < node_size(view.node(i)) and len(view.node(i).slots) % pool.tp]
         if ragged and any(len(nodes) > 1 for nodes in bundle_nodes(pool, placement, role)):
-            found.append(
+            warnings.append(
                 f"{role}: replicas span nodes whose free GPUs are no multiple of TP {pool.tp} "
                 f"({', '.join(ragged)}); Ray may split a TP group there, free those nodes first"
             )
-    return found + _unlike(placement, view)
+    return warnings + _unlike(placement, view)
 
 
 def _unlike(placement: Placement, view: ClusterView) -> list[str]:
@@ -182,10 +182,12 @@ def _unlike(placement: Placement, view: ClusterView) -> list[str]:
         ("GPUs", lambda node: node.gpu_type, "the slower ones set the pace"),
         ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
     ]
-    found = []
-    for what, of, then in facts:
-        prefill, decode = ({of(node) or "unknown" for node in pool} for pool in pools)
+    warnings = []
+    for kind_of_fact, fact_of, effect in facts:
+        prefill, decode = ({fact_of(node) or "unknown" for node in pool} for pool in pools)
         if prefill and decode and len(prefill | decode) > 1:
-            told = f"prefill {' and '.join(sorted(prefill))}, decode {' and '.join(sorted(decode))}"
-            found.append(f"nodes with other {what}: {told}; {then} (gpu_type of a pool in --config chooses)")
-    return found
+            both_roles = f"prefill {' and '.join(sorted(prefill))}, decode {' and '.join(sorted(decode))}"
+            warnings.append(
+                f"nodes with other {kind_of_fact}: {both_roles}; {effect} (gpu_type of a pool in --config chooses)"
+            )
+    return warnings

@@ -146,7 +146,7 @@ def doubt(ahead: Comparison | None, label: str) -> str:
     if ahead.basis == "assumed":
         if wide(ahead) and tied:
             return "one repeat, whose requests scatter too much there to compare"
-        least = percent(ahead.high / ahead.ratio - 1, other=ahead.ratio - 1)
+        least = percent(ahead.high / ahead.ratio - 1, reference=ahead.ratio - 1)
         return f"one repeat: differences below {least} % are not meaningful"
     if still(ahead):
         return "the repeats do not scatter at all"

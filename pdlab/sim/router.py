@@ -39,14 +39,14 @@ class Router:
         replica.news.append(now_s + self.news_s)
 
     def _two_choices(self, replicas: Sequence[R], now_s: float) -> R:
-        first = int(self.random.random() * len(replicas))
-        second = int(self.random.random() * (len(replicas) - 1))
-        second += second >= first
-        one, other = replicas[first], replicas[second]
-        for replica in (one, other):
+        first_index = int(self.random.random() * len(replicas))
+        second_index = int(self.random.random() * (len(replicas) - 1))
+        second_index += second_index >= first_index
+        replica_a, replica_b = replicas[first_index], replicas[second_index]
+        for replica in (replica_a, replica_b):
             while replica.news and replica.news[0] <= now_s:
                 replica.news.popleft()
                 replica.known_load -= 1
-        if one.known_load == other.known_load:
-            return one if self.random.random() < 0.5 else other
-        return one if one.known_load < other.known_load else other
+        if replica_a.known_load == replica_b.known_load:
+            return replica_a if self.random.random() < 0.5 else replica_b
+        return replica_a if replica_a.known_load < replica_b.known_load else replica_b

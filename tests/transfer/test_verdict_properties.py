@@ -54,7 +54,7 @@ def test_a_winner_is_further_ahead_than_what_is_not_meaningful(found: Comparison
         return
     least = float(FIGURE.findall(doubt(found, "b"))[0])
     exact = found.high / found.ratio - 1
-    assert least < float(percent(found.ratio - 1, other=exact)) or found.low - 1 < 1e-6
+    assert least < float(percent(found.ratio - 1, reference=exact)) or found.low - 1 < 1e-6
 
 
 @given(st.floats(-0.99, 100))
