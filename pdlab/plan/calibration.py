@@ -66,15 +66,15 @@ def _saturated(run: Run) -> bool:
 
 
 def _values(run: Run) -> Values:
-    whole = run.whole
-    assert whole.ttft is not None
-    itl = whole.itl.percentiles_s if whole.itl else {}
-    if whole.tpot and itl.get("p50", 0.0) < whole.tpot.mean_s / 2:
+    summary = run.whole
+    assert summary.ttft is not None
+    itl = summary.itl.percentiles_s if summary.itl else {}
+    if summary.tpot and itl.get("p50", 0.0) < summary.tpot.mean_s / 2:
         itl = {}  # chunks of several tokens: their gaps are not the engine's steps
     return (
-        whole.tpot.mean_s if whole.tpot else None,
-        whole.ttft.mean_s,
-        whole.requests_per_s,
+        summary.tpot.mean_s if summary.tpot else None,
+        summary.ttft.mean_s,
+        summary.requests_per_s,
         itl.get("p50"),
         itl.get("p99"),
     )
@@ -107,8 +107,8 @@ def predict(hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: 
 
 def _means(trials: Sequence[Values]) -> Values:
     def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known else None
+        known_values = [value for value in values if value is not None]
+        return statistics.fmean(known_values) if known_values else None
 
     tpot, ttft, rate, middle, tail = (mean(values) for values in zip(*trials, strict=True))
     assert ttft is not None and rate is not None
@@ -120,10 +120,10 @@ def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured],
     total = 0.0
     for experiment in experiments:
         try:
-            found = predict(hardware, shape, experiment, seeds)
+            predicted_values = predict(hardware, shape, experiment, seeds)
         except UsageError:
             return math.inf
-        for number, (ours, theirs) in enumerate(zip(found, experiment.values, strict=True)):
+        for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
             importance = FIRST_LEVEL if number == 0 else 1.0
             for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
                 if value is None or truth is None:
@@ -156,9 +156,9 @@ def fit(
         for name in names:
             for factor in (1 + steps[name], 1 / (1 + steps[name])):
                 trial = {**values, name: values[name] * factor}
-                found = score(trial)
-                if found < best:
-                    best, values = found, trial
+                trial_loss = score(trial)
+                if trial_loss < best:
+                    best, values = trial_loss, trial
                     steps[name] = min(steps[name] * 1.4, 0.5)
                     break
             else:
@@ -187,8 +187,8 @@ def compare(
 ) -> list[Point]:
     """Predicted beside measured, every level and metric."""
     points = []
-    found = predict(hardware, shape, experiment, seeds)
-    for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
+    predicted_values = predict(hardware, shape, experiment, seeds)
+    for level, ours, theirs in zip(experiment.levels, predicted_values, experiment.values, strict=True):
         load = name_of(level.load)
         for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
             if value is not None and truth is not None:
@@ -201,8 +201,8 @@ def compare(
 def _held_out(
     start: Hardware, shape: ModelShape, experiments: Sequence[Measured], number: int, rounds: int
 ) -> list[Point]:
-    others = [*experiments[:number], *experiments[number + 1 :]]
-    return compare(fit(start, shape, others, rounds=rounds), shape, experiments[number])
+    training_set = [*experiments[:number], *experiments[number + 1 :]]
+    return compare(fit(start, shape, training_set, rounds=rounds), shape, experiments[number])
 
 
 def cross_validate(

@@ -55,16 +55,16 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     across = [Engines(tp=node, pp=stages) for stages in range(2, 5)]
     if shape.experts > 1:
         across += [Engines(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
-    for wanted in (within, across):
-        found = [
-            of
-            for of in wanted
-            if of.gpus <= gpus
-            and _accepted(Collocated(pool=of.pool()), shape)
-            and kv_capacity_tokens(hardware, shape, of.pool()) >= request
+    for layouts in (within, across):
+        usable = [
+            engines
+            for engines in layouts
+            if engines.gpus <= gpus
+            and _accepted(Collocated(pool=engines.pool()), shape)
+            and kv_capacity_tokens(hardware, shape, engines.pool()) >= request
         ]
-        if found:
-            return found
+        if usable:
+            return usable
     raise UsageError(
         f"{shape.name} with a request of {request} tokens fits no TP degree of {TP_DEGREES} and no whole nodes with PP "
         f"or expert parallel within {gpus} GPUs of {hardware.gpu}; give more GPUs or shorter requests"
@@ -73,16 +73,16 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
 
 def units(shapes: Sequence[Engines], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
     """Every unit within the GPUs that vLLM accepts, collocated ones first."""
-    for of in shapes:
-        fill = node if gpus % node == 0 and of.gpus <= node else gpus
-        yield Unit(of, fill // of.gpus, None, 0)
+    for engines in shapes:
+        fill = node if gpus % node == 0 and engines.gpus <= node else gpus
+        yield Unit(engines, fill // engines.gpus, None, 0)
     for prefill in shapes:
         for decode in shapes:
             if not _accepted(Disaggregated(prefill=prefill.pool(), decode=decode.pool(), placement="spread"), shape):
                 continue
             for prefills in range(1, min(gpus // prefill.gpus, MOST_REPLICAS) + 1):
-                left = gpus - prefills * prefill.gpus
-                for decodes in range(1, min(left // decode.gpus, MOST_REPLICAS) + 1):
+                decode_gpus = gpus - prefills * prefill.gpus
+                for decodes in range(1, min(decode_gpus // decode.gpus, MOST_REPLICAS) + 1):
                     if math.gcd(prefills, decodes) == 1:
                         yield Unit(prefill, prefills, decode, decodes)
 
@@ -99,7 +99,7 @@ def bounds(matcher: Matcher, shapes: Iterable[Engines], tpot_s: float | None) ->
     """TPOT bounds at which units are compared: around the SLO's, or above the fastest decode step."""
     if tpot_s is not None:
         return tuple(share * tpot_s for share in TIGHTER)
-    fastest_s = min(matcher.step_s(of, 1) for of in shapes)
+    fastest_s = min(matcher.step_s(engines, 1) for engines in shapes)
     return (*(factor * fastest_s for factor in LOOSER), math.inf)
 
 
@@ -141,22 +141,22 @@ def shortlist(
             take(unit)
     targets = bounds(matcher, shapes, tpot_s)
     for bound_s in targets:
-        last = bound_s == targets[-1]
+        last_bound = bound_s == targets[-1]
         order: list[tuple[float, int, int, Unit]] = []
         for unit in every:
             if unit.decode is not None:
                 rps, _ = matcher.serves(unit, bound_s)
                 order.append((-rps * (gpus // unit.gpus) / gpus, unit.gpus, len(order), unit))
         order.sort()
-        kept: dict[tuple[Engines, Engines | None], int] = {}
+        kept_per_kind: dict[tuple[Engines, Engines | None], int] = {}
         for value, _, _, unit in order:
-            if value == 0 and kept:
+            if value == 0 and kept_per_kind:
                 break
-            already = kept.get(unit.kind, 0)
-            among_best = sum(kept.values()) < PER_BOUND and already < PER_SHAPES
-            alone = last and not already and value <= order[0][0] / 2
+            already = kept_per_kind.get(unit.kind, 0)
+            among_best = sum(kept_per_kind.values()) < PER_BOUND and already < PER_SHAPES
+            alone = last_bound and not already and value <= order[0][0] / 2
             if (among_best or alone) and take(unit):
-                kept[unit.kind] = already + 1
+                kept_per_kind[unit.kind] = already + 1
     return list(chosen.values()), len(every)
 
 
@@ -202,19 +202,19 @@ def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
         if not looked_at or not fits(deployment, narrowed := ClusterView(nodes=tuple(looked_at))):
             break
         copies += 1
-        used: dict[str, set[int]] = {}
+        used_slots: dict[str, set[int]] = {}
         for replica in place(deployment, narrowed).replicas:
             for group in replica.groups:
                 for node_id, slots in group.slots.items():
-                    used.setdefault(node_id, set()).update(slots)
-        left = [
-            node.model_copy(update={"free_gpus": tuple(slot for slot in node.slots if slot not in used[node.id])})
-            if node.id in used
+                    used_slots.setdefault(node_id, set()).update(slots)
+        remaining = [
+            node.model_copy(update={"free_gpus": tuple(slot for slot in node.slots if slot not in used_slots[node.id])})
+            if node.id in used_slots
             else node
             for node in looked_at
         ]
-        untouched = {node.id for node in free[:window]} - used.keys()
-        free = [node for node in left if node.id in untouched] + free[window:]
-        kept = partial[WINDOW:] + [node for node in left if node.id not in untouched]
-        partial = [node for node in kept if node.slots]
+        untouched = {node.id for node in free[:window]} - used_slots.keys()
+        free = [node for node in remaining if node.id in untouched] + free[window:]
+        partly_used = partial[WINDOW:] + [node for node in remaining if node.id not in untouched]
+        partial = [node for node in partly_used if node.slots]
     return copies

@@ -39,12 +39,16 @@ def commands(
     ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: what this plan was
     told of model and hardware, for the comparison must rest on the same.
     """
-    handed = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
-    if not handed:
+    measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
+    if not measured_candidates:
         return "Nothing to hand over: no deployment meets the SLO."
-    what = "them" if best else "how far the collocated baseline is from the SLO"
-    lines = [f"To measure {what} (one copy each):" if any(c.copies > 1 for c in handed) else f"To measure {what}:"]
-    for candidate in handed:
+    subject = "them" if best else "how far the collocated baseline is from the SLO"
+    lines = [
+        f"To measure {subject} (one copy each):"
+        if any(c.copies > 1 for c in measured_candidates)
+        else f"To measure {subject}:"
+    ]
+    for candidate in measured_candidates:
         if candidate is baseline and best:
             lines.append("  # the collocated baseline, which PD has to beat")
         deployment = candidate.deployment
@@ -63,7 +67,7 @@ def commands(
             f"  {launch} --detach",
             f"  ./run_bm.sh -e {deployment.label} {kind} --itl {workload.input_tokens} --otl {workload.output_tokens}",
         ]
-    folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in handed)
+    folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
     compare = f"  python plan.py{compare_flags} --compare {folders}"
     return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
 
@@ -71,21 +75,23 @@ def commands(
 def sweep_levels(candidate: Candidate) -> list[int]:
     """Concurrencies worth measuring: the best one, and of the simulated ones those that stand apart from it."""
     loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
-    kept = [candidate.shown.load.concurrency] if isinstance(candidate.shown.load, Closed) else []
+    chosen_loads = (
+        [candidate.best_or_nearest.load.concurrency] if isinstance(candidate.best_or_nearest.load, Closed) else []
+    )
     for load in loads:
-        if all(max(load, other) >= APART * min(load, other) for other in kept):
-            kept.append(load)
-    return sorted(kept)
+        if all(max(load, chosen) >= APART * min(load, chosen) for chosen in chosen_loads):
+            chosen_loads.append(load)
+    return sorted(chosen_loads)
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
     """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None when none does."""
-    found = []
+    fitting_clusters = []
     for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
         view = load_cluster(path.stem)
         if fits(deployment, view):
-            found.append((len(view.nodes), path.stem))
-    return min(found)[1] if found else None
+            fitting_clusters.append((len(view.nodes), path.stem))
+    return min(fitting_clusters)[1] if fitting_clusters else None
 
 
 def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
@@ -106,8 +112,13 @@ def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Exp
     ]
 
 
-def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int, whole: bool) -> Experiment:
-    """The levels of a measured experiment, simulated as they were measured; with ``whole`` no steady window."""
+def as_measured(
+    experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int, without_window: bool
+) -> Experiment:
+    """The levels of a measured experiment, simulated as they were measured.
+
+    ``without_window``: the runs have no steady window.
+    """
     levels = simulate(
         experiment.deployment,
         experiment.levels,
@@ -128,7 +139,7 @@ def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, see
             workload=experiment.workload,
         ),
         runs=tuple(
-            run.model_copy(update={"steady": None}) if whole else run
+            run.model_copy(update={"steady": None}) if without_window else run
             for run in (to_run(level, label, experiment.workload) for level in levels)
         ),
     )

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pdlab.cli import plan
 from pdlab.core.errors import UsageError
-from pdlab.plan.csv_rows import ALIASES, Asked, read
+from pdlab.plan.csv_rows import ALIASES, RequestedRow, read
 
 
-def one(text: str) -> Asked:
+def one(text: str) -> RequestedRow:
     (asked,) = read(text, "in.csv")[2]
     return asked
 
