@@ -58,6 +58,20 @@ class Pool(Frozen):
         return self.replicas * self.gpus_per_replica
 
     @property
+    def engines_per_replica(self) -> int:
+        """Engines of one replica, each with a batch of its own: DP ranks x pipeline stages."""
+        return self.dp * self.pp
+
+    @property
+    def one_replica(self) -> Pool:
+        """The same pool with one replica."""
+        return self.model_copy(update={"replicas": 1})
+
+    def __hash__(self) -> int:
+        # Without engine_kwargs, a dict: equal pools still have equal hashes.
+        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type))
+
+    @property
     def tp_groups(self) -> int:
         """Number of TP groups in the pool: replicas * pp * dp, each of ``tp`` GPUs."""
         return self.replicas * self.pp * self.dp

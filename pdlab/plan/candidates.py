@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
 from pdlab.placement.place import fits, place
-from pdlab.plan.rate_matching import Engines, Matcher, Unit
+from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
 
@@ -43,7 +43,7 @@ class Sized:
     in_flight: float  # requests in flight at that rate, by Little's law
 
 
-def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Engines]:
+def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
     """One replica of every way to run an engine that holds at least one request. Raises UsageError."""
     request = workload.sent_input_tokens + workload.sent_output_tokens
     if request > shape.max_context:
@@ -51,17 +51,17 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
             f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}: shorten it"
         )
     node = hardware.gpus_per_node
-    within = [Engines(tp=tp) for tp in TP_DEGREES if tp <= node]
-    across = [Engines(tp=node, pp=stages) for stages in range(2, 5)]
+    within = [Pool(tp=tp) for tp in TP_DEGREES if tp <= node]
+    across = [Pool(tp=node, pp=stages) for stages in range(2, 5)]
     if shape.experts > 1:
-        across += [Engines(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
+        across += [Pool(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
     for layouts in (within, across):
         usable = [
-            engines
-            for engines in layouts
-            if engines.gpus <= gpus
-            and _accepted(Collocated(pool=engines.pool()), shape)
-            and kv_capacity_tokens(hardware, shape, engines.pool()) >= request
+            pool
+            for pool in layouts
+            if pool.gpus <= gpus
+            and _accepted(Collocated(pool=pool), shape)
+            and kv_capacity_tokens(hardware, shape, pool) >= request
         ]
         if usable:
             return usable
@@ -71,14 +71,14 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     )
 
 
-def units(shapes: Sequence[Engines], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
+def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
     """Every unit within the GPUs that vLLM accepts, collocated ones first."""
-    for engines in shapes:
-        fill = node if gpus % node == 0 and engines.gpus <= node else gpus
-        yield Unit(engines, fill // engines.gpus, None, 0)
+    for pool in shapes:
+        fill = node if gpus % node == 0 and pool.gpus <= node else gpus
+        yield Unit(pool, fill // pool.gpus, None, 0)
     for prefill in shapes:
         for decode in shapes:
-            if not _accepted(Disaggregated(prefill=prefill.pool(), decode=decode.pool(), placement="spread"), shape):
+            if not _accepted(Disaggregated(prefill=prefill, decode=decode, placement="spread"), shape):
                 continue
             for prefills in range(1, min(gpus // prefill.gpus, MOST_REPLICAS) + 1):
                 decode_gpus = gpus - prefills * prefill.gpus
@@ -95,11 +95,11 @@ def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
     return True
 
 
-def bounds(matcher: Matcher, shapes: Iterable[Engines], tpot_s: float | None) -> tuple[float, ...]:
+def bounds(matcher: Matcher, shapes: Iterable[Pool], tpot_s: float | None) -> tuple[float, ...]:
     """TPOT bounds at which units are compared: around the SLO's, or above the fastest decode step."""
     if tpot_s is not None:
         return tuple(share * tpot_s for share in TIGHTER)
-    fastest_s = min(matcher.step_s(engines, 1) for engines in shapes)
+    fastest_s = min(matcher.step_s(pool, 1) for pool in shapes)
     return (*(factor * fastest_s for factor in LOOSER), math.inf)
 
 
@@ -108,7 +108,7 @@ def shortlist(
     model: str,
     view: ClusterView,
     gpus: int,
-    shapes: Sequence[Engines],
+    shapes: Sequence[Pool],
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> tuple[list[Sized], int]:
@@ -148,7 +148,7 @@ def shortlist(
                 rps, _ = matcher.serves(unit, bound_s)
                 order.append((-rps * (gpus // unit.gpus) / gpus, unit.gpus, len(order), unit))
         order.sort()
-        kept_per_kind: dict[tuple[Engines, Engines | None], int] = {}
+        kept_per_kind: dict[tuple[Pool, Pool | None], int] = {}
         for value, _, _, unit in order:
             if value == 0 and kept_per_kind:
                 break
@@ -170,12 +170,12 @@ def _sized(
     placement: PlacementKind | None,
 ) -> Sized | None:
     """The unit as a deployment, packed where one node takes it unless asked otherwise; None when it has no place."""
-    prefill = unit.prefill.pool(unit.prefills)
+    prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
     if unit.decode is None:
         topology = Collocated(pool=prefill)
     else:
-        decode = unit.decode.pool(unit.decodes)
+        decode = unit.decode.model_copy(update={"replicas": unit.decodes})
         packs = unit.gpus <= matcher.hardware.gpus_per_node
         topology = Disaggregated(prefill=prefill, decode=decode, placement=placement or ("pack" if packs else "spread"))
     deployment = Deployment(model=model, topology=topology)

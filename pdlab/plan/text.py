@@ -13,7 +13,7 @@ from pdlab.core.text import table
 from pdlab.core.workload import Slo
 from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.planner import Candidate, Gain, Outcome, Plan, Scene, gain
-from pdlab.plan.rate_matching import Matcher, engines_of
+from pdlab.plan.rate_matching import Matcher
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
 
 ROWS = 12
@@ -204,7 +204,7 @@ def _matching(plan: Plan, scene: Scene) -> list[str]:
         topology = candidate.deployment.topology
         if not isinstance(topology, Disaggregated):
             continue
-        prefill, decode = engines_of(topology.prefill), engines_of(topology.decode)
+        prefill, decode = topology.prefill.one_replica, topology.decode.one_replica
         if (prefill, decode) in compared:
             continue
         compared.add((prefill, decode))
@@ -264,7 +264,7 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
     topology = candidate.deployment.topology
     if isinstance(topology, Disaggregated):
         matcher = Matcher(scene.hardware, scene.shape, workload, scene.prefix_hit_rate)
-        alone = matcher.rates(engines_of(topology.prefill), engines_of(topology.decode), math.inf)
+        alone = matcher.rates(topology.prefill.one_replica, topology.decode.one_replica, math.inf)
         prefills, decodes = topology.prefill.replicas, topology.decode.replicas
         lines.append(
             f"Without queues its prefill serves {prefills * alone.prefill_rps:.1f} requests/s, its decode "
