@@ -183,8 +183,8 @@ def resample(values: Array, weights: Array) -> Array:
 
 def blocks(count: int, least: int) -> int | None:
     """Blocks of neighbours for ``count`` requests of which ``least`` belong together; None: too few."""
-    found = min(MAX_BLOCKS, count // max(1, least))
-    return found if found >= MIN_BLOCKS else None
+    block_count = min(MAX_BLOCKS, count // max(1, least))
+    return block_count if block_count >= MIN_BLOCKS else None
 
 
 def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict[str, Estimate]:
@@ -198,7 +198,7 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     """
     ordered = np.sort(values)
     count = len(ordered)
-    cut = blocks(count, least)
+    block_count = blocks(count, least)
     shares = np.array(percentiles) / 100
 
     def at(share: Array) -> Array:
@@ -211,28 +211,31 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
 
     names = [f"p{q:g}" for q in percentiles]
     middle = at(shares)
-    found = {name: Estimate(value) for name, value in zip(names, middle.tolist(), strict=True)}
-    found["mean"] = of_blocks(values, cut, float(values.mean()))
-    if cut is None:
-        return found
-    edges = np.linspace(0, count, cut + 1).astype(np.intp)
+    estimates = {name: Estimate(value) for name, value in zip(names, middle.tolist(), strict=True)}
+    estimates["mean"] = of_blocks(values, block_count, float(values.mean()))
+    if block_count is None:
+        return estimates
+    edges = np.linspace(0, count, block_count + 1).astype(np.intp)
     below = (values <= middle[:, None]).astype(np.float64)
-    errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(cut)
+    errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(block_count)
     halves = (at(shares + errors) - at(shares - errors)) / 2
     for name, share, half in zip(names, shares.tolist(), halves.tolist(), strict=True):
         if min(share, 1 - share) * count >= MIN_BEYOND:
-            found[name] = Estimate(found[name].value, half, cut - 1, "requests")
-    return found
+            estimates[name] = Estimate(estimates[name].value, half, block_count - 1, "requests")
+    return estimates
 
 
-def of_blocks(values: Array, cut: int | None, value: float) -> Estimate:
-    """``value`` with the standard error of the mean of ``values`` over ``cut`` blocks of neighbours."""
-    if cut is None:
+def of_blocks(values: Array, block_count: int | None, value: float) -> Estimate:
+    """``value`` with the standard error of the mean of ``values`` over ``block_count`` blocks of neighbours."""
+    if block_count is None:
         return Estimate(value=value)
-    edges = np.linspace(0, len(values), cut + 1).astype(np.intp)
+    edges = np.linspace(0, len(values), block_count + 1).astype(np.intp)
     means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
     return Estimate(
-        value=value, standard_error=float(means.std(ddof=1)) / math.sqrt(cut), dof=cut - 1, basis="requests"
+        value=value,
+        standard_error=float(means.std(ddof=1)) / math.sqrt(block_count),
+        dof=block_count - 1,
+        basis="requests",
     )
 
 

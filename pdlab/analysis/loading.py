@@ -38,15 +38,15 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
     """
     with ThreadPoolExecutor(THREADS) as pool:
         experiments = list(pool.map(lambda f: possible(load_experiment(f, gpus.get(f.resolve().name))), folders))
-        asked = [
+        wanted_runs = [
             (i, folder, run)
             for i, (folder, experiment) in enumerate(zip(folders, experiments, strict=True))
             if (folder / MANIFEST).is_file()
             for run in _wanted(experiment, every_request)
         ]
-        found = pool.map(lambda item: load_requests(item[1], item[2]), asked)
+        request_tables = pool.map(lambda item: load_requests(item[1], item[2]), wanted_runs)
         requests: list[dict[RunKey, Requests]] = [{} for _ in folders]
-        for (i, _, run), columns in zip(asked, found, strict=True):
+        for (i, _, run), columns in zip(wanted_runs, request_tables, strict=True):
             if columns is not None:
                 requests[i][run.key] = columns
     return [Loaded(*item) for item in zip(folders, experiments, requests, strict=True)]
@@ -60,10 +60,10 @@ def possible(experiment: Experiment) -> Experiment:
 
 def _possible(run: Run) -> Run:
     windows = {name: summary for name in ("whole", "steady") if (summary := getattr(run, name)) is not None}
-    wrong = [text for summary in windows.values() for text in _impossible(summary)]
-    if not wrong:
+    impossible_figures = [text for summary in windows.values() for text in _impossible(summary)]
+    if not impossible_figures:
         return run
-    reasons = tuple(dict.fromkeys((*run.validity.reasons, *wrong)))
+    reasons = tuple(dict.fromkeys((*run.validity.reasons, *impossible_figures)))
     validity = run.validity.model_copy(update={"reasons": reasons})
     cleaned = {name: summary.model_copy(update=_without(summary)) for name, summary in windows.items()}
     return run.model_copy(update={"validity": validity, **cleaned})
@@ -71,8 +71,8 @@ def _possible(run: Run) -> Run:
 
 def _impossible(summary: Summary) -> list[str]:
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    wrong = [] if all(_is_figure(rate) for rate in rates) else ["a rate is below 0 or not a number"]
-    return [*wrong, *impossible_latencies(summary)]
+    bad_rates = [] if all(_is_figure(rate) for rate in rates) else ["a rate is below 0 or not a number"]
+    return [*bad_rates, *impossible_latencies(summary)]
 
 
 def _without(summary: Summary) -> dict[str, None]:
@@ -81,10 +81,10 @@ def _without(summary: Summary) -> dict[str, None]:
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
     if not all(_is_figure(rate) for rate in rates):
         return dict.fromkeys(names)
-    found = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
+    distributions = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
     return {
         name: None
-        for name, distribution in found.items()
+        for name, distribution in distributions.items()
         if not all(_is_figure(value) for value in (distribution.mean_s, *distribution.percentiles_s.values()))
     }
 

@@ -60,10 +60,10 @@ def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
     runs = [r for r in experiment.runs if r.workload.mode == mode and r.validity.valid and r.key.kind == "concurrency"]
     if not runs:
         raise UsageError(f"{experiment.name}: no valid closed-loop level of mode {mode}")
-    found = []
+    levels = []
     for value in sorted({run.key.value for run in runs}):
         windows = [_window(run) for run in runs if run.key.value == value]
-        found.append(
+        levels.append(
             PhaseRate(
                 value=value,
                 per_replica_rps=_mean(w.requests_per_s for w in windows) / (pool.replicas * pool.dp),
@@ -72,7 +72,7 @@ def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
                 repeats=len(windows),
             )
         )
-    return tuple(found)
+    return tuple(levels)
 
 
 def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[Implied, ...]]:
@@ -88,16 +88,18 @@ def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[I
         )
     best = max(rates(prefill, "prefill-only"), key=lambda rate: rate.per_replica_rps)
     p_gpus, d_gpus = _pool(prefill).gpus_per_replica, _pool(decode).gpus_per_replica
-    found = []
+    levels = []
     for rate in rates(decode, "decode-only"):
-        each = rate.per_replica_rps / best.per_replica_rps
-        ratio = nearest(each)
+        quotient = rate.per_replica_rps / best.per_replica_rps
+        ratio = nearest(quotient)
         p, d = ratio.numerator, ratio.denominator
         served = min(p * best.per_replica_rps, d * rate.per_replica_rps)
-        found.append(
-            Implied(decode=rate, prefill_per_decode=each, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus))
+        levels.append(
+            Implied(
+                decode=rate, prefill_per_decode=quotient, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus)
+            )
         )
-    return best, tuple(found)
+    return best, tuple(levels)
 
 
 def nearest(prefill_per_decode: float) -> Fraction:
@@ -113,7 +115,7 @@ def nearest(prefill_per_decode: float) -> Fraction:
 
 def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
     """The PD deployments among them, best first."""
-    found = []
+    deployments = []
     for experiment in experiments:
         deployment = experiment.manifest.deployment
         runs = [run for run in experiment.runs if run.validity.valid and run.workload.mode == "mixed"]
@@ -121,7 +123,7 @@ def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
             continue
         best = max(runs, key=lambda run: _window(run).requests_per_s)
         window = _window(best)
-        found.append(
+        deployments.append(
             Measured(
                 name=experiment.name,
                 label=deployment.label,
@@ -132,7 +134,7 @@ def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
                 tpot_p50_s=window.tpot.p50_s if window.tpot else None,
             )
         )
-    return tuple(sorted(found, key=lambda m: -m.best_rps_per_gpu))
+    return tuple(sorted(deployments, key=lambda m: -m.best_rps_per_gpu))
 
 
 IMPLIED_HEAD = (
@@ -141,9 +143,9 @@ IMPLIED_HEAD = (
 MEASURED_HEAD = ("P:D", "requests/s per GPU", "at", "TPOT p50 ms", "deployment")
 
 
-def report(prefill: Experiment, decode: Experiment, others: Sequence[Experiment]) -> str:
+def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequence[Experiment]) -> str:
     """Both phases, the ratios that they imply, and those that were measured, as text."""
-    best, found = implied(prefill, decode)
+    best, levels = implied(prefill, decode)
     lines = [
         f"prefill alone ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica "
         f"(concurrency {best.value:g}, TTFT p50 {_ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
@@ -158,18 +160,18 @@ def report(prefill: Experiment, decode: Experiment, others: Sequence[Experiment]
             f"{item.ratio.numerator}:{item.ratio.denominator}",
             f"{item.rps_per_gpu:.2f}",
         )
-        for item in found
+        for item in levels
     ]
     lines += [f"  {line}" for line in aligned([IMPLIED_HEAD, *implied_rows])]
     measured_rows = [
         (
-            f"{one.prefill}:{one.decode}",
-            f"{one.best_rps_per_gpu:.2f}",
-            one.at,
-            _ms(one.tpot_p50_s),
-            f"{one.name} ({one.label})",
+            f"{deployment.prefill}:{deployment.decode}",
+            f"{deployment.best_rps_per_gpu:.2f}",
+            deployment.at,
+            _ms(deployment.tpot_p50_s),
+            f"{deployment.name} ({deployment.label})",
         )
-        for one in measured(others)
+        for deployment in measured(measured_experiments)
     ]
     if measured_rows:
         lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 4)))]
@@ -191,13 +193,13 @@ def _window(run: Run) -> Summary:
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def _mean_or_none(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return _mean(found) if found else None
+    known_values = [value for value in values if value is not None]
+    return _mean(known_values) if known_values else None
 
 
 def _ms(seconds: float | None) -> str:

@@ -56,19 +56,19 @@ def load(path: Path) -> list[Curve]:
     head, *rows = list(csv.reader([line for _, line in numbered]))
     columns = [name.strip() for name in head]
     _check_columns(path, columns)
-    found: dict[tuple[str, ...], list[tuple[Deployment, Point]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[Deployment, Point]]] = {}
     for (n, _), cells in zip(numbered[1:], rows, strict=True):
         where = f"{path}, line {n}"
         if len(cells) != len(columns):
             raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns; quote a cell that has a comma")
         row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
         key = tuple(row.get(name, "") for name in ("source", "configuration", "input_tokens", "output_tokens", "model"))
-        group = found.setdefault(key, [])
+        group = groups.setdefault(key, [])
         deployment, point = _point(where, row)
-        if any((other.kind, other.value) == (point.kind, point.value) for _, other in group):
+        if any((existing.kind, existing.value) == (point.kind, point.value) for _, existing in group):
             raise UsageError(f"{where}: {key[1]} at this load is there already; one row is one point")
         group.append((deployment, point))
-    several = len({key[2:4] for key in found}) > 1
+    several = len({key[2:4] for key in groups}) > 1
     return [
         Curve(
             name=path.name,
@@ -79,7 +79,7 @@ def load(path: Path) -> list[Curve]:
             points=tuple(sorted((point for _, point in group), key=lambda p: (p.kind, p.value))),
             published=key[0],
         )
-        for key, group in found.items()
+        for key, group in groups.items()
     ]
 
 
@@ -99,9 +99,9 @@ def _check_columns(path: Path, columns: list[str]) -> None:
         )
     if twice := next((name for name in columns if columns.count(name) > 1), None):
         raise UsageError(f"{path}: column {twice!r} is there twice; keep one")
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
-        raise UsageError(f"{path}: column {missing[0]!r} is missing; every point says its {', '.join(REQUIRED)}")
+    absent = [name for name in REQUIRED if name not in columns]
+    if absent:
+        raise UsageError(f"{path}: column {absent[0]!r} is missing; every point says its {', '.join(REQUIRED)}")
 
 
 def _point(where: str, row: Mapping[str, str]) -> tuple[Deployment, Point]:
@@ -163,12 +163,16 @@ def _rates(
         sizes = {"prefill": deployment.topology.prefill.gpus, "decode": deployment.topology.decode.gpus}
     unit = gpus_per_node if per.endswith("node") else 1
     factors = {role: 1.0 if per == "deployment" else gpus / unit for role, gpus in sizes.items()}
-    given = {name: _number(where, row, name) for name in RATES if name in row}
-    if not given:
+    published_rates = {name: _number(where, row, name) for name in RATES if name in row}
+    if not published_rates:
         raise UsageError(f"{where}: no rate; give at least one of {', '.join(RATES)}")
-    input_tokens = given["input_tokens_per_s"] * factors["prefill"] if "input_tokens_per_s" in given else None
-    output_tokens = given["output_tokens_per_s"] * factors["decode"] if "output_tokens_per_s" in given else None
-    requests = given["requests_per_s"] * factors["prefill"] if "requests_per_s" in given else None
+    input_tokens = (
+        published_rates["input_tokens_per_s"] * factors["prefill"] if "input_tokens_per_s" in published_rates else None
+    )
+    output_tokens = (
+        published_rates["output_tokens_per_s"] * factors["decode"] if "output_tokens_per_s" in published_rates else None
+    )
+    requests = published_rates["requests_per_s"] * factors["prefill"] if "requests_per_s" in published_rates else None
     if requests is None:
         # Every request makes its output at the end: a published output rate is of finished requests.
         requests = (
@@ -185,13 +189,13 @@ def _rates(
 
 def _latencies(where: str, row: Mapping[str, str]) -> dict[Metric, dict[str, float]]:
     """In ms, what the table has."""
-    known: dict[Metric, dict[str, float]] = {}
+    latencies: dict[Metric, dict[str, float]] = {}
     for name in row:
         if match := _LATENCY.fullmatch(name):
             metric = next(metric for metric in METRICS if metric == match["metric"])
             ms = _number(where, row, name) * (1 if match["unit"] == "ms" else 1000)
-            known.setdefault(metric, {})[match["statistic"]] = ms
-    return known
+            latencies.setdefault(metric, {})[match["statistic"]] = ms
+    return latencies
 
 
 def _number(where: str, row: Mapping[str, str], name: str) -> float:

@@ -59,12 +59,12 @@ def _pip(wheel: Path, target: str | None) -> str | None:
             return f"{sys.executable} has no pip, and uv is not there: {sys.executable} -m ensurepip"
         command = [uv, "pip", *common, "--reinstall", "--python", sys.executable]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"installing did not end within {INSTALL_TIMEOUT_S:g} s"
-    if done.returncode == 0:
+    if completed.returncode == 0:
         return None
-    return f"{Path(command[0]).name}: {(done.stderr or done.stdout or 'no message').strip().splitlines()[-1]}"
+    return f"{Path(command[0]).name}: {(completed.stderr or completed.stdout or 'no message').strip().splitlines()[-1]}"
 
 
 def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
     loaded = "not imported"
     if module:
         env = {**os.environ, "PYTHONPATH": f"{where}:{os.environ.get('PYTHONPATH', '')}"}
-        done = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True, env=env)
-        if done.returncode:
-            return {"error": f"import {module}: {(done.stderr.strip() or 'no message').splitlines()[-1]}"}
-        loaded = done.stdout.strip()
+        imported = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True, env=env)
+        if imported.returncode:
+            return {"error": f"import {module}: {(imported.stderr.strip() or 'no message').splitlines()[-1]}"}
+        loaded = imported.stdout.strip()
         if not Path(loaded).is_relative_to(where):
             return {"error": f"{module} is loaded from {loaded}, not from {where}"}
     return {"digest": digest.hexdigest()[:12], "files": count, "loaded": loaded}

@@ -48,33 +48,33 @@ def tail_logs(folder: str, app: str, since: float = 0.0) -> list[LogTail]:
 
 def count_prewarmed(folder: str, app: str, since: float = 0.0) -> tuple[int, int]:
     """How often decode replicas wrote that a pair was warmed, and that a prefill replica gave nothing to warm with."""
-    done = empty = 0
+    warmed = empty = 0
     for path in _logs_of(folder, app, since):
         with path.open(errors="replace") as lines:
             for line in lines:
-                done += "Pre-warm handshake done" in line
+                warmed += "Pre-warm handshake done" in line
                 empty += "returned empty kv_params" in line
-    return done, empty
+    return warmed, empty
 
 
 def log_ends(folder: str, app: str, since: float = 0.0) -> list[tuple[str, str, str]]:
     """(node, file name, text) of the application's replicas' logs: their beginnings and their ends."""
     node = socket.gethostname()
-    found = []
+    ends = []
     for path in _logs_of(folder, app, since):
         head, tail = _ends(path)
-        whole = path.stat().st_size <= TAIL_BYTES
-        found.append((node, path.name, tail if whole else f"{head}\n[...]\n{tail}"))
-    return found
+        complete = path.stat().st_size <= TAIL_BYTES
+        ends.append((node, path.name, tail if complete else f"{head}\n[...]\n{tail}"))
+    return ends
 
 
 def ucx_tables(folder: str, app: str, since: float = 0.0) -> list[str]:
     """The lines of UCX's tables of protocols in each log of the application's replicas, where there are some."""
-    found = []
+    tables = []
     for path in _logs_of(folder, app, since):
         table = [line for line in _ends(path)[1].splitlines() if "+--" in line or line.rstrip().endswith("|")]
-        found += ["\n".join(table)] if table else []
-    return found
+        tables += ["\n".join(table)] if table else []
+    return tables
 
 
 def _logs_of(folder: str, app: str, since: float) -> Iterator[Path]:

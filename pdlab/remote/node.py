@@ -85,7 +85,7 @@ print("FOUND " + json.dumps(found), flush=True)
 def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Facts that take milliseconds. ``environment``: what the engines get on top of this process's."""
     env = {**os.environ, **(environment or {})}
-    taken = [port for port in ports if not _free(port)]
+    taken_ports = [port for port in ports if not _free(port)]
     return {
         "time_s": time.time(),
         "host": socket.gethostname(),
@@ -102,8 +102,8 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "system_libraries": _system_libraries(),
         "bundled_libraries": _bundled(),
-        "ports_taken": taken,
-        "port_holders": _listeners(taken) if taken else {},
+        "ports_taken": taken_ports,
+        "port_holders": _listeners(taken_ports) if taken_ports else {},
         "open_ports": open_ports(),
         "toolchain": _toolchain(env),
         "driver": _driver(),
@@ -137,22 +137,22 @@ def load(
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [target, env.get("PYTHONPATH")]))
     command = [sys.executable, "-c", LOADER, ",".join(backends)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, env=env)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, env=env)
     except subprocess.TimeoutExpired:
         return {"error": f"did not load within {LOAD_TIMEOUT_S:g} s", "backends": {}, "libraries": [], "log": ""}
-    said = done.stdout + done.stderr
-    line = next((text for text in said.splitlines() if text.startswith("FOUND ")), None)
+    output = completed.stdout + completed.stderr
+    line = next((text for text in output.splitlines() if text.startswith("FOUND ")), None)
     if line is None:
-        last = next((text for text in reversed(said.splitlines()) if text.strip()), "no output")
-        error = f"exit code {done.returncode}: {last.strip()[:200]}"
-        return {"error": error, "backends": {}, "libraries": [], "log": said[-20000:]}
-    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
-    found["libraries"] = [path for path in found["libraries"] if LIBRARIES.search(path)]
-    found["digests"] = {path: _digest(path) for path in found["libraries"]}
-    found["log"] = said[-20000:]
+        last_line = next((text for text in reversed(output.splitlines()) if text.strip()), "no output")
+        error = f"exit code {completed.returncode}: {last_line.strip()[:200]}"
+        return {"error": error, "backends": {}, "libraries": [], "log": output[-20000:]}
+    loaded: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    loaded["libraries"] = [path for path in loaded["libraries"] if LIBRARIES.search(path)]
+    loaded["digests"] = {path: _digest(path) for path in loaded["libraries"]}
+    loaded["log"] = output[-20000:]
     # Some stacks crash when they are taken down: the answer was complete before.
-    found["exit_code"] = done.returncode
-    return found
+    loaded["exit_code"] = completed.returncode
+    return loaded
 
 
 def _version(names: tuple[str, ...]) -> str | None:
@@ -170,9 +170,9 @@ def _origin(name: str) -> str | None:
     return None
 
 
-def _limit(which: int) -> int | None:
+def _limit(resource_id: int) -> int | None:
     """Soft limit in bytes; None: unlimited."""
-    soft = resource.getrlimit(which)[0]
+    soft = resource.getrlimit(resource_id)[0]
     return None if soft == resource.RLIM_INFINITY else soft
 
 
@@ -183,12 +183,12 @@ def _meminfo(name: str) -> int | None:
 
 def _rdma() -> list[dict[str, Any]]:
     """RDMA devices: driver, and whether this process may open one of their device files."""
-    found = []
+    devices = []
     for device in rdma_devices():
         files = [f"/dev/infiniband/{p.name}" for p in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
         usable = any(os.access(file, os.R_OK | os.W_OK) for file in files)
-        found.append({"name": device.path.name, "driver": device.driver, "usable": usable})
-    return found
+        devices.append({"name": device.path.name, "driver": device.driver, "usable": usable})
+    return devices
 
 
 def _system_libraries() -> dict[str, list[str]]:
@@ -200,27 +200,29 @@ def _system_libraries() -> dict[str, list[str]]:
             text = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
         except (OSError, subprocess.TimeoutExpired):
             return {}
-    found: dict[str, list[str]] = {}
+    libraries: dict[str, list[str]] = {}
     for match in re.finditer(
         r"^\s*(lib(?:ibverbs|efa|fabric|nl-3|nl-route-3|ucp))\.so\S*.*=> (\S+)$", text, re.MULTILINE
     ):
         path = os.path.realpath(match[2])
-        if path not in found.setdefault(match[1], []):
-            found[match[1]].append(path)
-    return found
+        if path not in libraries.setdefault(match[1], []):
+            libraries[match[1]].append(path)
+    return libraries
 
 
 def _bundled() -> list[str]:
     """RDMA libraries and UCX transports inside the nixl wheels."""
-    found = []
+    libraries = []
     for package in ("nixl_cu13", "nixl_cu12"):
         origin = _origin(package)
         if origin is None:
             continue
         folder = Path(origin).parent.parent / f"{package}.libs"
         names = [*folder.glob("*.so*"), *(folder / "ucx").glob("*.so")]
-        found += [str(path) for path in names if re.search(r"lib(ibverbs|efa|fabric|nl-|rdmacm|uct_ib_efa)", path.name)]
-    return sorted(found)
+        libraries += [
+            str(path) for path in names if re.search(r"lib(ibverbs|efa|fabric|nl-|rdmacm|uct_ib_efa)", path.name)
+        ]
+    return sorted(libraries)
 
 
 def _toolchain(env: dict[str, str]) -> dict[str, str | None]:
@@ -228,7 +230,7 @@ def _toolchain(env: dict[str, str]) -> dict[str, str | None]:
     path = env.get("PATH")
     homes = [env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"]
     nvcc = shutil.which("nvcc", path=path) or next(
-        (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None
+        (nvcc_path for home in homes if home and (nvcc_path := shutil.which("nvcc", path=f"{home}/bin"))), None
     )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     compiler = env.get("CC") or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
@@ -272,15 +274,15 @@ def _listeners(ports: list[int]) -> dict[str, str]:
             port = int(fields[1].rpartition(":")[2], 16)
             if fields[3] == "0A" and port in ports:  # LISTEN
                 inodes[f"socket:[{fields[9]}]"] = port
-    found: dict[str, str] = {}
+    listeners: dict[str, str] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for file in (process / "fd").iterdir():
-                held = inodes.get(_link(str(file)) or "")
-                if held is not None:
+                listening_port = inodes.get(_link(str(file)) or "")
+                if listening_port is not None:
                     title = (process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-                    found[str(held)] = f"{Path(title).name}, process {process.name}"
-    return found
+                    listeners[str(listening_port)] = f"{Path(title).name}, process {process.name}"
+    return listeners
 
 
 def open_ports() -> list[dict[str, Any]]:
@@ -295,17 +297,17 @@ def open_ports() -> list[dict[str, Any]]:
             if fields[3] == "0A":  # LISTEN
                 address, _, number = fields[1].rpartition(":")
                 listening[f"socket:[{fields[9]}]"] = (_address(address, family), int(number, 16))
-    found = {inode: at for inode, at in listening.items() if not is_loopback(at[0])}
+    exposed = {inode: at for inode, at in listening.items() if not is_loopback(at[0])}
     holders: dict[str, tuple[int, str]] = {}
-    for process in Path("/proc").glob("[0-9]*") if found else ():
+    for process in Path("/proc").glob("[0-9]*") if exposed else ():
         with contextlib.suppress(OSError):
             for file in (process / "fd").iterdir():
                 link = _link(str(file)) or ""
-                if link in found:
+                if link in exposed:
                     words = (process / "cmdline").read_bytes().split(b"\0")
                     holders[link] = int(process.name), b" ".join(words).decode(errors="replace").strip()[:400]
     ports = []
-    for inode, (host, port) in sorted(found.items(), key=lambda item: item[1][1]):
+    for inode, (host, port) in sorted(exposed.items(), key=lambda item: item[1][1]):
         pid, process_title = holders.get(inode, (None, None))
         ports.append({"host": host, "port": port, "pid": pid, "process": process_title})
     return ports

@@ -35,13 +35,13 @@ def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any
     )
     if folder is None or not folder.is_dir():
         return {"host": socket.gethostname(), "folder": None, "bytes": 0, "missing": ["everything"]}
-    missing = [] if (folder / "config.json").exists() else ["config.json"]
+    absent = [] if (folder / "config.json").exists() else ["config.json"]
     if not any((folder / name).exists() for name in TOKENIZERS):
-        missing.append("a tokenizer")
+        absent.append("a tokenizer")
     files = _weights(folder)
-    missing += [name for name in files if not (folder / name).exists()] or ([] if files else ["*.safetensors"])
+    absent += [name for name in files if not (folder / name).exists()] or ([] if files else ["*.safetensors"])
     size = sum((folder / name).stat().st_size for name in files if (folder / name).exists())
-    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": missing}
+    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": absent}
 
 
 def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:
@@ -52,13 +52,13 @@ def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]
     error = None
     command = [sys.executable, "-c", FETCH, model, json.dumps(NOT_NEEDED)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-        if done.returncode:
-            error = _last_line(done.stderr) or f"exit code {done.returncode}"
+        download = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        if download.returncode:
+            error = _last_line(download.stderr) or f"exit code {download.returncode}"
         if harmony and not error:
-            spoken = subprocess.run([sys.executable, "-c", VOCABULARY], capture_output=True, text=True, timeout=300)
-            if spoken.returncode:
-                error = f"chat requests will ask the internet for Harmony's vocabulary: {_last_line(spoken.stderr)}"
+            vocabulary = subprocess.run([sys.executable, "-c", VOCABULARY], capture_output=True, text=True, timeout=300)
+            if vocabulary.returncode:
+                error = f"chat requests will ask the internet for Harmony's vocabulary: {_last_line(vocabulary.stderr)}"
     except subprocess.TimeoutExpired:
         error = f"not there within {timeout_s:g} s"
     return {**look(model), "error": error}

@@ -80,19 +80,23 @@ def render(contents: Contents) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
-    kept = {label: each for label, each in _labelled(contents.loaded) if label in {curve.label for curve in curves}}
+    by_label = {
+        label: loaded for label, loaded in _labelled(contents.loaded) if label in {curve.label for curve in curves}
+    }
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     # Levels that failed their checks have a section of their own.
-    found = [finding for finding in audit([each.folder for each in contents.loaded]) if finding.kind != "invalid"]
+    findings = [
+        finding for finding in audit([loaded.folder for loaded in contents.loaded]) if finding.kind != "invalid"
+    ]
     records = _records(contents.loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",
         question=_question(curves, view),
-        facts=_facts(curves, kept),
+        facts=_facts(curves, by_label),
         verdicts=list(_verdicts(curves, view)),
         notes=[note for note in tables.notes(curves, view.confidence) if not note.startswith("x ")],
-        answers=[*contents.answers, *_searches(kept)],
+        answers=[*contents.answers, *_searches(by_label)],
         texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
         interval_note=_interval_note(curves, view),
         level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
@@ -101,9 +105,9 @@ def render(contents: Contents) -> str:
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
         level_count=len(points),
         excluded=[*_excluded(points), *_failed_visits(records)],
-        audit=list(_findings(found)),
-        audit_summary=_audit_summary(found, len(contents.loaded)),
-        experiments=[_experiment(label, each) for label, each in kept.items()],
+        audit=list(_findings(findings)),
+        audit_summary=_audit_summary(findings, len(contents.loaded)),
+        experiments=[_experiment(label, loaded) for label, loaded in by_label.items()],
         sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
         command=contents.command,
         units=tables.units(curves),
@@ -127,8 +131,8 @@ def _json(value: Any) -> str:
     return text
 
 
-def _labelled(loaded: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
-    return zip(short_labels([each.experiment for each in loaded]), loaded, strict=True)
+def _labelled(sources: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
+    return zip(short_labels([source.experiment for source in sources]), sources, strict=True)
 
 
 def _per_node(view: View) -> View:
@@ -149,17 +153,17 @@ def _question(curves: Sequence[Curve], view: View) -> str:
     return f"Which of {len(curves)} configurations of {_models(curves)} gives {most}"
 
 
-def _facts(curves: Sequence[Curve], kept: dict[str, Loaded]) -> list[str]:
+def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
     points = [point for curve in curves for point in curve.points]
     repeats = sorted({point.repeats for point in points})
     facts = [f"{' and '.join(dict.fromkeys(curve.workload for curve in curves))} input:output tokens"]
-    others = sum(curve.published is not None for curve in curves)
-    facts += [_count(len(curves) - others, "experiment"), _count(len(points), "level")]
-    facts += [f"{_count(others, 'published curve')}, not ranked"] if others else []
+    published_count = sum(curve.published is not None for curve in curves)
+    facts += [_count(len(curves) - published_count, "experiment"), _count(len(points), "level")]
+    facts += [f"{_count(published_count, 'published curve')}, not ranked"] if published_count else []
     facts.append(_count(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
     invalid = sum(not point.valid for point in points)
     facts.append(f"{invalid} not valid" if invalid else "all valid")
-    manifests = [each.experiment.manifest for each in kept.values()]
+    manifests = [loaded.experiment.manifest for loaded in by_label.values()]
     days = sorted({m.started_at[:10] for m in manifests if m.started_at})
     if days:
         facts.append(f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""))
@@ -190,51 +194,51 @@ def _verdicts(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
             groups.setdefault((curve.workload, curve.gpus.device), []).append(curve)
     for (workload, device), members in sorted(groups.items(), key=lambda item: -len(item[1])):
         where = "GPUs" if device == "gpu" else "CPU engine ranks"
-        found, per = reading(members, view), " per" if view.normalized else ","
-        ranking = found.ranking if found and not verdicts.incomparable(members, view) else ()
+        comparison, per = reading(members, view), " per" if view.normalized else ","
+        ranking = comparison.ranking if comparison and not verdicts.incomparable(members, view) else ()
         yield {
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
             "sentence": verdicts.sentence(members, view),
-            "others": [verdicts.sentence(members, other) for other in _other_views(members, view)],
-            "caption": _caption(found, view) if found else "",
+            "others": [verdicts.sentence(members, alternative) for alternative in _other_views(members, view)],
+            "caption": _caption(comparison, view) if comparison else "",
             "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
             "ranking": [_ranked(each, view) for each in ranking] if len(ranking) > 1 else [],
         }
 
 
-def _caption(found: Reading, view: View) -> str:
-    bound = f"{view.latency_name} {view.statistic} of {core_text.plain(found.bound)} {view.latency_unit}"
+def _caption(comparison: Reading, view: View) -> str:
+    bound = f"{view.latency_name} {view.statistic} of {core_text.plain(comparison.bound)} {view.latency_unit}"
     text = (
         f"The most that each gives at {bound}, straight between measured levels; {100 * view.confidence:g} % intervals"
     )
-    return f"{text}, with an assumed scatter between repeats (one repeat)" if found.single_repeat else text
+    return f"{text}, with an assumed scatter between repeats (one repeat)" if comparison.single_repeat else text
 
 
 def _other_views(curves: Sequence[Curve], view: View) -> Iterator[View]:
     """The other latency, so that nobody takes a verdict on TPOT for one on TTFT."""
     mode = "first_token" if view.latency_mode == "token" else "token"
-    other = view.model_copy(update={"latency_mode": mode, "use_interactivity": False})
-    if any(point.latency(other) is not None for curve in curves for point in curve.points):
-        yield other
+    alternative = view.model_copy(update={"latency_mode": mode, "use_interactivity": False})
+    if any(point.latency(alternative) is not None for curve in curves for point in curve.points):
+        yield alternative
 
 
-def _ranked(each: Ranked, view: View) -> dict[str, str]:
-    ahead = each.best_over_it
+def _ranked(ranked: Ranked, view: View) -> dict[str, str]:
+    ahead = ranked.best_over_it
     lead = "" if ahead is None else f"{core_text.percent(ahead.ratio - 1)} %"
     if ahead is not None and ahead.high != float("inf"):
         lead += f" ({verdicts.lead(ahead)})"
     return {
-        "label": each.label,
-        "rate": tables.figure(each.estimate, view.confidence),
+        "label": ranked.label,
+        "rate": tables.figure(ranked.estimate, view.confidence),
         "ahead": lead,
-        "told": "" if ahead is None else "no" if each.tied else "yes",
+        "told": "" if ahead is None else "no" if ranked.tied else "yes",
     }
 
 
-def _searches(kept: dict[str, Loaded]) -> Iterator[str]:
+def _searches(by_label: dict[str, Loaded]) -> Iterator[str]:
     """What the searches for the highest rate within an SLO found, in their own words."""
-    for label, each in kept.items():
-        for search in each.experiment.searches:
+    for label, loaded in by_label.items():
+        for search in loaded.experiment.searches:
             yield f"{label}: {search.detail}"
 
 
@@ -259,8 +263,8 @@ def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
             for rate, name in zip(RATES, ("requests", "input", "output", "total"), strict=True)
         ]
     points = [(curve, point) for curve in curves for point in curve.points]
-    shown = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]
-    return [column for column in shown if any(column[2](c, p).value != "-" for c, p in points)]
+    visible = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]
+    return [column for column in visible if any(column[2](c, p).value != "-" for c, p in points)]
 
 
 def _groups(columns: Sequence[Column]) -> list[dict[str, Any]]:
@@ -274,12 +278,12 @@ def _cell(estimate: Estimate | None, confidence: float) -> Cell:
 
 
 def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) -> dict[str, Any]:
-    first = [Cell(point.load + ("" if point.valid else " x")), Cell(str(point.repeats)), Cell(point.window)]
+    leading_cells = [Cell(point.load + ("" if point.valid else " x")), Cell(str(point.repeats)), Cell(point.window)]
     return {
         "curve": index,
         "label": curve.label,
         "out": not point.valid,
-        "cells": [*first, *(of(curve, point) for _, _, of in columns)],
+        "cells": [*leading_cells, *(of(curve, point) for _, _, of in columns)],
     }
 
 
@@ -289,10 +293,10 @@ def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) ->
 def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]:
     for curve, point in points:
         if point.reasons:
-            what = tables.load_name(point)
+            subject = tables.load_name(point)
             if point.valid:
-                what += f", {point.excluded} of {point.repeats + point.excluded} repeats"
-            yield {"label": curve.label, "what": what, "why": "; ".join(point.reasons)}
+                subject += f", {point.excluded} of {point.repeats + point.excluded} repeats"
+            yield {"label": curve.label, "what": subject, "why": "; ".join(point.reasons)}
 
 
 def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, str]]:
@@ -300,23 +304,23 @@ def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, st
     for record in records:
         for visit in record.visits:
             if visit.status != "done":
-                what = f"repeat {visit.repeat} of {record.name}: {visit.status}"
-                yield {"label": visit.deployment, "what": what, "why": visit.error or "not measured"}
+                subject = f"repeat {visit.repeat} of {record.name}: {visit.status}"
+                yield {"label": visit.deployment, "what": subject, "why": visit.error or "not measured"}
 
 
-def _records(loaded: Sequence[Loaded]) -> list[ExperimentRecord]:
+def _records(sources: Sequence[Loaded]) -> list[ExperimentRecord]:
     """The records of experiment files, which stand beside the folders of results."""
-    parents = dict.fromkeys(each.folder.resolve().parent for each in loaded)
+    parents = dict.fromkeys(source.folder.resolve().parent for source in sources)
     return [record for folder in parents if (record := read_record(folder))]
 
 
 # Audit
 
 
-def _findings(found: Sequence[Finding]) -> Iterator[dict[str, Any]]:
+def _findings(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
     """By kind and consequence, so that thirty folders with one fault are one entry."""
     kinds: dict[tuple[str, str], list[Finding]] = {}
-    for finding in found:
+    for finding in findings:
         kinds.setdefault((finding.kind, finding.consequence), []).append(finding)
     for (kind, consequence), members in kinds.items():
         percents = [finding.percent for finding in members if finding.percent is not None]
@@ -334,23 +338,23 @@ def _files(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0].split('/')[0]}, {len(names)} files"
 
 
-def _audit_summary(found: Sequence[Finding], folders: int) -> str:
-    kinds = ", ".join(sorted({finding.kind for finding in found}))
-    counts = f"{_count(len(found), 'finding')} in {_count(folders, 'folder')}"
+def _audit_summary(findings: Sequence[Finding], folders: int) -> str:
+    kinds = ", ".join(sorted({finding.kind for finding in findings}))
+    counts = f"{_count(len(findings), 'finding')} in {_count(folders, 'folder')}"
     return f"The audit has {counts} ({kinds}): read them before trusting a verdict or a plot."
 
 
 # Experiments
 
 
-def _experiment(label: str, each: Loaded) -> dict[str, Any]:
-    manifest = each.experiment.manifest
+def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
+    manifest = loaded.experiment.manifest
     unit = "engine rank" if manifest.local else "GPU"
     size = _count(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
-    runs = each.experiment.runs
+    runs = loaded.experiment.runs
     return {
         "label": label,
-        "name": each.experiment.name,
+        "name": loaded.experiment.name,
         "short": f"{size}, {_count(len(runs), 'run')}, {manifest.origin}",
         "facts": [
             {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value

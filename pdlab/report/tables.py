@@ -12,13 +12,13 @@ from pdlab.core.text import Row, number, table
 
 def render(curves: Sequence[Curve], view: View) -> str:
     """Every table and note, as printed; ends without a newline."""
-    parts = [
+    sections = [
         _experiments(curves),
         _raw(curves, view),
         _per_node(curves, view),
         *(["\n".join(lines)] if (lines := notes(curves, view.confidence)) else []),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
@@ -78,17 +78,20 @@ def invalid_notes(curves: Sequence[Curve]) -> list[str]:
     lines = []
     for curve in curves:
         for point in curve.points:
-            where, first = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
+            place, first_reasons = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
             if point.reasons:
-                what = (
+                outcome = (
                     "not valid"
                     if not point.valid
                     else f"{point.excluded} of {point.repeats + point.excluded} repeats left out"
                 )
-                what += ", measured twice" if first else ""
-                lines.append(f"x {where}: {what}: {'; '.join(point.reasons)}" + (f" (first: {first})" if first else ""))
-            elif first:
-                lines.append(f"{where}: measured twice, the first result was not valid: {first}")
+                outcome += ", measured twice" if first_reasons else ""
+                lines.append(
+                    f"x {place}: {outcome}: {'; '.join(point.reasons)}"
+                    + (f" (first: {first_reasons})" if first_reasons else "")
+                )
+            elif first_reasons:
+                lines.append(f"{place}: measured twice, the first result was not valid: {first_reasons}")
     return lines
 
 
@@ -175,15 +178,17 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
 
 def _per_node(curves: Sequence[Curve], view: View) -> str:
     per_node = view.model_copy(update={"normalized": True})
-    shown = [curve for curve in curves if curve.has_role(per_node)]
-    found = {id(each.spot.point): each for each in frontier_points(shown, per_node)}
-    one = unit(curves)
+    with_role = [curve for curve in curves if curve.has_role(per_node)]
+    frontier = {
+        id(frontier_point.spot.point): frontier_point for frontier_point in frontier_points(with_role, per_node)
+    }
+    gpu_unit = unit(curves)
     rates: tuple[Rate, ...] = ("requests", "input", "output", "total")
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", "requests/s", "input tok/s", "output tok/s"]
-    head += ["total tok/s", f"output tok/s per {one}", f"input tok/s per prefill {one}"]
-    head += [f"output tok/s per decode {one}", "Pareto"]
+    head += ["total tok/s", f"output tok/s per {gpu_unit}", f"input tok/s per prefill {gpu_unit}"]
+    head += [f"output tok/s per decode {gpu_unit}", "Pareto"]
     rows = []
-    for curve in shown:
+    for curve in with_role:
         for point in curve.points:
             factor, gpus = curve.scale(per_node), curve.gpus
             output = point.output_tokens_per_s
@@ -200,27 +205,27 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
                     number(output / gpus.total),
                     number(point.input_tokens_per_s / gpus.prefill if gpus.prefill else None),
                     number(output / gpus.decode if gpus.decode else None),
-                    _on_frontier(found.get(id(point))),
+                    _on_frontier(frontier.get(id(point))),
                 ]
             )
     legend = f"latency: {view.statistic}; *: on the Pareto frontier of {view.throughput_metric} tokens/s; x: not valid"
-    if any(each.share is not None for each in found.values()):
+    if any(frontier_point.share is not None for frontier_point in frontier.values()):
         legend += "; %: share of bootstrap draws with the point on the frontier"
     return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_known(head, rows), left=(0,))
 
 
-def _on_frontier(found: FrontierPoint | None) -> str:
+def _on_frontier(frontier_point: FrontierPoint | None) -> str:
     """``*`` on the frontier; with repeats also in which share of the draws: ``* 93%``, or ``12%`` off it."""
-    if found is None or found.share is None:
-        return "*" if found and found.on_it else ""
-    share = "" if found.share < 0.05 else f"{100 * found.share:.0f}%"
-    return f"* {share}".rstrip() if found.on_it else share
+    if frontier_point is None or frontier_point.share is None:
+        return "*" if frontier_point and frontier_point.on_it else ""
+    share = "" if frontier_point.share < 0.05 else f"{100 * frontier_point.share:.0f}%"
+    return f"* {share}".rstrip() if frontier_point.on_it else share
 
 
 def _known(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
     """The table without the columns in which nothing is known."""
-    kept = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
-    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    known_columns = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
+    return [head[i] for i in known_columns], [[row[i] for i in known_columns] for row in rows]
 
 
 def load_cell(point: Point) -> str:

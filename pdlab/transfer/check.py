@@ -135,7 +135,7 @@ class BackendResult:
     ucx_version: str | None
     failed_modules: dict[str, str]
     libraries: tuple[str, ...]
-    seen: Observed | None = field(default=None, repr=False)
+    observed: Observed | None = field(default=None, repr=False)
     log: str = field(default="", repr=False)
     ray_s: float | None = None
 
@@ -147,9 +147,9 @@ def run_backend(
     return _Run(plan, options, ranks, say).run()
 
 
-def verdict_of(seen: Observed, findings: Sequence[Finding]) -> Verdict:
+def verdict_of(observed: Observed, findings: Sequence[Finding]) -> Verdict:
     """The wire's verdict, unless a finding is worse."""
-    verdict = judge(seen)
+    verdict = judge(observed)
     worst = next((finding for finding in findings if finding.wrong_words), None)
     if worst is None:
         return verdict
@@ -157,24 +157,28 @@ def verdict_of(seen: Observed, findings: Sequence[Finding]) -> Verdict:
     return replace(verdict, code=CORRUPT, text=text)
 
 
-def wire_untold(result: BackendResult) -> bool:
+def wire_unreported(result: BackendResult) -> bool:
     """Whether UCX printed no table of what was used, as UCX before 1.21 does not."""
     return result.backend == "UCX" and result.wire is None
 
 
-def glance(plan: Plan) -> Plan:
+def probe_plan(plan: Plan) -> Plan:
     """The smallest run that makes UCX choose its protocols: it then tells its candidates."""
     return replace(plan, sizes=plan.sizes[:1], repeats=1, fault=None)
 
 
-def with_wire_of(result: BackendResult, told: BackendResult) -> BackendResult:
+def with_wire_of(result: BackendResult, probe: BackendResult) -> BackendResult:
     """The result, judged anew with the wire that another run of the same ranks told."""
-    assert result.seen is not None
-    seen = replace(result.seen, wire=told.wire)
+    assert result.observed is not None
+    observed = replace(result.observed, wire=probe.wire)
     return replace(
-        result, wire=told.wire, seen=seen, verdict=verdict_of(seen, result.findings), notes=tuple(notes(seen)),
-        log=told.log,
-    )  # fmt: skip
+        result,
+        wire=probe.wire,
+        observed=observed,
+        verdict=verdict_of(observed, result.findings),
+        notes=tuple(notes(observed)),
+        log=probe.log,
+    )
 
 
 class _Run:
@@ -205,8 +209,8 @@ class _Run:
         plan, began = self.plan, time.monotonic()
         self.hosts = self.call(self.everyone, "facts", [(ip,) for ip in self.ranks.ips()])
         registered: list[Registered] = self.call(self.everyone, "open")
-        shown = [registered[i] for i in self.targets]
-        port = self.call(self.targets[:1], "serve", [(shown,)])[0]
+        published = [registered[i] for i in self.targets]
+        port = self.call(self.targets[:1], "serve", [(published,)])[0]
         address = self.hosts[self.targets[0]].ip
         handshake_s = max(self.call(self.initiators, "connect", [(address, port)] * len(self.initiators)))
         startup_s = time.monotonic() - began + max(self.call(self.everyone, "early_s"))
@@ -224,7 +228,7 @@ class _Run:
         self.call([i for i in self.everyone if i not in self.initiators], "close")
         raw, raw_why = self._raw()
         wire = together(wire_of(parse_table(log), self.operation, self.page) for log in logs)
-        seen = Observed(
+        observed = Observed(
             strategy=plan.strategy, backend=self.options[0].backend, direction=plan.direction,
             prefill=self.hosts[self.prefill[0]], decode=self.hosts[self.decode[0]], vram=self.options[0].vram,
             gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire,
@@ -233,15 +237,15 @@ class _Run:
             failed_modules=failed_modules(logs[0]),
         )  # fmt: skip
         return BackendResult(
-            backend=seen.backend, hosts={"prefill": seen.prefill, "decode": seen.decode}, startup_s=startup_s,
-            handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results),
-            verdict=verdict_of(seen, self.findings),
-            notes=tuple(notes(seen)), findings=tuple(self.findings), checked_bytes=self.checked_bytes,
+            backend=observed.backend, hosts={"prefill": observed.prefill, "decode": observed.decode},
+            startup_s=startup_s, handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results),
+            verdict=verdict_of(observed, self.findings),
+            notes=tuple(notes(observed)), findings=tuple(self.findings), checked_bytes=self.checked_bytes,
             check_s=self.check_s, notice_s=median(self.notice_s), memcpy_gb_per_s=memcpy, raw_gb_per_s=raw,
-            raw_why=raw_why, raw_wire=self.raw_wire, wire=seen.wire, traffic=traffic_share(seen),
+            raw_why=raw_why, raw_wire=self.raw_wire, wire=observed.wire, traffic=traffic_share(observed),
             payload_bytes=self.payload,
-            ucx_version=seen.ucx_version, failed_modules=dict(seen.failed_modules or {}), libraries=libraries,
-            seen=seen, log="".join(logs),
+            ucx_version=observed.ucx_version, failed_modules=dict(observed.failed_modules or {}), libraries=libraries,
+            observed=observed, log="".join(logs),
         )  # fmt: skip
 
     def _size(self, size: Size) -> SizeResult:
@@ -251,13 +255,15 @@ class _Run:
             runs.append(self._transfer(size))
             if size == self.plan.sizes[-1]:  # in turns with the transfers, so that both meet the same load
                 self.copies += self.call(self.decode[:1], "copy_gb_per_s", [(self.page,)])
-        times = [max(each.end_s for each in run) - min(each.begin_s for each in run) for run in runs]
+        times = [max(move.end_s for move in run) - min(move.begin_s for move in run) for run in runs]
         warm = list(zip(runs, times, strict=True))[1:] or [(runs[0], times[0])]
-        request_s = [max(own) for run, _ in warm for own in zip(*(each.request_s for each in run), strict=True)]
+        request_s = [
+            max(rank_times) for run, _ in warm for rank_times in zip(*(move.request_s for move in run), strict=True)
+        ]
         return SizeResult(
-            size, sum(each.bytes for each in runs[-1]), times[0], tuple(took for _, took in warm), tuple(request_s),
-            sum(each.descriptors for each in runs[-1]), sum(each.merged for each in runs[-1]),
-            median(sum(each.post_s for each in run) / (len(run) * took) for run, took in warm),
+            size, sum(move.bytes for move in runs[-1]), times[0], tuple(took for _, took in warm), tuple(request_s),
+            sum(move.descriptors for move in runs[-1]), sum(move.merged for move in runs[-1]),
+            median(sum(move.post_s for move in run) / (len(run) * took) for run, took in warm),
         )  # fmt: skip
 
     def _transfer(self, size: Size) -> list[Moved]:
@@ -274,11 +280,11 @@ class _Run:
         moved: list[Moved] = self.call(self.initiators, "transfer", [(tables, start_s)] * len(self.initiators))
         self.notice_s.append(max(self.call(self.targets, "await_notices", [(tables,)] * len(self.targets))))
         side = 0 if plan.direction == "read" else 1
-        for nic in {nic for each in moved for nic in each.traffic}:
+        for nic in {nic for move in moved for nic in move.traffic}:
             # Ranks of one host read the same counters: the one that saw most saw all.
-            seen = max(each.traffic.get(nic, (0, 0))[side] for each in moved)
-            self.traffic[nic] = self.traffic.get(nic, 0) + seen
-        self.payload += sum(each.bytes for each in moved)
+            nic_bytes = max(move.traffic.get(nic, (0, 0))[side] for move in moved)
+            self.traffic[nic] = self.traffic.get(nic, 0) + nic_bytes
+        self.payload += sum(move.bytes for move in moved)
         for finding, check_s in self.call(self.decode, "inspect", [(tables,)] * len(self.decode)):
             self.findings.append(finding)
             self.checked_bytes += (finding.words + finding.outside_words) * 8
@@ -299,8 +305,8 @@ class _Run:
             return None, "compared for one pair of ranks alone"
         initiator, target = self.initiators[0], self.targets[0]
         try:
-            there = self.call([target], "raw_expose")[0]
-            rates = self.call([initiator], "raw_rates", [(there, self.used[0], self.plan.repeats)])[0]
+            exposed = self.call([target], "raw_expose")[0]
+            rates = self.call([initiator], "raw_rates", [(exposed, self.used[0], self.plan.repeats)])[0]
             log, _ = (self.call([rank], "raw_close")[0] for rank in (initiator, target))
         except TransferError as error:
             return None, str(error)
@@ -323,13 +329,15 @@ class _Run:
     def _lost(self) -> list[str]:
         """Ranks that are dead or do not answer now."""
         answers = self.ranks.call(self.everyone, "ping", [()] * len(self.everyone), PING_S)
-        found = []
+        lost_ranks = []
         for option, (kind, _), number in zip(self.options, answers, self.everyone, strict=True):
             if kind != "ok":
                 host = self.hosts[number] if self.hosts else None
                 where = f", process {host.pid} on {host.name}" if host else ""
-                found.append(f"{option.name}{where} {'is dead' if kind == 'peer' else 'does not answer: it hangs'}")
-        return found
+                lost_ranks.append(
+                    f"{option.name}{where} {'is dead' if kind == 'peer' else 'does not answer: it hangs'}"
+                )
+        return lost_ranks
 
 
 _SIDES = ("prefill", "decode")

@@ -19,7 +19,7 @@ from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
 from pdlab.core.errors import TransferError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
-from pdlab.transfer.check import BackendResult, Plan, glance, run_backend, wire_untold, with_wire_of
+from pdlab.transfer.check import BackendResult, Plan, probe_plan, run_backend, wire_unreported, with_wire_of
 from pdlab.transfer.rank.actor import RankActor, end_ranks
 from pdlab.transfer.rank.messages import RankOptions
 
@@ -62,23 +62,25 @@ def choose_nodes(view: ClusterView, plan: Plan) -> Places:
     nodes = sorted(view.engine_nodes, key=lambda node: (not node.head, node.id))
     prefill, decode = plan.prefill_tp, plan.decode_tp
     if plan.strategy == "pack":
-        wanted = f"one node with {prefill + decode} free {kind}s"
-        found = [Places(node.id, node.id) for node in nodes if len(node.slots) >= prefill + decode]
+        requirement = f"one node with {prefill + decode} free {kind}s"
+        placements = [Places(node.id, node.id) for node in nodes if len(node.slots) >= prefill + decode]
     else:
-        wanted = f"two nodes, one with {prefill} and one with {decode} free {kind}s"
+        requirement = f"two nodes, one with {prefill} and one with {decode} free {kind}s"
         fitting = [
             (a.machine == b.machine, Places(a.id, b.id))
             for a in nodes
             for b in nodes
             if a is not b and len(a.slots) >= prefill and len(b.slots) >= decode
         ]
-        found = [places for _, places in sorted(fitting, key=lambda pair: pair[0])]
-    if not found:
-        has = "; ".join(f"{_short(node.id)} {len(node.slots)} free of {_total(node)}" for node in nodes) or "no node"
-        raise TransferError(
-            "placement", f"--strategy {plan.strategy} needs {wanted}, and the cluster has ({kind}s): {has}"
+        placements = [places for _, places in sorted(fitting, key=lambda pair: pair[0])]
+    if not placements:
+        free_slots = (
+            "; ".join(f"{_short(node.id)} {len(node.slots)} free of {_total(node)}" for node in nodes) or "no node"
         )
-    return found[0]
+        raise TransferError(
+            "placement", f"--strategy {plan.strategy} needs {requirement}, and the cluster has ({kind}s): {free_slots}"
+        )
+    return placements[0]
 
 
 def _short(node_id: str) -> str:
@@ -92,12 +94,12 @@ def _total(node: ClusterNode) -> int:
 @contextlib.contextmanager
 def local_cluster(count: int) -> Iterator[LocalNodes]:
     """Ray nodes of this machine for the time of a check; those that are up already are used and stay up."""
-    there = running()
-    nodes = there or start(count)
+    already_running = running()
+    nodes = already_running or start(count)
     try:
         yield nodes
     finally:
-        if there is None:
+        if already_running is None:
             for number in STOPS:
                 signal.signal(number, signal.SIG_IGN)  # a second one must not stop the clearing up
             stop(nodes)
@@ -151,11 +153,11 @@ def check(
                 with RayRanks(options, view, places) as ranks:
                     ray_s = time.monotonic() - began
                     result = run_backend(plan, options, ranks, say)
-                if wire_untold(result):
-                    asked = [replace(each, proto_info="y") for each in options]
-                    with RayRanks(asked, view, places) as ranks:
-                        told = run_backend(glance(plan), asked, ranks)
-                    result = with_wire_of(result, told)
+                if wire_unreported(result):
+                    proto_options = [replace(rank_options, proto_info="y") for rank_options in options]
+                    with RayRanks(proto_options, view, places) as ranks:
+                        probe = run_backend(probe_plan(plan), proto_options, ranks)
+                    result = with_wire_of(result, probe)
                 result = replace(result, ray_s=ray_s, startup_s=result.startup_s + command_s)
                 outcomes.append(Outcome(backend, result))
             except TransferError as error:
@@ -216,11 +218,11 @@ class RayRanks:
         """All actors are there, each where it must be. Raises TransferError (placement)."""
         import ray
 
-        asked = [actor.where.remote() for actor in self.actors]
-        ray.wait(asked, num_returns=len(asked), timeout=PLACE_TIMEOUT_S)
-        for options, answer in zip(self.options, asked, strict=True):
+        pending = [actor.where.remote() for actor in self.actors]
+        ray.wait(pending, num_returns=len(pending), timeout=PLACE_TIMEOUT_S)
+        for options, reference in zip(self.options, pending, strict=True):
             try:
-                seat = ray.get(answer, timeout=0)
+                seat = ray.get(reference, timeout=0)
             except ray.exceptions.GetTimeoutError as error:
                 raise TransferError(
                     "placement", f"{options.name} did not start on its node within {PLACE_TIMEOUT_S:g} s: "
@@ -249,25 +251,25 @@ class RayRanks:
         for node, _, pid in self.seats:
             by_node.setdefault(node, []).append(pid)
         task = ray.remote(num_cpus=0)(end_ranks)
-        asked = []
+        pending = []
         for node, pids in by_node.items():
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            asked.append(task.options(scheduling_strategy=there).remote(pids))
-        if asked:
+            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+            pending.append(task.options(scheduling_strategy=pinned).remote(pids))
+        if pending:
             with contextlib.suppress(Exception):  # a node that died has no process left
-                ray.get(asked, timeout=REAP_TIMEOUT_S)
+                ray.get(pending, timeout=REAP_TIMEOUT_S)
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
         """See `check.Ranks`."""
         import ray
 
-        asked = [self.actors[rank].call.remote(method, *words) for rank, words in zip(ranks, args, strict=True)]
-        ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        pending = [self.actors[rank].call.remote(method, *words) for rank, words in zip(ranks, args, strict=True)]
+        ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
         answers = []
-        for rank, answer in zip(ranks, asked, strict=True):
+        for rank, reference in zip(ranks, pending, strict=True):
             name = self.options[rank].name
             try:
-                answers.append(ray.get(answer, timeout=0))
+                answers.append(ray.get(reference, timeout=0))
             except ray.exceptions.GetTimeoutError:
                 answers.append(("timeout", f"{name} does not answer within {timeout_s:g} s"))
             except ray.exceptions.RayTaskError as error:

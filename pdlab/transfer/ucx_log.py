@@ -71,8 +71,8 @@ def parse_table(log: str) -> tuple[Row, ...]:
                 scope, operation = "", None
             continue
         cells = [cell.strip() for cell in line[start:].strip().strip("|").split("|")]
-        if here := _SCOPE.search(cells[0]):
-            scope, operation = here[1], None
+        if scope_match := _SCOPE.search(cells[0]):
+            scope, operation = scope_match[1], None
             cells = cells[1:]
         if len(cells) == 1:
             operation = _operation(cells[0]) if scope else None
@@ -83,12 +83,12 @@ def parse_table(log: str) -> tuple[Row, ...]:
 
 
 def _operation(title: str) -> Operation | None:
-    found = _TITLE.match(title)
-    if found is None:
+    title_match = _TITLE.match(title)
+    if title_match is None:
         return None
-    if found["message"]:
+    if title_match["message"]:
         return "message"
-    return "read" if found["rma"] == "read" else "write"
+    return "read" if title_match["rma"] == "read" else "write"
 
 
 def _row(operation: Operation, scope: str, cells: Sequence[str]) -> Row | None:
@@ -143,9 +143,9 @@ def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire 
     Every protocol that carried at least STRAY of them is part of it, so that a share of the bytes which took
     another way is not hidden by the larger share.
     """
-    mine = [row for row in rows if row.operation == operation]
+    operation_rows = [row for row in rows if row.operation == operation]
     counts: Counter[tuple[str, tuple[Lane, ...]]] = Counter()
-    for row in mine:
+    for row in operation_rows:
         if row.count:
             counts[row.protocol, row.lanes] += row.count
     if counts:
@@ -153,7 +153,7 @@ def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire 
         ways = [Wire(*way, True, count) for way, count in counts.most_common() if count >= STRAY * total]
         wire = together(ways)
         return None if wire is None else replace(wire, operations=total)
-    for row in reversed(mine):  # endpoints made later are the data's
+    for row in reversed(operation_rows):  # endpoints made later are the data's
         if row.count is None and row.low <= page_bytes and (row.high is None or page_bytes <= row.high):
             return Wire(row.protocol, row.lanes, False)
     return None
@@ -171,7 +171,7 @@ def together(wires: Iterable[Wire | None]) -> Wire | None:
     if len(lanes) == 1:
         (joined,) = lanes
     else:
-        joined = tuple(dict.fromkeys(replace(lane, percent=None) for each in lanes for lane in each))
+        joined = tuple(dict.fromkeys(replace(lane, percent=None) for lane_set in lanes for lane in lane_set))
     counts = [way.operations for way in ways if way.operations is not None]
     return Wire(
         " and ".join(dict.fromkeys(way.protocol for way in ways)), joined, all(way.counted for way in ways),
@@ -181,14 +181,14 @@ def together(wires: Iterable[Wire | None]) -> Wire | None:
 
 def ucx_version(log: str) -> str | None:
     """As in ``1.21.0``; None when the log does not say."""
-    found = _VERSION.search(log)
-    return found[1] if found else None
+    version_match = _VERSION.search(log)
+    return version_match[1] if version_match else None
 
 
 def failed_modules(log: str) -> dict[str, str]:
     """UCX module (``uct_ib_efa``) -> why it did not load, of its first try: the copy that belongs to this UCX."""
     failed: dict[str, str] = {}
-    for found in _FAILED.finditer(log):
-        why = found["why"].removeprefix(f"{found['path']}: ").strip()
-        failed.setdefault(found["name"], why)
+    for failure in _FAILED.finditer(log):
+        why = failure["why"].removeprefix(f"{failure['path']}: ").strip()
+        failed.setdefault(failure["name"], why)
     return failed

@@ -19,13 +19,13 @@ RULES = (*software_rules.RULES, *settings_rules.RULES)
 
 
 def diagnose(
-    facts: Facts, *, asked_s: tuple[float, float] | None = None, rules: Sequence[Rule] = RULES
+    facts: Facts, *, query_clock_s: tuple[float, float] | None = None, rules: Sequence[Rule] = RULES
 ) -> list[Finding]:
-    """All findings, worst first. ``asked_s``: the asker's clock before the question and after the answers."""
-    found = [finding for rule in rules for finding in rule(facts)]
-    if asked_s is not None:
-        found += settings_rules.clocks(facts, asked_s)
-    return sorted(_joined(found), key=lambda finding: (ORDER.index(finding.severity), finding.topic))
+    """All findings, worst first. ``query_clock_s``: the asker's clock before the question and after the answers."""
+    findings = [finding for rule in rules for finding in rule(facts)]
+    if query_clock_s is not None:
+        findings += settings_rules.clocks(facts, query_clock_s)
+    return sorted(_joined(findings), key=lambda finding: (ORDER.index(finding.severity), finding.topic))
 
 
 def _joined(findings: Sequence[Finding]) -> list[Finding]:
@@ -33,8 +33,8 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
     merged: dict[tuple[str, ...], Finding] = {}
     for finding in findings:
         key = (finding.severity, finding.topic, finding.evidence, finding.consequence, finding.fix)
-        before = merged.get(key)
-        nodes = (*before.nodes, *finding.nodes) if before else finding.nodes
+        known = merged.get(key)
+        nodes = (*known.nodes, *finding.nodes) if known else finding.nodes
         merged[key] = Finding(finding.severity, finding.topic, nodes, *key[2:])
     return list(merged.values())
 
@@ -61,8 +61,8 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
 def summary(findings: Sequence[Finding]) -> str:
     """One line."""
     counts = [(severity, sum(f.severity == severity for f in findings)) for severity in ORDER]
-    told = ", ".join(f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counts if number)
-    return f"doctor: {told or 'nothing found'}"
+    count_texts = ", ".join(f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counts if number)
+    return f"doctor: {count_texts or 'nothing found'}"
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -18,12 +18,12 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     for name in names:
         by_node = {node: fact["versions"].get(name) for node, fact in facts.items() if "versions" in fact}
         if len(set(by_node.values())) > 1:
-            told = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
+            version_list = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
             yield Finding(
                 "error" if name in ("vllm", "nixl") else "warning",
                 f"{name} version",
                 tuple(by_node),
-                told,
+                version_list,
                 "the NIXL handshake compares hashes of vLLM and connector: transfers are refused"
                 if name in ("vllm", "nixl")
                 else "nodes behave differently",
@@ -41,19 +41,21 @@ def _versions(facts: Facts) -> Iterator[Finding]:
 
 
 def _ucx_versions(facts: Facts) -> Iterator[Finding]:
-    used = {node: fact["loaded"].get("ucx") for node, fact in facts.items() if fact.get("loaded", {}).get("ucx")}
-    if len(set(used.values())) > 1:
-        told = ", ".join(f"{node} {version}" for node, version in used.items())
+    ucx_versions = {
+        node: fact["loaded"].get("ucx") for node, fact in facts.items() if fact.get("loaded", {}).get("ucx")
+    }
+    if len(set(ucx_versions.values())) > 1:
+        version_list = ", ".join(f"{node} {version}" for node, version in ucx_versions.items())
         yield Finding(
             "error",
             "UCX version",
-            tuple(used),
-            told,
+            tuple(ucx_versions),
+            version_list,
             "UCX of different versions may choose different protocols, or fail to talk",
             "use the same UCX on every node: unset LD_LIBRARY_PATH, or debug/install_on_nodes.py",
         )
-    for node, version in used.items():
-        old = tuple(int(part) for part in version.split(".")[:2]) < (1, 20)
+    for node, version in ucx_versions.items():
+        old = tuple(int(number) for number in version.split(".")[:2]) < (1, 20)
         if old and any(device["driver"] == "efa" for device in facts[node].get("rdma", ())):
             yield Finding(
                 "error",
@@ -172,25 +174,25 @@ def _modules(facts: Facts) -> Iterator[Finding]:
             continue
         efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
         for module, why in failed_modules(loaded.get("log", "")).items():
-            wanted = (efa and "efa" in module) or (fact.get("gpus") and "cuda" in module)
+            needed = (efa and "efa" in module) or (fact.get("gpus") and "cuda" in module)
             yield Finding(
-                "error" if wanted else "note",
+                "error" if needed else "note",
                 f"UCX module {module}",
                 (node,),
                 why,
-                "UCX goes on without it, silently" + ("" if wanted else "; nothing on this node needs it"),
-                "install what it names" if wanted else "nothing to do here",
+                "UCX goes on without it, silently" + ("" if needed else "; nothing on this node needs it"),
+                "install what it names" if needed else "nothing to do here",
             )
 
 
 def hashes(facts: Facts) -> dict[str, dict[str, str]]:
     """Library -> node -> hash of the file that NIXL loads there; a node that does not load it is left out."""
-    found: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     for node, fact in facts.items():
         for path, digest in ((fact.get("loaded") or {}).get("digests") or {}).items():
             # libucp-bcc5ee2e.so.0.0.0: the wheel's tool puts a hash into the name
-            found.setdefault(re.split(r"(?:-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
-    return found
+            digests.setdefault(re.split(r"(?:-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
+    return digests
 
 
 def loads_alike(facts: Facts) -> str | None:
@@ -215,7 +217,8 @@ def _builds(facts: Facts) -> Iterator[Finding]:
             "warning",
             "builds differ",
             tuple(dict.fromkeys(node for nodes in differing.values() for node in nodes)),
-            f"{', '.join(differing)}; hashes of {library}: " + ", ".join(f"{n} {what}" for n, what in nodes.items()),
+            f"{', '.join(differing)}; hashes of {library}: "
+            + ", ".join(f"{n} {digest}" for n, digest in nodes.items()),
             "other builds may choose other protocols, or find other devices",
             "the same wheel on every node: debug/install_on_nodes.py",
         )
@@ -249,8 +252,8 @@ def _backends(facts: Facts) -> Iterator[Finding]:
 
 def _shadowed(facts: Facts) -> Iterator[Finding]:
     for name in ("vllm", "nixl"):
-        found = {node: fact.get("modules", {}).get(name) for node, fact in facts.items()}
-        for node, path in found.items():
+        module_paths = {node: fact.get("modules", {}).get(name) for node, fact in facts.items()}
+        for node, path in module_paths.items():
             if path and "site-packages" not in path and "dist-packages" not in path:
                 yield Finding(
                     "warning",
@@ -272,26 +275,26 @@ def _toolchain(facts: Facts) -> Iterator[Finding]:
         if not tools or not fact.get("gpus"):
             continue
         flashinfer = fact.get("environment", {}).get("VLLM_USE_FLASHINFER_SAMPLER", "0") != "0"
-        wanted = ["gcc", "Python.h", *(["nvcc", "ninja"] if flashinfer else [])]
-        missing = [tool for tool in wanted if not tools.get(tool)]
-        if missing:
-            who = "FlashInfer compiles its sampler and Triton its launchers" if flashinfer else "Triton compiles"
+        required_tools = ["gcc", "Python.h", *(["nvcc", "ninja"] if flashinfer else [])]
+        missing_tools = [tool for tool in required_tools if not tools.get(tool)]
+        if missing_tools:
+            compilers = "FlashInfer compiles its sampler and Triton its launchers" if flashinfer else "Triton compiles"
             yield Finding(
                 "error",
                 "compiler",
                 (node,),
-                f"not found for the Python that Ray runs: {', '.join(missing)}",
-                f"{who} when an engine starts: it fails there, minutes after the launch",
+                f"not found for the Python that Ray runs: {', '.join(missing_tools)}",
+                f"{compilers} when an engine starts: it fails there, minutes after the launch",
                 "apt-get install build-essential python3-dev; unset VLLM_USE_FLASHINFER_SAMPLER, or install the CUDA "
                 "toolkit, and start Ray with the environment's bin folder on PATH (docs/setup.md)",
             )
         elif not flashinfer and (not tools.get("ninja") or not tools.get("nvcc")):
-            lacks = [tool for tool in ("nvcc", "ninja") if not tools.get(tool)]
+            absent_tools = [tool for tool in ("nvcc", "ninja") if not tools.get(tool)]
             yield Finding(
                 "note",
                 "compiler",
                 (node,),
-                f"not found for the Python that Ray runs: {', '.join(lacks)}",
+                f"not found for the Python that Ray runs: {', '.join(absent_tools)}",
                 "nothing needs it as pdlab starts engines: FlashInfer's sampler is off",
                 "nothing to do, unless an engine argument brings FlashInfer back",
             )
@@ -333,12 +336,12 @@ def _no_srd(facts: Facts) -> Iterator[Finding]:
         if not efa or transports is None:
             continue
         if not any(name.startswith("srd/") for name in transports):
-            has = ", ".join(sorted({name.split("/")[0] for name in transports})) or "none"
+            transport_names = ", ".join(sorted({name.split("/")[0] for name in transports})) or "none"
             yield Finding(
                 "error",
                 SRD,
                 (node,),
-                f"{efa} EFA devices, and UCX finds none of them (its transports: {has})",
+                f"{efa} EFA devices, and UCX finds none of them (its transports: {transport_names})",
                 "KV crosses nodes over TCP, some hundred times slower, and nothing reports it",
                 "debug/build_nixl_ucx_efa.sh, or --kv-backend LIBFABRIC where its plugin loads",
             )

@@ -138,7 +138,7 @@ def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[Pair, ...]:
     if reason := refusal(prefill_tp, decode_tp, shape.kv_heads):
         raise ValueError(reason)
     decode_page, prefill_page = shape.page_bytes(decode_tp), shape.page_bytes(prefill_tp)
-    found = []
+    all_pairs = []
     for decode in range(decode_tp):
         if decode_tp >= prefill_tp:
             prefill = decode * prefill_tp // decode_tp
@@ -148,12 +148,12 @@ def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[Pair, ...]:
                 slot = shape.first_head(decode_tp, decode) - shape.first_head(prefill_tp, prefill)
             else:
                 slot = decode % (decode_tp // prefill_tp)
-            found.append(Pair(prefill, decode, slot * decode_page, 0, decode_page))
+            all_pairs.append(Pair(prefill, decode, slot * decode_page, 0, decode_page))
         else:
             ratio = prefill_tp // decode_tp
             for slot in range(ratio):
-                found.append(Pair(decode * ratio + slot, decode, 0, slot * prefill_page, prefill_page))
-    return tuple(found)
+                all_pairs.append(Pair(decode * ratio + slot, decode, 0, slot * prefill_page, prefill_page))
+    return tuple(all_pairs)
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,11 @@ def descriptors(
     vLLM registers all blocks of the cache once and picks from them by index.
     """
     blocks = np.arange(num_blocks, dtype=np.uint64) * np.uint64(page_bytes) + np.uint64(offset)
-    out = np.empty((len(bases) * num_blocks, 3), dtype=np.uint64)
-    out[:, 0] = (np.array(bases, dtype=np.uint64)[:, None] + blocks[None, :]).ravel()
-    out[:, 1] = length
-    out[:, 2] = device
-    return out
+    descriptor_table = np.empty((len(bases) * num_blocks, 3), dtype=np.uint64)
+    descriptor_table[:, 0] = (np.array(bases, dtype=np.uint64)[:, None] + blocks[None, :]).ravel()
+    descriptor_table[:, 1] = length
+    descriptor_table[:, 2] = device
+    return descriptor_table
 
 
 def descriptor_ids(blocks: Blocks, regions: int, num_blocks: int) -> npt.NDArray[np.int32]:

@@ -93,7 +93,7 @@ class RawUcx:
                 time.sleep(0)
 
     def rates(
-        self, there: Exposed, near: Sequence[int], far: Sequence[int], page: int, write: bool, repeats: int,
+        self, exposed: Exposed, near: Sequence[int], far: Sequence[int], page: int, write: bool, repeats: int,
         until_s: float,
     ) -> list[float]:  # fmt: skip
         """GB/s of ``repeats`` passes over the blocks ``near`` here and ``far`` there, ``page`` bytes in every region.
@@ -101,12 +101,12 @@ class RawUcx:
         Raises RawUcxError when UCX refuses, or when a pass is not done at ``until_s`` of the monotonic clock.
         """
         ucp, ep = self._ucp, ctypes.c_void_p()
-        address = ctypes.create_string_buffer(there.worker, len(there.worker))
+        address = ctypes.create_string_buffer(exposed.worker, len(exposed.worker))
         params = _words(EP_REMOTE_ADDRESS, ctypes.addressof(address))
         self._must(ucp.ucp_ep_create(self._worker, params, ctypes.byref(ep)), "connect")
         self._eps.append(ep)
         keys = []
-        for _, packed in there.regions:
+        for _, packed in exposed.regions:
             key = ctypes.c_void_p()
             self._must(ucp.ucp_ep_rkey_unpack(ep, packed, ctypes.byref(key)), "unpack a key")
             keys.append(key)
@@ -117,15 +117,15 @@ class RawUcx:
             words[AT_MEMH] = memory.value or 0
             attributes.append(words)
         work = [
-            (mine + here * page, theirs + away * page, key, words)
-            for mine, (theirs, _), key, words in zip(self.bases, there.regions, keys, attributes, strict=True)
-            for here, away in zip(near, far, strict=True)
+            (own_base + own_block * page, peer_base + peer_block * page, key, words)
+            for own_base, (peer_base, _), key, words in zip(self.bases, exposed.regions, keys, attributes, strict=True)
+            for own_block, peer_block in zip(near, far, strict=True)
         ]
         rates = []
         for _ in range(repeats + 1):
             began = time.perf_counter()
-            for number, (to, out, key, words) in enumerate(work):
-                self._let_go(move(ep, to, page, out, key, words))
+            for number, (local_address, remote_address, key, words) in enumerate(work):
+                self._let_go(move(ep, local_address, page, remote_address, key, words))
                 if number % POSTS_PER_LOOK == 0:
                     ucp.ucp_worker_progress(self._worker)
             self._finish(ucp.ucp_worker_flush_nbx(self._worker, _words(0)), until_s)
@@ -169,9 +169,9 @@ class RawUcx:
         self._ucp.ucp_request_free(request)
         self._must(status, "finish")
 
-    def _must(self, status: int, what: str) -> None:
+    def _must(self, status: int, action: str) -> None:
         if status != 0:
-            raise RawUcxError(f"UCX cannot {what}: {self._text(status)}")
+            raise RawUcxError(f"UCX cannot {action}: {self._text(status)}")
 
     def _text(self, status: int) -> str:
         return str(_ucs().ucs_status_string(status).decode())
@@ -223,6 +223,6 @@ def _ucs() -> Any:
     return ucs
 
 
-def _words(*first: int) -> Any:
+def _words(*leading: int) -> Any:
     """A parameter structure: its first words, and zeros well beyond its end."""
-    return (ctypes.c_uint64 * 64)(*first)
+    return (ctypes.c_uint64 * 64)(*leading)

@@ -51,8 +51,8 @@ class SideChannel:
             with peer, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 peer.settimeout(10)
                 with peer.makefile("rwb") as stream:
-                    wanted = json.loads(stream.readline(1024))["rank"]
-                    stream.write(self._answers[wanted] + b"\n")
+                    requested_rank = json.loads(stream.readline(1024))["rank"]
+                    stream.write(self._answers[requested_rank] + b"\n")
 
     def close(self) -> None:
         """Stop answering."""

@@ -14,7 +14,16 @@ import pytest
 from support.rank_processes import ProcessRanks
 
 from pdlab.core.errors import TransferError
-from pdlab.transfer.check import BackendResult, Plan, Size, cache_blocks, glance, run_backend, wire_untold, with_wire_of
+from pdlab.transfer.check import (
+    BackendResult,
+    Plan,
+    Size,
+    cache_blocks,
+    probe_plan,
+    run_backend,
+    wire_unreported,
+    with_wire_of,
+)
 from pdlab.transfer.rank.faults import FAULTS
 from pdlab.transfer.rank.layout import KvShape, model_kv_shape
 from pdlab.transfer.rank.messages import RankOptions
@@ -97,9 +106,9 @@ def test_tcp_on_one_host_is_the_wrong_wire(direction: str) -> None:
 
 def test_a_ucx_that_counts_nothing_tells_its_candidates() -> None:
     silent = run(plan(), proto_info="n")
-    assert wire_untold(silent) and any("counters alone" in note for note in silent.notes)
-    told = run(glance(plan()), proto_info="y")
-    result = with_wire_of(silent, told)
+    assert wire_unreported(silent) and any("counters alone" in note for note in silent.notes)
+    probe = run(probe_plan(plan()), proto_info="y")
+    result = with_wire_of(silent, probe)
     assert result.wire is not None and not result.wire.counted
     assert result.wire.transports == ("cma",) and "over cma/memory, zero-copy" in result.verdict.text
     assert result.sizes == silent.sizes
