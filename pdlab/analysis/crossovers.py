@@ -185,9 +185,12 @@ def _takeover(offers: Sequence[_Offer], a: int, b: int, last_step: int, grid: Ar
     def high_side(g: int) -> bool:
         return _ahead(offers, b, a, g, view)
 
-    low = next((float(grid[g]) for g in range(last_step, -1, -1) if _both(before, after, g) and low_side(g)), None)
+    low = next(
+        (float(grid[g]) for g in range(last_step, -1, -1) if _both_measured(before, after, g) and low_side(g)), None
+    )
     high = next(
-        (float(grid[g]) for g in range(last_step + 1, len(grid)) if _both(before, after, g) and high_side(g)), None
+        (float(grid[g]) for g in range(last_step + 1, len(grid)) if _both_measured(before, after, g) and high_side(g)),
+        None,
     )
     return Takeover(
         before=before.label,
@@ -199,7 +202,7 @@ def _takeover(offers: Sequence[_Offer], a: int, b: int, last_step: int, grid: Ar
     )
 
 
-def _both(offer_a: _Offer, offer_b: _Offer, g: int) -> bool:
+def _both_measured(offer_a: _Offer, offer_b: _Offer, g: int) -> bool:
     return offer_a.latency[g] is not None and offer_b.latency[g] is not None
 
 

@@ -42,7 +42,7 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
             (i, folder, run)
             for i, (folder, experiment) in enumerate(zip(folders, experiments, strict=True))
             if (folder / MANIFEST).is_file()
-            for run in _wanted(experiment, every_request)
+            for run in _runs_needing_requests(experiment, every_request)
         ]
         request_tables = pool.map(lambda item: load_requests(item[1], item[2]), wanted_runs)
         requests: list[dict[RunKey, Requests]] = [{} for _ in folders]
@@ -93,6 +93,6 @@ def _is_figure(value: float) -> bool:
     return math.isfinite(value) and value >= 0
 
 
-def _wanted(experiment: Experiment, every: bool) -> list[Run]:
+def _runs_needing_requests(experiment: Experiment, every: bool) -> list[Run]:
     valid = Counter((run.key.kind, run.key.value) for run in experiment.runs if run.validity.valid)
     return [run for run in experiment.runs if every or valid[run.key.kind, run.key.value] < 2]

@@ -108,14 +108,14 @@ def _point(where: str, row: Mapping[str, str]) -> tuple[Deployment, Point]:
     for name in REQUIRED:
         if name not in row:
             raise UsageError(f"{where}: {name} is empty; every point says it")
-    gpus_per_node, tp = _whole(where, row, "gpus_per_node", 8), _whole(where, row, "tp", 1)
+    gpus_per_node, tp = _integer(where, row, "gpus_per_node", 8), _integer(where, row, "tp", 1)
     try:
         topology = notation.parse(row["configuration"], gpus_per_node=gpus_per_node, tp=tp)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
     deployment = Deployment(model=row.get("model", "unknown"), topology=topology)
     workload = Workload(
-        input_tokens=_whole(where, row, "input_tokens"), output_tokens=_whole(where, row, "output_tokens")
+        input_tokens=_integer(where, row, "input_tokens"), output_tokens=_integer(where, row, "output_tokens")
     )
     load = _load(where, row)
     requests, input_tokens, output_tokens = _rates(where, row, deployment, workload, gpus_per_node)
@@ -143,7 +143,7 @@ def _load(where: str, row: Mapping[str, str]) -> Load:
     if ("concurrency" in row) == ("rate_rps" in row):
         raise UsageError(f"{where}: give either concurrency or rate_rps")
     if "concurrency" in row:
-        return Closed(concurrency=_whole(where, row, "concurrency"))
+        return Closed(concurrency=_integer(where, row, "concurrency"))
     return Open(rate_rps=_number(where, row, "rate_rps"))
 
 
@@ -208,7 +208,7 @@ def _number(where: str, row: Mapping[str, str], name: str) -> float:
     return value
 
 
-def _whole(where: str, row: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _integer(where: str, row: Mapping[str, str], name: str, default: int | None = None) -> int:
     if name not in row and default is not None:
         return default
     value = _number(where, row, name)

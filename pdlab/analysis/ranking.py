@@ -174,12 +174,6 @@ def estimate_at(curve: Curve, view: View, bound: float) -> Estimate | None:
     return max(estimates, key=lambda estimate: estimate.value, default=None)
 
 
-def throughput_at(curve: Curve, view: View, bound: float) -> float | None:
-    """`estimate_at` without its scatter."""
-    estimate = estimate_at(curve, view, bound)
-    return None if estimate is None else estimate.value
-
-
 class Ranked(Frozen):
     """One configuration at the bound. ``best_over_it`` compares the first of the ranking with it (None
     for the first itself), all of these together at the level of confidence."""

@@ -90,22 +90,22 @@ def _acquired(path: Path, resource: str, fix: str) -> int:
         except OSError as error:
             os.close(file)
             raise StoreError(f"{path}: this file system has no locks ({error.strerror or error})") from error
-        if _is(path, file):
+        if _same_file(path, file):
             with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
                 os.ftruncate(file, 0)
-                os.pwrite(file, json.dumps(_self()).encode(), 0)
+                os.pwrite(file, json.dumps(_this_process()).encode(), 0)
             return file
         os.close(file)  # its last holder has just removed it
 
 
-def _is(path: Path, file: int) -> bool:
+def _same_file(path: Path, file: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except OSError:
         return False
 
 
-def _self() -> dict[str, Any]:
+def _this_process() -> dict[str, Any]:
     command_line = shlex.join(sys.orig_argv[1:] or sys.argv)
     command = command_line if len(command_line) <= COMMAND_CHARS else f"{command_line[:COMMAND_CHARS]}..."
     return {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": time.time()}

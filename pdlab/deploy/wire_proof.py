@@ -51,7 +51,6 @@ TRANSPORTS = {
 NETWORKS = ("efa", "rdma", "tcp")
 WIRE_OF_NIC = {"efa": "efa", "infiniband": "rdma", "roce": "rdma"}
 UNKNOWN = "unknown"
-WIRES = (*NETWORKS, UNKNOWN)
 
 
 @dataclass(frozen=True)

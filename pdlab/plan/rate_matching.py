@@ -31,7 +31,6 @@ class Rates(NamedTuple):
 
     prefill_rps: float
     decode_rps: float
-    decode_batch: int  # sequences of one engine at that rate
 
     @property
     def matched(self) -> str:
@@ -168,8 +167,8 @@ class Matcher:
 
     def rates(self, prefill: Pool, decode: Pool, tpot_s: float) -> Rates:
         """One replica of each role, alone."""
-        decode_rps, batch = self.decode(decode, tpot_s)
-        return Rates(self.prefill(prefill), decode_rps, batch)
+        decode_rps, _ = self.decode(decode, tpot_s)
+        return Rates(self.prefill(prefill), decode_rps)
 
     def serves(self, unit: Unit, tpot_s: float) -> tuple[float, float]:
         """(requests/s of one copy, its requests in flight) by rate matching; (0, 0) when a bound cannot be met."""

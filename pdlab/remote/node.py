@@ -85,7 +85,7 @@ print("FOUND " + json.dumps(found), flush=True)
 def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Facts that take milliseconds. ``environment``: what the engines get on top of this process's."""
     env = {**os.environ, **(environment or {})}
-    taken_ports = [port for port in ports if not _free(port)]
+    taken_ports = [port for port in ports if not _is_free(port)]
     return {
         "time_s": time.time(),
         "host": socket.gethostname(),
@@ -255,7 +255,7 @@ def _nccl_net(env: dict[str, str]) -> list[str]:
     return sorted({str(path) for folder in folders if folder for path in Path(folder).glob("libnccl-net*.so*")})
 
 
-def _free(port: int) -> bool:
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -13,7 +13,7 @@ from pdlab.core import text
 from pdlab.core.text import listed, plain
 from pdlab.core.workload import Slo
 from pdlab.report import tables
-from pdlab.report.verdicts import bracket, incomparable, slo_name, times
+from pdlab.report.verdicts import bracket, incomparable, lead_factor, slo_name
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
 
@@ -40,7 +40,7 @@ def _capacities(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     rows = []
     for capacity, ranked in zip(pick.capacities, pick.ranking, strict=True):
         ahead = ranked.best_over_it
-        lead = "" if ahead is None else times(ahead)
+        lead = "" if ahead is None else lead_factor(ahead)
         rows.append(
             [
                 capacity.label,
@@ -132,8 +132,10 @@ def split_text(curves: Sequence[Curve]) -> str | None:
     rows = []
     for curve in curves:
         for (_, value), breakdown in sorted(curve.splits.items()):
-            cells = [_part(part.low_s, part.high_s) if (part := getattr(breakdown, name)) else "-" for name in PARTS]
-            rest_cell = _part(breakdown.rest_low_s, breakdown.rest_high_s)
+            cells = [
+                _range_text(part.low_s, part.high_s) if (part := getattr(breakdown, name)) else "-" for name in PARTS
+            ]
+            rest_cell = _range_text(breakdown.rest_low_s, breakdown.rest_high_s)
             rows.append([curve.label, f"{value:g}", text.number(1000 * breakdown.ttft_s), *cells, rest_cell])
     if not rows:
         return None
@@ -145,7 +147,7 @@ def split_text(curves: Sequence[Curve]) -> str | None:
     return f"{title}\n{text.table(['curve', 'load', 'TTFT mean', *head, 'rest'], rows, left=(0,))}"
 
 
-def _part(low_s: float | None, high_s: float | None) -> str:
+def _range_text(low_s: float | None, high_s: float | None) -> str:
     """In ms: a figure, or the ends between which it is."""
     low, high = (None if end is None else text.number(1000 * end) for end in (low_s, high_s))
     if low == high:

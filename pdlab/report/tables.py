@@ -173,7 +173,9 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
                     point.window,
                 ]
             )
-    return "Raw, whole deployment (latencies in ms; x: not valid)\n" + table(*_known(head, rows), left=(0,))
+    return "Raw, whole deployment (latencies in ms; x: not valid)\n" + table(
+        *_informative_columns(head, rows), left=(0,)
+    )
 
 
 def _per_node(curves: Sequence[Curve], view: View) -> str:
@@ -211,7 +213,7 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
     legend = f"latency: {view.statistic}; *: on the Pareto frontier of {view.throughput_metric} tokens/s; x: not valid"
     if any(frontier_point.share is not None for frontier_point in frontier.values()):
         legend += "; %: share of bootstrap draws with the point on the frontier"
-    return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_known(head, rows), left=(0,))
+    return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_informative_columns(head, rows), left=(0,))
 
 
 def _on_frontier(frontier_point: FrontierPoint | None) -> str:
@@ -222,7 +224,7 @@ def _on_frontier(frontier_point: FrontierPoint | None) -> str:
     return f"* {share}".rstrip() if frontier_point.on_it else share
 
 
-def _known(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
+def _informative_columns(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
     """The table without the columns in which nothing is known."""
     known_columns = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
     return [head[i] for i in known_columns], [[row[i] for i in known_columns] for row in rows]

@@ -24,7 +24,7 @@ def sentence(curves: Sequence[Curve], view: View) -> str:
         return "No valid level to compare."
     if reason := incomparable(curves, view):
         return f"No winner can be named: {reason}."
-    return _say(comparison, curves, view)
+    return _ranking_sentence(comparison, curves, view)
 
 
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
@@ -88,7 +88,7 @@ def bracket(capacity: Capacity) -> str:
     return f"{text} ({100 * capacity.bracket_confidence:g} % confidence{many})"
 
 
-def _say(comparison: Reading, curves: Sequence[Curve], view: View) -> str:
+def _ranking_sentence(comparison: Reading, curves: Sequence[Curve], view: View) -> str:
     sign = "<=" if view.lower_is_better else ">="
     statistic = {"mean": "mean", "p50": "median"}.get(view.statistic, view.statistic)
     where = f"At {statistic} {view.latency_name} {sign} {plain(comparison.bound)} {view.latency_unit}"
@@ -136,30 +136,30 @@ def doubt(ahead: Comparison | None, label: str) -> str:
     tied = ahead.verdict == "not distinguishable"
     of = f"{100 * ahead.level:g} % interval of the lead over {label}"
     if ahead.basis == "search":
-        if wide(ahead) and tied:
+        if is_too_wide(ahead) and tied:
             return "what the search for the highest rate left open is too wide to compare"
         return f"{of}: {lead(ahead)}, by the ends of the search for the highest rate"
     if ahead.high == float("inf"):
         return EDGE
     if ahead.basis == "assumed":
-        if wide(ahead) and tied:
+        if is_too_wide(ahead) and tied:
             return "one repeat, whose requests scatter too much there to compare"
         least = percent(ahead.high / ahead.ratio - 1, reference=ahead.ratio - 1)
         return f"one repeat: differences below {least} % are not meaningful"
-    if still(ahead):
+    if has_no_scatter(ahead):
         return "the repeats do not scatter at all"
-    if wide(ahead) and tied:
+    if is_too_wide(ahead) and tied:
         factor = plain(ahead.high / ahead.low) if ahead.high < 1000 * ahead.low else "more than 1,000"
         return f"the repeats differ too much there: the {of} spans a factor of {factor}"
     return f"{of}: {lead(ahead)}"
 
 
-def still(ahead: Comparison) -> bool:
+def has_no_scatter(ahead: Comparison) -> bool:
     """Whether no scatter was seen at all, as where every repeat is the same."""
     return ahead.high - ahead.low <= ROUNDING * ahead.ratio
 
 
-def wide(ahead: Comparison) -> bool:
+def is_too_wide(ahead: Comparison) -> bool:
     """Whether the interval is so wide that its ends mean nothing."""
     return not ahead.low or ahead.high / ahead.low > WIDE
 
@@ -167,21 +167,21 @@ def wide(ahead: Comparison) -> bool:
 def lead(ahead: Comparison) -> str:
     """The interval of a lead, as exact as the verdict needs: ``3 to 12 %``, ``-0.4 to 9 %``, ``above 60 %``."""
     low, high = ahead.low - 1, ahead.high - 1
-    if wide(ahead):
+    if is_too_wide(ahead):
         return f"above {percent(low)} %" if ahead.verdict == "better" else "too wide to say"
-    if still(ahead) and ahead.basis != "search":
+    if has_no_scatter(ahead) and ahead.basis != "search":
         return "no scatter between repeats"
     return f"{percent(low)} to {percent(high)} %"
 
 
-def times(ahead: Comparison) -> str:
+def lead_factor(ahead: Comparison) -> str:
     """The same as a factor: ``1.12 x (1.03 to 1.21)``."""
 
     def factor(value: float) -> str:
         share = abs(value - 1)
         return f"{value:.{2 if share > 0.005 or share <= ROUNDING else next(d for d in range(10) if round(share, d))}f}"
 
-    if wide(ahead):
+    if is_too_wide(ahead):
         ends = f"above {factor(ahead.low)}" if ahead.verdict == "better" else "too wide to say"
     else:
         ends = f"{factor(ahead.low)} to {factor(ahead.high)}"

@@ -322,11 +322,11 @@ class _Run:
             return [value for _, value in answers]
         _, kind, text = failed[0]
         if kind in ("peer", "timeout"):
-            lost = self._lost()
+            lost = self._lost_ranks()
             text += f" ({'; '.join(lost)})" if lost else ""
         raise TransferError(kind, f"{text} [while: {_WHILE.get(method, method)}]")
 
-    def _lost(self) -> list[str]:
+    def _lost_ranks(self) -> list[str]:
         """Ranks that are dead or do not answer now."""
         answers = self.ranks.call(self.everyone, "ping", [()] * len(self.everyone), PING_S)
         lost_ranks = []

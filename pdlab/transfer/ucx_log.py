@@ -50,7 +50,6 @@ class Row:
     """
 
     operation: Operation
-    scope: str
     count: int | None
     low: int
     high: int | None
@@ -77,7 +76,7 @@ def parse_table(log: str) -> tuple[Row, ...]:
         if len(cells) == 1:
             operation = _operation(cells[0]) if scope else None
         # A line that was cut behind an inner bar has fewer cells than the border above it.
-        elif operation and len(cells) == columns and (row := _row(operation, scope, cells)):
+        elif operation and len(cells) == columns and (row := _row(operation, cells)):
             rows.append(row)
     return tuple(rows)
 
@@ -91,7 +90,7 @@ def _operation(title: str) -> Operation | None:
     return "read" if title_match["rma"] == "read" else "write"
 
 
-def _row(operation: Operation, scope: str, cells: Sequence[str]) -> Row | None:
+def _row(operation: Operation, cells: Sequence[str]) -> Row | None:
     count = None
     if len(cells) == 4 and cells[0].isdigit():
         count, cells = int(cells[0]), cells[1:]
@@ -102,7 +101,7 @@ def _row(operation: Operation, scope: str, cells: Sequence[str]) -> Row | None:
     lanes = tuple(Lane(lane[2], lane[3], int(lane[1]) if lane[1] else None) for lane in _LANE.finditer(cells[2]))
     low = _size(sizes["low"])
     high = None if sizes["high"] == "inf" else _size(sizes["high"] or sizes["low"])
-    return Row(operation, scope, count, low, high, cells[1].removeprefix("(?) "), lanes)
+    return Row(operation, count, low, high, cells[1].removeprefix("(?) "), lanes)
 
 
 def _size(text: str) -> int:

@@ -190,7 +190,7 @@ def in_flight(folder: Folder) -> Iterator[Finding]:
                     "measure again; look for edited or mixed files",
                     100 * (requests_in_flight / load.concurrency - 1),
                 )
-            elif requests_in_flight < LEAST_IN_FLIGHT * load.concurrency and _long(level.run):
+            elif requests_in_flight < LEAST_IN_FLIGHT * load.concurrency and _long_enough(level.run):
                 yield Finding(
                     "contradiction",
                     (level.name,),
@@ -201,7 +201,7 @@ def in_flight(folder: Folder) -> Iterator[Finding]:
                 )
 
 
-def _long(run: Run) -> bool:
+def _long_enough(run: Run) -> bool:
     return isinstance(run.load, Closed) and not run.failed and run.num_requests >= WAVES * run.load.concurrency
 
 

@@ -45,7 +45,7 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
     for node, fact in facts.items():
         versions = ", ".join(f"{name} {version or '-'}" for name, version in fact.get("versions", {}).items())
         loaded = fact.get("loaded") or {}
-        ucx = f", UCX {loaded['ucx']} ({_whose(loaded['libraries'])})" if loaded.get("ucx") else ""
+        ucx = f", UCX {loaded['ucx']} ({_library_origin(loaded['libraries'])})" if loaded.get("ucx") else ""
         efa = sum(device["driver"] == "efa" for device in fact.get("rdma", ()))
         lines.append(f"{node}  {fact.get('host')}: {versions}{ucx}; {fact.get('gpus', 0)} GPUs, {efa} EFA devices")
         works = [name for name, why in loaded.get("backends", {}).items() if why is None]
@@ -70,6 +70,6 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     return {"nodes": dict(facts), "findings": [asdict(finding) for finding in findings]}
 
 
-def _whose(libraries: Sequence[str]) -> str:
+def _library_origin(libraries: Sequence[str]) -> str:
     paths = [path for path in libraries if "libucp" in path]
     return "bundled with nixl" if paths and "nixl_cu" in paths[0] else paths[0] if paths else "?"

@@ -271,7 +271,7 @@ def patterns(
     take("zeros: never filled, or cleared", found == 0)
     # A neighbour's code may differ by one bit too, but then the whole page came from the neighbour.
     take("flipped bit", one_bit & (found != 0) & ~_in_a_crowd(expected, book))
-    take(_missing(book, tables, expected[unexplained & (kind == UNTOUCHED)]), kind == UNTOUCHED)
+    take(_missing_blocks(book, tables, expected[unexplained & (kind == UNTOUCHED)]), kind == UNTOUCHED)
     place = ("block", "region", "rank", "head", "kv", "offset")
     in_place = ~np.logical_or.reduce([differs[name] for name in place])
     take("stale: content of an earlier request", code & past & (in_place | (book.field(found, "request") > 0)))
@@ -286,7 +286,7 @@ def patterns(
     take("wrong head slice", only("head"))
     take("wrong head slice, of another rank", only("head", "rank"))
     moved = only("block")
-    take(_moved(book, tables, expected[moved & unexplained], found[moved & unexplained]), moved)
+    take(_moved_blocks(book, tables, expected[moved & unexplained], found[moved & unexplained]), moved)
     take("wrong layer", only("region"))
     take("wrong rank", only("rank"))
     take("shifted inside the page", only("offset") | only("offset", "kv") | only("offset", "head"))
@@ -295,7 +295,7 @@ def patterns(
     return tuple(sorted(names, key=lambda item: -item[1]))
 
 
-def _missing(book: CodeBook, tables: Mapping[int, Table], expected: Words) -> str:
+def _missing_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words) -> str:
     """Which blocks never came: the last one of their requests, or others."""
     if not len(expected):
         return "blocks that never came"
@@ -307,7 +307,7 @@ def _missing(book: CodeBook, tables: Mapping[int, Table], expected: Words) -> st
     return "missing last block" if only_last else "blocks that never came"
 
 
-def _moved(book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words) -> str:
+def _moved_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words) -> str:
     """How whole blocks are out of place: swapped in pairs, all shifted by the same distance, or neither."""
     if not len(expected):
         return "blocks in the wrong place"

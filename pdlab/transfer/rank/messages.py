@@ -71,7 +71,6 @@ class Moved:
     end_s: float
     request_s: tuple[float, ...]
     post_s: float
-    transfer_s: float
     bytes: int
     descriptors: int
     merged: int

@@ -238,7 +238,6 @@ class Rank:
             end_s,
             tuple(ended[table.request] - begun[table.request] for table in tables),
             sum(_seconds(handle_telemetry.postDuration) for handle_telemetry in telemetry),
-            sum(_seconds(handle_telemetry.xferDuration) for handle_telemetry in telemetry),
             sum(handle_telemetry.totalBytes for handle_telemetry in telemetry),
             sum(len(ids) for ids in far_ids),
             sum(handle_telemetry.descCount for handle_telemetry in telemetry),

@@ -52,24 +52,26 @@ class RawUcx:
         numbers = [ctypes.c_uint() for _ in range(3)]
         self._ucp.ucp_get_version(*(ctypes.byref(number) for number in numbers))
         config = ctypes.c_void_p()
-        self._must(self._ucp.ucp_config_read(None, None, ctypes.byref(config)), "read its configuration")
-        params = _words(PARAM_FEATURES, FEATURE_RMA | FEATURE_AM)
+        self._check_status(self._ucp.ucp_config_read(None, None, ctypes.byref(config)), "read its configuration")
+        params = _parameters(PARAM_FEATURES, FEATURE_RMA | FEATURE_AM)
         status = self._ucp.ucp_init_version(numbers[0], numbers[1], params, config, ctypes.byref(self._context))
         self._ucp.ucp_config_release(config)
-        self._must(status, "make a context")
-        params = _words(WORKER_THREAD_MODE, THREAD_SINGLE)
-        self._must(self._ucp.ucp_worker_create(self._context, params, ctypes.byref(self._worker)), "make a worker")
+        self._check_status(status, "make a context")
+        params = _parameters(WORKER_THREAD_MODE, THREAD_SINGLE)
+        self._check_status(
+            self._ucp.ucp_worker_create(self._context, params, ctypes.byref(self._worker)), "make a worker"
+        )
         self.bases = [base for base, _ in regions]
         for base, length in regions:
             memory = ctypes.c_void_p()
-            params = _words(MAP_ADDRESS | MAP_LENGTH, base, length)
-            self._must(self._ucp.ucp_mem_map(self._context, params, ctypes.byref(memory)), "map the cache")
+            params = _parameters(MAP_ADDRESS | MAP_LENGTH, base, length)
+            self._check_status(self._ucp.ucp_mem_map(self._context, params, ctypes.byref(memory)), "map the cache")
             self._maps.append(memory)
 
     def expose(self) -> Exposed:
         """Let the peer in: a thread makes progress from now on, for tcp needs the target's help."""
         address, length = ctypes.c_void_p(), ctypes.c_size_t()
-        self._must(
+        self._check_status(
             self._ucp.ucp_worker_get_address(self._worker, ctypes.byref(address), ctypes.byref(length)),
             "tell its address",
         )
@@ -78,7 +80,7 @@ class RawUcx:
         keys = []
         for base, memory in zip(self.bases, self._maps, strict=True):
             buffer, size = ctypes.c_void_p(), ctypes.c_size_t()
-            self._must(
+            self._check_status(
                 self._ucp.ucp_rkey_pack(self._context, memory, ctypes.byref(buffer), ctypes.byref(size)), "pack a key"
             )
             keys.append((base, ctypes.string_at(buffer, size.value)))
@@ -102,18 +104,18 @@ class RawUcx:
         """
         ucp, ep = self._ucp, ctypes.c_void_p()
         address = ctypes.create_string_buffer(exposed.worker, len(exposed.worker))
-        params = _words(EP_REMOTE_ADDRESS, ctypes.addressof(address))
-        self._must(ucp.ucp_ep_create(self._worker, params, ctypes.byref(ep)), "connect")
+        params = _parameters(EP_REMOTE_ADDRESS, ctypes.addressof(address))
+        self._check_status(ucp.ucp_ep_create(self._worker, params, ctypes.byref(ep)), "connect")
         self._eps.append(ep)
         keys = []
         for _, packed in exposed.regions:
             key = ctypes.c_void_p()
-            self._must(ucp.ucp_ep_rkey_unpack(ep, packed, ctypes.byref(key)), "unpack a key")
+            self._check_status(ucp.ucp_ep_rkey_unpack(ep, packed, ctypes.byref(key)), "unpack a key")
             keys.append(key)
         move = ucp.ucp_put_nbx if write else ucp.ucp_get_nbx
         attributes = []
         for memory in self._maps:
-            words = _words(ATTR_MEMH)
+            words = _parameters(ATTR_MEMH)
             words[AT_MEMH] = memory.value or 0
             attributes.append(words)
         work = [
@@ -125,10 +127,10 @@ class RawUcx:
         for _ in range(repeats + 1):
             began = time.perf_counter()
             for number, (local_address, remote_address, key, words) in enumerate(work):
-                self._let_go(move(ep, local_address, page, remote_address, key, words))
+                self._free_request(move(ep, local_address, page, remote_address, key, words))
                 if number % POSTS_PER_LOOK == 0:
                     ucp.ucp_worker_progress(self._worker)
-            self._finish(ucp.ucp_worker_flush_nbx(self._worker, _words(0)), until_s)
+            self._finish(ucp.ucp_worker_flush_nbx(self._worker, _parameters(0)), until_s)
             rates.append(len(work) * page / (time.perf_counter() - began) / 1e9)
         for key in keys:
             ucp.ucp_rkey_destroy(key)
@@ -137,7 +139,7 @@ class RawUcx:
     def close(self) -> None:
         """Give everything back."""
         for ep in self._eps:
-            request = self._ucp.ucp_ep_close_nbx(ep, _words(0))
+            request = self._ucp.ucp_ep_close_nbx(ep, _parameters(0))
             try:
                 self._finish(request, time.monotonic() + 2.0)
             except RawUcxError:
@@ -150,7 +152,7 @@ class RawUcx:
         self._ucp.ucp_worker_destroy(self._worker)
         self._ucp.ucp_cleanup(self._context)
 
-    def _let_go(self, request: int | None) -> None:
+    def _free_request(self, request: int | None) -> None:
         if request is None:
             return
         if request >= 2**64 - 100:
@@ -167,9 +169,9 @@ class RawUcx:
             if time.monotonic() > until_s:
                 raise RawUcxError("raw UCX did not finish in time")
         self._ucp.ucp_request_free(request)
-        self._must(status, "finish")
+        self._check_status(status, "finish")
 
-    def _must(self, status: int, action: str) -> None:
+    def _check_status(self, status: int, action: str) -> None:
         if status != 0:
             raise RawUcxError(f"UCX cannot {action}: {self._text(status)}")
 
@@ -223,6 +225,6 @@ def _ucs() -> Any:
     return ucs
 
 
-def _words(*leading: int) -> Any:
+def _parameters(*leading: int) -> Any:
     """A parameter structure: its first words, and zeros well beyond its end."""
     return (ctypes.c_uint64 * 64)(*leading)
