@@ -44,6 +44,11 @@ def percent(share: float, reference: float = 0.0) -> str:
     return f"{100 * share:.{decimals}f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 finding``, ``2 findings``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def plain(value: float) -> str:
     return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.text import listed
+from pdlab.core.vllm_limits import check_divisibility
 from pdlab.placement.solver import cpus_per_group, eligible, groups_on, node_size, spans_nodes
 
 Fits = Callable[[Deployment, ClusterView], bool]
@@ -89,13 +92,8 @@ def _free(deployment: Deployment, view: ClusterView) -> str:
             text += f" {short}"
         same.setdefault(text, []).append(node.id)
     return ", ".join(
-        f"{text} on {_listed(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
+        f"{text} on {listed(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
     )
-
-
-def _listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
@@ -131,7 +129,7 @@ def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | Non
     tried = 0
     for pools, flags in attempts:
         changed = _with_pools(deployment, pools)
-        if changed.gpus > room or not _tp_ratio_allowed(changed, deployment):
+        if changed.gpus > room or not _worth_advising(changed, deployment):
             continue
         if fits(changed, view):
             return f"{flags} ({changed.gpus} {_unit(view)}s)"
@@ -162,13 +160,12 @@ def _with_pools(deployment: Deployment, pools: dict[str, Pool]) -> Deployment:
     return deployment.model_copy(update={"topology": topology.model_copy(update=update)})
 
 
-def _tp_ratio_allowed(changed: Deployment, requested: Deployment) -> bool:
-    """No advice that makes a TP ratio which NIXL refuses, or prefill TP > decode TP where it was not asked for."""
-    if not (isinstance(changed.topology, Disaggregated) and isinstance(requested.topology, Disaggregated)):
-        return True
-    prefill, decode = changed.topology.prefill.tp, changed.topology.decode.tp
-    experimental = requested.topology.prefill.tp > requested.topology.decode.tp
-    return not max(prefill, decode) % min(prefill, decode) and (prefill <= decode or experimental)
+def _worth_advising(changed: Deployment, requested: Deployment) -> bool:
+    """Whether vLLM accepts the degrees, and without a warning that the requested ones do not have."""
+    try:
+        return len(check_divisibility(changed, None)) <= len(check_divisibility(requested, None))
+    except UsageError:
+        return False
 
 
 def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
@@ -209,7 +206,7 @@ def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> s
             if without(fewer := freed_elsewhere | ({node_id: count} if count else {}))
         )
     if len(to_free) <= 3:
-        places = _listed([f"{count} on {node_id}" for node_id, count in to_free.items()])
+        places = listed([f"{count} on {node_id}" for node_id, count in to_free.items()])
     else:
         places = f"{sum(to_free.values())} on {len(to_free)} nodes"
     return f"of the {unit}s that others hold, {places} given back"

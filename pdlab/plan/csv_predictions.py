@@ -20,7 +20,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RequestedRow
-from pdlab.sim.hardware import Hardware
+from pdlab.sim.hardware import TO_90, Hardware
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import simulate
 
@@ -44,8 +44,6 @@ COLUMNS = (
     "predicted_requests_per_s_high",
 )
 NOTE = "prediction_note"  # why a row has no figures, or what they leave out
-# Median absolute error -> standard deviation of a normal one -> 90 % of cases.
-TO_90 = 1.4826 * 1.6449
 
 
 def predict(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pdlab.core.catalog import ModelShape, load_cluster
 from pdlab.core.deployment import Deployment, launch_flags
-from pdlab.core.errors import UsageError
-from pdlab.core.files import CONFIGS
+from pdlab.core.files import CONFIGS, replace
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Workload
 from pdlab.placement.place import fits
@@ -32,7 +31,7 @@ def commands(
     compare_flags: str = "",
     baseline: Candidate | None = None,
 ) -> str:
-    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises UsageError.
+    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
     ``baseline``: the best collocated deployment, which is measured too: without it nothing says whether PD pays.
 
@@ -55,7 +54,7 @@ def commands(
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
-            _write(path, to_yaml(deployment.model_copy(update={"name": deployment.label})))
+            replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
             launch = f"python launch_gptoss.py --config {shlex.quote(str(path))}"
         loads = ",".join(map(str, sweep_levels(candidate)))
         kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
@@ -143,11 +142,3 @@ def as_measured(
             for run in (to_run(level, label, experiment.workload) for level in levels)
         ),
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--out {path.parent}: cannot be written ({error.strerror})") from error

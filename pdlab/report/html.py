@@ -24,6 +24,7 @@ from pdlab.analysis.ranking import Ranked, Reading, reading
 from pdlab.core import text as core_text
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
+from pdlab.core.text import counted
 from pdlab.report import tables, verdicts
 from pdlab.report.html_data import RATES, figures
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
@@ -158,9 +159,9 @@ def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
     repeats = sorted({point.repeats for point in points})
     facts = [f"{' and '.join(dict.fromkeys(curve.workload for curve in curves))} input:output tokens"]
     published_count = sum(curve.published is not None for curve in curves)
-    facts += [_count(len(curves) - published_count, "experiment"), _count(len(points), "level")]
-    facts += [f"{_count(published_count, 'published curve')}, not ranked"] if published_count else []
-    facts.append(_count(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
+    facts += [counted(len(curves) - published_count, "experiment"), counted(len(points), "level")]
+    facts += [f"{counted(published_count, 'published curve')}, not ranked"] if published_count else []
+    facts.append(counted(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
     invalid = sum(not point.valid for point in points)
     facts.append(f"{invalid} not valid" if invalid else "all valid")
     manifests = [loaded.experiment.manifest for loaded in by_label.values()]
@@ -171,10 +172,6 @@ def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
     if any(m.local for m in manifests):
         facts.append("on CPUs of one machine: engine ranks stand for GPUs")
     return facts
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _interval_note(curves: Sequence[Curve], view: View) -> str:
@@ -326,7 +323,7 @@ def _findings(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
         percents = [finding.percent for finding in members if finding.percent is not None]
         yield {
             "name": kind,
-            "where": f"in {_count(len({name.split('/')[0] for m in members for name in m.files}), 'folder')}",
+            "where": f"in {counted(len({name.split('/')[0] for m in members for name in m.files}), 'folder')}",
             "percent": f"{max(percents):.0f}" if percents else "",
             "consequence": consequence[0].upper() + consequence[1:],
             "fix": members[0].fix,
@@ -340,7 +337,7 @@ def _files(names: Sequence[str]) -> str:
 
 def _audit_summary(findings: Sequence[Finding], folders: int) -> str:
     kinds = ", ".join(sorted({finding.kind for finding in findings}))
-    counts = f"{_count(len(findings), 'finding')} in {_count(folders, 'folder')}"
+    counts = f"{counted(len(findings), 'finding')} in {counted(folders, 'folder')}"
     return f"The audit has {counts} ({kinds}): read them before trusting a verdict or a plot."
 
 
@@ -350,12 +347,12 @@ def _audit_summary(findings: Sequence[Finding], folders: int) -> str:
 def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
     manifest = loaded.experiment.manifest
     unit = "engine rank" if manifest.local else "GPU"
-    size = _count(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
+    size = counted(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
     runs = loaded.experiment.runs
     return {
         "label": label,
         "name": loaded.experiment.name,
-        "short": f"{size}, {_count(len(runs), 'run')}, {manifest.origin}",
+        "short": f"{size}, {counted(len(runs), 'run')}, {manifest.origin}",
         "facts": [
             {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
         ],

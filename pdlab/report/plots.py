@@ -15,11 +15,10 @@ from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontier, own, spots
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Pool
-from pdlab.core.errors import StoreError
 from pdlab.report import tables
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.report.scales import LOGARITHMIC, latency_is_logarithmic, logarithmic
-from pdlab.report.style import STYLE_FILE, Style, styles, text_color
+from pdlab.report.style import STYLE_FILE, Style, save, styles, text_color
 
 # All sizes in inches.
 LOAD_PANEL = (3.55, 2.75)
@@ -125,23 +124,13 @@ def draw(
                 y = footnotes_in - FOOTNOTE_ROW * (i + 0.6)
                 look = {"color": INK, "weight": "bold"} if i < len(above) else {"color": SOFT}
                 figure.text(MARGIN_LEFT / size[0], y / size[1], line, size=8.2, va="top", **look)
-            _save(figure, path)
+            save(figure, path)
         finally:
             plt.close(figure)
 
 
 def _has_tail(curve: Curve) -> bool:
     return any(point.ms(metric, TAIL) is not None for point in curve.points for metric in ("ttft", "tpot"))
-
-
-def _save(figure: Any, path: Path) -> None:
-    # Dates would make two pictures of the same data differ.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix.lower()[1:])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata=metadata)
-    except OSError as error:
-        raise StoreError(f"plot {path} cannot be written ({error.strerror}); choose another file") from error
 
 
 def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> None:

@@ -13,14 +13,15 @@ from pdlab.core import text
 from pdlab.core.text import listed, plain
 from pdlab.core.workload import Slo
 from pdlab.report import tables
-from pdlab.report.verdicts import bracket, incomparable, lead_factor, slo_name
+from pdlab.report.verdicts import bracket, incomparable, lead_factor
+from pdlab.results.slo import bounds_text
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
 
 
 def slo_text(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """Table of capacities, and of levels where requests are known."""
-    paragraphs = [f"Within {slo_name(pick.slo)}"]
+    paragraphs = [f"Within {bounds_text(pick.slo)}"]
     if pick.capacities:
         paragraphs[0] += "\n" + _capacities(pick, curves, view)
     if levels := _levels(pick.slo, curves, view):

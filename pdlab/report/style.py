@@ -8,12 +8,15 @@ lightness, marker and dash at once, which tests/report/test_style.py looks at wi
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import Curve
 from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.errors import StoreError, WriteError
+from pdlab.core.files import replace
 
 RGB = tuple[float, float, float]
 
@@ -157,6 +160,19 @@ def _rgb(color: str) -> RGB:
 
 def _hex(color: RGB) -> str:
     return "#" + "".join(f"{round(channel * 255):02x}" for channel in color)
+
+
+def save(figure: Any, path: Path, **options: Any) -> None:
+    """Write a matplotlib figure (png, svg or pdf by the suffix) in one step. Raises StoreError when it cannot."""
+    kind = path.suffix.lower().removeprefix(".")
+    # Dates would make two pictures of the same data differ.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, metadata=metadata, **options)
+    try:
+        replace(path, picture.getvalue())
+    except WriteError as error:
+        raise StoreError(f"plot {error}; or choose another file") from error
 
 
 STYLE_FILE = Path(__file__).parent / "assets" / "pdlab.mplstyle"

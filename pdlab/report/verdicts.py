@@ -9,8 +9,8 @@ from pdlab.analysis.goodput import Capacity, Pick
 from pdlab.analysis.intervals import Comparison
 from pdlab.analysis.ranking import Ranked, Reading, own, reading
 from pdlab.core.text import ROUNDING, listed, percent, plain
-from pdlab.core.workload import Slo
 from pdlab.report import tables
+from pdlab.results.slo import bounds_text
 
 EDGE = "the bound is at the edge of what was measured"
 # Ends of an interval further apart than this factor say that nothing is known, not how much.
@@ -38,16 +38,9 @@ def incomparable(curves: Sequence[Curve], view: View) -> str | None:
     return f"the deployments have different sizes ({counts} {tables.units(curves)}); normalise them"
 
 
-def slo_name(slo: Slo) -> str:
-    """``TTFT <= 2,000 ms and TPOT <= 50 ms for 95 % of requests``."""
-    bounds = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
-    bounds_text = [f"{name} <= {plain(1000 * value)} ms" for name, value in bounds.items() if value is not None]
-    return f"{' and '.join(bounds_text)} for {100 * slo.quantile:g} % of requests"
-
-
 def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """Which configuration serves most within the SLO, its margin over the second, and how sure that is."""
-    where = f"Within {slo_name(pick.slo)}"
+    where = f"Within {bounds_text(pick.slo)}"
     if reason := incomparable(curves, view):
         return f"{where} no winner can be named: {reason}."
     if not pick.capacities:

@@ -29,6 +29,7 @@ from typing import Any
 from pdlab.analysis.audit import content_rules
 from pdlab.analysis.audit.content_rules import RATE_SLACK
 from pdlab.analysis.audit.folders import Finding, Folder, Level, read_folder
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.store import MANIFEST
 
@@ -80,7 +81,7 @@ def shared(findings: Sequence[Finding]) -> list[Finding]:
 def render(findings: Sequence[Finding], folders: int) -> str:
     """Text for a person; one line when nothing is wrong."""
     if not findings:
-        return f"audit: {_count(folders, 'folder')}, nothing wrong"
+        return f"audit: {counted(folders, 'folder')}, nothing wrong"
     lines = []
     distinct = shared(findings)
     for finding in distinct:
@@ -89,7 +90,7 @@ def render(findings: Sequence[Finding], folders: int) -> str:
         lines += [f"{finding.kind}: {names}", f"  seen: {finding.evidence}"]
         lines += [f"  then: {finding.consequence}{deviation}", f"  do:   {finding.fix}", ""]
     kinds = sorted({finding.kind for finding in findings})
-    counts = [_count(len(distinct), "finding"), _count(folders, "folder")]
+    counts = [counted(len(distinct), "finding"), counted(folders, "folder")]
     return "\n".join([*lines, f"audit: {' in '.join(counts)}: {', '.join(kinds)}"])
 
 
@@ -99,10 +100,6 @@ def _names(files: Sequence[str]) -> str:
     if len(of_folders) > 1:
         return ", ".join(of_folders)
     return ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:

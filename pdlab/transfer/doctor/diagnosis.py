@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pdlab.core.text import counted
 from pdlab.transfer.doctor import settings_rules, software_rules
 from pdlab.transfer.doctor.findings import Facts, Finding, Rule, Severity
 
@@ -61,7 +62,7 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
 def summary(findings: Sequence[Finding]) -> str:
     """One line."""
     counts = [(severity, sum(f.severity == severity for f in findings)) for severity in ORDER]
-    count_texts = ", ".join(f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counts if number)
+    count_texts = ", ".join(counted(number, severity) for severity, number in counts if number)
     return f"doctor: {count_texts or 'nothing found'}"
 
 
