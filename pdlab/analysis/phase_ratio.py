@@ -41,7 +41,7 @@ class Implied(Frozen):
     rps_per_gpu: float
 
 
-class Measured(Frozen):
+class MeasuredDeployment(Frozen):
     """A measured PD deployment: its replicas and the highest requests/s per GPU among its valid levels."""
 
     name: str
@@ -113,7 +113,7 @@ def nearest(prefill_per_decode: float) -> Fraction:
     return min(sorted(options), key=distance)
 
 
-def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
+def measured(experiments: Iterable[Experiment]) -> tuple[MeasuredDeployment, ...]:
     """The PD deployments among them, best first."""
     deployments = []
     for experiment in experiments:
@@ -124,7 +124,7 @@ def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
         best = max(runs, key=lambda run: _window(run).requests_per_s)
         window = _window(best)
         deployments.append(
-            Measured(
+            MeasuredDeployment(
                 name=experiment.name,
                 label=deployment.label,
                 prefill=deployment.topology.prefill.replicas * deployment.topology.prefill.dp,

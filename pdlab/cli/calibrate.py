@@ -22,7 +22,7 @@ from pdlab.sim.hardware import FitError, load_hardware
 
 if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
-    from pdlab.plan.accuracy import Measured
+    from pdlab.plan.accuracy import MeasuredSweep
 
 EPILOG = """\
 examples:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _run(_parser().parse_args(argv)))
 
 
-def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
+def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
     models = [model] if model else sorted({experiment.deployment.model for experiment in experiments})
     if len(models) > 1:
         raise UsageError(

@@ -20,7 +20,7 @@ NAMES = ("TPOT", "mean TTFT", "requests/s")
 Values = tuple[float | None, float, float, float | None, float | None]
 
 
-class Measured(Frozen):
+class MeasuredSweep(Frozen):
     """One experiment to fit to: levels in the order in which they ran, and of each
     (TPOT s, TTFT s, requests/s, median ITL s, p99 ITL s)."""
 
@@ -32,7 +32,7 @@ class Measured(Frozen):
     prompts: Prompts
 
 
-class Point(Frozen):
+class PredictedPoint(Frozen):
     """A predicted and a measured figure; ``metric`` is one of `NAMES`."""
 
     experiment: str
@@ -51,7 +51,7 @@ def name_of(load: Load) -> str:
     return f"{load.kind} {load.value:g}"
 
 
-def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str, float]:
+def median_errors(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, float]:
     """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
     lowest_load = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
     compared = [point for point in points if lowest_load.get(point.experiment) != point.load]
@@ -62,7 +62,9 @@ def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str,
     }
 
 
-def rankings(experiments: Sequence[Measured], points: Sequence[Point], node_gpus: int) -> dict[str, list[AtTarget]]:
+def rankings(
+    experiments: Sequence[MeasuredSweep], points: Sequence[PredictedPoint], node_gpus: int
+) -> dict[str, list[AtTarget]]:
     """Input:output lengths -> rank correlation of the experiments of that workload by throughput per node at
     equal TPOT, targets 7 to 12 ms (`pdlab.plan.accuracy` says what is left out).
 
@@ -84,10 +86,10 @@ def rankings(experiments: Sequence[Measured], points: Sequence[Point], node_gpus
     return by_lengths
 
 
-Rows = dict[tuple[str, str], dict[str, Point]]
+Rows = dict[tuple[str, str], dict[str, PredictedPoint]]
 
 
-def _curves(experiment: Measured, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
+def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
     """Predicted and measured (TPOT s, requests/s per node) by load, where a level has both."""
     scale = node_gpus / experiment.deployment.gpus
     loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
@@ -99,20 +101,20 @@ def _curves(experiment: Measured, rows: Rows, node_gpus: int) -> tuple[Curve, Cu
     )
 
 
-def _rows(points: Sequence[Point]) -> Rows:
+def _rows(points: Sequence[PredictedPoint]) -> Rows:
     """(experiment, load) -> metric -> point, in order; repeats become their mean."""
-    repeats: dict[tuple[str, str], dict[str, list[Point]]] = {}
+    repeats: dict[tuple[str, str], dict[str, list[PredictedPoint]]] = {}
     for point in points:
         repeats.setdefault((point.experiment, point.load), {}).setdefault(point.metric, []).append(point)
     return {key: {metric: _mean(members) for metric, members in row.items()} for key, row in repeats.items()}
 
 
-def _mean(points: Sequence[Point]) -> Point:
+def _mean(points: Sequence[PredictedPoint]) -> PredictedPoint:
     means = {side: statistics.fmean(getattr(point, side) for point in points) for side in ("predicted", "measured")}
     return points[0].model_copy(update=means)
 
 
-def table(points: Sequence[Point]) -> str:
+def table(points: Sequence[PredictedPoint]) -> str:
     """Markdown: per experiment and load, predicted / measured (means over repeats) and the error of each metric."""
     lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
     for (name, load), row in _rows(points).items():

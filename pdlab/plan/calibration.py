@@ -23,7 +23,7 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
-from pdlab.plan.accuracy import NAMES, Measured, Point, Values, name_of
+from pdlab.plan.accuracy import NAMES, MeasuredSweep, PredictedPoint, Values, name_of
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import SimulatedLevel, figures, gaps
@@ -36,7 +36,7 @@ SCALE = 0.04
 SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
 
 
-def measured(experiment: Experiment, prompts: Prompts) -> Measured:
+def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
     """What to fit to. Request-rate levels far below their rate are left out, and such levels have prompts of
     their own in any case: a sweep of them that repeats prompts was never seen.
 
@@ -51,7 +51,7 @@ def measured(experiment: Experiment, prompts: Prompts) -> Measured:
     levels = tuple(
         Level(load=run.load, repeat=run.key.repeat, num_requests=run.num_requests, seed=run.seed or 0) for run in runs
     )
-    return Measured(
+    return MeasuredSweep(
         name=experiment.name,
         deployment=manifest.deployment,
         workload=runs[0].workload,
@@ -85,8 +85,8 @@ def _simulated(level: SimulatedLevel) -> Values:
     return (*figures(level), *((itl.percentiles_s["p50"], itl.percentiles_s["p99"]) if itl else (None, None)))
 
 
-def predict(hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int]) -> list[Values]:
-    """What `Measured.values` has of every level, means over the seeds."""
+def predict(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]) -> list[Values]:
+    """What `MeasuredSweep.values` has of every level, means over the seeds."""
     trials = [
         [
             _simulated(level)
@@ -115,7 +115,7 @@ def _means(trials: Sequence[Values]) -> Values:
     return tpot, ttft, rate, middle, tail
 
 
-def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured], seeds: Sequence[int]) -> float:
+def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], seeds: Sequence[int]) -> float:
     """The sum described above, without the pull; infinite where an experiment cannot run at all."""
     total = 0.0
     for experiment in experiments:
@@ -136,7 +136,7 @@ def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured],
 def fit(
     start: Hardware,
     shape: ModelShape,
-    experiments: Sequence[Measured],
+    experiments: Sequence[MeasuredSweep],
     *,
     seeds: Sequence[int] = (0, 1),
     rounds: int = 12,
@@ -183,8 +183,8 @@ def coarse(hardware: Hardware) -> Hardware:
 
 
 def compare(
-    hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int] = (10, 11, 12, 13)
-) -> list[Point]:
+    hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = (10, 11, 12, 13)
+) -> list[PredictedPoint]:
     """Predicted beside measured, every level and metric."""
     points = []
     predicted_values = predict(hardware, shape, experiment, seeds)
@@ -193,21 +193,23 @@ def compare(
         for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
             if value is not None and truth is not None:
                 points.append(
-                    Point(experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth)
+                    PredictedPoint(
+                        experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth
+                    )
                 )
     return points
 
 
 def _held_out(
-    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], number: int, rounds: int
-) -> list[Point]:
+    start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], number: int, rounds: int
+) -> list[PredictedPoint]:
     training_set = [*experiments[:number], *experiments[number + 1 :]]
     return compare(fit(start, shape, training_set, rounds=rounds), shape, experiments[number])
 
 
 def cross_validate(
-    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], rounds: int = 12, workers: int = 2
-) -> list[Point]:
+    start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], rounds: int = 12, workers: int = 2
+) -> list[PredictedPoint]:
     """Every experiment predicted by a fit to all the others."""
     with ProcessPoolExecutor(workers) as pool:
         futures = [

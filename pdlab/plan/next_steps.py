@@ -12,7 +12,7 @@ from pdlab.core.files import CONFIGS, replace
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Workload
 from pdlab.placement.place import fits
-from pdlab.plan.accuracy import Measured
+from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.planner import Candidate
 from pdlab.results.schema import Experiment, Manifest
 from pdlab.sim.hardware import Hardware
@@ -112,7 +112,7 @@ def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Exp
 
 
 def as_measured(
-    experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int, without_window: bool
+    experiment: MeasuredSweep, hardware: Hardware, shape: ModelShape, seed: int, without_window: bool
 ) -> Experiment:
     """The levels of a measured experiment, simulated as they were measured.
 

@@ -38,7 +38,7 @@ OPEN_SECONDS, LEAST_OPEN, MOST_OPEN = 60, 200, 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadResult:
     """One load on one copy, without its first wave. ``stress`` is the SLO's quantile of worst latency over bound."""
 
     load: Closed | Open
@@ -63,8 +63,8 @@ class Candidate:
 
     deployment: Deployment
     copies: int
-    outcomes: tuple[Outcome, ...]
-    best: Outcome | None  # the load of most goodput among those that meet the SLO; None when none does
+    outcomes: tuple[LoadResult, ...]
+    best: LoadResult | None  # the load of most goodput among those that meet the SLO; None when none does
     total_gpus: int
 
     @property
@@ -73,7 +73,7 @@ class Candidate:
         return self.best.goodput_rps * self.copies / self.total_gpus if self.best else 0.0
 
     @property
-    def best_or_nearest(self) -> Outcome:
+    def best_or_nearest(self) -> LoadResult:
         """The best load, or the one that misses the SLO by least."""
         return self.best or min(self.outcomes, key=lambda o: o.stress)
 
@@ -117,7 +117,7 @@ class Scene:
             return self.workload
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
-    def outcome(self, deployment: Deployment, load: Closed | Open) -> Outcome:
+    def outcome(self, deployment: Deployment, load: Closed | Open) -> LoadResult:
         """Simulate one copy under one load. Raises UsageError when a request does not fit."""
         trace = None
         if isinstance(load, Open) and self.trace is not None:
@@ -150,7 +150,7 @@ class Scene:
         )
         within_slo = sum(within(self.slo, *request_latencies) for request_latencies in latencies)
         per_s = _throughput(simulated, skipped)
-        return Outcome(
+        return LoadResult(
             load=load,
             requests_per_s=per_s,
             output_tokens_per_s=per_s * self.workload.sent_output_tokens,
@@ -195,12 +195,12 @@ def bottleneck(level: SimulatedLevel) -> str:
     return "prefill" if level.busy["prefill"] > 0.85 else "decode"
 
 
-def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
+def ladder(scene: Scene, sized: Sized) -> tuple[LoadResult, ...]:
     """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput.
 
     Rate matching knows no queues: where the lowest load that follows from it misses the SLO, lower ones are tried.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[LoadResult] = []
     groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
     # Beyond what the engines take into a batch, more load is a longer queue and nothing else.
     most = float(MAX_SEQUENCES * groups.get("decode", sum(groups.values())))
@@ -220,7 +220,7 @@ def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
     return tuple(outcomes)
 
 
-def _best(outcomes: Sequence[Outcome], slo: Slo) -> Outcome | None:
+def _best(outcomes: Sequence[LoadResult], slo: Slo) -> LoadResult | None:
     """More load that only lengthens queues is no better: the lowest load within 2 % of the most goodput."""
     meeting = [outcome for outcome in outcomes if outcome.good_share >= slo.quantile]
     most = max((outcome.goodput_rps for outcome in meeting), default=0.0)
@@ -384,7 +384,7 @@ def _swing(candidate: Candidate, scene: Scene, error: FitError) -> tuple[float, 
     return math.hypot(*falls), math.hypot(*rises)
 
 
-def capacity(outcomes: Sequence[Outcome], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
+def capacity(outcomes: Sequence[LoadResult], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
     """Requests/s where load crosses the SLO, straight between simulated loads; latencies longer by factors.
 
     The most that any simulated load serves where all meet it; 0 where the lowest misses it.

@@ -12,7 +12,7 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
 from pdlab.plan.candidates import MOST_REPLICAS
-from pdlab.plan.planner import Candidate, Gain, Outcome, Plan, Scene, gain
+from pdlab.plan.planner import Candidate, Gain, LoadResult, Plan, Scene, gain
 from pdlab.plan.rate_matching import Matcher
 from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
@@ -274,7 +274,7 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
     return "\n".join(lines)
 
 
-def phases_s(outcome: Outcome) -> dict[str, float]:
+def phases_s(outcome: LoadResult) -> dict[str, float]:
     """Phase -> mean seconds per request; they sum to the mean E2EL."""
     level = outcome.level
     mean = statistics.fmean

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.report.style import HUES, MARKERS, STYLE_FILE, save
-from pdlab.transfer.check import BackendResult, Plan
+from pdlab.transfer.check import BackendResult, TransferPlan
 
 SOFT = "#666666"
 
 
-def draw(plan: Plan, results: list[BackendResult], path: Path) -> None:
+def draw(plan: TransferPlan, results: list[BackendResult], path: Path) -> None:
     """Write the picture (png, svg or pdf by its suffix): medians, all repeats as bars. Raises StoreError."""
     import matplotlib
 

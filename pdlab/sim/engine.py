@@ -102,7 +102,7 @@ class Engine:
     full_s: float = 0.0
     preemptions: int = 0
 
-    def plan(self, now_s: float, system: Host) -> float | None:
+    def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
         """Choose what runs next, as vLLM does: running sequences first, then prefill within the token budget.
 
         Returns when it ends; None when there is nothing to do.
@@ -131,7 +131,7 @@ class Engine:
         self.version += 1
         return now_s + steps * self.step_s
 
-    def _prefill(self, budget: int, system: Host, now_s: float) -> tuple[float, float, float]:
+    def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
         """Fill the step with waiting prompts, in order.
 
         Returns the prefill tokens, the sum of their contexts, and the tokens of the prompts that came in.
@@ -164,7 +164,7 @@ class Engine:
             self.prefilled.append(waiting.popleft())
         return total, context_sum, entered_tokens
 
-    def _make_room(self, system: Host) -> None:
+    def _make_room(self, system: EngineSurroundings) -> None:
         """Preempt the newest sequences until every other one has room for its next token."""
         while len(self.running) > 1 and self.held_tokens + len(self.running) + len(self.joining) > self.capacity:
             newest = max(self.running)
@@ -195,7 +195,7 @@ class Engine:
         return self.began_s + self.steps * self.step_s
 
 
-class Host:
+class EngineSurroundings:
     """What an engine asks of the system around it.
 
     ``contention`` is the share by which a step gets longer for every other engine that is busy at its start:

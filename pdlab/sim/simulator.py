@@ -28,7 +28,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
-from pdlab.sim.engine import Engine, Host, PrefixCache, Waiting
+from pdlab.sim.engine import Engine, EngineSurroundings, PrefixCache, Waiting
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
@@ -68,7 +68,7 @@ def simulate(
     return [system.run(level, workload, trace) for level in levels]
 
 
-class _System(Host):
+class _System(EngineSurroundings):
     """The deployment between events."""
 
     def __init__(

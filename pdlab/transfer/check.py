@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pdlab.core.errors import TransferError
 from pdlab.remote.network import Host
-from pdlab.transfer.rank.codes import Finding
+from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import Table, block_tables, pairs
 from pdlab.transfer.rank.messages import CheckOptions, Moved, RankOptions
 from pdlab.transfer.rank.side_channel import Registered
@@ -36,7 +36,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(CheckOptions):
+class TransferPlan(CheckOptions):
     """What to check: with which strategy and backends, at which sizes, how often."""
 
     strategy: str
@@ -121,7 +121,7 @@ class BackendResult:
     sizes: tuple[SizeResult, ...]
     verdict: Verdict
     notes: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Inspection, ...]
     checked_bytes: int
     check_s: float
     notice_s: float
@@ -141,13 +141,13 @@ class BackendResult:
 
 
 def run_backend(
-    plan: Plan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+    plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
 ) -> BackendResult:
     """Run the plan with ranks that are there. Raises TransferError; findings of corruption are no error."""
     return _Run(plan, options, ranks, say).run()
 
 
-def verdict_of(observed: Observed, findings: Sequence[Finding]) -> Verdict:
+def verdict_of(observed: Observed, findings: Sequence[Inspection]) -> Verdict:
     """The wire's verdict, unless a finding is worse."""
     verdict = judge(observed)
     worst = next((finding for finding in findings if finding.wrong_words), None)
@@ -162,7 +162,7 @@ def wire_unreported(result: BackendResult) -> bool:
     return result.backend == "UCX" and result.wire is None
 
 
-def probe_plan(plan: Plan) -> Plan:
+def probe_plan(plan: TransferPlan) -> TransferPlan:
     """The smallest run that makes UCX choose its protocols: it then tells its candidates."""
     return replace(plan, sizes=plan.sizes[:1], repeats=1, fault=None)
 
@@ -182,7 +182,9 @@ def with_wire_of(result: BackendResult, probe: BackendResult) -> BackendResult:
 
 
 class _Run:
-    def __init__(self, plan: Plan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None]
+    ) -> None:
         self.plan, self.options, self.ranks, self.say = plan, options, ranks, say
         self.everyone = list(range(len(options)))
         self.prefill = [i for i in self.everyone if options[i].side == "prefill"]
@@ -196,7 +198,7 @@ class _Run:
         self.initiators = [i for i in movers if (options[i].side, options[i].rank) in involved]
         self.targets = [i for i in self.everyone if i not in movers]
         self.hosts: list[Host] = []
-        self.findings: list[Finding] = []
+        self.findings: list[Inspection] = []
         self.traffic: dict[str, int] = {}
         self.payload = 0
         self.checked_bytes = 0

@@ -20,7 +20,7 @@ from pdlab.core.arguments import (
 from pdlab.core.catalog import ModelShape, known_models, load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.text import choices
-from pdlab.transfer.check import Plan, Size, cache_blocks
+from pdlab.transfer.check import Size, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
 from pdlab.transfer.rank.faults import FAULTS
 from pdlab.transfer.rank.faults import refusal as fault_refusal
@@ -114,7 +114,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def plan_from(args: argparse.Namespace) -> Plan:
+def plan_from(args: argparse.Namespace) -> TransferPlan:
     """The plan of parsed flags. Raises UsageError naming the flag, the rule and the fix."""
     shape = _shape(args)
     if reason := tp_refusal(args.prefill_tp, args.decode_tp, shape.kv_heads):
@@ -142,7 +142,7 @@ def plan_from(args: argparse.Namespace) -> Plan:
             raise UsageError(f"--plant-fault {args.plant_fault}: {reason}")
     if args.ucx_tls and "UCX" not in args.backends:
         raise UsageError(f"--ucx-tls is for the backend UCX, --backends is {','.join(args.backends)}: leave one out")
-    plan = Plan(
+    plan = TransferPlan(
         strategy=args.strategy, shape=shape, sizes=sizes, num_blocks=num_blocks, prefill_tp=args.prefill_tp,
         decode_tp=args.decode_tp, backends=args.backends, direction=args.direction,
         concurrent=args.concurrent_requests, repeats=args.repeats, scattered=args.random_blocks, seed=args.seed,

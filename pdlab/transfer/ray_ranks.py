@@ -19,7 +19,7 @@ from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
 from pdlab.core.errors import TransferError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
-from pdlab.transfer.check import BackendResult, Plan, probe_plan, run_backend, wire_unreported, with_wire_of
+from pdlab.transfer.check import BackendResult, TransferPlan, probe_plan, run_backend, wire_unreported, with_wire_of
 from pdlab.transfer.rank.actor import RankActor, end_ranks
 from pdlab.transfer.rank.messages import RankOptions
 
@@ -30,7 +30,7 @@ STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BackendOutcome:
     """One backend's run, or why it could not run."""
 
     backend: str
@@ -53,7 +53,7 @@ class Places:
     decode: str
 
 
-def choose_nodes(view: ClusterView, plan: Plan) -> Places:
+def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
     """Nodes that hold the plan's strategy strictly; the order in which Ray lists them never matters.
 
     Spread prefers nodes of different machines. Raises TransferError (placement) with what the cluster has.
@@ -129,8 +129,8 @@ def stopped_by_signals() -> Iterator[Callable[[], None]]:
 
 
 def check(
-    plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
-) -> list[Outcome]:
+    plan: TransferPlan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
+) -> list[BackendOutcome]:
     """Run every backend of the plan in turn, on ``local`` Ray nodes of this machine or on the running Ray (None).
 
     ``command_s``: start-up of the command before this, which the first backend's ``startup_s`` includes. A backend
@@ -159,14 +159,14 @@ def check(
                         probe = run_backend(probe_plan(plan), proto_options, ranks)
                     result = with_wire_of(result, probe)
                 result = replace(result, ray_s=ray_s, startup_s=result.startup_s + command_s)
-                outcomes.append(Outcome(backend, result))
+                outcomes.append(BackendOutcome(backend, result))
             except TransferError as error:
-                outcomes.append(Outcome(backend, None, error))
+                outcomes.append(BackendOutcome(backend, None, error))
             began, command_s = time.monotonic(), 0.0
         return outcomes
 
 
-def _seats(cluster: Cluster, plan: Plan, wait_s: float) -> tuple[ClusterView, Places]:
+def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[ClusterView, Places]:
     """The nodes for the plan; a cluster that has just been started gets some seconds for its nodes to join."""
     deadline = time.monotonic() + wait_s
     while True:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdlab.core.errors import TransferError
 from pdlab.core.text import aligned
-from pdlab.transfer.check import BackendResult, Plan, SizeResult
+from pdlab.transfer.check import BackendResult, SizeResult, TransferPlan
 from pdlab.transfer.rank.layout import KvShape
 
 SCHEMA_VERSION = 1
@@ -40,7 +40,7 @@ def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> ForPd:
     return ForPd(model.name, PROMPT_TOKENS, prompt_bytes, nearest.gb_per_s, nearest.bytes, seconds, 1 / seconds)
 
 
-def render(plan: Plan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
+def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
     """The report of one backend, the verdict last."""
     shape = plan.shape
     pages = shape.page_bytes(max(plan.prefill_tp, plan.decode_tp))
@@ -78,7 +78,7 @@ def render_error(backend: str, error: TransferError) -> str:
     return f"CANNOT RUN: {backend}: {error.kind}: {error}"
 
 
-def as_json(plan: Plan, outcomes: list[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
+def as_json(plan: TransferPlan, outcomes: list[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
     """Everything, with the plan and what it ran on."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -90,7 +90,7 @@ def as_json(plan: Plan, outcomes: list[dict[str, Any]], environment: dict[str, A
     }
 
 
-def result_json(plan: Plan, result: BackendResult, model: KvShape) -> dict[str, Any]:
+def result_json(plan: TransferPlan, result: BackendResult, model: KvShape) -> dict[str, Any]:
     """One backend's run."""
     fields = asdict(result)
     del fields["log"], fields["observed"]
@@ -117,7 +117,7 @@ _HEADS = ("tokens", "blocks", "MB", "GB/s", "slowest-fastest", "ms/request", "ms
           "posting", "first ms")  # fmt: skip
 
 
-def _table(plan: Plan, sizes: tuple[SizeResult, ...]) -> list[str]:
+def _table(plan: TransferPlan, sizes: tuple[SizeResult, ...]) -> list[str]:
     rows = [_HEADS]
     for size in sizes:
         low, high = size.spread_gb_per_s

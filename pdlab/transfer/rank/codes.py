@@ -141,7 +141,7 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Inspection:
     """What a check of one decode rank found. ``wrong_words`` is 0 when every word is right."""
 
     words: int
@@ -167,7 +167,7 @@ class Finding:
 def check(
     book: CodeBook, regions: Sequence[Words], tp: int, rank: int, slices: Sequence[Pair], prefill_tp: int,
     tables: Sequence[Table],
-) -> Finding:  # fmt: skip
+) -> Inspection:  # fmt: skip
     """Compare every word of a decode rank's cache with what must be there after the transfers of ``tables``.
 
     ``slices`` are the rank's own pairs. Not part of any timing. Shapes: (num_blocks, words of a page)
@@ -194,7 +194,7 @@ def check(
         _compare(wrong, region, number, outside_blocks, 0, pages, untouched, False)
     outside_words = len(outside_blocks) * sum(region.shape[1] for region in regions)
     if not wrong.total:
-        return Finding(words, outside_words)
+        return Inspection(words, outside_words)
     return wrong.finding(book, rank, tables, words, outside_words)
 
 
@@ -214,7 +214,7 @@ class _WrongWords:
             self.columns.append(tuple(column[:room] for column in (*same, expected, found)))
             self.collected += min(room, len(found))
 
-    def finding(self, book: CodeBook, rank: int, tables: Sequence[Table], words: int, outside: int) -> Finding:
+    def finding(self, book: CodeBook, rank: int, tables: Sequence[Table], words: int, outside: int) -> Inspection:
         columns = zip(*self.columns, strict=True)
         region, block, word, inside, expected, found = (np.concatenate(column) for column in columns)
         order = np.lexsort((word, block, region))
@@ -224,7 +224,7 @@ class _WrongWords:
             book.decode(int(expected[first_index])), int(found[first_index]), book.decode(int(found[first_index])),
         )  # fmt: skip
         names = patterns(book, {table.request: table for table in tables}, expected, found, inside.astype(bool))
-        return Finding(words, outside, self.total, wrong, names)
+        return Inspection(words, outside, self.total, wrong, names)
 
 
 def _compare(

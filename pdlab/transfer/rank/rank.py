@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pdlab.remote.network import Host, counters, host_facts, moved, settled_counters
-from pdlab.transfer.rank.codes import CodeBook, Finding, check, fill_source, fill_untouched
+from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, fill_untouched
 from pdlab.transfer.rank.faults import misplace, rewrite
 from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors, pairs
 from pdlab.transfer.rank.memory import KvMemory
@@ -305,7 +305,7 @@ class Rank:
                 raise RankError("raw", str(error)) from error
         return self._raw
 
-    def inspect(self, tables: Sequence[Table]) -> tuple[Finding, float]:
+    def inspect(self, tables: Sequence[Table]) -> tuple[Inspection, float]:
         """Check decode's whole cache after a transfer; returns what was found and the seconds that took."""
         options = self.options
         began = time.perf_counter()

@@ -16,8 +16,8 @@ from support.rank_processes import ProcessRanks
 from pdlab.core.errors import TransferError
 from pdlab.transfer.check import (
     BackendResult,
-    Plan,
     Size,
+    TransferPlan,
     cache_blocks,
     probe_plan,
     run_backend,
@@ -35,13 +35,13 @@ SHAPE = model_kv_shape(
 )  # fmt: skip
 
 
-def plan(shape: KvShape = SHAPE, blocks: Sequence[int] = (24,), **changes: Any) -> Plan:
+def plan(shape: KvShape = SHAPE, blocks: Sequence[int] = (24,), **changes: Any) -> TransferPlan:
     sizes = tuple(Size(count) for count in blocks)
     fields = {"strategy": "pack", "repeats": 5, "timeout_s": 30.0, "seed": 3} | changes
-    return Plan(shape=shape, sizes=sizes, num_blocks=cache_blocks(sizes, fields.get("concurrent", 1)), **fields)
+    return TransferPlan(shape=shape, sizes=sizes, num_blocks=cache_blocks(sizes, fields.get("concurrent", 1)), **fields)
 
 
-def run(made: Plan, backend: str = "UCX", proto_info: str = "used") -> BackendResult:
+def run(made: TransferPlan, backend: str = "UCX", proto_info: str = "used") -> BackendResult:
     options = [replace(each, proto_info=proto_info) for each in made.ranks(backend, vram=False)]
     with ProcessRanks(options) as ranks:
         return run_backend(made, options, ranks)
@@ -139,7 +139,9 @@ class Meddled(ProcessRanks):
         return super().call(ranks, method, args, timeout_s)
 
 
-def meddle(made: Plan, step: str, deed: Callable[[ProcessRanks], None]) -> tuple[TransferError, float, list[int]]:
+def meddle(
+    made: TransferPlan, step: str, deed: Callable[[ProcessRanks], None]
+) -> tuple[TransferError, float, list[int]]:
     """(the error, seconds until it came, process ids of the ranks)."""
     options = made.ranks("UCX", vram=False)
     with Meddled(options, step, deed) as ranks, pytest.raises(TransferError) as failure:
