@@ -49,7 +49,7 @@ class Line:
         return Line(-self.y, -self.x, self.dof, self.basis)
 
     def reach(self, bounds: Array) -> Array:
-        """Highest y where x <= bound: (1 + draws, bounds); NaN where the line is nowhere that low."""
+        """Highest y where x <= bound: (1 + draws, bounds); NaN if the line does not reach the bound."""
         best = np.full((self.x.shape[0], len(bounds)), -np.inf)
         for i in range(self.x.shape[1]):
             x0, y0 = self.x[:, i, None], self.y[:, i, None]
@@ -63,7 +63,7 @@ class Line:
         return np.where(np.isinf(best), np.nan, best)
 
     def estimates(self, reached: Array) -> list[Estimate | None]:
-        """One per column of what `reach` (or a function of it) gave; None where the estimate is NaN."""
+        """One per column of what `reach` (or a function of it) gave; None if the estimate is NaN."""
         estimates: list[Estimate | None] = []
         for column in reached.T:
             value, draws = float(column[0]), column[1:]
@@ -103,11 +103,11 @@ def line(
     single = min(point.repeats for point in points) < 2
     dof = math.inf if single else float(min(point.repeats for point in points) - 1)
     drawn = np.stack(columns, axis=1)
-    if single:  # What another start would have given: all latencies higher or lower, and all rates.
+    if single:  # Another start would shift all latencies together, and all rates.
         starts = 1 + SINGLE_REPEAT_SD[curve.gpus.device] * generator.standard_normal((len(weights), 2))
         drawn[1:] *= np.repeat(np.maximum(starts, 0.0), len(points), axis=1)
     if not np.ptp(drawn, axis=0).any():
-        drawn = drawn[:2]  # Nothing is known of any scatter: one draw is as good as all.
+        drawn = drawn[:2]  # No scatter is known: one draw stands for all.
     return Line(
         x=drawn[:, : len(points)] * x_factor,
         y=drawn[:, len(points) :] * y_factor,

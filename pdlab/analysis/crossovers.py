@@ -6,7 +6,7 @@ levels its curve is taken as straight; above its highest throughput it offers no
 has the lowest latency.
 
 A crossing has an interval after Fieller: the throughputs around it at which the two cannot be told
-apart. Where that reaches the end of what both have measured, there is no telling on that side.
+apart. If it extends to the end of what both have measured, that end of the interval is unknown.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STEPS = 120
 
 
 class Reign(Frozen):
-    """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` cannot be told from it over
-    most of that."""
+    """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` are not distinguishable from it
+    over most of that range."""
 
     label: str
     low: float
@@ -41,7 +41,7 @@ class Reign(Frozen):
 class Takeover(Frozen):
     """At ``throughput``, ``after`` becomes better than ``before``; the interval is from ``low`` to ``high``.
 
-    None for a side on which the two are not told apart up to the end of the measurement. ``kind``:
+    None for a side on which the two are not distinguishable up to the end of the measurement. ``kind``:
     the curves cross, or ``before`` ends there: its highest measured throughput.
     """
 
@@ -59,8 +59,8 @@ class Takeover(Frozen):
 
 
 class Crossovers(Frozen):
-    """In the order of throughput: who is best, and where that changes. One reign and no takeover: one
-    configuration is best wherever it was measured."""
+    """In the order of throughput: which configuration is best, and where that changes. One reign and no takeover:
+    one configuration is best throughout."""
 
     reigns: tuple[Reign, ...]
     takeovers: tuple[Takeover, ...]
@@ -74,7 +74,7 @@ class _Offer(NamedTuple):
 
 
 def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
-    """Who is best over all throughputs that were measured; None without two configurations to compare.
+    """The best configuration at every measured throughput; None without two configurations to compare.
 
     Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
     repeats is assumed, see `pdlab.analysis.bootstrap`.
@@ -93,7 +93,7 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     offers = [_Offer(label, [column[i] for column in columns]) for i, (label, _) in enumerate(curve_lines)]
     best = [_best(offers, g) for g in range(len(grid))]
     pieces = _pieces(best)
-    # Between the last piece before a change and the first after it; no takeover across what nobody measured.
+    # Between the last piece before a change and the first after it; no takeover across an unmeasured range.
     changes = {
         i: _takeover(offers, a, b, last_step, grid, view)
         for i, ((a, _, last_step), (b, following, _)) in enumerate(pairwise(pieces))

@@ -1,8 +1,8 @@
-"""How sure a figure is: standard errors, Student intervals, and whether two figures differ. Pure; numpy only.
+"""Uncertainty of figures: standard errors, Student intervals, and whether two figures differ. Pure; numpy only.
 
 **Repeats** are the unit. A figure is measured once per repeat; its estimate is the mean, its interval
 is mean +- t * s / sqrt(R), with Student's t of R - 1 degrees of freedom. A percentile bootstrap of
-three repeats covers far less than it says (docs/decisions has the measured rates): resampling 3
+three repeats covers far less than its nominal level (docs/decisions has the measured rates): resampling 3
 values cannot look beyond the smallest and the largest. So the bootstrap here gives the standard error,
 also of figures that are no means (throughput at a bound, a crossover), and Student's t the width.
 Hesterberg, What Teachers Should Know About the Bootstrap (2015), sections 4 and 5: bootstrap t with
@@ -12,7 +12,7 @@ The scatter between repeats already holds the scatter of requests within each, s
 resampled a second time beneath repeats (Davison and Hinkley, Bootstrap Methods, 1997, section 3.8).
 
 **One repeat** has no scatter to measure. Its requests, in blocks of neighbours because neighbours are
-alike, say how well this run measured itself; what another run would give, they cannot say.
+alike, give the precision of this run; they give no information about another run.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Interval(Frozen):
 class Estimate(NamedTuple):
     """A figure with its standard error, in the figure's unit, and the degrees of freedom of that error.
 
-    All three are None where nothing is known of the scatter. ``dof`` may be infinite. ``edge``: read off a curve where
-    it ends; in more draws than chance allows there is no such figure, so it may be no better, and not there at all.
+    All three are None if the scatter is unknown. ``dof`` may be infinite. ``edge``: read off the end of a curve; more
+    draws than chance allows do not reach the bound, so the figure may not exist.
     """
 
     value: float
@@ -72,7 +72,7 @@ class Estimate(NamedTuple):
     edge: bool = False
 
     def interval(self, level: float) -> Interval | None:
-        """value +- t * standard error; None where the scatter is not known. Nothing here is below 0."""
+        """value +- t * standard error; None if the scatter is unknown; not below 0 for a figure above 0."""
         if self.standard_error is None or self.dof is None or self.basis is None:
             return None
         half = student_t((1 + level) / 2, self.dof) * self.standard_error
@@ -86,7 +86,7 @@ class Estimate(NamedTuple):
 
     @property
     def relative_error(self) -> float | None:
-        """Standard error / value; None where unknown or the value is 0."""
+        """Standard error / value; None if unknown or if the value is 0."""
         return None if self.standard_error is None or not self.value else self.standard_error / abs(self.value)
 
 
@@ -112,7 +112,7 @@ def of_repeats(values: Sequence[float]) -> Estimate:
 
 
 def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 1) -> Comparison | None:
-    """Ratio first / second of two independent positive figures; None where either scatter is unknown.
+    """Ratio first / second of two independent positive figures; None if either scatter is unknown.
 
     On the logarithm, with relative standard errors: ln(a/b) +- t * sqrt(ra^2 + rb^2), degrees of
     freedom after Welch and Satterthwaite (the two need not scatter alike). With ``comparisons`` > 1
@@ -146,7 +146,7 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
 
 
 def apart(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
-    """Ratio of two figures that are known by their intervals alone: they differ where these do not meet.
+    """Ratio of two figures that are known by their intervals alone: they differ if the intervals do not overlap.
 
     Each end of an interval fails with half of its error at most, and a wrong verdict needs the lower end of
     one or the upper end of the other to fail: together no more than the error of one interval (union bound).

@@ -1,4 +1,4 @@
-"""Folders -> experiments with as many of their requests as the question needs, on all cores of a laptop.
+"""Folders -> experiments with as many of their requests as the question needs, read in parallel.
 
 Reading requests is decompressing for the most part, which threads do side by side.
 """
@@ -23,7 +23,7 @@ THREADS = 4
 
 
 class Loaded(NamedTuple):
-    """An experiment, its folder, and the requests of its runs as far as they were kept and wanted."""
+    """An experiment, its folder, and those requests of its runs that were kept and are needed."""
 
     folder: Path
     experiment: Experiment
@@ -53,8 +53,8 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
 
 
 def possible(experiment: Experiment) -> Experiment:
-    """The same without figures that cannot be: a level that has one is not valid, and latencies below 0 or that are
-    no numbers are not known."""
+    """The experiment without impossible figures: a level that has one is not valid; latencies below 0 or not a number
+    become unknown."""
     return experiment.model_copy(update={"runs": tuple(_possible(run) for run in experiment.runs)})
 
 
@@ -76,7 +76,7 @@ def _impossible(summary: Summary) -> list[str]:
 
 
 def _without(summary: Summary) -> dict[str, None]:
-    """What of it is to be forgotten: where a rate is none of ours, nothing can be drawn."""
+    """Latencies to remove: impossible ones, or all of them if a rate is impossible."""
     names = ("ttft", "tpot", "itl", "e2el")
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
     if not all(_is_figure(rate) for rate in rates):

@@ -4,7 +4,7 @@ One prefill replica serves r_P requests/s (prefill-only), one decode replica r_D
 real context length). A deployment of p and d replicas serves at most min(p r_P, d r_D), and wastes
 nothing where p r_P = d r_D: the rate-matched ratio P:D is r_D : r_P (DistServe, Zhong et al., OSDI 2024,
 section 4). r_D is a function of the batch and so of the TPOT that is accepted: one line per level.
-The KV transfer between the phases is no part of either, so this is a bound, printed beside what was measured.
+Neither phase includes the KV transfer, so this is an upper bound, printed beside measured deployments.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class MeasuredDeployment(Frozen):
 
 
 def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
-    """Requests/s per replica of each closed-loop level. Raises UsageError when it is not that phase, or
-    nothing in it is valid."""
+    """Requests/s per replica of each closed-loop level. Raises UsageError if it is another phase or has no
+    valid level."""
     pool = _pool(experiment)
     runs = [r for r in experiment.runs if r.workload.mode == mode and r.validity.valid and r.key.kind == "concurrency"]
     if not runs:
@@ -177,14 +177,14 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
         lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 4)))]
     for note in dict.fromkeys(note for run in decode.runs for note in run.validity.notes):
         lines.append(f"note: {note}")
-    lines.append("note: neither phase has the KV transfer in it, and a batch of mixed lengths is none of one length")
+    lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")
     return "\n".join(lines)
 
 
 def _pool(experiment: Experiment) -> Pool:
     deployment = experiment.manifest.deployment
     if deployment is None or deployment.mode != "collocated":
-        raise UsageError(f"{experiment.name}: a phase alone is measured on a collocated deployment of known size")
+        raise UsageError(f"{experiment.name}: a phase alone needs a recorded collocated deployment; measure it on one")
     return next(iter(deployment.pools.values()))
 
 

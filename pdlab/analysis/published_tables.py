@@ -1,15 +1,15 @@
-"""A table that somebody published -> curves beside ours: shown, never ranked.
+"""A published table -> curves to show beside ours, never ranked.
 
 A CSV file, one row per measured point, its columns named with their units; ``#`` begins a comment.
 
 | column | meaning |
 |---|---|
-| source | where it was published; every row says it |
+| source | where it was published; required in every row |
 | configuration | any notation of `pdlab.core.notation` |
 | input_tokens, output_tokens | of one request |
 | concurrency or rate_rps | the load, of the whole deployment |
-| per | what the rates are of: deployment (default), gpu, node, role-gpu, role-node |
-| gpus_per_node | 8 unless said |
+| per | what the rates refer to: deployment (default), gpu, node, role-gpu, role-node |
+| gpus_per_node | default 8 |
 | requests_per_s, input_tokens_per_s, output_tokens_per_s | at least one |
 | METRIC_STATISTIC_UNIT | ttft_p95_s, tpot_mean_ms, e2el_p50_s, ... |
 | model, tp | optional: the model, and the TP of a group in the notation of nodes |
@@ -52,7 +52,7 @@ def load(path: Path) -> list[Curve]:
         raise StoreError(f"{path}: cannot be read ({reason}); give a CSV file") from error
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
     if len(numbered) < 2:
-        raise UsageError(f"{path}: holds no table; write a line of column names and one line per point")
+        raise UsageError(f"{path}: has no table; write a line of column names and one line per point")
     head, *rows = list(csv.reader([line for _, line in numbered]))
     columns = [name.strip() for name in head]
     _check_columns(path, columns)
@@ -66,7 +66,7 @@ def load(path: Path) -> list[Curve]:
         group = groups.setdefault(key, [])
         deployment, point = _point(where, row)
         if any((existing.kind, existing.value) == (point.kind, point.value) for _, existing in group):
-            raise UsageError(f"{where}: {key[1]} at this load is there already; one row is one point")
+            raise UsageError(f"{where}: {key[1]} at this load is given twice; keep one row per point")
         group.append((deployment, point))
     several = len({key[2:4] for key in groups}) > 1
     return [
@@ -98,16 +98,16 @@ def _check_columns(path: Path, columns: list[str]) -> None:
             "as ttft_p95_s or tpot_mean_ms"
         )
     if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise UsageError(f"{path}: column {twice!r} is there twice; keep one")
+        raise UsageError(f"{path}: column {twice!r} occurs twice; keep one")
     absent = [name for name in REQUIRED if name not in columns]
     if absent:
-        raise UsageError(f"{path}: column {absent[0]!r} is missing; every point says its {', '.join(REQUIRED)}")
+        raise UsageError(f"{path}: column {absent[0]!r} is missing; every point needs {', '.join(REQUIRED)}")
 
 
 def _point(where: str, row: Mapping[str, str]) -> tuple[Deployment, Point]:
     for name in REQUIRED:
         if name not in row:
-            raise UsageError(f"{where}: {name} is empty; every point says it")
+            raise UsageError(f"{where}: {name} is empty; every point needs it")
     gpus_per_node, tp = _integer(where, row, "gpus_per_node", 8), _integer(where, row, "tp", 1)
     try:
         topology = notation.parse(row["configuration"], gpus_per_node=gpus_per_node, tp=tp)
@@ -188,7 +188,7 @@ def _rates(
 
 
 def _latencies(where: str, row: Mapping[str, str]) -> dict[Metric, dict[str, float]]:
-    """In ms, what the table has."""
+    """The latencies of the row, in ms."""
     latencies: dict[Metric, dict[str, float]] = {}
     for name in row:
         if match := _LATENCY.fullmatch(name):

@@ -1,4 +1,4 @@
-"""Curves against each other: Pareto frontier, throughput at a latency bound, and what the repeats let one say."""
+"""Comparison of curves: Pareto frontier, throughput at a latency bound, and which differences are significant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
 
-# The interval of a figure at a level; None where nothing is known of its scatter.
+# The interval of a figure at a level; None if its scatter is unknown.
 IntervalAt = Callable[[float], Interval | None]
 
 
@@ -33,7 +33,7 @@ class Spot(NamedTuple):
 class FrontierPoint(NamedTuple):
     """A point with its intervals, whether it is on the frontier, and in which share of the draws it is.
 
-    ``x``, ``y`` and ``share`` are None where nothing is known of the scatter.
+    ``x``, ``y`` and ``share`` are None if the scatter is unknown.
     """
 
     spot: Spot
@@ -67,7 +67,7 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     points = [point for curve in all_curves for point in curve.points]
     if not any(point.requests_per_s > 0 for point in points):
         names = listed([curve.name for curve in all_curves])
-        raise UsageError(f"no request was answered in any level of {names}: there is nothing to compare")
+        raise UsageError(f"no request was answered in any level of {names}: nothing can be compared; measure again")
     if any(point.latency_ms for point in points):
         only_prefill = all("prefill-only" in curve.workload or curve.workload.endswith(":1") for curve in all_curves)
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
@@ -184,7 +184,7 @@ class Ranked(Frozen):
 
     @property
     def tied(self) -> bool:
-        """Whether it cannot be told from the best."""
+        """Whether it is not distinguishable from the best."""
         return self.best_over_it is None or self.best_over_it.verdict != "better"
 
 
@@ -205,7 +205,7 @@ class Reading(Frozen):
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Labels that cannot be told from the best, the best included."""
+        """Labels that are not distinguishable from the best, the best included."""
         return tuple(ranked.label for ranked in self.ranking if ranked.tied)
 
 
@@ -251,7 +251,7 @@ def _ahead(best: Estimate, candidate: Estimate, confidence: float, comparisons: 
 def _compared(comparison: Comparison | None, best: Estimate, candidate: Estimate, confidence: float) -> Comparison:
     if comparison:
         return comparison
-    # Nothing is known of the scatter, a figure is 0, or the best is at its edge: nothing can be told apart.
+    # The scatter is unknown, a figure is 0, or the best is at its edge: not distinguishable.
     return Comparison(
         ratio=_ratio(best, candidate),
         low=0.0,
@@ -267,10 +267,10 @@ def _ratio(numerator: Estimate, denominator: Estimate) -> float:
 
 
 def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
-    """Who gives most throughput at a latency that they share; None when no point is valid.
+    """The configuration with the highest throughput at a common latency; None if no point is valid.
 
-    The bound is the geometric middle of the range that all curves cover; where there is none,
-    the median latency of the frontier.
+    The bound is the geometric middle of the latency range that all curves cover, or the median latency of the
+    frontier if they share none.
     """
     by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in own(all_curves)]
     measured = [(curve, xs) for curve, xs in by_curve if xs]

@@ -1,4 +1,4 @@
-"""Three repeats say little about their own scatter; all levels together say much about scatter at large.
+"""Three repeats estimate their own scatter poorly; all levels together estimate the common scatter well.
 
 Of three values the standard deviation is wrong by a factor of two half of the time, so one level seems
 exact and the next hopeless by chance. Smyth's moderated variance (Linear Models and Empirical Bayes
@@ -26,7 +26,7 @@ from typing import Generic, NamedTuple, TypeVar
 from pdlab.analysis.intervals import Estimate
 
 S = TypeVar("S")
-# With fewer witnesses how alike they are is guesswork: coverage falls a per cent or two below its level.
+# With fewer levels their likeness cannot be estimated: coverage falls a per cent or two below nominal.
 LEAST = 5
 
 

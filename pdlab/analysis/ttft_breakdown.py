@@ -1,4 +1,4 @@
-"""Where the time to the first token goes, from the engines' own metrics.
+"""Breakdown of the time to the first token, from the engines' own metrics.
 
 vLLM's histograms, as differences over a level and means over requests (vllm/v1/metrics/stats.py and
 the NIXL connector's stats.py of vLLM 0.29):
@@ -10,7 +10,7 @@ the NIXL connector's stats.py of vLLM 0.29):
 
 Collocated: one engine, its queue, its prefill, rest. Prefill-decode: a request is queued and prefilled on P; on D
 it is first scheduled when its KV cache has come, so D's queue time holds the transfer, and D's "prefill" is the one
-step that makes the first token the client sees. What the client measured beyond the engines is the way: HTTP,
+step that makes the first token the client sees. The rest of the client's TTFT is outside of the engines: HTTP,
 routing, tokenising, streaming, and the network.
 
 Ray's exporter keeps a histogram's buckets and loses its sum (`pdlab.deploy.engine_metrics`). A mean is then known to
@@ -18,8 +18,8 @@ lie between the means of the buckets' lower and upper ends: every part is a rang
 known.
 
 The engines' means are over every request that finished in the level, the client's TTFT is over the
-level's window: in the ramp-up requests queue longer, so parts can exceed the whole. The split says so
-(a rest below 0) and hides nothing.
+level's window: in the ramp-up requests queue longer, so parts can exceed the whole; the rest is then
+below 0.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Range(Frozen):
         return Range(low_s=self.low_s + other.low_s, high_s=high_s)
 
     def beyond(self, other: Range) -> Range:
-        """This less a part of it, at least 0."""
+        """This range minus ``other``, at least 0."""
         low_s = 0.0 if other.high_s is None else max(0.0, self.low_s - other.high_s)
         return Range(low_s=low_s, high_s=None if self.high_s is None else max(0.0, self.high_s - other.low_s))
 
 
 class Split(Frozen):
-    """Means in seconds per request; None where the engines did not say.
+    """Means in seconds per request; None if the engines did not report it.
 
     ``engine`` is the prefill (or collocated) engine's whole part, of which ``queue`` and ``prefill``; ``decode_engine``
     the decode engine's, of which ``kv_transfer``, ``decode_wait`` (its queue without the transfer: waiting for a free

@@ -79,8 +79,8 @@ def load_model(model: str) -> ModelShape | None:
 def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
     """Shape and source of a deployment's model: a catalogue name, a shape file, a folder or a Hugging Face id.
 
-    The shape is None for a model that the catalogue does not have, the source None for a model that
-    pdlab builds itself. Raises UsageError for a path that is not there and for a misspelt name.
+    The shape is None if the catalogue does not have the model, the source is None if pdlab builds the
+    model itself. Raises UsageError for a path that does not exist and for a misspelt name.
     """
     path = Path(model).expanduser()
     if path.suffix in (".yaml", ".yml"):
@@ -92,7 +92,7 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
     try:
         folder = path.is_dir()
     except (OSError, ValueError):
-        folder = False  # no path at all
+        folder = False  # not a path
     if folder:
         _require_config(path, model)
         return None, str(path.resolve())
@@ -156,7 +156,7 @@ def load_deployment(name_or_path: str) -> Deployment:
 def find_config(folder: str, name_or_path: str, kind: str) -> Path:
     """The file of configs/``folder``/ of that name, else the path itself.
 
-    Raises UsageError, with the nearest names, for what is neither a name there nor a path.
+    Raises UsageError, with the nearest names, if it is neither a name there nor a path.
     """
     names = {path.stem: path for path in (CONFIGS / folder).glob("*.yaml")}
     path = Path(name_or_path)

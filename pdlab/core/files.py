@@ -34,17 +34,17 @@ def replace(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
         reason = f"{error.strerror or error}"
         raise WriteError(
-            f"{path} cannot be written ({reason}): what was there before is unchanged; make room or give this user "
-            "the right to write there"
+            f"{path} cannot be written ({reason}): its previous content is unchanged; free disk space, or give this "
+            "user permission to write there"
         ) from error
 
 
 @contextlib.contextmanager
 def locked(path: Path, resource: str, *, fix: str = "wait for it or end it") -> Iterator[None]:
-    """Hold the lock file ``path`` for the block, as the only process; it is removed behind it.
+    """Hold the lock file ``path`` for the block, as the only process; the file is removed afterwards.
 
-    A lock whose process is gone is free, however that process ended. Raises UsageError, which says that ``resource``
-    is held, by which process, its command and for how long, and ``fix``; WriteError where no lock can be made.
+    A lock whose process has ended is free, however it ended. Raises UsageError with the process that holds
+    ``resource``, its command, for how long, and ``fix``; WriteError if the lock file cannot be created.
     """
     new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     file = _acquired(path, resource, fix)
@@ -54,13 +54,13 @@ def locked(path: Path, resource: str, *, fix: str = "wait for it or end it") -> 
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(file)
-        for folder in new_folders:  # nothing was kept there: leave no empty folders
+        for folder in new_folders:  # created for the lock alone: leave no empty folders
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def holder(path: Path) -> str | None:
-    """Who holds the lock file ``path``, in words; None when nobody does."""
+    """The process that holds the lock file ``path``, in words; None if it is free."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -80,7 +80,7 @@ def _acquired(path: Path, resource: str, fix: str) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise WriteError(f"{path} cannot be made to lock {resource} ({error.strerror or error})") from error
+            raise WriteError(f"{path} cannot be created to lock {resource} ({error.strerror or error})") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -119,7 +119,7 @@ def _described(file: int) -> str:
         for_s = max(0.0, time.time() - holder_fields["since"])
         return f"process {holder_fields['pid']}{where} ({holder_fields['command']}), for {for_s:.0f} s (since {clock})"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process, which has not written which"
+        return "another process, which has not recorded its id yet"
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,5 +135,5 @@ def cache_dir() -> Path:
 
 
 def launch_lock(*, local: bool) -> Path:
-    """The lock file of `launching`."""
+    """The lock file that a launch holds."""
     return cache_dir() / f"launch-{'local' if local else 'cluster'}.lock"

@@ -54,6 +54,6 @@ def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
 
 
 def kv_copies(shape: ModelShape, tp: int) -> float:
-    """How often one token's KV cache is kept over the GPUs of a TP group: heads are copied where TP is larger than
-    their number, a latent vector on every GPU."""
+    """Copies of one token's KV cache in a TP group: heads are copied if TP exceeds their number, a latent vector
+    is on every GPU."""
     return float(tp) if shape.kv_latent else max(1.0, tp / shape.kv_heads)

@@ -56,8 +56,11 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
 
 
 def check_ports(deployment: Deployment, placement: Placement) -> None:
-    """Ray Serve LLM 2.60 gives a data parallel engine the handshake port of its rank, whichever replica it is of: two
-    of one rank on one node want the same, and the second waits for it for ever. Raises UsageError."""
+    """Raises UsageError if two engines of one data parallel rank, of different replicas, are on one node.
+
+    Ray Serve LLM 2.60 derives a data parallel engine's handshake port from its rank alone: both would take one
+    port, and the second waits for it for ever.
+    """
     if "prefill" not in deployment.pools:
         return
     for role, pool in deployment.pools.items():
@@ -77,7 +80,7 @@ def check_ports(deployment: Deployment, placement: Placement) -> None:
 
 
 def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
-    """Raises UsageError where a longer context is asked for than the model has: vLLM's engines refuse it."""
+    """Raises UsageError if the requested context is longer than the model's: vLLM's engines refuse it."""
     all_engine_kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
     for context_tokens in (
         deployment.max_model_len,
@@ -117,6 +120,6 @@ def _check_pool(role: str, pool: Pool, shape: ModelShape, redundant: int) -> Non
         copies_needed = redundant + ranks - slots % ranks
         raise UsageError(
             f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {shape.experts} experts of {shape.name}"
-            f"{copies}; use a divisor, or copies where vLLM balances experts: --engine-arg enable_eplb=true "
-            f"--engine-arg 'eplb_config={{num_redundant_experts: {copies_needed}}}'"
+            f"{copies}; use a divisor, or let vLLM balance experts with redundant copies: --engine-arg "
+            f"enable_eplb=true --engine-arg 'eplb_config={{num_redundant_experts: {copies_needed}}}'"
         )

@@ -1,4 +1,4 @@
-"""The placement as it really came out, rebuilt from which node every bundle sits on. Pure."""
+"""The actual placement, rebuilt from the node of every placement-group bundle. Pure."""
 
 from __future__ import annotations
 

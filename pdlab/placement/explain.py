@@ -24,13 +24,13 @@ _PREFIX = {"collocated": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
-    """One line: what was asked, what each node has free, what would fit."""
-    ways, nothing = [], "nothing smaller, and no added node of the same kind"
+    """One line: the request, the free slots of each node, the smallest changes that would fit."""
+    ways, nothing = [], "no smaller deployment, and no number of further nodes of the same kind"
     for search in (_smaller, _elsewhere, _freed_by_others, _more_nodes):
         try:
             ways.append(search(deployment, view, _Bounded(fits)))
         except _EnoughError:
-            nothing = "not found among the changes that were tried"
+            nothing = "none of the changes that were tried"
     change = "; or ".join(way for way in ways if way) or nothing
     return (
         f"{deployment.label} does not fit {view.name}: asked for {_demand(deployment, view)}; "
@@ -43,7 +43,7 @@ class _EnoughError(Exception):
 
 
 class _Bounded:
-    """``fits`` until its work is used up: advice may be left out, but is never wrong and never slow."""
+    """``fits`` with a budget of work: advice may be missing, but is never wrong and never slow."""
 
     def __init__(self, fits: Fits) -> None:
         self.fits, self.work_left = fits, MAX_WORK
@@ -81,7 +81,7 @@ def _demand(deployment: Deployment, view: ClusterView) -> str:
 
 
 def _free(deployment: Deployment, view: ClusterView) -> str:
-    """Free slots per node, equal nodes together; CPUs where a GPU node has too few of them."""
+    """Free slots per node, equal nodes together; free CPUs too if a GPU node has too few."""
     unit = _unit(view)
     same: dict[str, list[str]] = {}
     for node in view.engine_nodes:
@@ -106,7 +106,7 @@ def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
 
 
 def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """Fewest flags changed, then fewest GPUs given up, then the ratio of the two pools kept best."""
+    """The change of the fewest flags, then the fewest GPUs less, then the ratio of the pools nearest the requested."""
     options = [(role, list(_reductions(role, pool, view))) for role, pool in deployment.pools.items()]
     attempts = [({role: pool}, flag) for role, reductions in options for pool, flag in reductions]
     attempts.sort(key=lambda attempt: -sum(pool.gpus for pool in attempt[0].values()))
@@ -178,7 +178,7 @@ def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | N
 
 
 def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """What others hold and would have to give back: the fewest on one node, or else on several."""
+    """The GPUs or CPUs that others would have to release: the fewest on one node, or else on several."""
     held_elsewhere = {node.id: node_size(node) - len(node.slots) for node in view.engine_nodes}
     busy = [node for node in view.engine_nodes if held_elsewhere[node.id] or node.available_cpus < node.cpus]
     unit = _unit(view)
@@ -191,10 +191,10 @@ def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> s
         for node in busy:
             if count <= held_elsewhere[node.id] and without({node.id: count}):
                 if not count:
-                    return f"the CPUs that others hold on {node.id} given back"
-                amount = f"{count} of the " if count < held_elsewhere[node.id] else "the "
+                    return f"others release their CPUs on {node.id}"
+                amount = f"{count} of their" if count < held_elsewhere[node.id] else "their"
                 plural = "" if held_elsewhere[node.id] == 1 else "s"
-                return f"{amount}{held_elsewhere[node.id]} {unit}{plural} that others hold on {node.id} given back"
+                return f"others release {amount} {held_elsewhere[node.id]} {unit}{plural} on {node.id}"
     to_free = {node.id: held_elsewhere[node.id] for node in busy}
     if not to_free or not without(to_free):
         return None
@@ -209,11 +209,11 @@ def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> s
         places = listed([f"{count} on {node_id}" for node_id, count in to_free.items()])
     else:
         places = f"{sum(to_free.values())} on {len(to_free)} nodes"
-    return f"of the {unit}s that others hold, {places} given back"
+    return f"others release {unit}s: {places}"
 
 
 def _with_free(node: ClusterNode, count: int) -> ClusterNode:
-    """The node with so many more free slots; the CPUs that others hold beside GPUs come back too."""
+    """The node with ``count`` more free slots; the CPUs that others hold beside GPUs are free too."""
     if not node.gpus:
         return node.model_copy(update={"free_cpus": min(node.cpus, node.available_cpus + count)})
     in_use = [gpu for gpu in range(node.gpus) if gpu not in node.slots]
@@ -221,7 +221,7 @@ def _with_free(node: ClusterNode, count: int) -> ClusterNode:
 
 
 def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """How many more free nodes, each like the biggest that the deployment may use, would do."""
+    """How many further free nodes would suffice, each like the biggest that the deployment may use."""
     usable = [node for pool in deployment.pools.values() for node in eligible(pool, view.engine_nodes)]
     biggest = max(usable, key=node_size, default=None)
     if biggest is None or (deployment.mode == "pd-pack" and len(biggest.slots) == node_size(biggest)):
@@ -239,4 +239,4 @@ def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | 
         middle = (low + high) // 2
         low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
     nodes = "1 more node" if low == 1 else f"{low} more nodes"
-    return f"{nodes} with {node_size(biggest)} free {_unit(view)}s"
+    return f"{nodes} with {node_size(biggest)} free {_unit(view)}s{'' if low == 1 else ' each'}"

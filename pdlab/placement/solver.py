@@ -121,7 +121,7 @@ Steps = tuple[tuple[int, str], "Steps"] | None
 
 
 def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[tuple[Offer, list[str]]] | None:
-    """For every pool an offer and its set of node ids, the sets disjoint; None when there is no way.
+    """For every pool an offer and its set of node ids, the sets disjoint; None if none fits.
 
     Best rank first (replicas on single nodes, one GPU type for each pool and for both), then fewest
     ragged nodes, fewest nodes, fewest free slots on them (nodes in partial use are filled up first),

@@ -1,4 +1,4 @@
-"""Predicted beside measured: errors of every level, their medians, the order of the configurations. Pure."""
+"""Predicted against measured: errors of every level, their medians, the order of the configurations. Pure."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def rankings(
     experiments: Sequence[MeasuredSweep], points: Sequence[PredictedPoint], node_gpus: int
 ) -> dict[str, list[AtTarget]]:
     """Input:output lengths -> rank correlation of the experiments of that workload by throughput per node at
-    equal TPOT, targets 7 to 12 ms (`pdlab.plan.accuracy` says what is left out).
+    equal TPOT, targets 7 to 12 ms (`rank_correlations` says what is left out).
 
-    Closed loops alone are ranked: at a request rate throughput is what was asked for. Repeats count as
+    Only closed loops are ranked: in an open loop throughput is the offered rate. Repeats count as
     their mean. A workload of fewer than three experiments has no entry.
     """
     rows = _rows(points)
@@ -90,7 +90,7 @@ Rows = dict[tuple[str, str], dict[str, PredictedPoint]]
 
 
 def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
-    """Predicted and measured (TPOT s, requests/s per node) by load, where a level has both."""
+    """Predicted and measured (TPOT s, requests/s per node) by load, of levels that have both."""
     scale = node_gpus / experiment.deployment.gpus
     loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
     level_rows = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
@@ -165,12 +165,12 @@ class AtTarget(NamedTuple):
 
 
 def throughput_at(curve: Curve, tpot_s: float) -> float | None:
-    """Most throughput at that TPOT, straight between neighbouring levels; None where no part of the curve has it."""
+    """Highest throughput at that TPOT, linear between neighbouring levels; None if the curve does not reach it."""
     return max(values_at(curve, tpot_s), default=None)
 
 
 def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:
-    """Rank correlation of two equally long sequences; None where one of them is all ties or has fewer than two."""
+    """Rank correlation of two equally long sequences; None if one of them is all ties or has fewer than two values."""
     ranks_a, ranks_b = _ranks(values_a), _ranks(values_b)
     if len(ranks_a) < 2 or np.ptp(ranks_a) == 0 or np.ptp(ranks_b) == 0:
         return None
@@ -191,8 +191,8 @@ def rank_correlations(
     """Spearman's rank correlation of the configurations by throughput per node at each TPOT target.
 
     A configuration counts at a target where its predicted and its measured curve both pass through it: one
-    that never reaches the target, or only beyond its lowest or highest level, is left out there, for
-    nothing is extended. A target with fewer than three configurations, or where all are equal, is left out.
+    that never reaches the target, or only beyond its lowest or highest level, is left out there, because
+    curves are not extrapolated. A target with fewer than three configurations, or where all are equal, is left out.
     """
     reached_targets = []
     for tpot_s in targets_s:
@@ -211,5 +211,5 @@ def rank_correlations(
 
 
 def mean_correlation(targets: Sequence[AtTarget]) -> float | None:
-    """Mean over the targets; None without any."""
+    """Mean over the targets; None if there are none."""
     return statistics.fmean(at.correlation for at in targets) if targets else None

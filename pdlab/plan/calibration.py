@@ -2,8 +2,8 @@
 
 Every level of every experiment is simulated as it was measured (same counts, same order, same
 repeated or fresh prompts), and the logarithms of simulated over measured mean TPOT, mean TTFT and
-requests/s, and of the median and the 99th percentile of ITL where they are known (they tell a
-decode step from one with a prefill in it), are made small: sum of sqrt(1 + (r / 0.04)^2) - 1
+requests/s, and of the median and the 99th percentile of ITL if they are known (they distinguish a
+decode step from one with a prefill in it), are minimised: sum of sqrt(1 + (r / 0.04)^2) - 1
 (quadratic up to 4 %, linear beyond, so that one odd level does not bend the rest), plus a weak pull
 of each constant towards its start value (a factor of two counts like one residual of 4 %).
 Coordinate search with common random numbers: the simulator is cheap, and its small jumps (a request
@@ -37,14 +37,17 @@ SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests
 
 
 def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
-    """What to fit to. Request-rate levels far below their rate are left out, and such levels have prompts of
-    their own in any case: a sweep of them that repeats prompts was never seen.
+    """The levels to fit to. Open-loop levels far below their offered rate are left out; open loops always have
+    fresh prompts.
 
-    Raises StoreError when the experiment does not say its deployment.
+    Raises StoreError if the experiment does not record its deployment.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
-        raise StoreError(f"{experiment.name}: its deployment is not known, so it cannot be simulated")
+        raise StoreError(
+            f"{experiment.name}: its deployment is not recorded, so it cannot be simulated; "
+            "measure it with run_bm.sh, which records it"
+        )
     runs = [run for run in experiment.runs if run.whole.ttft is not None and run.validity.valid and not _saturated(run)]
     if not runs:
         raise StoreError(f"{experiment.name}: no valid level with a TTFT")
@@ -86,7 +89,7 @@ def _simulated(level: SimulatedLevel) -> Values:
 
 
 def predict(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]) -> list[Values]:
-    """What `MeasuredSweep.values` has of every level, means over the seeds."""
+    """Predictions of `MeasuredSweep.values`, means over the seeds."""
     trials = [
         [
             _simulated(level)
@@ -142,7 +145,7 @@ def fit(
     rounds: int = 12,
     say: Callable[[str], None] = lambda _: None,
 ) -> Hardware:
-    """``start`` with its fitted constants moved to where the experiments are met best."""
+    """``start`` with its fitted constants set to the values that fit the experiments best."""
     names = [name for name, constant in start.constants.items() if constant.basis == "fitted"]
     origin = {name: start.value(name) for name in names}
     values, steps = dict(origin), dict.fromkeys(names, 0.2)
@@ -185,7 +188,7 @@ def coarse(hardware: Hardware) -> Hardware:
 def compare(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = (10, 11, 12, 13)
 ) -> list[PredictedPoint]:
-    """Predicted beside measured, every level and metric."""
+    """Predicted and measured figures of every level and metric."""
     points = []
     predicted_values = predict(hardware, shape, experiment, seeds)
     for level, ours, theirs in zip(experiment.levels, predicted_values, experiment.values, strict=True):
@@ -219,8 +222,8 @@ def cross_validate(
 
 
 def other_kind(hardware: Hardware, experiment: Experiment) -> str | None:
-    """What to say where GPUs were measured and the hardware is of CPUs, or the other way round; else None."""
+    """A warning if GPUs were measured and the hardware file is for CPUs, or the other way round; else None."""
     if (gpus_of(experiment).device == "cpu") == hardware.cpu:
         return None
     measured_on = "GPUs" if hardware.cpu else "engines on CPUs"
-    return f"{experiment.name} was measured on {measured_on}, but {hardware.name} is of {hardware.gpu}"
+    return f"{experiment.name} was measured on {measured_on}, but {hardware.name} describes {hardware.gpu}"

@@ -3,7 +3,7 @@
 One kind of engine per way in which the model fits: TP within a node; where no TP degree holds it, PP over
 TP8, and DP with expert parallel over whole nodes. Prefill and decode pools of every two kinds make units
 of P:D replicas without a common factor, since 2:2 is 1:1 twice; a unit is run in as many *copies* as can
-be placed. Collocated pools fill a node, or all GPUs where these are no multiple of it. Units are compared
+be placed. Collocated pools fill a node, or all GPUs if these are not a multiple of a node. Units are compared
 by rate matching (`pdlab.plan.rate_matching`), the best are placed (`pdlab.placement.place`) and kept.
 """
 
@@ -169,7 +169,7 @@ def _sized(
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> Sized | None:
-    """The unit as a deployment, packed where one node takes it unless asked otherwise; None when it has no place."""
+    """The unit as a deployment, packed where one node takes it unless asked otherwise; None if it cannot be placed."""
     prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
     if unit.decode is None:
@@ -187,7 +187,7 @@ def _sized(
 
 
 def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
-    """How many of it can be placed beside one another within ``gpus`` GPUs of the view, one after another.
+    """How many copies can be placed within ``gpus`` GPUs of the view, one after another.
 
     Each is placed on the nodes in partial use that are emptiest and on as many free ones as it may need:
     looking at every node of a large cluster for every copy would take long.

@@ -1,4 +1,4 @@
-"""`plan.py --predict FILE`: the rows of a CSV (`pdlab.plan.csv_rows`), and what is predicted for each.
+"""`plan.py --predict FILE`: predictions for the rows of a CSV (`pdlab.plan.csv_rows`).
 
 Rows that differ in the load alone are one sweep: they are simulated in ascending order on one
 deployment, caches carried from level to level where prompts repeat. A configuration that cannot run gets
@@ -49,7 +49,7 @@ NOTE = "prediction_note"  # why a row has no figures, or what they leave out
 def predict(
     requested: Sequence[RequestedRow], hardware: Hardware, seeds: Sequence[int] = SEEDS
 ) -> list[dict[str, Any]]:
-    """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError where none can run."""
+    """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError if no row can run."""
     sweeps: dict[tuple[str, ...], list[int]] = {}
     for number, row in enumerate(requested):
         sweeps.setdefault(row.sweep, []).append(number)
@@ -108,10 +108,10 @@ def _trial(
 
 
 def _caveat(deployment: Deployment, hardware: Hardware) -> str:
-    """What the prediction takes for granted and no node has."""
+    """An assumption of the prediction that no real node meets; empty if there is none."""
     node = hardware.gpus_per_node
     if deployment.mode == "pd-pack" and deployment.gpus > node:
-        return f"a pack of {deployment.gpus} GPUs fits no node of {node}: predicted as if one had them"
+        return f"a pack of {deployment.gpus} GPUs does not fit a node of {node}: predicted as if it did"
     if (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
         return f"TP {largest_tp} spans nodes of {node} GPUs: its all-reduce is predicted as if NVLink joined them"
     return ""

@@ -1,8 +1,8 @@
 """The CSV that `plan.py --predict` reads: configurations and loads, one per row -> `RequestedRow`. Pure.
 
 Columns and their meaning: docs/planning.md. People write such tables in many ways, so other names of a column,
-empty cells, comments and other delimiters are taken; what cannot be understood without guessing a TP degree or a
-number of replicas is refused with its line.
+empty cells, comments and other delimiters are accepted; a row whose TP degree or number of replicas would have to
+be guessed is refused with its line.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ LINKS: dict[str, LinkKind | None] = {
 
 
 class RequestedRow(NamedTuple):
-    """One row, understood. ``line`` is its line in the file."""
+    """One parsed row. ``line`` is its line number in the file."""
 
     line: int
     deployment: Deployment
@@ -115,7 +115,7 @@ class RequestedRow(NamedTuple):
 
     @property
     def sweep(self) -> tuple[str, ...]:
-        """Rows of one sweep have the same."""
+        """Key of the sweep: equal for rows that differ in the load alone."""
         text = self.deployment.model_dump_json()
         return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind)
 
@@ -123,7 +123,7 @@ class RequestedRow(NamedTuple):
 def read(
     text: str, source: str, model: str = "gpt-oss-120b"
 ) -> tuple[list[str], list[dict[str, str]], list[RequestedRow]]:
-    """(header, rows as they are, rows understood). Raises UsageError naming the line and the column."""
+    """(header, raw rows, parsed rows). Raises UsageError naming the line and the column."""
     numbered = _lines(text.lstrip("\ufeff"), source)
     if not numbered:
         raise UsageError(f"{source}: empty; the first line names the columns (docs/planning.md)")
@@ -161,7 +161,7 @@ def _column_names(header: Sequence[str], source: str) -> dict[str, str]:
     for name in header:
         key = name.strip().lower().replace("-", "_").replace(" ", "_")
         if key and key in plain:
-            raise UsageError(f"{source}: column {name!r} is there twice; keep one")
+            raise UsageError(f"{source}: column {name!r} occurs twice; keep one")
         plain[key] = name
     column_of = {}
     for name, aliases in ALIASES.items():
@@ -171,16 +171,16 @@ def _column_names(header: Sequence[str], source: str) -> dict[str, str]:
                 break
     if not {"mode", "config", "tp", "p_tp"} & set(column_of):
         raise UsageError(
-            f"{source}: no column says the configuration; give mode with num and tp or p_num, p_tp, d_num, d_tp, "
-            f"or config with labels such as pd-pack-p1xtp2-d1xtp4 (found: {', '.join(header)})"
+            f"{source}: no column has the configuration; give mode with num and tp or p_num, p_tp, d_num, d_tp, "
+            f"or config with labels such as pd-pack-p1xtp2-d1xtp4 (its columns: {', '.join(header)})"
         )
     if "concurrency" not in column_of and "request_rate" not in column_of:
-        raise UsageError(f"{source}: no column concurrency or request_rate (found: {', '.join(header)})")
+        raise UsageError(f"{source}: no column concurrency or request_rate (its columns: {', '.join(header)})")
     return column_of
 
 
 def _cells(row: Mapping[str, str], column_of: Mapping[str, str]) -> dict[str, str]:
-    """Our name -> cell, those that say nothing left out."""
+    """Our name -> cell, empty cells left out."""
     cells = {name: row[column].strip() for name, column in column_of.items()}
     blank = {name: {""} if name == "prompts" else EMPTY for name in cells}
     return {name: cell for name, cell in cells.items() if cell.lower() not in blank[name]}
@@ -200,7 +200,7 @@ def _parsed_row(line: int, cells: Mapping[str, str], where: str) -> RequestedRow
         load = Open(rate_rps=rate)
         requests = _integer(cells, "num_prompts", where, max(round(64 * rate), 64))
     else:
-        raise UsageError(f"{where}: neither concurrency nor request_rate is given")
+        raise UsageError(f"{where}: concurrency and request_rate are both empty; give one of them")
     if requests > MOST_REQUESTS:
         raise UsageError(f"{where}: num_prompts {requests} is too many to simulate; use at most {MOST_REQUESTS}")
     policy = _word(cells, "prompts", "repeated")
@@ -256,7 +256,7 @@ def _topology(cells: Mapping[str, str], where: str) -> Collocated | Disaggregate
 
 
 def _check_agreement(config_name: str, pools: tuple[Pool, ...], where: str) -> None:
-    """A name that is a configuration must be the one of the columns (its flags may be told by these alone)."""
+    """Raises UsageError if the name is a configuration and the columns give another one."""
     try:
         labelled_topology = _from_label(config_name, where)
     except UsageError:
@@ -270,12 +270,12 @@ def _check_agreement(config_name: str, pools: tuple[Pool, ...], where: str) -> N
     if sizes[0] != sizes[1]:
         column_label = "-".join(pool.label for pool in pools)
         raise UsageError(
-            f"{where}: the configuration {config_name!r} contradicts the columns, which say {column_label}"
+            f"{where}: the configuration {config_name!r} contradicts the columns, which give {column_label}"
         )
 
 
 def _mode(cells: Mapping[str, str], where: str) -> str:
-    """One of MODES, or empty where the row does not say."""
+    """One of MODES, or empty if the row does not state it."""
     word = _word(cells, "mode")
     mode = next((mode for mode, words in MODES.items() if word in words), None)
     if mode is None and word and _looks_like_label(cells["mode"]):
@@ -301,7 +301,7 @@ def _placement(
     where: str,
     labelled_topology: Disaggregated | None,
 ) -> PlacementKind:
-    """What mode, the column placement, the configuration's name or the link say, in this order; else what fits."""
+    """Placement by the mode, the column placement, the configuration's name or the link, in this order, or by size."""
     word = _word(cells, "placement").removeprefix("pd-")
     if word not in ("", "any", "pack", "spread", "collocated"):
         raise UsageError(f"{where}: placement {cells['placement']!r} is not known; use pack or spread")
@@ -333,13 +333,13 @@ def _from_label(label: str, where: str) -> Collocated | Disaggregated:
 
 
 def _count(cells: Mapping[str, str], name: str) -> str:
-    """The cell of a number of replicas or ranks; a zero says nothing, where the row is of the other mode."""
+    """The cell of a number of replicas or ranks; empty for a zero, which a row has for pools of the other mode."""
     cell = cells.get(name, "")
     return "" if cell.strip("0.") == "" else cell
 
 
 def _shared_pool(cells: Mapping[str, str], where: str) -> Pool:
-    """A collocated row says its pool in num and tp, or where there are only columns of P and D, in one of these."""
+    """The pool of a collocated row: from num and tp, or from the columns of P or D if there are no others."""
     merged: dict[str, str] = {}
     for field in ("num", "tp", "dp", "pp", "ep"):
         cell_of = cells.get if field == "ep" else lambda name: _count(cells, name)

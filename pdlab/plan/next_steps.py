@@ -33,14 +33,14 @@ def commands(
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
-    ``baseline``: the best collocated deployment, which is measured too: without it nothing says whether PD pays.
+    ``baseline``: the best collocated deployment, measured too so that PD can be compared with it.
 
-    ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: what this plan was
-    told of model and hardware, for the comparison must rest on the same.
+    ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
+    for model and hardware, so that the comparison uses the same.
     """
     measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     if not measured_candidates:
-        return "Nothing to hand over: no deployment meets the SLO."
+        return "No commands: no deployment meets the SLO."
     subject = "them" if best else "how far the collocated baseline is from the SLO"
     lines = [
         f"To measure {subject} (one copy each):"
@@ -49,7 +49,7 @@ def commands(
     ]
     for candidate in measured_candidates:
         if candidate is baseline and best:
-            lines.append("  # the collocated baseline, which PD has to beat")
+            lines.append("  # the collocated baseline that PD is compared with")
         deployment = candidate.deployment
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"
         if folder is not None:
@@ -72,7 +72,7 @@ def commands(
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:
-    """Concurrencies worth measuring: the best one, and of the simulated ones those that stand apart from it."""
+    """Concurrencies worth measuring: the best one, and simulated ones that differ from it and each other by APART."""
     loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
     chosen_loads = (
         [candidate.best_or_nearest.load.concurrency] if isinstance(candidate.best_or_nearest.load, Closed) else []
@@ -84,7 +84,7 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None when none does."""
+    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None if none does."""
     fitting_clusters = []
     for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
         view = load_cluster(path.stem)

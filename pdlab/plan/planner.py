@@ -1,9 +1,9 @@
 """Model + GPUs + workload + SLO -> feasible deployments, simulated and ranked. Pure, no Ray.
 
-1. **Enumerate and rate-match** (`pdlab.plan.candidates`, `pdlab.plan.rate_matching`): what fits, and what of it is
-   worth a simulation.
+1. **Enumerate and rate-match** (`pdlab.plan.candidates`, `pdlab.plan.rate_matching`): what fits, and which of
+   these are worth a simulation.
 2. **Simulate** each over a ladder of loads around the one that rate matching gives, until the SLO is clearly missed;
-   or at the loads asked for. With a request rate asked for: the fewest copies that serve it.
+   or at the requested loads. For a requested rate: the fewest copies that serve it.
 3. **Rank** by goodput per GPU: requests/s that meet every bound of the SLO, of the load at which most do while
    their share is at least the quantile. The best ones are simulated again near the load where they cross it.
 4. **Compare** with collocated: the gain in goodput, and the interval that the errors of the model allow.
@@ -84,7 +84,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `plan` found: candidates best first, and how many units there were to choose from."""
+    """Result of `plan`: candidates best first, and the number of possible units."""
 
     candidates: tuple[Candidate, ...]
     possible: int
@@ -168,7 +168,7 @@ def _throughput(simulated: SimulatedLevel, skipped: int) -> float:
     """Requests/s between the end of the first wave and the last arrival: neither ramp nor drain.
 
     In an open loop the rate of arrivals times the share of them that left again, for the rate drawn
-    in one short window differs from the one asked for by chance.
+    in one short window differs from the requested rate by chance.
     """
     closed = isinstance(simulated.level.load, Closed)
     opens_s = sorted(simulated.finish_s)[skipped - 1] if closed else simulated.arrival_s[skipped]
@@ -198,7 +198,7 @@ def bottleneck(level: SimulatedLevel) -> str:
 def ladder(scene: Scene, sized: Sized) -> tuple[LoadResult, ...]:
     """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput.
 
-    Rate matching knows no queues: where the lowest load that follows from it misses the SLO, lower ones are tried.
+    Rate matching ignores queues: if the lowest load that it suggests misses the SLO, lower ones are tried.
     """
     outcomes: list[LoadResult] = []
     groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
@@ -264,7 +264,7 @@ def evaluate(
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
 ) -> Candidate:
-    """Simulate one deployment over its ladder, or at the loads asked for (of the whole, shared by the copies)."""
+    """Simulate one deployment over its ladder, or at the requested loads (of the whole, shared by the copies)."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
         return _for_rate(scene, sized, rate_rps)
@@ -277,7 +277,7 @@ def evaluate(
 
 
 def _for_rate(scene: Scene, sized: Sized, rate_rps: float) -> Candidate:
-    """The fewest copies that serve the rate within the SLO; all of them where that does not help."""
+    """The fewest copies that serve the rate within the SLO; all copies if fewer do not."""
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
     def with_copies(count: int) -> Candidate:
@@ -314,7 +314,7 @@ def plan(
         on_progress(number, steps, sized.deployment.label)
         candidates.append(evaluate(scene, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
     if bounded:
-        # All of them: one left at its ladder's steps would stand below one that was looked at more closely.
+        # All of them: a candidate that is not refined would rank below one that is.
         for step in range(REFINEMENTS):
             for number, candidate in enumerate(candidates):
                 on_progress((step + 1) * len(chosen) + number, steps, candidate.deployment.label)
@@ -333,7 +333,7 @@ def _order(candidate: Candidate) -> tuple[float, float, int, str]:
 def sized_alone(
     scene: Scene, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
 ) -> Sized:
-    """A deployment as `shortlist` would give it; without a view one copy that needs no place."""
+    """A deployment as `shortlist` would return it; without a view, one copy that is not placed."""
     matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
     rps, in_flight = matcher.serves(unit_of(deployment), scene.slo.tpot_s or math.inf)
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1

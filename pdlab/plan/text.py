@@ -1,4 +1,4 @@
-"""The planner's results in words and tables. Everything here is simulated, and says so."""
+"""The planner's results in words and tables, labelled as simulated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{_requests(scene)}{hit}",
         f"SLO: {_slo(slo)}",
         f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
-        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues"
+        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, "
+        "the others are worse by rate matching"
         + (f" (pools of more than {MOST_REPLICAS} replicas left out)" if gpus > 2 * MOST_REPLICAS else ""),
         "",
         table(head, rows, left=(1, 11, 12)),
@@ -53,7 +54,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
 
 
 def _requests(scene: Scene) -> str:
-    """What a trace adds to the mean lengths."""
+    """Number, rate and longest request of a trace, after the mean lengths; empty without a trace."""
     if scene.trace is None:
         return ""
     inputs, outputs = scene.trace.longest
@@ -62,9 +63,9 @@ def _requests(scene: Scene) -> str:
 
 
 def rests_on(error: FitError | None) -> str:
-    """What is known of the errors of these step times, in words."""
+    """The errors of these step times, in words."""
     if error is None:
-        return "never checked against measured runs, errors of 10 % (TTFT 30 %) are assumed"
+        return "not checked against measured runs: errors of 10 % (TTFT 30 %) are assumed"
     return (
         f"median errors on runs left out of the fit: TPOT {error.tpot_percent:g} %, TTFT {error.ttft_percent:g} %, "
         f"requests/s {error.requests_per_s_percent:g} %"
@@ -107,15 +108,17 @@ def percent(advantage: Gain) -> str:
 
 
 def _remarks(plan: Plan, slo: Slo) -> list[str]:
-    """What a reader of the table must know, and only that."""
+    """Notes below the table."""
     listed_candidates = plan.candidates[:ROWS]
     lines = ["load, req/s, TTFT and TPOT (means) are of one copy, at its best load within the SLO."]
     if any(c.copies > 1 for c in listed_candidates):
-        lines.append("copies: so many of it, each an application of its own, behind one load balancer.")
+        lines.append(
+            "copies: the number of such deployments, each an application of its own, behind one load balancer."
+        )
     if any(c.best is None for c in listed_candidates):
         lines.append("goodput -: no simulated load meets the SLO; the row shows the one that misses it by least.")
     if any(experimental(c) for c in listed_candidates):
-        lines.append("*: prefill TP above decode TP is experimental in vLLM; the launcher's canary must pass.")
+        lines.append("*: prefill TP above decode TP is experimental in vLLM: the launcher's canary must pass.")
     if slo.bounded and slo.ttft_s is None and slo.e2el_s is None and plan.rate_rps is None:
         worst_s = max((c.best.ttft_s for c in listed_candidates if c.best), default=0.0)
         if worst_s > LONG_TTFT_S:
@@ -126,7 +129,7 @@ def _remarks(plan: Plan, slo: Slo) -> list[str]:
 
 
 def verdict(plan: Plan, scene: Scene) -> str:
-    """Whether PD pays, by how much, and how sure that is."""
+    """Whether PD pays, by how much, and with which uncertainty."""
     base, split, slo = plan.best_candidate(collocated=True), plan.best_candidate(collocated=False), plan.slo
     if not any(candidate.best for candidate in plan.candidates):
         nearest = min(plan.candidates, key=lambda c: c.best_or_nearest.stress)
@@ -180,7 +183,7 @@ def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
     within = "" if slo.ttft_s is None else " within the TTFT bound"
     lines = [
         f"Which wins at which throughput{within}: the lowest TPOT, or within {math.sqrt(2) * error.tpot_percent:.0f} % "
-        "of it, which the model cannot tell apart (sqrt(2) times its median error of TPOT, for both have it)"
+        "of it: the model cannot distinguish closer values (sqrt(2) times its median error of TPOT)"
     ]
     rows = [_regime(regime) for regime in regimes(plan.candidates, hardware, slo)]
     return [*lines, "", table(["output tok/s per node", "deployment", "TPOT ms", "as good"], rows, left=(0, 1, 2, 3))]
@@ -226,14 +229,14 @@ def _matching(plan: Plan, scene: Scene) -> list[str]:
         return []
     bound = "KV memory" if scene.slo.tpot_s is None else "the TPOT bound"
     return [
-        f"Rate matching, without queues: requests/s of one replica, decode at {bound}; P:D at which neither waits",
+        f"Rate matching, without queues: requests/s of one replica, decode at {bound}; P:D at which neither pool waits",
         "",
         table(["prefill", "req/s", "decode", "req/s", "matched P:D", "simulated best"], rows, left=(0, 2)),
     ]
 
 
 def explanation(candidate: Candidate, scene: Scene) -> str:
-    """Mean time of a request by phase at every load, and what limits."""
+    """Mean time of a request by phase at every load, and the bottleneck."""
     head = ["load", "ingress", "queue", "prefill", "KV transfer", "first step", "decode", "end to end", "limited by"]
     rows = []
     for outcome in candidate.outcomes:

@@ -21,12 +21,12 @@ CLASS_RDMA = Path("/sys/class/infiniband")
 # On EFA tx_bytes and rx_bytes count everything; the rdma_*_bytes ones can stay 0.
 EFA_COUNTERS = ("tx_bytes", "rx_bytes")
 IB_COUNTERS = ("port_xmit_data", "port_rcv_data")  # in units of 4 bytes
-SETTLE = 1.5  # lifespans of the kernel's copy of the counters, to be past its end
+SETTLE = 1.5  # wait, in lifespans of the kernel's copy of the counters
 
 
 @dataclass(frozen=True)
 class Nic:
-    """One interface. ``gbit_per_s``: its line rate, or the rate it is shaped to; None: not known, as of a
+    """One interface. ``gbit_per_s``: its line rate, or the rate it is shaped to; None: unknown, as for a
     virtual interface. ``kind``: efa, infiniband, roce, ethernet, virtual or loopback."""
 
     name: str
@@ -120,10 +120,10 @@ def counters() -> dict[str, tuple[int, int]]:
 
 
 def settled_counters() -> dict[str, tuple[int, int]]:
-    """As `counters`, when what moved just now is sure to be in them.
+    """As `counters`, after waiting until all bytes moved so far are counted.
 
-    The kernel asks a device's hw_counters at most once per lifespan (milliseconds; 10 unless somebody wrote another
-    there) and answers from its copy in between: a transfer shorter than that would count as nothing.
+    The kernel reads a device's hw_counters at most once per lifespan (milliseconds; 10 by default) and answers from
+    its copy in between: a shorter transfer would not be counted.
     """
     lifespans = [_number(path) for path in CLASS_RDMA.glob("*/ports/1/hw_counters/lifespan")]
     time.sleep(SETTLE * max((ms or 0.0 for ms in lifespans), default=0.0) / 1000)
@@ -146,7 +146,7 @@ def moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]])
 
 
 def _shaped_gbit(name: str) -> float | None:
-    """Rate in Gbit/s to which `tc` shapes what leaves the interface; None when it does not, or cannot be asked."""
+    """Rate in Gbit/s to which `tc` shapes what leaves the interface; None if it does not, or if tc fails."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
         command = ["tc", "-j", "qdisc", "show", "dev", name]
         completed = subprocess.run(command, capture_output=True, text=True, timeout=10)

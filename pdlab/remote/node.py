@@ -1,8 +1,8 @@
-"""What a node is like, as far as KV transfers go: facts, no judgement (that is `pdlab.transfer.doctor.diagnosis`).
+"""Facts of a node that matter for KV transfers; `pdlab.transfer.doctor.diagnosis` judges them.
 
-Sent to the nodes by value: imports the standard library alone. `quick` reads what is there; `thorough`
-also starts a process that loads NIXL and creates its backends, for only what loads tells the truth
-(NIXL's list of plugins is a list of files).
+Sent to the nodes by value: imports the standard library alone. `quick` reads files; `thorough` also starts
+a process that loads NIXL and creates its backends, because NIXL's list of plugins is a list of files, and
+a listed plugin may not load.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ print("FOUND " + json.dumps(found), flush=True)
 
 
 def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Facts that take milliseconds. ``environment``: what the engines get on top of this process's."""
+    """Facts that take milliseconds. ``environment``: variables of the engines that this process lacks."""
     env = {**os.environ, **(environment or {})}
     taken_ports = [port for port in ports if not _is_free(port)]
     return {
@@ -117,8 +117,8 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
 def thorough(
     ports: tuple[int, ...] = (), environment: dict[str, str] | None = None, backends: tuple[str, ...] = ("UCX",)
 ) -> dict[str, Any]:
-    """`quick`, and what really loads: libraries, NIXL backends, UCX modules and why some did not."""
-    # The clock at the end too: the asker knows when the answers came, and loading takes seconds.
+    """`quick`, and the result of `load`: libraries, NIXL backends, UCX modules and why some do not load."""
+    # The clock at the end too: loading takes seconds, and the driver compares it with the time of the answer.
     return {**quick(ports, environment), "loaded": load(backends, environment), "answered_s": time.time()}
 
 
@@ -127,8 +127,8 @@ def load(
 ) -> dict[str, Any]:
     """Create every backend in a process of its own.
 
-    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: what UCX said meanwhile;
-    ``transports``: what UCX itself finds, as in ``srd/rdmap79s0:1`` (None: it cannot be asked).
+    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: UCX's log meanwhile;
+    ``transports``: those that UCX finds, such as ``srd/rdmap79s0:1`` (None: unknown).
     ``target``: a folder of packages to look into first.
     """
     env = {**os.environ, **(environment or {}), "UCX_MODULE_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
@@ -150,7 +150,7 @@ def load(
     loaded["libraries"] = [path for path in loaded["libraries"] if LIBRARIES.search(path)]
     loaded["digests"] = {path: _digest(path) for path in loaded["libraries"]}
     loaded["log"] = output[-20000:]
-    # Some stacks crash when they are taken down: the answer was complete before.
+    # Some stacks crash when they exit, after a complete answer.
     loaded["exit_code"] = completed.returncode
     return loaded
 
@@ -226,7 +226,7 @@ def _bundled() -> list[str]:
 
 
 def _toolchain(env: dict[str, str]) -> dict[str, str | None]:
-    """What compiles at an engine's start: each tool's path, None where it would not be found."""
+    """The compilers that an engine's start needs: each tool's path, None if it is not found."""
     path = env.get("PATH")
     homes = [env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"]
     nvcc = shutil.which("nvcc", path=path) or next(
@@ -249,7 +249,7 @@ def _driver() -> str | None:
 
 
 def _nccl_net(env: dict[str, str]) -> list[str]:
-    """NCCL's network plugins (aws-ofi-nccl) where the loader or AWS's installer has them."""
+    """NCCL's network plugins (aws-ofi-nccl) in the folders of the loader and of AWS's installer."""
     folders = [*(env.get("LD_LIBRARY_PATH") or "").split(":"), "/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64"]
     folders += ["/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "/opt/aws-ofi-nccl/lib", "/usr/lib/x86_64-linux-gnu"]
     return sorted({str(path) for folder in folders if folder for path in Path(folder).glob("libnccl-net*.so*")})
@@ -266,7 +266,7 @@ def _is_free(port: int) -> bool:
 
 
 def _listeners(ports: list[int]) -> dict[str, str]:
-    """Port -> name and id of the process that listens there; none where this process may not look."""
+    """Port -> name and id of the process that listens there; empty if this process lacks the permission."""
     inodes = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (_read(table) or "").splitlines()[1:]:
@@ -288,7 +288,7 @@ def _listeners(ports: list[int]) -> dict[str, str]:
 def open_ports() -> list[dict[str, Any]]:
     """TCP ports of this machine (of this network namespace) that listen beyond loopback, in the order of the ports.
 
-    ``process``: its command line, or the title that it gave itself; None where this process may not look.
+    ``process``: its command line, or the title that it gave itself; None if this process lacks the permission.
     """
     listening: dict[str, tuple[str, int]] = {}
     for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
@@ -324,7 +324,7 @@ def _address(text: str, family: int) -> str:
 
 
 def _digest(path: str) -> str | None:
-    """Of a library's bytes; None where it is gone since it was loaded."""
+    """Of a library's bytes; None if it was removed since it was loaded."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
     except OSError:
@@ -332,7 +332,7 @@ def _digest(path: str) -> str | None:
 
 
 def _advertised(host: str | None) -> dict[str, Any] | None:
-    """Whether the address that peers are told is one of this machine; None: the default, which Ray sets."""
+    """Whether the advertised address is one of this machine; None: the default, which Ray sets."""
     if host is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Are a model's weights on this node, as vLLM will look for them? And fetch them before the time that is paid for.
+"""Whether a model's weights are on this node where vLLM looks for them, and their download ahead of a launch.
 
 Sent to the nodes by value: imports the standard library alone.
 """
@@ -26,9 +26,9 @@ VOCABULARY = "import openai_harmony; openai_harmony.load_harmony_encoding('Harmo
 
 
 def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Where this node has the model (a Hugging Face id or a folder), how many bytes, and what is missing of it.
+    """Where this node has the model (a Hugging Face id or a folder), how many bytes, and the missing files.
 
-    ``folder`` None: nothing of it is there.
+    ``folder`` None: the node has no file of it.
     """
     folder = (
         Path(model) if model.startswith(("/", ".", "~")) else _snapshot(model, {**os.environ, **(environment or {})})
@@ -47,7 +47,7 @@ def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any
 def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:
     """Download the model into this node's cache, then `look`; ``error`` has the downloader's last line.
 
-    ``harmony``: the vocabulary of chat requests too; its failure is told and stops nothing.
+    ``harmony``: the vocabulary of chat requests too; its failure is reported and not fatal.
     """
     error = None
     command = [sys.executable, "-c", FETCH, model, json.dumps(NOT_NEEDED)]
@@ -60,7 +60,7 @@ def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]
             if vocabulary.returncode:
                 error = f"chat requests will ask the internet for Harmony's vocabulary: {_last_line(vocabulary.stderr)}"
     except subprocess.TimeoutExpired:
-        error = f"not there within {timeout_s:g} s"
+        error = f"the download did not end within {timeout_s:g} s"
     return {**look(model), "error": error}
 
 

@@ -43,7 +43,7 @@ LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report is made of.
+    """Contents of a report.
 
     ``answers`` are further plain sentences of the verdict; ``texts`` further tables as text, whose first
     line is their title. ``command`` made the report.
@@ -125,7 +125,7 @@ def _asset(suffix: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that stands in a script element: nothing in it can end the element or start another."""
+    """JSON that is safe in a script element: it cannot end the element or start another."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -176,8 +176,8 @@ def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
 
 def _interval_note(curves: Sequence[Curve], view: View) -> str:
     known = any(point.rate_estimate("requests").basis for curve in curves for point in curve.points)
-    text = f"Bands and thin bars: {100 * view.confidence:g} % intervals, where they are known."
-    return text if known else "No intervals are known: one repeat, and no requests were kept."
+    text = f"Bands and thin bars: {100 * view.confidence:g} % intervals, if known."
+    return text if known else "Intervals are unknown: there is one repeat, and its requests were not kept."
 
 
 # Verdicts
@@ -205,14 +205,12 @@ def _verdicts(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
 
 def _caption(comparison: Reading, view: View) -> str:
     bound = f"{view.latency_name} {view.statistic} of {core_text.plain(comparison.bound)} {view.latency_unit}"
-    text = (
-        f"The most that each gives at {bound}, straight between measured levels; {100 * view.confidence:g} % intervals"
-    )
+    text = f"The highest rate of each at {bound}, linear between measured levels; {100 * view.confidence:g} % intervals"
     return f"{text}, with an assumed scatter between repeats (one repeat)" if comparison.single_repeat else text
 
 
 def _other_views(curves: Sequence[Curve], view: View) -> Iterator[View]:
-    """The other latency, so that nobody takes a verdict on TPOT for one on TTFT."""
+    """The view of the other latency: a verdict on TPOT is not one on TTFT."""
     mode = "first_token" if view.latency_mode == "token" else "token"
     alternative = view.model_copy(update={"latency_mode": mode, "use_interactivity": False})
     if any(point.latency(alternative) is not None for curve in curves for point in curve.points):
@@ -233,7 +231,7 @@ def _ranked(ranked: Ranked, view: View) -> dict[str, str]:
 
 
 def _searches(by_label: dict[str, Loaded]) -> Iterator[str]:
-    """What the searches for the highest rate within an SLO found, in their own words."""
+    """Results of the searches for the highest rate within an SLO."""
     for label, loaded in by_label.items():
         for search in loaded.experiment.searches:
             yield f"{label}: {search.detail}"
@@ -284,7 +282,7 @@ def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) ->
     }
 
 
-# What was left out
+# Exclusions
 
 
 def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]:
@@ -297,7 +295,7 @@ def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]
 
 
 def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, str]]:
-    """Deployments of the same experiment files that gave nothing, or not all."""
+    """Deployments of the same experiment files that were not, or not fully, measured."""
     for record in records:
         for visit in record.visits:
             if visit.status != "done":
@@ -338,7 +336,7 @@ def _files(names: Sequence[str]) -> str:
 def _audit_summary(findings: Sequence[Finding], folders: int) -> str:
     kinds = ", ".join(sorted({finding.kind for finding in findings}))
     counts = f"{counted(len(findings), 'finding')} in {counted(folders, 'folder')}"
-    return f"The audit has {counts} ({kinds}): read them before trusting a verdict or a plot."
+    return f"The audit has {counts} ({kinds}): read them before you rely on a verdict or a plot."
 
 
 # Experiments
@@ -379,7 +377,7 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _gates(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """What was not judged, and what was noted, over the experiment's levels."""
+    """Gates that were not checked, and notes, over the experiment's levels."""
     unchecked = dict.fromkeys(f"{gate} ({why})" for run in runs for gate, why in run.validity.unchecked.items())
     yield "gates not checked", "; ".join(unchecked)
     yield "notes", "; ".join(dict.fromkeys(note for run in runs for note in run.validity.notes))

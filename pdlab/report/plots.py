@@ -53,7 +53,7 @@ class Band(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """What every panel needs: curves, how each looks, the view, the scales (``log_latency`` None: each panel's own),
+    """Inputs of every panel: curves, their styles, the view, the scales (``log_latency`` None: each panel's own),
     bands by curve name."""
 
     curves: Sequence[Curve]
@@ -78,7 +78,7 @@ def draw(
     """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
 
     ``bands``: of predicted curves by name, in place of those from repeats; ``notes``: footnotes in place of the
-    usual ones; ``remarks``: what a reader must see first, above the footnotes and darker. ``log_latency`` None: an
+    usual ones; ``remarks``: lines above the footnotes, darker. ``log_latency`` None: an
     axis is logarithmic where one curve would press the others flat.
     """
     import matplotlib
@@ -245,7 +245,7 @@ def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, col
         latency = point.latency_estimate(view)
         x = latency.interval(view.confidence) if latency else None
         y = curve.throughput_estimate(point, view).interval(view.confidence)
-        # The scatter within one run is no statement about the configuration: the panels at the left show it.
+        # The scatter within one run does not describe the configuration: the panels at the left show it.
         if x and y and y.basis == "repeats":
             quick, slow = (x.low, x.high) if view.lower_is_better else (x.high, x.low)
             better.append((quick, y.high))
@@ -358,7 +358,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
 
 
 def usual_footnotes(curves: Sequence[Curve], view: View) -> list[str]:
-    """Lines: what the terms mean, and what a reader must know before comparing."""
+    """Footnotes: the terms, and the caveats of a comparison."""
     return [*_wrapped(_glossary(curves, view)), *_footnotes(tables.notes(curves, view.confidence))]
 
 

@@ -1,4 +1,4 @@
-"""When a latency axis is logarithmic by itself: one slow curve must not press the others flat."""
+"""When a latency axis is logarithmic by default: one slow curve must not flatten the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def logarithmic(values: Sequence[Sequence[float]]) -> bool:
 
 
 def latency_is_logarithmic(curves: Sequence[Curve], view: View, forced: bool | None) -> bool:
-    """The same for the latency of the throughput plot; ``forced`` decides where it is given."""
+    """The same for the latency of the throughput plot; ``forced`` overrides it (None: automatic)."""
     if view.use_interactivity:
         return False
     if forced is not None:

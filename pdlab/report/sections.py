@@ -1,4 +1,4 @@
-"""What follows from the curves, as text: SLO picks, who takes over where, where the TTFT goes, cost."""
+"""Conclusions from the curves, as text: SLO picks, crossovers, the breakdown of the TTFT, cost."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _range(interval: Interval | None, factor: float, top: float) -> str:
 
 
 def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
-    """Who is best at which throughput, and how sure each change is; None where there is nothing to compare."""
+    """The best configuration by throughput, with the interval of each change; None without two comparable curves."""
     if incomparable(curves, view):
         return None
     comparison = crossovers(curves, view)
@@ -129,7 +129,7 @@ def _taking_over(change: Takeover | None, view: View) -> str:
 
 
 def split_text(curves: Sequence[Curve]) -> str | None:
-    """Where the mean TTFT goes, in ms; None where no engine told."""
+    """The breakdown of the mean TTFT, in ms; None without engine metrics."""
     rows = []
     for curve in curves:
         for (_, value), breakdown in sorted(curve.splits.items()):
@@ -142,7 +142,7 @@ def split_text(curves: Sequence[Curve]) -> str | None:
         return None
     head = ["prefill engine", "its queue", "its prefill", "decode engine", "KV transfer", "its queue", "its first step"]
     title = (
-        "Where the mean TTFT goes, whole run, in ms (engines' own metrics, ranges where Ray keeps only the buckets of "
+        "Breakdown of the mean TTFT, whole run, in ms (engines' own metrics, ranges if Ray keeps only the buckets of "
         "a histogram; rest: front end, network, streaming)"
     )
     return f"{title}\n{text.table(['curve', 'load', 'TTFT mean', *head, 'rest'], rows, left=(0,))}"
@@ -178,7 +178,5 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) ->
     cheapest = min(values, default=0.0)
     marked = [[*row, "*" if value == cheapest else ""] for row, value in zip(rows, values, strict=True)]
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", *(f"per M {kind} tokens" for kind in kinds)]
-    title = (
-        f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (all of a deployment's are paid for; *: lowest)"
-    )
+    title = f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (for all of a deployment; *: lowest)"
     return f"{title}\n{text.table([*head, 'lowest'], marked, left=(0,))}"

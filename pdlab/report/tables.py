@@ -1,4 +1,4 @@
-"""Curves as text: tables raw and per node, and notes on what the figures are."""
+"""Curves as text: tables raw and per node, and notes on the figures."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def render(curves: Sequence[Curve], view: View) -> str:
 
 
 def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
-    """What a reader must know before comparing: windows, repeats, workloads, invalid levels."""
+    """Notes on a comparison: windows, repeats, workloads, invalid levels."""
     points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
     if steady == len(points):
         window = "Figures: steady window (ramp-up and drain cut off)."
     elif steady == 0:
-        window = "Figures: whole run, ramp-up and drain included (no steady window is known)."
+        window = "Figures: whole run, ramp-up and drain included (the steady window is unknown)."
     else:
         window = f"Figures: steady window in {steady} of {len(points)} levels, whole run in the others."
     lines = [window]
@@ -53,14 +53,14 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
         lines.append("One repeat: small differences are not meaningful.")
         if any(p.repeats == 1 and p.rate_estimate("requests").basis for p in points):
             lines.append(
-                f"(±) and bands: {percent:g} % interval of one repeat from the scatter of its requests; what another "
-                "start of the deployment would give is not covered."
+                f"(±) and bands: {percent:g} % interval of one repeat from the scatter of its requests; the "
+                "scatter between starts of the deployment is not included."
             )
     return lines
 
 
 def incomparable(curves: Sequence[Curve]) -> str | None:
-    """Why these experiments do not measure the same thing; None when they do. Published tables do not count."""
+    """Why these experiments are not comparable; None if they are. Published tables do not count."""
     curves = own(curves)
     workloads = {curve.workload for curve in curves}
     if len(workloads) > 1:
@@ -100,7 +100,7 @@ def load_name(point: Point) -> str:
 
 
 def unit(curves: Sequence[Curve]) -> str:
-    """What an experiment's size is counted in: GPU, or engine rank on a CPU cluster."""
+    """Unit of an experiment's size: GPU, or engine rank on a CPU cluster."""
     return " or ".join(dict.fromkeys(curve.gpus.unit for curve in curves))
 
 
@@ -109,7 +109,7 @@ def units(curves: Sequence[Curve]) -> str:
 
 
 def node_name(curves: Sequence[Curve], view: View) -> str:
-    """What throughput is given per: ``node (8 GPUs)``, ``8 engine ranks``, ``whole deployment``."""
+    """Unit of normalised throughput: ``node (8 GPUs)``, ``8 engine ranks``, ``whole deployment``."""
     if not view.normalized:
         return "whole deployment"
     size, kind = view.gpus_per_node, unit(curves) if view.gpus_per_node == 1 else units(curves)
@@ -120,7 +120,7 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
 
 
 def figure(estimate: Estimate | None, confidence: float) -> str:
-    """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` without any scatter known."""
+    """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` with unknown scatter."""
     if estimate is None:
         return "-"
     interval = estimate.interval(confidence)
@@ -131,7 +131,7 @@ def figure(estimate: Estimate | None, confidence: float) -> str:
 
 
 def tolerance(share: float) -> str:
-    """A relative half-width in per cent: ``4%``, ``0.4%``; ``>100%`` for a figure that may as well be nothing."""
+    """A relative half-width in per cent: ``4%``, ``0.4%``; ``>100%`` for a figure not distinguishable from 0."""
     if share > 1:
         return ">100%"
     return f"{100 * share:.{1 if share < 0.01 else 0}f}%"
@@ -225,7 +225,7 @@ def _on_frontier(frontier_point: FrontierPoint | None) -> str:
 
 
 def _informative_columns(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
-    """The table without the columns in which nothing is known."""
+    """The table without columns that are unknown throughout."""
     known_columns = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
     return [head[i] for i in known_columns], [[row[i] for i in known_columns] for row in rows]
 

@@ -1,4 +1,4 @@
-"""What may be said in words: who gives most, by how much, how sure that is, and why nobody can be named."""
+"""Verdicts in words: which is best, by how much, with which uncertainty, or why none is named."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pdlab.report import tables
 from pdlab.results.slo import bounds_text
 
 EDGE = "the bound is at the edge of what was measured"
-# Ends of an interval further apart than this factor say that nothing is known, not how much.
+# An interval whose ends are further apart than this factor carries no information.
 WIDE = 10.0
 
 
 def sentence(curves: Sequence[Curve], view: View) -> str:
-    """One plain sentence: who gives most at a common latency, or why nobody can be named."""
+    """One sentence: the best configuration at a common latency, or why none can be named."""
     comparison = reading(curves, view)
     if comparison is None:
         return "No valid level to compare."
@@ -28,7 +28,7 @@ def sentence(curves: Sequence[Curve], view: View) -> str:
 
 
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
-    """Why nobody can be ranked in this view; None where it is fair."""
+    """Why the curves cannot be ranked in this view; None if they can."""
     if reason := tables.incomparable(curves):
         return reason
     sizes = sorted({curve.gpus.total for curve in own(curves)})
@@ -39,7 +39,7 @@ def incomparable(curves: Sequence[Curve], view: View) -> str | None:
 
 
 def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
-    """Which configuration serves most within the SLO, its margin over the second, and how sure that is."""
+    """The configuration with the highest throughput within the SLO, its margin over the second, and the uncertainty."""
     where = f"Within {bounds_text(pick.slo)}"
     if reason := incomparable(curves, view):
         return f"{where} no winner can be named: {reason}."
@@ -123,7 +123,7 @@ def verdict(ranking: Sequence[Ranked], most: str) -> str:
 
 
 def doubt(ahead: Comparison | None, label: str) -> str:
-    """How sure a lead over ``label`` is, and what that rests on."""
+    """The uncertainty of a lead over ``label``, and its basis."""
     if ahead is None:
         return EDGE
     tied = ahead.verdict == "not distinguishable"
@@ -148,12 +148,12 @@ def doubt(ahead: Comparison | None, label: str) -> str:
 
 
 def has_no_scatter(ahead: Comparison) -> bool:
-    """Whether no scatter was seen at all, as where every repeat is the same."""
+    """Whether the scatter is 0, as between equal repeats."""
     return ahead.high - ahead.low <= ROUNDING * ahead.ratio
 
 
 def is_too_wide(ahead: Comparison) -> bool:
-    """Whether the interval is so wide that its ends mean nothing."""
+    """Whether the interval is too wide to be informative."""
     return not ahead.low or ahead.high / ahead.low > WIDE
 
 

@@ -36,7 +36,7 @@ class PrefixCache:
         return cached_tokens if cached_tokens < tokens else tokens
 
     def keep(self, prompt: int, tokens: float) -> None:
-        """The prompt was used just now and ``tokens`` of it are held; the oldest others make room."""
+        """Record that ``tokens`` of the prompt were used just now; the oldest other prompts are evicted for them."""
         cached = self._cached_tokens
         self.used += tokens - cached.pop(prompt, 0.0)
         cached[prompt] = tokens
@@ -87,8 +87,8 @@ class Engine:
     stall_s: float = 0.0
     allocated: float = 0.0
     load: int = 0
-    known_load: int = 0  # as the router knows it
-    news: deque[float] = field(default_factory=deque)  # when it will learn of requests that have left
+    known_load: int = 0  # load according to the router
+    news: deque[float] = field(default_factory=deque)  # when the router learns of requests that have left
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0
@@ -105,7 +105,7 @@ class Engine:
     def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
         """Choose what runs next, as vLLM does: running sequences first, then prefill within the token budget.
 
-        Returns when it ends; None when there is nothing to do.
+        Returns when the step ends; None if nothing can run.
         """
         self._make_room(system)
         batch = len(self.running)
@@ -196,7 +196,7 @@ class Engine:
 
 
 class EngineSurroundings:
-    """What an engine asks of the system around it.
+    """What an engine needs from the system around it.
 
     ``contention`` is the share by which a step gets longer for every other engine that is busy at its start:
     0 where each has its own device, more where they share the cores of one machine.
@@ -209,7 +209,7 @@ class EngineSurroundings:
         raise NotImplementedError
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
-        """Prompt tokens that the engine's cache does not answer (at least one block)."""
+        """Prompt tokens that are not in the engine's cache (at least one block)."""
         raise NotImplementedError
 
     def joining_tokens(self, requests: list[int]) -> float:

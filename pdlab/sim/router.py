@@ -1,4 +1,4 @@
-"""Which replica of a simulated deployment a request goes to, and what the router knows of them. Times in seconds."""
+"""Routing of requests to the replicas of a simulated deployment. Times in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 
 class Replica(Protocol):
-    """``load`` requests are at it; ``known_load`` as far as the router knows, which ``news`` will tell it later."""
+    """``load`` requests are at the replica, ``known_load`` as the router knows; ``news``: when it learns of ends."""
 
     load: int
     known_load: int
@@ -20,8 +20,8 @@ R = TypeVar("R", bound=Replica)
 
 
 class Router:
-    """Of two replicas drawn at random the one with fewer requests, as far as the router knows: that one has ended it
-    learns ``news_s`` later."""
+    """Chooses of two random replicas the one with fewer requests, as far as the router knows: it learns of the end
+    of a request ``news_s`` later."""
 
     def __init__(self, rng: random.Random, news_s: float) -> None:
         self.random, self.news_s = rng, news_s
@@ -34,7 +34,7 @@ class Router:
         return chosen
 
     def leaves(self, replica: Replica, now_s: float) -> None:
-        """A request is done there."""
+        """A request has ended at the replica."""
         replica.load -= 1
         replica.news.append(now_s + self.news_s)
 

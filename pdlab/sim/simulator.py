@@ -59,7 +59,7 @@ def simulate(
     """Run the levels one after another on one deployment, caches kept between them.
 
     ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
-    prompts with a common prefix). ``link`` None: what the deployment's placement means. A ``trace``
+    prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
     replaces lengths and arrivals of each level. Raises UsageError when the model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
@@ -210,7 +210,7 @@ class _System(EngineSurroundings):
         engine = self.router.choose(self.front, now_s)
         self.target[request] = (engine, engine)
         # The processes that take requests in also stream every token out: what they do takes longer then.
-        # Which decode replica it will be is not known yet: any one tells how busy they are.
+        # The decode replica is not chosen yet: one of them stands for how busy they are.
         decoder = self.decode[self.sequence % len(self.decode)] if self.links else engine
         streaming = len(decoder.running) / decoder.step_s * self.stream_s if decoder.busy else 0.0
         slower = 1 / (1 - min(streaming, MOST_STREAMING))
@@ -285,7 +285,7 @@ class _System(EngineSurroundings):
             self._fetch(engine, now_s)
         if self.repeated:
             self.outputs_kept += 1
-            engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # nobody asks for these again
+            engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # never requested again
         if self.closed and self.next < self.count:
             self._push(now_s, ARRIVES, engine, self.next)
             self.next += 1
@@ -330,7 +330,7 @@ class _System(EngineSurroundings):
             self._push(arrives_s, KV_ARRIVED, decoder, request)
 
     def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
-        """Decode can start on it, and prefill may forget it."""
+        """Decode can start on the request, and prefill may free its KV."""
         self.log.kv_arrived_s[request] = now_s
         engine = self.target[request][0]
         engine.held_tokens -= self.log.input_tokens[request]

@@ -46,7 +46,9 @@ def read(path: Path) -> Trace:
     requests.sort()
     begin_s = requests[0][0]
     if requests[-1][0] <= begin_s:
-        raise UsageError(f"--trace {path}: all requests come at the same moment; it has no rate")
+        raise UsageError(
+            f"--trace {path}: all requests arrive at the same time, so the trace has no rate; give arrivals that differ"
+        )
     return Trace(
         arrival_s=tuple(at_s - begin_s for at_s, _, _ in requests),
         input_tokens=tuple(tokens for _, tokens, _ in requests),
@@ -68,7 +70,8 @@ def _columns(path: Path, head: Sequence[str]) -> tuple[int, bool, int, int]:
     )
     if moment is None or inputs is None or outputs is None:
         raise UsageError(
-            f"--trace {path}: needs the columns arrival_s, input_tokens and output_tokens (found: {', '.join(head)})"
+            f"--trace {path}: needs the columns arrival_s, input_tokens and output_tokens (its columns: "
+            f"{', '.join(head)})"
         )
     return moment, ms, inputs, outputs
 
@@ -84,10 +87,10 @@ def _moment_s(text: str, where: str, unit_s: float) -> float:
         try:
             moment = datetime.fromisoformat(iso)
         except ValueError as error:
-            raise UsageError(f"{where}: {text!r} is no moment; use seconds or ISO 8601") from error
+            raise UsageError(f"{where}: {text!r} is not a time; use seconds or ISO 8601") from error
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
     if not math.isfinite(value):
-        raise UsageError(f"{where}: {text!r} is no moment; use seconds or ISO 8601")
+        raise UsageError(f"{where}: {text!r} is not a time; use seconds or ISO 8601")
     return value
 
 
@@ -97,5 +100,5 @@ def _tokens(text: str, where: str) -> int:
     except ValueError:
         value = math.nan
     if not (value >= 1 and value == int(value)):
-        raise UsageError(f"{where}: {text!r} is no number of tokens; a whole number of at least 1")
+        raise UsageError(f"{where}: {text!r} is not a number of tokens; use a whole number of at least 1")
     return int(value)

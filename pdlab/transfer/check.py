@@ -1,6 +1,6 @@
-"""One KV-transfer check over ranks that run somewhere: handshake, transfers of every size, checks, wire, verdict.
+"""One KV-transfer check: handshake, transfers of every size, checks of the content, wire, verdict.
 
-Knows no Ray: it drives `Ranks`, which Ray's actors are (nixl_check), and plain processes in the tests.
+Independent of Ray: it drives `Ranks`, which are Ray actors (`pdlab.transfer.ray_ranks`), or processes in the tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pdlab.transfer.rank.side_channel import Registered
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, Observed, Verdict, judge, notes, traffic_share
 
-GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank says what it waited for
+GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank can report what it waited for
 PING_S = 2.0
 TOGETHER_S = 0.02  # several initiators start this much after they were asked
 SPARE = 1.25  # cache size over what the largest size needs: memory that no transfer may touch
@@ -29,7 +29,7 @@ SPARE_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Size:
-    """Requests of ``blocks`` blocks each; ``tokens``: the prompt that has so many, None when blocks were asked for."""
+    """Requests of ``blocks`` blocks each; ``tokens``: the prompt of that size, None if the size was given in blocks."""
 
     blocks: int
     tokens: int | None = None
@@ -37,7 +37,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferPlan(CheckOptions):
-    """What to check: with which strategy and backends, at which sizes, how often."""
+    """The check to run: strategy, backends, sizes, repeats."""
 
     strategy: str
     sizes: tuple[Size, ...]
@@ -71,7 +71,7 @@ class Ranks(Protocol):
     """Processes that run `rank.Rank`, one per rank of the plan, in that order."""
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
-        """Each rank's answer: ("ok", value), (kind, text), or ("peer" or "timeout", text) when it died or hangs."""
+        """Each rank's answer: ("ok", value), (kind, text), or ("peer" or "timeout", text) if it died or hangs."""
 
     def ips(self) -> list[str]:
         """Each rank's address, as other nodes reach it."""
@@ -107,7 +107,7 @@ class SizeResult:
 
 @dataclass(frozen=True)
 class BackendResult:
-    """All that one backend's run showed.
+    """Result of one backend's run.
 
     ``startup_s``: imports, agents, memory and handshake until the first transfer, Ray's own time (``ray_s``) left
     out. ``check_s``: all checks of ``checked_bytes``, which no other time includes.
@@ -143,7 +143,7 @@ class BackendResult:
 def run_backend(
     plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
 ) -> BackendResult:
-    """Run the plan with ranks that are there. Raises TransferError; findings of corruption are no error."""
+    """Run the plan on running ranks. Raises TransferError; corruption is a finding, not an error."""
     return _Run(plan, options, ranks, say).run()
 
 
@@ -158,17 +158,17 @@ def verdict_of(observed: Observed, findings: Sequence[Inspection]) -> Verdict:
 
 
 def wire_unreported(result: BackendResult) -> bool:
-    """Whether UCX printed no table of what was used, as UCX before 1.21 does not."""
+    """Whether UCX printed no table of the protocols in use, which UCX before 1.21 lacks."""
     return result.backend == "UCX" and result.wire is None
 
 
 def probe_plan(plan: TransferPlan) -> TransferPlan:
-    """The smallest run that makes UCX choose its protocols: it then tells its candidates."""
+    """The smallest run that makes UCX choose its protocols and print the candidates."""
     return replace(plan, sizes=plan.sizes[:1], repeats=1, fault=None)
 
 
 def with_wire_of(result: BackendResult, probe: BackendResult) -> BackendResult:
-    """The result, judged anew with the wire that another run of the same ranks told."""
+    """The result, judged again with the wire of another run of the same ranks."""
     assert result.observed is not None
     observed = replace(result.observed, wire=probe.wire)
     return replace(
@@ -251,7 +251,7 @@ class _Run:
         )  # fmt: skip
 
     def _size(self, size: Size) -> SizeResult:
-        """Its first transfer, then the warm repeats; every one is checked, and stops the run when it is corrupt."""
+        """The first transfer, then the warm repeats; each is checked, and corruption stops the run."""
         runs: list[list[Moved]] = []
         while len(runs) <= self.plan.repeats and not self._corrupt():
             runs.append(self._transfer(size))
@@ -283,7 +283,7 @@ class _Run:
         self.notice_s.append(max(self.call(self.targets, "await_notices", [(tables,)] * len(self.targets))))
         side = 0 if plan.direction == "read" else 1
         for nic in {nic for move in moved for nic in move.traffic}:
-            # Ranks of one host read the same counters: the one that saw most saw all.
+            # Ranks of one host read the same counters: the highest reading covers all.
             nic_bytes = max(move.traffic.get(nic, (0, 0))[side] for move in moved)
             self.traffic[nic] = self.traffic.get(nic, 0) + nic_bytes
         self.payload += sum(move.bytes for move in moved)
@@ -299,7 +299,7 @@ class _Run:
     def _raw(self) -> tuple[float | None, str | None]:
         """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured).
 
-        Comes last, when NIXL has told everything: what happens here, even a rank that dies, costs this figure alone.
+        Comes last, after NIXL's results: a failure here, even a rank that dies, costs this figure only.
         """
         if self.options[0].backend != "UCX":
             return None, "not UCX"
@@ -329,7 +329,7 @@ class _Run:
         raise TransferError(kind, f"{text} [while: {_WHILE.get(method, method)}]")
 
     def _lost_ranks(self) -> list[str]:
-        """Ranks that are dead or do not answer now."""
+        """Ranks that are dead or do not answer."""
         answers = self.ranks.call(self.everyone, "ping", [()] * len(self.everyone), PING_S)
         lost_ranks = []
         for option, (kind, _), number in zip(self.options, answers, self.everyone, strict=True):

@@ -1,4 +1,4 @@
-"""Flags of the KV-transfer check, and the plan they make."""
+"""Flags of the KV-transfer check, and the plan that they describe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ examples:
   python debug/test_nixl_connector_ray.py --strategy spread --prefill-tp 4 --decode-tp 4 --json out.json --plot out.png
       on the Ray cluster that this machine belongs to
   python debug/test_nixl_connector_ray.py --local --plant-fault swap-blocks
-      see that corruption is caught and named
+      shows that corruption is detected and named
 
 models of configs/models/: {", ".join(known_models())}
 """
@@ -50,8 +50,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     """All flags; complaints are UsageErrors."""
     parser = OneLineParser(
         prog=prog,
-        description="Move KV cache between prefill and decode ranks as vLLM's NixlConnector does: is every word where "
-        "it belongs, how fast did it go, and over which wire?",
+        description="Move KV cache between prefill and decode ranks as vLLM's NixlConnector does, and report whether "
+        "every word arrived intact, how fast, and over which wire.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -120,11 +120,11 @@ def plan_from(args: argparse.Namespace) -> TransferPlan:
     if reason := tp_refusal(args.prefill_tp, args.decode_tp, shape.kv_heads):
         raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
     if args.repeats < 5:
-        raise UsageError(f"--repeats {args.repeats}: fewer than 5 say nothing about spread; give 5 or more")
+        raise UsageError(f"--repeats {args.repeats}: fewer than 5 give no spread; give 5 or more")
     if args.tokens and args.tokens[-1] > MAX_TOKENS:
         raise UsageError(f"--tokens {args.tokens[-1]}: at most {MAX_TOKENS}, more than any model takes")
     if args.tokens and args.blocks:
-        raise UsageError("--tokens and --blocks exclude each other: both are the sizes of a request")
+        raise UsageError("--tokens and --blocks exclude each other: both give the sizes of a request; give one")
     if args.blocks:
         sizes = tuple(Size(blocks) for blocks in args.blocks)
     else:
@@ -173,7 +173,9 @@ def _shape(args: argparse.Namespace) -> KvShape:
     plain = (args.num_layers, args.block_len_bytes)
     if any(plain):
         if args.model:
-            raise UsageError("--model and --num-layers with --block-len-bytes exclude each other: each is a shape")
+            raise UsageError(
+                "--model and --num-layers with --block-len-bytes exclude each other: both give a shape; give one"
+            )
         if not all(plain):
             raise UsageError("--num-layers and --block-len-bytes go together: give both, or --model")
         heads = max(args.prefill_tp, args.decode_tp)

@@ -1,6 +1,6 @@
-"""The KV-transfer check on a Ray cluster: place the ranks strictly, run them as actors, leave nothing behind.
+"""The KV-transfer check on a Ray cluster: ranks are placed strictly, run as actors, and removed afterwards.
 
-The nodes need NIXL and numpy, not pdlab: what runs there travels by value.
+The nodes need NIXL and numpy, not pdlab: the code of the ranks is sent by value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class BackendOutcome:
-    """One backend's run, or why it could not run."""
+    """One backend's result, or the error that prevented it."""
 
     backend: str
     result: BackendResult | None
@@ -54,9 +54,9 @@ class Places:
 
 
 def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
-    """Nodes that hold the plan's strategy strictly; the order in which Ray lists them never matters.
+    """Nodes for the plan's strategy, strictly; independent of the order in which Ray lists them.
 
-    Spread prefers nodes of different machines. Raises TransferError (placement) with what the cluster has.
+    Spread prefers nodes of different machines. Raises TransferError (placement) with the free slots of the cluster.
     """
     kind = "GPU" if view.device == "gpu" else "CPU"
     nodes = sorted(view.engine_nodes, key=lambda node: (not node.head, node.id))
@@ -93,7 +93,7 @@ def _total(node: ClusterNode) -> int:
 
 @contextlib.contextmanager
 def local_cluster(count: int) -> Iterator[LocalNodes]:
-    """Ray nodes of this machine for the time of a check; those that are up already are used and stay up."""
+    """Ray nodes of this machine for a check; nodes that already run are used and stay up."""
     already_running = running()
     nodes = already_running or start(count)
     try:
@@ -101,15 +101,16 @@ def local_cluster(count: int) -> Iterator[LocalNodes]:
     finally:
         if already_running is None:
             for number in STOPS:
-                signal.signal(number, signal.SIG_IGN)  # a second one must not stop the clearing up
+                signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
             stop(nodes)
 
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and a closed terminal end a check like Ctrl-C does: everything is taken down.
+    """SIGTERM and a closed terminal end a check as Ctrl-C does: everything is taken down.
 
-    Gives what sets that up: to be called again after Ray, whose own handler aborts the process, is connected.
+    Yields the function that installs the handlers: call it again once Ray is connected, whose own handler aborts
+    the process.
     """
 
     def stop_here(*_: object) -> None:
@@ -180,7 +181,7 @@ def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[Cluster
 
 
 class RayRanks:
-    """The ranks as actors, each pinned to its node; a context manager that leaves none of them running."""
+    """The ranks as actors, each pinned to its node; a context manager that ends all of them."""
 
     def __init__(self, options: Sequence[RankOptions], view: ClusterView, places: Places) -> None:
         self.options = list(options)
@@ -215,7 +216,7 @@ class RayRanks:
         return self.view.node(place).labels[NODE_ID_LABEL]
 
     def _settle(self) -> None:
-        """All actors are there, each where it must be. Raises TransferError (placement)."""
+        """Waits until every actor runs on its node. Raises TransferError (placement)."""
         import ray
 
         pending = [actor.where.remote() for actor in self.actors]
@@ -226,12 +227,12 @@ class RayRanks:
             except ray.exceptions.GetTimeoutError as error:
                 raise TransferError(
                     "placement", f"{options.name} did not start on its node within {PLACE_TIMEOUT_S:g} s: "
-                    "is something else taking its resources?",
+                    "do other actors hold its resources?",
                 ) from error  # fmt: skip
             except ray.exceptions.RayError as error:
                 raise TransferError("placement", f"{options.name} could not start: {_first_line(error)}") from error
             if seat[0] != self._node_of(options):
-                raise TransferError("placement", f"{options.name} runs on node {seat[0]}, not where it must")
+                raise TransferError("placement", f"{options.name} runs on node {seat[0]} instead of the planned one")
             self.seats.append(seat)
 
     def __exit__(self, *_: object) -> None:
@@ -243,7 +244,7 @@ class RayRanks:
         self._reap()
 
     def _reap(self) -> None:
-        """A hanging process survives `ray.kill`: end those of our actors that are still there, by their ids."""
+        """A hanging process survives `ray.kill`: end the remaining processes of our actors by their ids."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""What a KV-transfer check found, as text and as JSON, and what it means for PD. Pure."""
+"""The report of a KV-transfer check as text and as JSON, with a prediction for PD. Pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def render_error(backend: str, error: TransferError) -> str:
 
 
 def as_json(plan: TransferPlan, outcomes: list[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
-    """Everything, with the plan and what it ran on."""
+    """All results, with the plan and the environment."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "kv-transfer-check",
@@ -152,7 +152,7 @@ def _ceilings(result: BackendResult) -> list[str]:
         ceilings.append(
             f"{result.verdict.of} {result.verdict.share:.0%} reached"
             if rate_known
-            else "line rate not known (virtual interface)"
+            else "line rate unknown (virtual interface)"
         )
     return ceilings
 
@@ -162,7 +162,7 @@ def _integrity(result: BackendResult) -> str:
     if corrupt is not None:
         return corrupt.text()
     return (
-        f"{_size(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, nothing touched "
+        f"{_size(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, no change "
         "outside the transferred blocks"
     )
 

@@ -1,4 +1,4 @@
-"""What UCX itself says of the wire: its table of protocols, its version, the modules that did not load.
+"""Facts from UCX's own log: its table of protocols, its version, the modules that did not load.
 
 UCX prints the table when an endpoint goes (UCX_LOG_LEVEL=info UCX_PROTO_INFO=used). Three forms are read:
 1.19 (UCX_PROTO_INFO=y: candidates without counts), 1.21 (count and range in one cell), 1.22 and 1.23 (a
@@ -31,7 +31,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True)
 class Lane:
-    """A transport on a device; ``percent`` of the bytes where UCX says it."""
+    """A transport on a device; ``percent`` of the bytes if UCX reports it."""
 
     transport: str
     device: str
@@ -46,7 +46,7 @@ class Lane:
 class Row:
     """One line of a table: messages of ``low`` to ``high`` bytes (None: no end) go by ``protocol`` over ``lanes``.
 
-    ``count``: how many did; None where UCX printed candidates without counts.
+    ``count``: number of messages; None if UCX printed candidates without counts.
     """
 
     operation: Operation
@@ -58,7 +58,7 @@ class Row:
 
 
 def parse_table(log: str) -> tuple[Row, ...]:
-    """All rows of all tables in UCX's log; lines that are no part of a table are passed over."""
+    """All rows of all tables in UCX's log; other lines are skipped."""
     rows: list[Row] = []
     scope, operation, columns = "", None, 0
     for line in log.splitlines():
@@ -137,7 +137,7 @@ class Wire:
 
 
 def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire | None:
-    """How one process moved its operations of that kind; None when the tables have none.
+    """The wire of one process for that kind of operation; None if the tables have no such operation.
 
     Every protocol that carried at least STRAY of them is part of it, so that a share of the bytes which took
     another way is not hidden by the larger share.
@@ -159,7 +159,7 @@ def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire 
 
 
 def together(wires: Iterable[Wire | None]) -> Wire | None:
-    """Several wires as one, as of ranks that have a GPU and so network devices of their own; None when there is none.
+    """Several wires merged into one, for ranks with different network devices; None without any.
 
     Protocols and lanes of all; a lane's percentage is kept where it is of the whole.
     """
@@ -179,13 +179,13 @@ def together(wires: Iterable[Wire | None]) -> Wire | None:
 
 
 def ucx_version(log: str) -> str | None:
-    """As in ``1.21.0``; None when the log does not say."""
+    """The version, such as ``1.21.0``; None if it is not in the log."""
     version_match = _VERSION.search(log)
     return version_match[1] if version_match else None
 
 
 def failed_modules(log: str) -> dict[str, str]:
-    """UCX module (``uct_ib_efa``) -> why it did not load, of its first try: the copy that belongs to this UCX."""
+    """UCX module (``uct_ib_efa``) -> why its first load failed: that of the copy that belongs to this UCX."""
     failed: dict[str, str] = {}
     for failure in _FAILED.finditer(log):
         why = failure["why"].removeprefix(f"{failure['path']}: ").strip()

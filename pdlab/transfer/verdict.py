@@ -1,6 +1,6 @@
-"""The right wire or not, fast enough or not, in plain words: from UCX's table, the byte counters and the hosts. Pure.
+"""Judges wire and speed of a transfer from UCX's table, the byte counters and the hosts. Pure.
 
-Which wire is right: memory of one host over shared memory (GPU memory over cuda_ipc); between hosts with
+The right wire: memory of one host over shared memory (GPU memory over cuda_ipc); between hosts with
 EFA over srd, with InfiniBand or RoCE over its verbs, zero-copy; between hosts with Ethernet alone over tcp,
 where UCX has no zero-copy read and emulates it.
 """
@@ -31,7 +31,7 @@ EMULATION_FREE_SINCE = (1, 20)
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run saw. ``gb_per_s``: median of the warm repeats of the largest size, which is ``size_bytes``.
+    """Observations of a run. ``gb_per_s``: median of the warm repeats of the largest size, which is ``size_bytes``.
 
     ``payload_bytes`` and ``traffic`` (interface -> bytes in the payload's direction on the initiator's host): of
     all transfers.
@@ -108,22 +108,25 @@ def one_host(run: Observed) -> bool:
 
 
 def notes(run: Observed) -> list[str]:
-    """What a reader must know beside the verdict."""
+    """Notes on the verdict."""
     remarks = []
     if run.strategy == "spread" and one_host(run):
-        remarks.append("spread is on two Ray nodes of one host: shared memory is the right wire there, and no network")
+        remarks.append(
+            "the two Ray nodes of this spread are on one host: shared memory is the right wire, not the network"
+        )
     elif run.prefill.boot == run.decode.boot and not one_host(run):
         remarks.append(
             "both nodes share one kernel: they are namespaces or containers of one machine, judged as two hosts"
         )
     if run.size_bytes < LEAST_BYTES:
         remarks.append(
-            f"{run.size_bytes / 1e6:.1f} MB at a time are too few to judge speed (from {LEAST_BYTES / 1e6:.0f} MB on)"
+            f"{run.size_bytes / 1e6:.1f} MB per transfer are too few to judge speed "
+            f"(at least {LEAST_BYTES / 1e6:.0f} MB)"
         )
     if run.wire is None and run.backend == "UCX":
-        remarks.append("UCX printed no table: the byte counters alone show the wire")
+        remarks.append("UCX printed no table of protocols: the wire is known from the byte counters alone")
     if run.backend != "UCX":
-        remarks.append(f"{run.backend} does not report its transport: the byte counters alone show it")
+        remarks.append(f"{run.backend} does not report its transport: the wire is known from the byte counters alone")
     return remarks
 
 
@@ -207,14 +210,14 @@ def _contradiction(run: Observed, transports: tuple[str, ...]) -> tuple[str, str
             nic, share = next(iter(loud.items()))
             return (
                 f"UCX names {run.wire.name}, but {nic} counted {share:.0%} of the payload",
-                "again on an idle machine, for other traffic counts too",
+                "repeat it on an idle machine, because other traffic counts too",
             )
         return None
     counted = {nic: share for nic, share in shares.items() if nic in {d.split(":")[0] for d in run.wire.devices}}
     if sum(counted.values()) < CARRIED and any(device.split(":")[0] in _kinds(run) for device in run.wire.devices):
         return (
             f"UCX names {run.wire.name}, whose counters saw {sum(counted.values()):.0%} of the payload",
-            "--verbose, and look at UCX's own log",
+            "--verbose, and read UCX's own log",
         )
     return None
 
@@ -268,18 +271,21 @@ def _cause(run: Observed, transports: tuple[str, ...], expected: str, emulated: 
         return "UCX does not use the RDMA devices", "debug/doctor.py on both nodes; UCX_NET_DEVICES"
     lone = next((host for host in (run.prefill, run.decode) if host.rdma), None)
     if lone is not None:
-        return f"only {lone.name} has RDMA devices", "nodes with the same network"
-    return f"the transport is none that was expected ({expected})", "debug/doctor.py; unset UCX_TLS"
+        return f"only {lone.name} has RDMA devices", "use nodes with the same network"
+    return f"the transport is not the expected one ({expected})", "debug/doctor.py; unset UCX_TLS"
 
 
 def _why_slow(run: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
     if transports == ("tcp",):
-        return "one of the hosts has no core free for its progress threads, or the link is shared", "an idle machine"
+        return (
+            "one of the hosts has no free core for its progress threads, or the link is shared",
+            "use an idle machine",
+        )
     if set(transports) & set(EFA):
         return "too few rails, or pages too small to fill them", "UCX_MAX_RMA_RAILS=4, --block-len-bytes larger"
     if run.vram:
         return "no NVLink or no peer access between these GPUs", "nvidia-smi topo -m; debug/doctor.py"
-    return "no core free for NIXL's threads, or debug logging left on", "an idle machine; debug/doctor.py"
+    return "no core is free for NIXL's threads, or debug logging is on", "use an idle machine; run debug/doctor.py"
 
 
 def allows(tls: str, transports: tuple[str, ...]) -> bool:
@@ -297,5 +303,5 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _gb(value: float) -> str:
-    """Two digits that count."""
+    """Two significant digits."""
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

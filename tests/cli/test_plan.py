@@ -118,7 +118,7 @@ class TestPredict:
         [
             ("", "empty"),
             ("mode,num,tp,concurrency\n", "no rows"),
-            ("foo,concurrency\n1,2\n", "no column says the configuration"),
+            ("foo,concurrency\n1,2\n", "no column has the configuration"),
             ("mode,num,tp\ncollocated,1,2\n", "no column concurrency or request_rate"),
             ("mode,num,tp,concurrency\ncollocated,1,2,x\n", "line 2: concurrency 'x' is not a number"),
             ("mode,num,tp,concurrency\ncollocated,1,2,8\ncollocated,1.5,2,8\n", "line 3: num '1.5' must be a whole"),
@@ -160,7 +160,7 @@ def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys:
 def test_cpu_engines_beside_a_gpus_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(Path(plan.__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "pack")
     assert plan.main(["--compare", path]) == 0
-    assert "pack was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err
+    assert "pack was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
     assert plan.main(["--compare", path, "--hardware", "cpu-vllm-0.29"]) == 0
     assert not capsys.readouterr().err
 

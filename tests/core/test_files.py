@@ -125,7 +125,7 @@ class TestLocks:
 
     def test_where_no_lock_can_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises(WriteError, match="cannot be made to lock it"), locked(tmp_path / "file" / "lock", "it"):
+        with pytest.raises(WriteError, match="cannot be created to lock it"), locked(tmp_path / "file" / "lock", "it"):
             pass
 
 

@@ -225,4 +225,4 @@ def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixtur
     assert all(f"| {name} | concurrency 1 |" in told.out for name in ("collocated", "pack", "spread"))
     assert "note:" not in told.err
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
-    assert "spread was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err
+    assert "spread was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err

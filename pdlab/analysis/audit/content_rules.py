@@ -1,7 +1,6 @@
-"""Rules of the audit on what a folder says about itself: names, counts and figures against the requests and each other.
+"""Rules of the audit on the consistency of a folder: names, counts and figures against the requests and each other.
 
-Each takes a `Folder` and yields a `Finding` for everything that cannot be so; `pdlab.analysis.audit.rules` asks them
-all.
+Each takes a `Folder` and yields a `Finding` for every contradiction; `pdlab.analysis.audit.rules` runs all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SIGMAS = 5  # arrivals of an open loop beyond what chance gives
 
 
 def labels(folder: Folder) -> Iterator[Finding]:
-    """The manifest, its deployment and every level are of one configuration."""
+    """The manifest, its deployment and every level must be of one configuration."""
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
     fix = "find out which of the two was measured; put the file where it belongs, or measure again"
@@ -56,7 +55,7 @@ def labels(folder: Folder) -> Iterator[Finding]:
 
 
 def workloads(folder: Folder) -> Iterator[Finding]:
-    """Token counts of every level are those of its workload, and one curve has one workload."""
+    """Token counts of every level must match its workload, and one curve must have one workload."""
     for level in folder.levels:
         run = level.run
         if not run.whole.completed or not folder.ours:
@@ -78,7 +77,7 @@ def workloads(folder: Folder) -> Iterator[Finding]:
                     (level.name,),
                     f"the workload has {stated_tokens} {direction} tokens per request, "
                     f"rate x duration / requests gives {tokens_per_request:.1f}",
-                    "the point stands for a workload that was not measured, or its throughput is wrong",
+                    "the point is drawn for a workload that was not measured, or its throughput is wrong",
                     "measure the level again with --force",
                     100 * abs(tokens_per_request / stated_tokens - 1),
                 )
@@ -87,7 +86,7 @@ def workloads(folder: Folder) -> Iterator[Finding]:
 
 
 def _one_workload(folder: Folder) -> Iterator[Finding]:
-    """Of the published form: its workload is what each file counted, some prompts a token longer than others."""
+    """For the published form: the workload is counted per file, and prompts may differ by a token."""
     first_workload = folder.levels[0].run.workload
     deviating: list[Level] = []
     for level in folder.levels[1:]:
@@ -115,7 +114,7 @@ def _one_workload(folder: Folder) -> Iterator[Finding]:
 
 
 def counts(folder: Folder) -> Iterator[Finding]:
-    """Every request ended one way."""
+    """Every request must have ended exactly once."""
     for level in folder.levels:
         run = level.run
         ended_counts = {run.completed + run.failed, run.whole.completed + run.failed}
@@ -125,14 +124,14 @@ def counts(folder: Folder) -> Iterator[Finding]:
                 (level.name,),
                 f"{run.num_requests} requests were sent, {run.completed} answered ({run.whole.completed} in the "
                 f"figures), {run.failed} failed",
-                "rates are counts over duration: they are off by as much",
+                "rates are counts over duration: they have the same error",
                 "measure again; look for edited or mixed files",
                 100 * max(abs(count / run.num_requests - 1) for count in ended_counts) if run.num_requests else None,
             )
 
 
 def values(folder: Folder) -> Iterator[Finding]:
-    """No latency is below 0 or not a number, and percentiles rise."""
+    """Latencies must be numbers of at least 0, and percentiles must rise."""
     for level in folder.levels:
         impossible_figures = [
             f"{name} is {value!r}"
@@ -152,7 +151,7 @@ def values(folder: Folder) -> Iterator[Finding]:
 
 
 def impossible_latencies(summary: Summary) -> Iterator[str]:
-    """What cannot be of the latencies of one window, in words."""
+    """Impossible latencies of one window, in words."""
     for name in ("ttft", "tpot", "e2el"):
         distribution: Distribution | None = getattr(summary, name)
         if distribution is None:
@@ -169,7 +168,7 @@ def impossible_latencies(summary: Summary) -> Iterator[str]:
 
 
 def in_flight(folder: Folder) -> Iterator[Finding]:
-    """Little's law: rate x time in the system is the number in flight, which the load bounds from both sides."""
+    """Little's law: rate x time in the system must be near the number in flight that the load sets."""
     for level in folder.levels:
         load = level.run.load
         for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
@@ -195,7 +194,7 @@ def in_flight(folder: Folder) -> Iterator[Finding]:
                     "contradiction",
                     (level.name,),
                     f"{littles_law}, the load says {load.concurrency}",
-                    "the point stands at a load that it did not have, or throughput or latency are too low",
+                    "the point is drawn at another load than it had, or throughput or latency are too low",
                     "measure again; look for edited or mixed files",
                     100 * (1 - requests_in_flight / load.concurrency),
                 )
@@ -206,7 +205,7 @@ def _long_enough(run: Run) -> bool:
 
 
 def _stays_s(summary: Summary, run: Run) -> float | None:
-    """Mean time of a request in the system; None where it is not known."""
+    """Mean time of a request in the system; None if unknown."""
     outputs = run.workload.sent_output_tokens
     if summary.ttft is None or (summary.tpot is None and outputs > 1):
         return None
@@ -214,7 +213,7 @@ def _stays_s(summary: Summary, run: Run) -> float | None:
 
 
 def served(folder: Folder) -> Iterator[Finding]:
-    """An open loop serves no more than arrives, but for chance."""
+    """An open loop must not serve more than arrives, chance aside."""
     for level in folder.levels:
         load, whole = level.run.load, level.run.whole
         if not isinstance(load, Open) or whole.completed < 2:
@@ -225,7 +224,7 @@ def served(folder: Folder) -> Iterator[Finding]:
                 "impossible",
                 (level.name,),
                 f"{whole.requests_per_s:.2f} requests/s were served where {load.rate_rps:g} arrived",
-                "the point stands at another rate than it had",
+                "the point is drawn at another rate than it had",
                 "measure again",
                 100 * (whole.requests_per_s / load.rate_rps - 1),
             )
@@ -235,7 +234,7 @@ def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
     """The requests beside our levels: by the hash that each level keeps of them, and with ``recompute`` by the figures
     that they give.
 
-    None kept is no fault.
+    Missing requests are not a fault.
     """
     for level in folder.levels:
         path = Store(folder.path).records_path(level.run.key)
@@ -246,7 +245,11 @@ def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
             packed = path.read_bytes()
             text = gzip.decompress(packed)
             matches = bool(packed) and hashlib.sha256(text).hexdigest() == level.run.raw_sha256
-            evidence = "not the bytes that the level keeps the hash of" if packed else "the file is empty (0 bytes)"
+            evidence = (
+                "the hash of the file is not the one that the level records"
+                if packed
+                else "the file is empty (0 bytes)"
+            )
         except (OSError, EOFError, zlib.error) as error:
             matches, evidence = False, f"cannot be read ({error})"
         if not matches:
@@ -254,7 +257,7 @@ def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
                 "records",
                 (f"{folder.path.name}/{path.name}",),
                 evidence,
-                "intervals and goodput of that level rest on nothing, or on other requests than its figures",
+                "intervals and goodput of that level have no basis, or are of other requests than its figures",
                 "restore the file, or measure the level again with --force",
             )
         elif recompute:

@@ -1,19 +1,19 @@
-"""Examine result folders, ours or anybody's, for what would make a plot of them wrong. Reads, never writes.
+"""Checks of result folders, ours or others', for faults that would make a plot of them wrong. Reads, never writes.
 
-Every finding says which files, what was seen, what follows for a plot (in per cent where that can be
-computed), and how to mend it. The rules are those that the published measurements of this kind broke:
+Every finding names the files, the evidence, the impact on a plot (in per cent if that can be computed), and the
+fix. The rules are those that published measurements of this kind have broken:
 
 - **identical**: files of different experiments with the same bytes: one of them is not what its name says.
 - **contradiction**: a name or label that says another configuration, other token counts, loads, numbers of requests
   or peaks than the content.
-- **collision**: levels that a reader keyed on concurrency would take for one.
+- **collision**: levels that a reader keyed on concurrency would merge into one.
 - **reused prompts**: levels that share a seed repeat each other's prompts, and the prefix cache answers them.
 - **few prompts**, **ramp**: runs that are mostly ramp-up and drain.
 - **impossible**: more requests in flight than the load allows, by Little's law; rates that do not add up; figures that
   the level's own requests do not give.
 - **GPUs**: a normalisation by another number of GPUs than the deployment uses.
 - **records**: requests that cannot be read, or are not those that the level's figures were computed from.
-- **metadata**: what is needed to repeat the measurement and is not there.
+- **metadata**: missing information that a repetition of the measurement needs.
 - **invalid**: levels that failed the benchmark's own checks.
 """
 
@@ -48,9 +48,9 @@ def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[Finding]:
     findings = list(_identical(folders))
     for folder in folders:
         if folder.error:
-            fix = "mend or remove the file, or name the GPUs with viz.py --gpus"
+            fix = "correct or remove the file, or give the number of GPUs with viz.py --gpus"
             findings.append(
-                Finding("unreadable", (folder.path.name,), folder.error, "nothing of it can be plotted", fix)
+                Finding("unreadable", (folder.path.name,), folder.error, "the folder cannot be plotted", fix)
             )
             continue
         for rule in RULES:
@@ -63,12 +63,12 @@ HARD = ("identical", "contradiction", "impossible", "GPUs", "records")
 
 
 def hard(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that make a plot wrong, whatever is asked of it; the others say how much a figure is worth."""
+    """Findings that make any plot wrong; the others concern the precision of figures."""
     return [finding for finding in findings if finding.kind in HARD]
 
 
 def shared(findings: Sequence[Finding]) -> list[Finding]:
-    """The same with what is said alike of several folders said once, with the files of all."""
+    """The findings, equal ones of several folders merged into one with the files of all."""
     by_statement: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
     for finding in findings:
         by_statement[finding.kind, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
@@ -81,14 +81,14 @@ def shared(findings: Sequence[Finding]) -> list[Finding]:
 def render(findings: Sequence[Finding], folders: int) -> str:
     """Text for a person; one line when nothing is wrong."""
     if not findings:
-        return f"audit: {counted(folders, 'folder')}, nothing wrong"
+        return f"audit: {counted(folders, 'folder')}, no findings"
     lines = []
     distinct = shared(findings)
     for finding in distinct:
         names = _names(finding.files)
         deviation = f" (up to {finding.percent:.0f} %)" if finding.percent is not None else ""
-        lines += [f"{finding.kind}: {names}", f"  seen: {finding.evidence}"]
-        lines += [f"  then: {finding.consequence}{deviation}", f"  do:   {finding.fix}", ""]
+        lines += [f"{finding.kind}: {names}", f"  evidence: {finding.evidence}"]
+        lines += [f"  impact:   {finding.consequence}{deviation}", f"  fix:      {finding.fix}", ""]
     kinds = sorted({finding.kind for finding in findings})
     counts = [counted(len(distinct), "finding"), counted(folders, "folder")]
     return "\n".join([*lines, f"audit: {' in '.join(counts)}: {', '.join(kinds)}"])
@@ -163,7 +163,7 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
                 "contradiction",
                 (level.name,),
                 reason,
-                "the point stands at a load or workload that was not measured",
+                "the point is drawn at a load or workload that was not measured",
                 "rename the file after its content, or measure again",
             )
         peak = level.raw.get("max_concurrent_requests")
@@ -174,7 +174,7 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
                 "contradiction",
                 (level.name,),
                 f"concurrency {load.value:g}, but at most {peak:g} requests were in flight in any second",
-                "the point stands at another load than it had",
+                "the point is drawn at another load than it had",
                 "measure again",
                 100 * abs(peak / load.value - 1),
             )
@@ -191,9 +191,9 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
                 (level.name,),
                 f"{load.value:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
                 f"{rate:.2f} requests/s were served",
-                "from there on it was a closed loop: the point stands at a rate that was not offered, and its TTFT "
-                "lacks the wait at the client",
-                "draw it by what was served, or measure without a limit in flight",
+                "from then on it was a closed loop: the point is drawn at a rate that was not offered, and its TTFT "
+                "excludes the wait at the client",
+                "draw it at the served rate, or measure without a limit of requests in flight",
                 100 * (load.value / rate - 1) if rate else None,
             )
         if folder.ours and level.path.stem != run.key.stem:
@@ -227,7 +227,7 @@ def _collisions(folder: Folder) -> Iterator[Finding]:
             tuple(level.name for level in repeated),
             "several files have the same load",
             "taken as repeats: their mean is drawn; a reader that keys on the load keeps the last one",
-            "say in the names that they are repeats (_r1, _r2), or keep one",
+            "mark them as repeats in their names (_r1, _r2), or keep one",
         )
 
 
@@ -277,7 +277,7 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
         yield Finding(
             "few prompts",
             tuple(level.name for level, _ in short_runs),
-            f"{least:.1f} requests per unit of concurrency at the least (wanted: {LEAST_PER_CONCURRENCY})",
+            f"{least:.1f} requests per unit of concurrency at the least (recommended: {LEAST_PER_CONCURRENCY})",
             "the first wave (all prompts at once) and the last one (draining) are that share of the run",
             "more prompts per level, and figures of the steady window alone",
             100 * min(2 / least, 1.0) if least else None,
@@ -290,8 +290,8 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
         yield Finding(
             "few prompts",
             tuple(level.name for level in short),
-            f"{fewest} requests in an open loop (wanted: {LEAST_OPEN})",
-            "by chance alone the rate of so few Poisson arrivals is off by as much",
+            f"{fewest} requests in an open loop (recommended: {LEAST_OPEN})",
+            "the rate of so few Poisson arrivals has a random error of that size",
             "more prompts per level",
             100 / fewest**0.5 if fewest else None,
         )
@@ -358,7 +358,7 @@ def _gpus(folder: Folder) -> Iterator[Finding]:
                 "GPUs",
                 (f"{folder.path.name}/{MANIFEST}",),
                 f"the deployment {manifest.deployment.label} uses {deployed_gpus} GPUs, the manifest {verb} {count}",
-                "throughput per node is off by the ratio",
+                "throughput per node is wrong by that ratio",
                 "correct the manifest from the launch's own output",
                 100 * abs(count / deployed_gpus - 1),
             )
@@ -376,7 +376,7 @@ def _metadata(folder: Folder) -> Iterator[Finding]:
         if any(level.run.seed is None for level in folder.levels):
             unrecorded.append("seeds")
         if manifest.canary is None and manifest.origin == "measured":
-            unrecorded.append("a canary result: whether the answers were right")
+            unrecorded.append("a canary result (whether the answers were right)")
     if unrecorded:
         yield Finding(
             "metadata",
@@ -395,7 +395,7 @@ def _invalid(folder: Folder) -> Iterator[Finding]:
                 "invalid",
                 (level.name,),
                 "; ".join(reasons),
-                "viz shows the point crossed and compares it with nothing; other readers take it as good",
+                "viz draws the point crossed and excludes it from comparisons; other readers would use it",
                 "find the cause, and measure the level again with --force",
             )
 

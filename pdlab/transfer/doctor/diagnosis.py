@@ -1,8 +1,8 @@
-"""Facts of nodes (`pdlab.remote.node`) -> findings: what stands in the way of a fast and correct KV transfer. Pure.
+"""Facts of nodes (`pdlab.remote.node`) -> findings: obstacles to a fast and correct KV transfer. Pure.
 
-Every finding says what was seen, what follows from it, and what to do. ``error``: a PD deployment fails,
-or transfers are wrong or many times too slow. ``warning``: slower, or fails under some conditions.
-``note``: worth knowing. A rule that lacks its facts says nothing.
+Every finding has the evidence, its impact and the fix. ``error``: a PD deployment fails, or transfers are
+wrong or many times too slow. ``warning``: slower, or fails under some conditions. ``note``: information.
+A rule that lacks its facts yields nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RULES = (*software_rules.RULES, *settings_rules.RULES)
 def diagnose(
     facts: Facts, *, query_clock_s: tuple[float, float] | None = None, rules: Sequence[Rule] = RULES
 ) -> list[Finding]:
-    """All findings, worst first. ``query_clock_s``: the asker's clock before the question and after the answers."""
+    """All findings, worst first. ``query_clock_s``: this machine's clock before the query and after the answers."""
     findings = [finding for rule in rules for finding in rule(facts)]
     if query_clock_s is not None:
         findings += settings_rules.clocks(facts, query_clock_s)
@@ -41,7 +41,7 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def render(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Nodes, then findings with what follows and what to do, then one line that sums up."""
+    """Nodes, then findings with impact and fix, then a one-line summary."""
     lines = []
     for node, fact in facts.items():
         versions = ", ".join(f"{name} {version or '-'}" for name, version in fact.get("versions", {}).items())
@@ -54,8 +54,8 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
             lines.append(f"  NIXL backends that load: {', '.join(works) or 'none'}")
     for finding in findings:
         where = ", ".join(finding.nodes) if len(finding.nodes) < len(facts) or len(facts) == 1 else "every node"
-        lines += ["", f"{finding.severity.upper()}  {finding.topic}  [{where}]", f"  seen: {finding.evidence}"]
-        lines += [f"  then: {finding.consequence}", f"  do:   {finding.fix}"]
+        lines += ["", f"{finding.severity.upper()}  {finding.topic}  [{where}]", f"  evidence: {finding.evidence}"]
+        lines += [f"  impact:   {finding.consequence}", f"  fix:      {finding.fix}"]
     return "\n".join([*lines, "", summary(findings)])
 
 
@@ -63,11 +63,11 @@ def summary(findings: Sequence[Finding]) -> str:
     """One line."""
     counts = [(severity, sum(f.severity == severity for f in findings)) for severity in ORDER]
     count_texts = ", ".join(counted(number, severity) for severity, number in counts if number)
-    return f"doctor: {count_texts or 'nothing found'}"
+    return f"doctor: {count_texts or 'no findings'}"
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
-    """For scripts: everything that was asked, and everything that was found."""
+    """All facts and findings, for scripts."""
     return {"nodes": dict(facts), "findings": [asdict(finding) for finding in findings]}
 
 

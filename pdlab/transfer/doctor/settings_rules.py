@@ -20,8 +20,8 @@ OPEN_PORT = "open port"
 
 
 class Listening(NamedTuple):
-    """A process that listens: how its command line or title looks, what a caller can do there, and whether Ray's
-    token stands before that where it is on."""
+    """A process that listens: pattern of its command line or title, what a caller can do there, and whether Ray's
+    token, if it is on, protects it."""
 
     pattern: str
     name: str
@@ -59,7 +59,7 @@ LISTENING = (
     ),
     Listening(r"^ray::", "Ray's worker", "runs code in it", True),
 )
-ENGINES = ("VLLM::", "ray::")  # what vLLM's and Ray's processes call themselves
+ENGINES = ("VLLM::", "ray::")  # titles of vLLM's and Ray's processes
 
 
 def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def _exported_port(facts: Facts) -> Iterator[Finding]:
                 "exported port",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_PORT={value}",
-                "every engine of the node takes that one port: the second waits for it for ever and logs nothing",
+                "every engine of the node uses that one port: the second waits for it for ever and logs nothing",
                 "unset it where `ray start` runs, and restart Ray there",
             )
 
@@ -101,7 +101,7 @@ def _log_levels(facts: Facts) -> Iterator[Finding]:
                     "debug logging",
                     (node,),
                     f"{name}={value}",
-                    "KV transfers are 5 to 10 times slower while it is on",
+                    "KV transfers are 5 to 10 times slower",
                     f"unset {name} where `ray start` runs, and restart Ray there",
                 )
 
@@ -119,7 +119,7 @@ def _ucx_settings(facts: Facts) -> Iterator[Finding]:
                 "UCX_NET_DEVICES",
                 (node,),
                 f"UCX_NET_DEVICES={devices}; this node has {', '.join(sorted(node_devices)) or 'none'}",
-                "UCX uses the named devices only: no transport between nodes",
+                "UCX uses the named devices only, so there is no transport between nodes",
                 "unset UCX_NET_DEVICES, or name devices that every node has",
             )
         if env.get("UCX_PROTO_EMULATION_ENABLE", "").lower() in ("n", "no", "0", "off"):
@@ -128,8 +128,8 @@ def _ucx_settings(facts: Facts) -> Iterator[Finding]:
                 "UCX emulation",
                 (node,),
                 f"UCX_PROTO_EMULATION_ENABLE={env['UCX_PROTO_EMULATION_ENABLE']}",
-                "a silent fallback to software becomes an error: good on EFA; TCP reads fail",
-                "leave it on EFA; set y where TCP is the wire",
+                "a silent fallback to software becomes an error: useful on EFA, but TCP reads fail",
+                "leave it on EFA; set y if the wire is TCP",
             )
 
 
@@ -157,7 +157,7 @@ def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Find
             "UCX_TLS",
             (node,),
             text,
-            "EFA devices are there and left out: KV crosses nodes over TCP, some hundred times slower",
+            "EFA devices exist and are excluded: KV crosses nodes over TCP, some hundred times slower",
             "unset UCX_TLS, or add srd",
         )
     if fact.get("gpus") and not names & SAME_NODE_GPU:
@@ -190,7 +190,7 @@ def _excluded_transports(
             "UCX_TLS",
             (node,),
             text,
-            "EFA devices are there and left out: KV crosses nodes over TCP, some hundred times slower",
+            "EFA devices exist and are excluded: KV crosses nodes over TCP, some hundred times slower",
             "unset UCX_TLS",
         )
     same = {"cuda_ipc", "cuda"} if fact.get("gpus") else {"cma", "sm", "shm"}
@@ -222,7 +222,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
                 "huge pages",
                 (node,),
                 "HugePages_Total: 0",
-                "libfabric's EFA provider uses them for its buffers where there are some",
+                "libfabric's EFA provider uses huge pages for its buffers if there are any",
                 "the EFA installer reserves them; not needed for UCX",
             )
 
@@ -236,8 +236,8 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
                 "GPU visibility",
                 (node,),
                 f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
-                "cuda_ipc needs both GPUs in sight of both processes: pack placement goes through host memory",
-                "run one container per node with all its GPUs, and let Ray hand them out",
+                "cuda_ipc needs both GPUs visible to both processes: in a pack, KV goes through host memory",
+                "run one container per node with all its GPUs, and let Ray assign them",
             )
 
 
@@ -255,7 +255,7 @@ def _namespaces(facts: Facts) -> Iterator[Finding]:
                     f"{kind} namespaces",
                     tuple(nodes),
                     f"Ray nodes of one machine in {len(spaces)} {kind} namespaces (containers)",
-                    "no shared memory and no cuda_ipc between them: their KV goes over the network",
+                    "there is no shared memory and no cuda_ipc between them: their KV goes over the network",
                     f"one Ray node per machine, or containers with --{kind}=host",
                 )
 
@@ -271,8 +271,8 @@ def _ports(facts: Facts) -> Iterator[Finding]:
                 SIDE_CHANNEL_PORT,
                 (node,),
                 _holders_text(strangers),
-                "the engine that wants it cannot start, or peers shake hands with a stranger",
-                "stop what listens there (ss -ltnp)",
+                "the engine that needs the port cannot start, or peers shake hands with another process",
+                "stop the process that listens there (ss -ltnp)",
             )
         if engines:
             yield Finding(
@@ -280,8 +280,8 @@ def _ports(facts: Facts) -> Iterator[Finding]:
                 SIDE_CHANNEL_PORT,
                 (node,),
                 _holders_text(engines),
-                "right while that deployment serves; if none should, a new one finds its port taken",
-                "launch_gptoss.py --shutdown ends what a launch left",
+                "expected while that deployment serves; otherwise a new deployment finds its port taken",
+                "run launch_gptoss.py --shutdown to end the remaining engines",
             )
 
 
@@ -303,8 +303,8 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
                 "error",
                 "advertised host",
                 (node,),
-                f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} is no address of this node",
-                "peers shake hands with another machine, or with nobody",
+                f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} is not an address of this node",
+                "peers shake hands with another machine, or with none",
                 "unset it: Ray sets each node's own address",
             )
         elif advertised.get("loopback") and len(machines) > 1:
@@ -328,7 +328,7 @@ def _auth(facts: Facts) -> Iterator[Finding]:
             "Ray token",
             tuple(nodes_without_token),
             "RAY_AUTH_MODE=token, and neither RAY_AUTH_TOKEN nor a token file",
-            "Ray refuses this node's calls",
+            "Ray refuses the calls of this node",
             "copy ~/.ray/auth_token of the head node there (ray get-auth-token)",
         )
     if len({auth["token"] for auth in token_nodes.values() if auth["token"]}) > 1:
@@ -338,7 +338,7 @@ def _auth(facts: Facts) -> Iterator[Finding]:
             tuple(token_nodes),
             "nodes have different tokens",
             "Ray refuses calls between them",
-            "one token everywhere: copy ~/.ray/auth_token of the head node",
+            "use one token everywhere: copy ~/.ray/auth_token of the head node",
         )
 
 
@@ -362,7 +362,7 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 f"{kind.name} listens beyond loopback: {', '.join(places)}",
                 f"whoever reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
                 ("start Ray with RAY_AUTH_MODE=token, and " if risky else "")
-                + "let the cluster's own nodes through alone (docs/security.md)",
+                + "allow access from the cluster's own nodes only (docs/security.md)",
             )
         if foreign:
             yield Finding(
@@ -370,25 +370,25 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 OPEN_PORT,
                 (node,),
                 f"other processes listen beyond loopback: {', '.join(foreign)}",
-                "none of Ray's or vLLM's, as far as the names of processes tell",
-                "nothing for pdlab; close what is not needed",
+                "by their names they do not belong to Ray or vLLM",
+                "none for pdlab; close ports that are not needed",
             )
 
 
 def _listening(process: str | None) -> Listening | None:
-    """What that process is; None: none of Ray's or vLLM's, or one that the doctor may not look at."""
+    """The kind of that process; None if it is not Ray's or vLLM's, or not readable by the doctor."""
     return next((kind for kind in LISTENING if process and re.search(kind.pattern, process)), None)
 
 
 def _short(process: str | None) -> str:
     if process is None:
-        return "a process that only root may look at"
+        return "a process that only root can inspect"
     words = process.split()
     return words[0].rpartition("/")[2] if words else "a process without a name"
 
 
 def clocks(facts: Facts, query_clock_s: tuple[float, float]) -> Iterator[Finding]:
-    """``query_clock_s``: the asker's clock before the question and after the answers."""
+    """``query_clock_s``: this machine's clock before the query and after the answers."""
     before, after = query_clock_s
     for node, fact in facts.items():
         now = fact.get("time_s")
@@ -400,7 +400,7 @@ def clocks(facts: Facts, query_clock_s: tuple[float, float]) -> Iterator[Finding
                 "warning",
                 "clock",
                 (node,),
-                f"its clock is {offset_s:.1f} s off",
+                f"its clock differs by {offset_s:.1f} s",
                 "log lines and KV leases of different nodes cannot be compared",
                 "run a time service (chrony) on every node",
             )

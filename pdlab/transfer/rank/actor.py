@@ -10,7 +10,7 @@ from pdlab.transfer.rank.rank import Rank
 
 
 class RankActor:
-    """What Ray runs: one rank, and where it is."""
+    """The Ray actor of one rank."""
 
     def __init__(self, options: RankOptions) -> None:
         self.rank = Rank(options)
@@ -27,7 +27,7 @@ class RankActor:
 
 
 def end_ranks(pids: list[int]) -> list[int]:
-    """Runs on a node: kill the actors' processes that are still there a moment after Ray was told to end them."""
+    """Runs on a node: kill the actors' processes that still exist shortly after Ray ended the actors."""
     import contextlib
     import os
     import signal

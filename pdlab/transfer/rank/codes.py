@@ -1,7 +1,7 @@
-"""A code in every 8-byte word of a KV cache, the exact check of what arrived, and the name of what went wrong.
+"""A code in every 8-byte word of a KV cache, the exact check of the received words, and the name of each fault.
 
-A code says whose word it is: request, rank, layer (region), block, KV head, K or V, and the offset in
-that head's K or V. So a word out of place tells where it came from. Words that no transfer may touch
+A code identifies its word: request, rank, layer (region), block, KV head, K or V, and the offset in
+that head's K or V. So a misplaced word shows its origin. Words that no transfer may touch
 carry codes of another kind. Pure numpy; runs on the nodes too, sent by value.
 """
 
@@ -19,7 +19,7 @@ FIELDS = ("offset", "kv", "head", "block", "region", "rank", "request")  # lowes
 KIND_SHIFT = 62
 SOURCE, UNTOUCHED = 1, 2  # the two top bits; a zero word is no code
 CHUNK_WORDS = 1 << 16  # 512 KiB, so that a chunk stays in the core's cache over all passes
-MOST_WRONG = 1 << 20  # wrong words that are looked at to find the pattern
+MOST_WRONG = 1 << 20  # wrong words examined to find the pattern
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def fill(region: Words, blocks: npt.ArrayLike, pages: Words, words: Words) -> No
 
 
 def fill_source(book: CodeBook, regions: Sequence[Words], tp: int, rank: int, tables: Sequence[Table] = ()) -> None:
-    """Prefill's cache: all blocks as nobody's (request 0), or only those of ``tables`` as theirs."""
+    """Prefill's cache: all blocks with codes of request 0, or only those of ``tables`` with codes of their requests."""
     for number, region in enumerate(regions):
         words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
         if tables:
@@ -128,7 +128,7 @@ def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int,
 
 @dataclass(frozen=True)
 class Wrong:
-    """One wrong word: what should be there and what is."""
+    """One wrong word: the expected and the found code."""
 
     rank: int
     region: int
@@ -142,7 +142,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a check of one decode rank found. ``wrong_words`` is 0 when every word is right."""
+    """Result of the check of one decode rank. ``wrong_words`` is 0 if every word is right."""
 
     words: int
     outside_words: int
@@ -151,7 +151,7 @@ class Inspection:
     patterns: tuple[tuple[str, int], ...] = ()
 
     def text(self) -> str:
-        """One line: the pattern, the first wrong word, and where its content came from."""
+        """One line: the pattern, the first wrong word, and the origin of its content."""
         if self.first is None:
             return f"{self.words} words exact, {self.outside_words} words outside untouched"
         wrong = self.first
@@ -168,7 +168,7 @@ def check(
     book: CodeBook, regions: Sequence[Words], tp: int, rank: int, slices: Sequence[Pair], prefill_tp: int,
     tables: Sequence[Table],
 ) -> Inspection:  # fmt: skip
-    """Compare every word of a decode rank's cache with what must be there after the transfers of ``tables``.
+    """Compare every word of a decode rank's cache with the word expected after the transfers of ``tables``.
 
     ``slices`` are the rank's own pairs. Not part of any timing. Shapes: (num_blocks, words of a page)
     per region.
@@ -252,7 +252,7 @@ def _compare(
 def patterns(
     book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words, inside: npt.NDArray[np.bool_]
 ) -> tuple[tuple[str, int], ...]:
-    """Names of what went wrong, each with its number of words; the most frequent first."""
+    """Names of the faults, each with its number of words; the most frequent first."""
     kind = (found >> np.uint64(KIND_SHIFT)).astype(np.int64)
     differs = {name: book.field(expected, name) != book.field(found, name) for name in FIELDS}
     code = kind == SOURCE

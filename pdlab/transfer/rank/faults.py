@@ -1,4 +1,4 @@
-"""Faults planted between the ranks, to see that the check catches and names them. Runs on the nodes too."""
+"""Faults planted between the ranks, to test that the check detects and names them. Runs on the nodes too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from pdlab.transfer.rank.codes import SOURCE, CodeBook
 from pdlab.transfer.rank.layout import WORD, Blocks, Pair, Table, Words
 
-# Fault -> how a finding must name it. The first group sends wrong descriptors, so that the real transfer
-# misplaces; the second rewrites what arrived.
+# Fault -> the name that a finding must give it. The first group sends wrong descriptors, so that the real transfer
+# misplaces blocks; the second rewrites received words.
 WRONG_DESCRIPTORS = {
     "swap-blocks": "swapped blocks",
     "shift-block": "shifted block",

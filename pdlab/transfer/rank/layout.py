@@ -84,12 +84,12 @@ def model_kv_shape(
     head_bytes = 2 * block_tokens * head_dim * dtype_bytes
     half_bytes = head_dim * dtype_bytes if k_per_token else head_bytes // 2
     if half_bytes % WORD:
-        raise ValueError(f"K of {half_bytes} bytes is no multiple of {WORD} bytes (head_dim {head_dim})")
+        raise ValueError(f"K of {half_bytes} bytes is not a multiple of {WORD} bytes (head_dim {head_dim})")
     regions = layers
     windows: tuple[int, ...] = ()
     if sliding_window and full_attention_layers and full_attention_layers < layers:
         if layers % full_attention_layers:
-            raise ValueError(f"{layers} layers are no whole groups of {full_attention_layers} full-attention layers")
+            raise ValueError(f"{layers} layers are not whole groups of {full_attention_layers} full-attention layers")
         regions = full_attention_layers
         windows = (-(-sliding_window // block_tokens) + 1,) * (layers // full_attention_layers - 1)
     return KvShape(name, layers, regions, kv_heads, block_tokens, head_bytes, half_bytes, windows)
@@ -118,7 +118,7 @@ class Pair:
 
 
 def refusal(prefill_tp: int, decode_tp: int, kv_heads: int) -> str | None:
-    """Why vLLM's connector would not pair these TP degrees; None when it does."""
+    """Why vLLM's connector does not pair these TP degrees; None if it does."""
     low, high = sorted((prefill_tp, decode_tp))
     if low < 1 or high % low:
         return f"prefill TP {prefill_tp} and decode TP {decode_tp}: one must divide the other"
@@ -131,7 +131,7 @@ def refusal(prefill_tp: int, decode_tp: int, kv_heads: int) -> str | None:
 
 
 def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[Pair, ...]:
-    """Who gets which slice of every page from whom, in the order in which vLLM's decode ranks read.
+    """The slices of every page between prefill and decode ranks, in the order in which vLLM's decode ranks read.
 
     Raises ValueError for TP degrees that vLLM does not pair.
     """

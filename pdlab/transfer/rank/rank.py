@@ -1,4 +1,4 @@
-"""One TP rank of prefill or decode, in a process of its own: what vLLM's NixlConnector does, and the codes around it.
+"""One TP rank of prefill or decode in its own process: the steps of vLLM's NixlConnector, with codes to check them.
 
 Same agent configuration, registration (every layer, whole), descriptors of all blocks prepared once, requests
 picked from them by index, notification at the producer's side, release. Runs inside Ray's actors, sent by
@@ -50,7 +50,7 @@ class Rank:
         self._log_end = 0
         self._born_s = self._imported_s = self._opened_s = time.monotonic()
         self._environment()
-        # It goes on while the driver sees to the other ranks.
+        # The import continues while the driver starts the other ranks.
         self._importing = threading.Thread(target=self._import_early, daemon=True, name="import-nixl")
         self._importing.start()
 
@@ -64,11 +64,11 @@ class Rank:
             return "memory", f"{self.options.name}: {error or 'out of memory'}"
 
     def ping(self) -> int:
-        """To see whether this process answers at all."""
+        """Shows that this process answers."""
         return os.getpid()
 
     def early_s(self) -> float:
-        """Seconds that NIXL's import went on before `open` was called: start-up that the driver does not see."""
+        """Seconds of NIXL's import before `open` was called: start-up that the driver does not measure."""
         return min(self._imported_s, self._opened_s) - self._born_s
 
     def facts(self, ip: str) -> Host:
@@ -76,7 +76,7 @@ class Rank:
         return host_facts(ip)
 
     def open(self) -> Registered:
-        """Set up memory and agent; returns what peers need. Raises RankError (plugin, backend, memory)."""
+        """Set up memory and agent; returns the registration for peers. Raises RankError (plugin, backend, memory)."""
         self._opened_s = time.monotonic()
         options = self.options
         shape = options.shape
@@ -99,8 +99,7 @@ class Rank:
         except Exception as error:  # NIXL's bindings raise classes of their own
             raise RankError(
                 "backend",
-                f"{options.name}: NIXL cannot start {options.backend}: {error}; does its plugin load? "
-                "debug/doctor.py tells",
+                f"{options.name}: NIXL cannot start {options.backend}: {error}; check its plugin with debug/doctor.py",
             ) from error
         if options.backend not in self.agent.backends:
             plugins = ", ".join(self.agent.get_plugin_list())
@@ -134,7 +133,7 @@ class Rank:
                 raise RankError(
                     "side-channel",
                     f"{options.name} gets no answer from the side channel at {host}:{port}: {error}; "
-                    "is the port open between the nodes, and is the address the right interface?",
+                    "check that the port is open between the nodes and that the address is of the right interface",
                 ) from error
             if registered.software != self._software():
                 raise RankError(
@@ -162,7 +161,7 @@ class Rank:
         return time.perf_counter() - began
 
     def prepare(self, tables: Sequence[Table], previous: Sequence[Table]) -> float:
-        """Before a transfer, untimed: prefill writes the requests' codes, decode wipes what the last ones left.
+        """Before a transfer, untimed: prefill writes the requests' codes, decode clears the previous blocks.
 
         Returns the host's monotonic clock, so that several ranks can start together.
         """
@@ -221,8 +220,8 @@ class Rank:
                     late = sorted({request for request, *_ in flying})
                     raise RankError(
                         "timeout",
-                        f"{options.name}: requests {late} not done within {options.timeout_s:g} s (--timeout-s): "
-                        "the peer hangs, or the wire is far slower than it should be",
+                        f"{options.name}: requests {late} did not end within {options.timeout_s:g} s (--timeout-s): "
+                        "the peer hangs, or the wire is far slower than expected",
                     )
         except RankError:
             raise
@@ -290,7 +289,7 @@ class Rank:
             raise RankError("raw", str(error)) from error
 
     def raw_close(self) -> str:
-        """End UCX alone; returns what it wrote to UCX's log."""
+        """Close raw UCX; returns its part of UCX's log."""
         if self._raw is None:
             return ""
         self._raw.close()
@@ -306,7 +305,7 @@ class Rank:
         return self._raw
 
     def inspect(self, tables: Sequence[Table]) -> tuple[Inspection, float]:
-        """Check decode's whole cache after a transfer; returns what was found and the seconds that took."""
+        """Check decode's whole cache after a transfer; returns the inspection and its duration in seconds."""
         options = self.options
         began = time.perf_counter()
         self.memory.pull()
@@ -316,7 +315,7 @@ class Rank:
         return finding, time.perf_counter() - began
 
     def close(self) -> str:
-        """Release everything, in vLLM's order; returns UCX's log (its table is printed when the agent goes)."""
+        """Release everything, in vLLM's order; returns UCX's log (UCX prints its table when the agent is destroyed)."""
         if self.agent is not None:
             self._release()
             gc.collect()
@@ -350,7 +349,7 @@ class Rank:
         return tuple(sorted(path for path in paths if path.rsplit("/", 1)[-1].startswith(names)))
 
     def _environment(self) -> None:
-        """What UCX reads when it is loaded: it writes to a file in memory, so that nothing is left on the disk."""
+        """Environment that UCX reads when it is loaded; its log goes to a file in memory, so that no file is left."""
         self._log = os.memfd_create("ucx.log")
         os.environ.update(
             UCX_LOG_LEVEL="info",
@@ -363,7 +362,7 @@ class Rank:
             os.environ["UCX_TLS"] = self.options.ucx_tls
 
     def _import_early(self) -> None:
-        with contextlib.suppress(ImportError):  # `open` imports it again, and says so
+        with contextlib.suppress(ImportError):  # `open` imports it again and reports the error
             nixl_api(self.options.vram)
             self._imported_s = time.monotonic()
 
@@ -386,7 +385,7 @@ class Rank:
         return [pair for pair in self._all_pairs() if getattr(pair, side) == rank]
 
     def _consumers(self) -> int:
-        """How many ranks tell one producer that they are done (vLLM sends it along)."""
+        """Number of ranks that notify one producer at the end of a transfer, as vLLM counts them."""
         options = self.options
         if options.direction == "write":
             return 1

@@ -1,4 +1,4 @@
-"""The same pages moved by UCX alone, one thread, through the very libucp that NIXL loaded: what NIXL adds is the rest.
+"""The same pages moved by UCX alone, by one thread, through the libucp that NIXL loaded: a baseline for NIXL.
 
 Structures and constants are those of ucp.h, whose layout up to the fields used here is the same in UCX 1.19 to
 1.23. Runs on the nodes too, sent by value: imports the standard library alone.
@@ -24,7 +24,7 @@ POSTS_PER_LOOK = 16
 
 
 class RawUcxError(Exception):
-    """UCX refused, or is not there."""
+    """UCX refused an operation, or is not loaded."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Exposed:
 class RawUcx:
     """A context and a worker over the regions (base, length). Raises RawUcxError.
 
-    Endpoints have UCX's default error handling (none), with which it may use every transport; NIXL asks for
-    peer failures to be told.
+    Endpoints have UCX's default error handling (none), with which it may use every transport; NIXL enables
+    the reporting of peer failures.
     """
 
     def __init__(self, regions: Sequence[tuple[int, int]]) -> None:
@@ -69,11 +69,11 @@ class RawUcx:
             self._maps.append(memory)
 
     def expose(self) -> Exposed:
-        """Let the peer in: a thread makes progress from now on, for tcp needs the target's help."""
+        """Allow the peer's access: a thread drives progress from now on, because tcp needs the target to take part."""
         address, length = ctypes.c_void_p(), ctypes.c_size_t()
         self._check_status(
             self._ucp.ucp_worker_get_address(self._worker, ctypes.byref(address), ctypes.byref(length)),
-            "tell its address",
+            "return its address",
         )
         worker = ctypes.string_at(address, length.value)
         self._ucp.ucp_worker_release_address(self._worker, address)
@@ -137,13 +137,13 @@ class RawUcx:
         return rates[1:]
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         for ep in self._eps:
             request = self._ucp.ucp_ep_close_nbx(ep, _parameters(0))
             try:
                 self._finish(request, time.monotonic() + 2.0)
             except RawUcxError:
-                continue  # the peer is gone already
+                continue  # the peer has closed already
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
