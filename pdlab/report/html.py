@@ -226,7 +226,7 @@ def _ranked(ranked: Ranked, view: View) -> dict[str, str]:
         "label": ranked.label,
         "rate": tables.figure(ranked.estimate, view.confidence),
         "ahead": lead,
-        "told": "" if ahead is None else "no" if ranked.tied else "yes",
+        "distinguishable": "" if ahead is None else "no" if ranked.tied else "yes",
     }
 
 
@@ -291,7 +291,7 @@ def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]
             subject = tables.load_name(point)
             if point.valid:
                 subject += f", {point.excluded} of {point.repeats + point.excluded} repeats"
-            yield {"label": curve.label, "what": subject, "why": "; ".join(point.reasons)}
+            yield {"label": curve.label, "subject": subject, "why": "; ".join(point.reasons)}
 
 
 def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, str]]:
@@ -300,7 +300,7 @@ def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, st
         for visit in record.visits:
             if visit.status != "done":
                 subject = f"repeat {visit.repeat} of {record.name}: {visit.status}"
-                yield {"label": visit.deployment, "what": subject, "why": visit.error or "not measured"}
+                yield {"label": visit.deployment, "subject": subject, "why": visit.error or "not measured"}
 
 
 def _records(sources: Sequence[Loaded]) -> list[ExperimentRecord]:
@@ -325,7 +325,7 @@ def _findings(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
             "percent": f"{max(percents):.0f}" if percents else "",
             "consequence": consequence[0].upper() + consequence[1:],
             "fix": members[0].fix,
-            "seen": [{"files": _files(finding.files), "evidence": finding.evidence} for finding in members],
+            "members": [{"files": _files(finding.files), "evidence": finding.evidence} for finding in members],
         }
 
 

@@ -178,5 +178,5 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) ->
     cheapest = min(values, default=0.0)
     marked = [[*row, "*" if value == cheapest else ""] for row, value in zip(rows, values, strict=True)]
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", *(f"per M {kind} tokens" for kind in kinds)]
-    title = f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (for all of a deployment; *: lowest)"
+    title = f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (paid for the whole deployment; *: lowest)"
     return f"{title}\n{text.table([*head, 'lowest'], marked, left=(0,))}"
