@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.rank_processes import ProcessRanks  # noqa: E402
 
-from pdlab.transfer.check import TransferPlan, Size, cache_blocks, run_backend  # noqa: E402
+from pdlab.transfer.check import Size, TransferPlan, cache_blocks, run_backend  # noqa: E402
 from pdlab.transfer.rank.layout import plain_kv_shape  # noqa: E402
 
 BYTES, BLOCK = 256 << 20, 64 << 10

@@ -152,7 +152,10 @@ def test_one_rate_gives_the_others(per: str, rate: float, input_tokens: int, out
         ([f"{HEAD},requests_per_s,per", "a,P1D1,1,1,1,5,rack"], "per is 'rack'"),
         ([f"{HEAD},input_tokens_per_s,per", "a,4xtp2,1,1,1,5,role-gpu"], "needs a prefill-decode configuration"),
         ([f"{HEAD},requests_per_s,per", "a,P1D1,1,1,1,5,role-gpu"], "requests_per_s has no role"),
-        ([f"{HEAD},requests_per_s", "a,P1D1,1,1,1,5", "", "a,P1D1,1,1,1,6"], "line 4: P1D1 at this load is given twice"),
+        (
+            [f"{HEAD},requests_per_s", "a,P1D1,1,1,1,5", "", "a,P1D1,1,1,1,6"],
+            "line 4: P1D1 at this load is given twice",
+        ),
     ],
 )
 def test_bad_tables(lines: list[str], said: str, tmp_path: Path) -> None:

@@ -201,9 +201,7 @@ class TestAdvice:
 
     def test_what_others_hold_on_one_node(self) -> None:
         assert "others release 2 of their 8 GPUs on n0" in complaint("collocated-1xtp2", gpu_nodes(0, 0))
-        assert "; or others release 1 of their 2 GPUs on n1" in complaint(
-            "collocated-1xtp7", gpu_nodes(1, 6)
-        )
+        assert "; or others release 1 of their 2 GPUs on n1" in complaint("collocated-1xtp7", gpu_nodes(1, 6))
         assert "others release their 1 GPU on n0" in complaint("collocated-1xtp8", gpu_nodes(7))
 
     def test_what_others_hold_on_several_nodes(self) -> None:
@@ -214,9 +212,7 @@ class TestAdvice:
         node = gpu_nodes(8).nodes[0].model_copy(update={"free_cpus": 4})
         assert "others release their CPUs on n0" in complaint("collocated-1xtp4", ClusterView(nodes=(node,)))
         cpus = ClusterNode(id="c", cpus=4, free_cpus=1)
-        assert "others release 1 of their 3 CPUs on c" in complaint(
-            "collocated-2xtp1", ClusterView(nodes=(cpus,))
-        )
+        assert "others release 1 of their 3 CPUs on c" in complaint("collocated-2xtp1", ClusterView(nodes=(cpus,)))
 
     def test_far_too_much_is_cut_down_to_what_fits(self) -> None:
         assert "--num 16 (16 GPUs)" in complaint("collocated-100000xtp1", gpu_nodes(8, 8))
@@ -227,7 +223,9 @@ class TestAdvice:
         text = complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
         assert "--p-num 1 --d-num 1 (8 GPUs)" in text and "2 more nodes with 8 free GPUs" in text
         monkeypatch.setattr(explain, "MAX_WORK", 5)
-        assert "what would fit: none of the changes that were tried" in complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
+        assert "what would fit: none of the changes that were tried" in complaint(
+            "pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4)
+        )
 
     def test_no_advice_that_nixl_refuses(self) -> None:
         text = complaint("pd-pack-p1xtp4-d1xtp8", gpu_nodes(8))
