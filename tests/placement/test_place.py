@@ -215,7 +215,7 @@ class TestAdvice:
         assert "others release 1 of their 3 CPUs on c" in complaint("collocated-2xtp1", ClusterView(nodes=(cpus,)))
 
     def test_far_too_much_is_cut_down_to_what_fits(self) -> None:
-        assert "--num 16 (16 GPUs)" in complaint("collocated-100000xtp1", gpu_nodes(8, 8))
+        assert "--num 16 (16 GPUs)" in complaint("collocated-10000xtp1", gpu_nodes(8, 8))
         assert "--p-num 32 --d-num 32 (64 GPUs)" in complaint("pd-spread-p200xtp1-d200xtp1", gpu_nodes(*[8] * 8))
         assert "--p-num 2 --d-num 2 (8 GPUs)" in complaint("pd-pack-p400xtp2-d400xtp2", gpu_nodes(8, 8))
 
