@@ -49,7 +49,7 @@ class Line:
         return Line(-self.y, -self.x, self.dof, self.basis)
 
     def reach(self, bounds: Array) -> Array:
-        """Highest y where x <= bound: (1 + draws, bounds); NaN where the line is nowhere that low."""
+        """Highest y where x <= bound: (1 + draws, bounds); NaN if the line does not reach the bound."""
         best = np.full((self.x.shape[0], len(bounds)), -np.inf)
         for i in range(self.x.shape[1]):
             x0, y0 = self.x[:, i, None], self.y[:, i, None]
@@ -63,21 +63,21 @@ class Line:
         return np.where(np.isinf(best), np.nan, best)
 
     def estimates(self, reached: Array) -> list[Estimate | None]:
-        """One per column of what `reach` (or a function of it) gave; None where the estimate is NaN."""
-        found: list[Estimate | None] = []
+        """One per column of what `reach` (or a function of it) gave; None if the estimate is NaN."""
+        estimates: list[Estimate | None] = []
         for column in reached.T:
             value, draws = float(column[0]), column[1:]
             if math.isnan(value):
-                found.append(None)
+                estimates.append(None)
                 continue
-            known = draws[~np.isnan(draws)]
+            known_draws = draws[~np.isnan(draws)]
             if self.basis is None:
-                found.append(Estimate(value=value))
+                estimates.append(Estimate(value=value))
             else:
-                edge = len(known) < (1 - MAX_UNREACHED) * len(draws)
-                error = math.sqrt(float(np.mean((known - value) ** 2))) if len(known) else math.inf
-                found.append(Estimate(value, error, self.dof, self.basis, edge))
-        return found
+                edge = len(known_draws) < (1 - MAX_UNREACHED) * len(draws)
+                error = math.sqrt(float(np.mean((known_draws - value) ** 2))) if len(known_draws) else math.inf
+                estimates.append(Estimate(value, error, self.dof, self.basis, edge))
+        return estimates
 
 
 def line(
@@ -98,16 +98,16 @@ def line(
     highest = max(sample.repeat for point in points for sample in point.samples) + 1
     seed = (SEED, zlib.crc32(curve.label.encode()))
     weights = multipliers(seed, DRAWS, highest)
-    alone = np.random.default_rng([*seed, 1])
-    columns = [_draws(point, figure, values, weights, alone) for figure, values in (x, y) for point in points]
+    generator = np.random.default_rng([*seed, 1])
+    columns = [_draws(point, figure, values, weights, generator) for figure, values in (x, y) for point in points]
     single = min(point.repeats for point in points) < 2
     dof = math.inf if single else float(min(point.repeats for point in points) - 1)
     drawn = np.stack(columns, axis=1)
-    if single:  # What another start would have given: all latencies higher or lower, and all rates.
-        starts = 1 + SINGLE_REPEAT_SD[curve.gpus.device] * alone.standard_normal((len(weights), 2))
+    if single:  # Another start would shift all latencies together, and all rates.
+        starts = 1 + SINGLE_REPEAT_SD[curve.gpus.device] * generator.standard_normal((len(weights), 2))
         drawn[1:] *= np.repeat(np.maximum(starts, 0.0), len(points), axis=1)
     if not np.ptp(drawn, axis=0).any():
-        drawn = drawn[:2]  # Nothing is known of any scatter: one draw is as good as all.
+        drawn = drawn[:2]  # No scatter is known: one draw stands for all.
     return Line(
         x=drawn[:, : len(points)] * x_factor,
         y=drawn[:, len(points) :] * y_factor,
@@ -116,13 +116,17 @@ def line(
     )
 
 
-def _draws(point: Point, figure: Figure, values: Values, weights: Array, alone: np.random.Generator) -> Array:
+def _draws(point: Point, figure: Figure, values: Values, weights: Array, generator: np.random.Generator) -> Array:
     """(1 + draws,): the estimate, then its draws."""
     estimate = figure(point)
     assert estimate is not None, "only points with both figures are drawn"
     if point.repeats > 1:
-        each = np.array(values(point), dtype=np.float64)
-        drawn = resample(each, weights[:, [sample.repeat for sample in point.samples]]) - each.mean() + estimate.value
+        repeat_values = np.array(values(point), dtype=np.float64)
+        drawn = (
+            resample(repeat_values, weights[:, [sample.repeat for sample in point.samples]])
+            - repeat_values.mean()
+            + estimate.value
+        )
     else:
-        drawn = estimate.value + alone.standard_normal(len(weights)) * (estimate.standard_error or 0.0)
+        drawn = estimate.value + generator.standard_normal(len(weights)) * (estimate.standard_error or 0.0)
     return np.concatenate([[estimate.value], drawn])

@@ -6,7 +6,7 @@ levels its curve is taken as straight; above its highest throughput it offers no
 has the lowest latency.
 
 A crossing has an interval after Fieller: the throughputs around it at which the two cannot be told
-apart. Where that reaches the end of what both have measured, there is no telling on that side.
+apart. If it extends to the end of what both have measured, that end of the interval is unknown.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STEPS = 120
 
 
 class Reign(Frozen):
-    """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` cannot be told from it over
-    most of that."""
+    """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` are not distinguishable from it
+    over most of that range."""
 
     label: str
     low: float
@@ -41,7 +41,7 @@ class Reign(Frozen):
 class Takeover(Frozen):
     """At ``throughput``, ``after`` becomes better than ``before``; the interval is from ``low`` to ``high``.
 
-    None for a side on which the two are not told apart up to the end of the measurement. ``kind``:
+    None for a side on which the two are not distinguishable up to the end of the measurement. ``kind``:
     the curves cross, or ``before`` ends there: its highest measured throughput.
     """
 
@@ -59,8 +59,8 @@ class Takeover(Frozen):
 
 
 class Crossovers(Frozen):
-    """In the order of throughput: who is best, and where that changes. One reign and no takeover: one
-    configuration is best wherever it was measured."""
+    """In the order of throughput: which configuration is best, and where that changes. One reign and no takeover:
+    one configuration is best throughout."""
 
     reigns: tuple[Reign, ...]
     takeovers: tuple[Takeover, ...]
@@ -74,57 +74,59 @@ class _Offer(NamedTuple):
 
 
 def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
-    """Who is best over all throughputs that were measured; None without two configurations to compare.
+    """The best configuration at every measured throughput; None without two configurations to compare.
 
     Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
     repeats is assumed, see `pdlab.analysis.bootstrap`.
     """
-    lines = [(curve.label, lines_of(curve, view)) for curve in own(curves)]
-    lines = [(label, found) for label, found in lines if found]
-    if len(lines) < 2:
+    curve_lines = [(curve.label, lines_of(curve, view)) for curve in own(curves)]
+    curve_lines = [(label, its_lines) for label, its_lines in curve_lines if its_lines]
+    if len(curve_lines) < 2:
         return None
-    ends = [_range(each) for _, found in lines for each in found]
+    ends = [_range(line) for _, its_lines in curve_lines for line in its_lines]
     low, high = min(end[0] for end in ends), max(end[1] for end in ends)
     # The top of every curve is on the grid, so that none is cut short by a step.
     grid = np.unique(np.concatenate([np.linspace(low, high, STEPS), np.array([end[1] for end in ends])]))
-    columns = [moderate_all(column) for column in zip(*(_offer(found, grid) for _, found in lines), strict=True)]
-    offers = [_Offer(label, [column[i] for column in columns]) for i, (label, _) in enumerate(lines)]
+    columns = [
+        moderate_all(column) for column in zip(*(_offer(its_lines, grid) for _, its_lines in curve_lines), strict=True)
+    ]
+    offers = [_Offer(label, [column[i] for column in columns]) for i, (label, _) in enumerate(curve_lines)]
     best = [_best(offers, g) for g in range(len(grid))]
     pieces = _pieces(best)
-    # Between the last piece before a change and the first after it; no takeover across what nobody measured.
+    # Between the last piece before a change and the first after it; no takeover across an unmeasured range.
     changes = {
-        i: _takeover(offers, a, b, last, grid, view)
-        for i, ((a, _, last), (b, following, _)) in enumerate(pairwise(pieces))
-        if following == last + 1
+        i: _takeover(offers, a, b, last_step, grid, view)
+        for i, ((a, _, last_step), (b, following, _)) in enumerate(pairwise(pieces))
+        if following == last_step + 1
     }
     reigns = tuple(
         Reign(
-            label=offers[who].label,
-            low=changes[i - 1].throughput if i - 1 in changes else float(grid[first]),
-            high=changes[i].throughput if i in changes else float(grid[last]),
-            rivals=_rivals(offers, who, first, last, view),
+            label=offers[leader].label,
+            low=changes[i - 1].throughput if i - 1 in changes else float(grid[first_step]),
+            high=changes[i].throughput if i in changes else float(grid[last_step]),
+            rivals=_rivals(offers, leader, first_step, last_step, view),
         )
-        for i, (who, first, last) in enumerate(pieces)
+        for i, (leader, first_step, last_step) in enumerate(pieces)
     )
     return Crossovers(reigns=reigns, takeovers=tuple(changes.values()))
 
 
-def _range(each: Line) -> tuple[float, float]:
-    return float(each.y[0].min()), float(each.y[0].max())
+def _range(line: Line) -> tuple[float, float]:
+    return float(line.y[0].min()), float(line.y[0].max())
 
 
 def _offer(lines: Sequence[Line], grid: Array) -> list[Estimate | None]:
     """The lowest latency of any of the lines at each throughput of the grid."""
-    found: list[Estimate | None] = [None] * len(grid)
-    for each in lines:
-        reached = -each.mirrored().reach(-grid)
-        for g, estimate in enumerate(each.estimates(reached)):
+    lowest: list[Estimate | None] = [None] * len(grid)
+    for line in lines:
+        reached = -line.mirrored().reach(-grid)
+        for g, estimate in enumerate(line.estimates(reached)):
             if estimate is None:
                 continue
-            rival = found[g]
+            rival = lowest[g]
             if rival is None or estimate.value < rival.value:
-                found[g] = estimate
-    return found
+                lowest[g] = estimate
+    return lowest
 
 
 def _best(offers: Sequence[_Offer], g: int) -> int | None:
@@ -133,49 +135,49 @@ def _best(offers: Sequence[_Offer], g: int) -> int | None:
 
 
 def _pieces(best: Sequence[int | None]) -> list[tuple[int, int, int]]:
-    """(who, first, last) of every stretch of the grid with one best."""
+    """(leader, first, last) of every stretch of the grid with one best."""
     pieces: list[tuple[int, int, int]] = []
-    for g, who in enumerate(best):
-        if who is None:
+    for g, leader in enumerate(best):
+        if leader is None:
             continue
-        if pieces and pieces[-1][0] == who and pieces[-1][2] == g - 1:
-            pieces[-1] = (who, pieces[-1][1], g)
+        if pieces and pieces[-1][0] == leader and pieces[-1][2] == g - 1:
+            pieces[-1] = (leader, pieces[-1][1], g)
         else:
-            pieces.append((who, g, g))
+            pieces.append((leader, g, g))
     return pieces
 
 
-def _ahead(offers: Sequence[_Offer], who: int, other: int, g: int, view: View) -> bool:
-    """Whether ``who`` is better than ``other`` beyond the noise at that throughput."""
-    mine, its = offers[who].latency[g], offers[other].latency[g]
-    if mine is None or its is None:
-        return its is None
-    if mine.edge:
+def _ahead(offers: Sequence[_Offer], leader: int, rival: int, g: int, view: View) -> bool:
+    """Whether ``leader`` is better than ``rival`` beyond the noise at that throughput."""
+    latency, rival_latency = offers[leader].latency[g], offers[rival].latency[g]
+    if latency is None or rival_latency is None:
+        return rival_latency is None
+    if latency.edge:
         return False
     # Interactivity is carried with its sign turned: the magnitudes compare the other way round.
-    first, second = (its, mine) if view.lower_is_better else (_positive(mine), _positive(its))
-    found = compare(first, second, view.confidence)
-    return found is not None and found.verdict == "better"
+    higher, lower = (rival_latency, latency) if view.lower_is_better else (_positive(latency), _positive(rival_latency))
+    comparison = compare(higher, lower, view.confidence)
+    return comparison is not None and comparison.verdict == "better"
 
 
 def _positive(estimate: Estimate) -> Estimate:
     return estimate._replace(value=abs(estimate.value))
 
 
-def _rivals(offers: Sequence[_Offer], who: int, first: int, last: int, view: View) -> tuple[str, ...]:
-    found = []
-    for other, offer in enumerate(offers):
-        here = [g for g in range(first, last + 1) if offer.latency[g] is not None]
-        close = sum(not _ahead(offers, who, other, g, view) for g in here) if other != who else 0
-        if close and close > (last - first + 1) / 2:
-            found.append(offer.label)
-    return tuple(found)
+def _rivals(offers: Sequence[_Offer], leader: int, first_step: int, last_step: int, view: View) -> tuple[str, ...]:
+    rivals = []
+    for rival, offer in enumerate(offers):
+        steps = [g for g in range(first_step, last_step + 1) if offer.latency[g] is not None]
+        close = sum(not _ahead(offers, leader, rival, g, view) for g in steps) if rival != leader else 0
+        if close and close > (last_step - first_step + 1) / 2:
+            rivals.append(offer.label)
+    return tuple(rivals)
 
 
-def _takeover(offers: Sequence[_Offer], a: int, b: int, last: int, grid: Array, view: View) -> Takeover:
+def _takeover(offers: Sequence[_Offer], a: int, b: int, last_step: int, grid: Array, view: View) -> Takeover:
     before, after = offers[a], offers[b]
-    if before.latency[last + 1] is None:
-        return Takeover(before=before.label, after=after.label, kind="ends", throughput=float(grid[last]))
+    if before.latency[last_step + 1] is None:
+        return Takeover(before=before.label, after=after.label, kind="ends", throughput=float(grid[last_step]))
 
     def low_side(g: int) -> bool:
         return _ahead(offers, a, b, g, view)
@@ -183,32 +185,37 @@ def _takeover(offers: Sequence[_Offer], a: int, b: int, last: int, grid: Array, 
     def high_side(g: int) -> bool:
         return _ahead(offers, b, a, g, view)
 
-    low = next((float(grid[g]) for g in range(last, -1, -1) if _both(before, after, g) and low_side(g)), None)
-    high = next((float(grid[g]) for g in range(last + 1, len(grid)) if _both(before, after, g) and high_side(g)), None)
+    low = next(
+        (float(grid[g]) for g in range(last_step, -1, -1) if _both_measured(before, after, g) and low_side(g)), None
+    )
+    high = next(
+        (float(grid[g]) for g in range(last_step + 1, len(grid)) if _both_measured(before, after, g) and high_side(g)),
+        None,
+    )
     return Takeover(
         before=before.label,
         after=after.label,
         kind="crosses",
-        throughput=_crossing(before, after, last, grid),
+        throughput=_crossing(before, after, last_step, grid),
         low=low,
         high=high,
     )
 
 
-def _both(first: _Offer, second: _Offer, g: int) -> bool:
-    return first.latency[g] is not None and second.latency[g] is not None
+def _both_measured(offer_a: _Offer, offer_b: _Offer, g: int) -> bool:
+    return offer_a.latency[g] is not None and offer_b.latency[g] is not None
 
 
-def _crossing(before: _Offer, after: _Offer, last: int, grid: Array) -> float:
+def _crossing(before: _Offer, after: _Offer, last_step: int, grid: Array) -> float:
     """Where the straight lines between two steps of the grid cross."""
     gaps = []
-    for g in (last, last + 1):
-        mine, its = before.latency[g], after.latency[g]
-        assert mine is not None and its is not None
-        gaps.append(its.value - mine.value)
+    for g in (last_step, last_step + 1):
+        latency_before, latency_after = before.latency[g], after.latency[g]
+        assert latency_before is not None and latency_after is not None
+        gaps.append(latency_after.value - latency_before.value)
     span = gaps[0] - gaps[1]
     share = gaps[0] / span if span else 0.5
-    return float(grid[last] + (grid[last + 1] - grid[last]) * share)
+    return float(grid[last_step] + (grid[last_step + 1] - grid[last_step]) * share)
 
 
 REGIME_STEPS = 80
@@ -239,7 +246,7 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
     grid = [*(low + (top - low) * step / REGIME_STEPS for step in range(REGIME_STEPS)), top]
     tpots = [{label: t for label, curve in drawn.items() if (t := tpot_at(curve, x)) is not None} for x in grid]
     close = [{label for label, t in at.items() if t <= (1 + tolerance) * min(at.values())} for at in tpots]
-    found: list[Regime] = []
+    regimes: list[Regime] = []
     start = 0
     while start < len(grid):
 
@@ -252,16 +259,16 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
         label = max(sorted(close[start]), key=reach)
         end, _ = reach(label)
         rivals = set.intersection(*close[start:end]) - {label}
-        found.append(
+        regimes.append(
             Regime(
                 label, grid[start], grid[end - 1], (tpots[start][label], tpots[end - 1][label]), tuple(sorted(rivals))
             )
         )
         start = end
-    return found
+    return regimes
 
 
-def tpot_at(curve: ThroughputCurve, wanted: float) -> float | None:
-    """Lowest TPOT at a throughput of at least ``wanted``, straight between neighbours; None beyond the curve."""
-    reached = [tpot_s for throughput, tpot_s in curve if throughput >= wanted]
-    return min([*reached, *values_at(curve, wanted)], default=None)
+def tpot_at(curve: ThroughputCurve, least_throughput: float) -> float | None:
+    """Lowest TPOT at ``least_throughput`` or more, straight between neighbours; None beyond the curve."""
+    reached = [tpot_s for throughput, tpot_s in curve if throughput >= least_throughput]
+    return min([*reached, *values_at(curve, least_throughput)], default=None)

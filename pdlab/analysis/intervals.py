@@ -1,8 +1,8 @@
-"""How sure a figure is: standard errors, Student intervals, and whether two figures differ. Pure; numpy only.
+"""Uncertainty of figures: standard errors, Student intervals, and whether two figures differ. Pure; numpy only.
 
 **Repeats** are the unit. A figure is measured once per repeat; its estimate is the mean, its interval
 is mean +- t * s / sqrt(R), with Student's t of R - 1 degrees of freedom. A percentile bootstrap of
-three repeats covers far less than it says (docs/decisions has the measured rates): resampling 3
+three repeats covers far less than its nominal level (docs/decisions has the measured rates): resampling 3
 values cannot look beyond the smallest and the largest. So the bootstrap here gives the standard error,
 also of figures that are no means (throughput at a bound, a crossover), and Student's t the width.
 Hesterberg, What Teachers Should Know About the Bootstrap (2015), sections 4 and 5: bootstrap t with
@@ -12,7 +12,7 @@ The scatter between repeats already holds the scatter of requests within each, s
 resampled a second time beneath repeats (Davison and Hinkley, Bootstrap Methods, 1997, section 3.8).
 
 **One repeat** has no scatter to measure. Its requests, in blocks of neighbours because neighbours are
-alike, say how well this run measured itself; what another run would give, they cannot say.
+alike, give the precision of this run; they give no information about another run.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Interval(Frozen):
 class Estimate(NamedTuple):
     """A figure with its standard error, in the figure's unit, and the degrees of freedom of that error.
 
-    All three are None where nothing is known of the scatter. ``dof`` may be infinite. ``edge``: read off a curve where
-    it ends; in more draws than chance allows there is no such figure, so it may be no better, and not there at all.
+    All three are None if the scatter is unknown. ``dof`` may be infinite. ``edge``: read off the end of a curve; more
+    draws than chance allows do not reach the bound, so the figure may not exist.
     """
 
     value: float
@@ -72,7 +72,7 @@ class Estimate(NamedTuple):
     edge: bool = False
 
     def interval(self, level: float) -> Interval | None:
-        """value +- t * standard error; None where the scatter is not known. Nothing here is below 0."""
+        """value +- t * standard error; None if the scatter is unknown; not below 0 for a figure above 0."""
         if self.standard_error is None or self.dof is None or self.basis is None:
             return None
         half = student_t((1 + level) / 2, self.dof) * self.standard_error
@@ -86,7 +86,7 @@ class Estimate(NamedTuple):
 
     @property
     def relative_error(self) -> float | None:
-        """Standard error / value; None where unknown or the value is 0."""
+        """Standard error / value; None if unknown or if the value is 0."""
         return None if self.standard_error is None or not self.value else self.standard_error / abs(self.value)
 
 
@@ -112,7 +112,7 @@ def of_repeats(values: Sequence[float]) -> Estimate:
 
 
 def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 1) -> Comparison | None:
-    """Ratio first / second of two independent positive figures; None where either scatter is unknown.
+    """Ratio first / second of two independent positive figures; None if either scatter is unknown.
 
     On the logarithm, with relative standard errors: ln(a/b) +- t * sqrt(ra^2 + rb^2), degrees of
     freedom after Welch and Satterthwaite (the two need not scatter alike). With ``comparisons`` > 1
@@ -146,7 +146,7 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
 
 
 def apart(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
-    """Ratio of two figures that are known by their intervals alone: they differ where these do not meet.
+    """Ratio of two figures that are known by their intervals alone: they differ if the intervals do not overlap.
 
     Each end of an interval fails with half of its error at most, and a wrong verdict needs the lower end of
     one or the upper end of the other to fail: together no more than the error of one interval (union bound).
@@ -183,8 +183,8 @@ def resample(values: Array, weights: Array) -> Array:
 
 def blocks(count: int, least: int) -> int | None:
     """Blocks of neighbours for ``count`` requests of which ``least`` belong together; None: too few."""
-    found = min(MAX_BLOCKS, count // max(1, least))
-    return found if found >= MIN_BLOCKS else None
+    block_count = min(MAX_BLOCKS, count // max(1, least))
+    return block_count if block_count >= MIN_BLOCKS else None
 
 
 def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict[str, Estimate]:
@@ -198,7 +198,7 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     """
     ordered = np.sort(values)
     count = len(ordered)
-    cut = blocks(count, least)
+    block_count = blocks(count, least)
     shares = np.array(percentiles) / 100
 
     def at(share: Array) -> Array:
@@ -211,28 +211,31 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
 
     names = [f"p{q:g}" for q in percentiles]
     middle = at(shares)
-    found = {name: Estimate(value) for name, value in zip(names, middle.tolist(), strict=True)}
-    found["mean"] = of_blocks(values, cut, float(values.mean()))
-    if cut is None:
-        return found
-    edges = np.linspace(0, count, cut + 1).astype(np.intp)
+    estimates = {name: Estimate(value) for name, value in zip(names, middle.tolist(), strict=True)}
+    estimates["mean"] = of_blocks(values, block_count, float(values.mean()))
+    if block_count is None:
+        return estimates
+    edges = np.linspace(0, count, block_count + 1).astype(np.intp)
     below = (values <= middle[:, None]).astype(np.float64)
-    errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(cut)
+    errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(block_count)
     halves = (at(shares + errors) - at(shares - errors)) / 2
     for name, share, half in zip(names, shares.tolist(), halves.tolist(), strict=True):
         if min(share, 1 - share) * count >= MIN_BEYOND:
-            found[name] = Estimate(found[name].value, half, cut - 1, "requests")
-    return found
+            estimates[name] = Estimate(estimates[name].value, half, block_count - 1, "requests")
+    return estimates
 
 
-def of_blocks(values: Array, cut: int | None, value: float) -> Estimate:
-    """``value`` with the standard error of the mean of ``values`` over ``cut`` blocks of neighbours."""
-    if cut is None:
+def of_blocks(values: Array, block_count: int | None, value: float) -> Estimate:
+    """``value`` with the standard error of the mean of ``values`` over ``block_count`` blocks of neighbours."""
+    if block_count is None:
         return Estimate(value=value)
-    edges = np.linspace(0, len(values), cut + 1).astype(np.intp)
+    edges = np.linspace(0, len(values), block_count + 1).astype(np.intp)
     means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
     return Estimate(
-        value=value, standard_error=float(means.std(ddof=1)) / math.sqrt(cut), dof=cut - 1, basis="requests"
+        value=value,
+        standard_error=float(means.std(ddof=1)) / math.sqrt(block_count),
+        dof=block_count - 1,
+        basis="requests",
     )
 
 

@@ -1,4 +1,4 @@
-"""Folders -> experiments with as many of their requests as the question needs, on all cores of a laptop.
+"""Folders -> experiments with as many of their requests as the question needs, read in parallel.
 
 Reading requests is decompressing for the most part, which threads do side by side.
 """
@@ -23,7 +23,7 @@ THREADS = 4
 
 
 class Loaded(NamedTuple):
-    """An experiment, its folder, and the requests of its runs as far as they were kept and wanted."""
+    """An experiment, its folder, and those requests of its runs that were kept and are needed."""
 
     folder: Path
     experiment: Experiment
@@ -38,32 +38,32 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
     """
     with ThreadPoolExecutor(THREADS) as pool:
         experiments = list(pool.map(lambda f: possible(load_experiment(f, gpus.get(f.resolve().name))), folders))
-        asked = [
+        wanted_runs = [
             (i, folder, run)
             for i, (folder, experiment) in enumerate(zip(folders, experiments, strict=True))
             if (folder / MANIFEST).is_file()
-            for run in _wanted(experiment, every_request)
+            for run in _runs_needing_requests(experiment, every_request)
         ]
-        found = pool.map(lambda item: load_requests(item[1], item[2]), asked)
+        request_tables = pool.map(lambda item: load_requests(item[1], item[2]), wanted_runs)
         requests: list[dict[RunKey, Requests]] = [{} for _ in folders]
-        for (i, _, run), columns in zip(asked, found, strict=True):
+        for (i, _, run), columns in zip(wanted_runs, request_tables, strict=True):
             if columns is not None:
                 requests[i][run.key] = columns
     return [Loaded(*item) for item in zip(folders, experiments, requests, strict=True)]
 
 
 def possible(experiment: Experiment) -> Experiment:
-    """The same without figures that cannot be: a level that has one is not valid, and latencies below 0 or that are
-    no numbers are not known."""
+    """The experiment without impossible figures: a level that has one is not valid; latencies below 0 or not a number
+    become unknown."""
     return experiment.model_copy(update={"runs": tuple(_possible(run) for run in experiment.runs)})
 
 
 def _possible(run: Run) -> Run:
     windows = {name: summary for name in ("whole", "steady") if (summary := getattr(run, name)) is not None}
-    wrong = [text for summary in windows.values() for text in _impossible(summary)]
-    if not wrong:
+    impossible_figures = [text for summary in windows.values() for text in _impossible(summary)]
+    if not impossible_figures:
         return run
-    reasons = tuple(dict.fromkeys((*run.validity.reasons, *wrong)))
+    reasons = tuple(dict.fromkeys((*run.validity.reasons, *impossible_figures)))
     validity = run.validity.model_copy(update={"reasons": reasons})
     cleaned = {name: summary.model_copy(update=_without(summary)) for name, summary in windows.items()}
     return run.model_copy(update={"validity": validity, **cleaned})
@@ -71,20 +71,20 @@ def _possible(run: Run) -> Run:
 
 def _impossible(summary: Summary) -> list[str]:
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    wrong = [] if all(_is_figure(rate) for rate in rates) else ["a rate is below 0 or not a number"]
-    return [*wrong, *impossible_latencies(summary)]
+    bad_rates = [] if all(_is_figure(rate) for rate in rates) else ["a rate is below 0 or not a number"]
+    return [*bad_rates, *impossible_latencies(summary)]
 
 
 def _without(summary: Summary) -> dict[str, None]:
-    """What of it is to be forgotten: where a rate is none of ours, nothing can be drawn."""
+    """Latencies to remove: impossible ones, or all of them if a rate is impossible."""
     names = ("ttft", "tpot", "itl", "e2el")
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
     if not all(_is_figure(rate) for rate in rates):
         return dict.fromkeys(names)
-    found = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
+    distributions = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
     return {
         name: None
-        for name, distribution in found.items()
+        for name, distribution in distributions.items()
         if not all(_is_figure(value) for value in (distribution.mean_s, *distribution.percentiles_s.values()))
     }
 
@@ -93,6 +93,6 @@ def _is_figure(value: float) -> bool:
     return math.isfinite(value) and value >= 0
 
 
-def _wanted(experiment: Experiment, every: bool) -> list[Run]:
+def _runs_needing_requests(experiment: Experiment, every: bool) -> list[Run]:
     valid = Counter((run.key.kind, run.key.value) for run in experiment.runs if run.validity.valid)
     return [run for run in experiment.runs if every or valid[run.key.kind, run.key.value] < 2]

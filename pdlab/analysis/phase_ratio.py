@@ -4,7 +4,7 @@ One prefill replica serves r_P requests/s (prefill-only), one decode replica r_D
 real context length). A deployment of p and d replicas serves at most min(p r_P, d r_D), and wastes
 nothing where p r_P = d r_D: the rate-matched ratio P:D is r_D : r_P (DistServe, Zhong et al., OSDI 2024,
 section 4). r_D is a function of the batch and so of the TPOT that is accepted: one line per level.
-The KV transfer between the phases is no part of either, so this is a bound, printed beside what was measured.
+Neither phase includes the KV transfer, so this is an upper bound, printed beside measured deployments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Implied(Frozen):
     rps_per_gpu: float
 
 
-class Measured(Frozen):
+class MeasuredDeployment(Frozen):
     """A measured PD deployment: its replicas and the highest requests/s per GPU among its valid levels."""
 
     name: str
@@ -54,16 +54,16 @@ class Measured(Frozen):
 
 
 def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
-    """Requests/s per replica of each closed-loop level. Raises UsageError when it is not that phase, or
-    nothing in it is valid."""
+    """Requests/s per replica of each closed-loop level. Raises UsageError if it is another phase or has no
+    valid level."""
     pool = _pool(experiment)
     runs = [r for r in experiment.runs if r.workload.mode == mode and r.validity.valid and r.key.kind == "concurrency"]
     if not runs:
         raise UsageError(f"{experiment.name}: no valid closed-loop level of mode {mode}")
-    found = []
+    levels = []
     for value in sorted({run.key.value for run in runs}):
         windows = [_window(run) for run in runs if run.key.value == value]
-        found.append(
+        levels.append(
             PhaseRate(
                 value=value,
                 per_replica_rps=_mean(w.requests_per_s for w in windows) / (pool.replicas * pool.dp),
@@ -72,7 +72,7 @@ def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
                 repeats=len(windows),
             )
         )
-    return tuple(found)
+    return tuple(levels)
 
 
 def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[Implied, ...]]:
@@ -88,16 +88,18 @@ def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[I
         )
     best = max(rates(prefill, "prefill-only"), key=lambda rate: rate.per_replica_rps)
     p_gpus, d_gpus = _pool(prefill).gpus_per_replica, _pool(decode).gpus_per_replica
-    found = []
+    levels = []
     for rate in rates(decode, "decode-only"):
-        each = rate.per_replica_rps / best.per_replica_rps
-        ratio = nearest(each)
+        quotient = rate.per_replica_rps / best.per_replica_rps
+        ratio = nearest(quotient)
         p, d = ratio.numerator, ratio.denominator
         served = min(p * best.per_replica_rps, d * rate.per_replica_rps)
-        found.append(
-            Implied(decode=rate, prefill_per_decode=each, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus))
+        levels.append(
+            Implied(
+                decode=rate, prefill_per_decode=quotient, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus)
+            )
         )
-    return best, tuple(found)
+    return best, tuple(levels)
 
 
 def nearest(prefill_per_decode: float) -> Fraction:
@@ -111,9 +113,9 @@ def nearest(prefill_per_decode: float) -> Fraction:
     return min(sorted(options), key=distance)
 
 
-def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
+def measured(experiments: Iterable[Experiment]) -> tuple[MeasuredDeployment, ...]:
     """The PD deployments among them, best first."""
-    found = []
+    deployments = []
     for experiment in experiments:
         deployment = experiment.manifest.deployment
         runs = [run for run in experiment.runs if run.validity.valid and run.workload.mode == "mixed"]
@@ -121,8 +123,8 @@ def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
             continue
         best = max(runs, key=lambda run: _window(run).requests_per_s)
         window = _window(best)
-        found.append(
-            Measured(
+        deployments.append(
+            MeasuredDeployment(
                 name=experiment.name,
                 label=deployment.label,
                 prefill=deployment.topology.prefill.replicas * deployment.topology.prefill.dp,
@@ -132,7 +134,7 @@ def measured(experiments: Iterable[Experiment]) -> tuple[Measured, ...]:
                 tpot_p50_s=window.tpot.p50_s if window.tpot else None,
             )
         )
-    return tuple(sorted(found, key=lambda m: -m.best_rps_per_gpu))
+    return tuple(sorted(deployments, key=lambda m: -m.best_rps_per_gpu))
 
 
 IMPLIED_HEAD = (
@@ -141,9 +143,9 @@ IMPLIED_HEAD = (
 MEASURED_HEAD = ("P:D", "requests/s per GPU", "at", "TPOT p50 ms", "deployment")
 
 
-def report(prefill: Experiment, decode: Experiment, others: Sequence[Experiment]) -> str:
+def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequence[Experiment]) -> str:
     """Both phases, the ratios that they imply, and those that were measured, as text."""
-    best, found = implied(prefill, decode)
+    best, levels = implied(prefill, decode)
     lines = [
         f"prefill alone ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica "
         f"(concurrency {best.value:g}, TTFT p50 {_ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
@@ -158,31 +160,31 @@ def report(prefill: Experiment, decode: Experiment, others: Sequence[Experiment]
             f"{item.ratio.numerator}:{item.ratio.denominator}",
             f"{item.rps_per_gpu:.2f}",
         )
-        for item in found
+        for item in levels
     ]
     lines += [f"  {line}" for line in aligned([IMPLIED_HEAD, *implied_rows])]
     measured_rows = [
         (
-            f"{one.prefill}:{one.decode}",
-            f"{one.best_rps_per_gpu:.2f}",
-            one.at,
-            _ms(one.tpot_p50_s),
-            f"{one.name} ({one.label})",
+            f"{deployment.prefill}:{deployment.decode}",
+            f"{deployment.best_rps_per_gpu:.2f}",
+            deployment.at,
+            _ms(deployment.tpot_p50_s),
+            f"{deployment.name} ({deployment.label})",
         )
-        for one in measured(others)
+        for deployment in measured(measured_experiments)
     ]
     if measured_rows:
         lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 4)))]
     for note in dict.fromkeys(note for run in decode.runs for note in run.validity.notes):
         lines.append(f"note: {note}")
-    lines.append("note: neither phase has the KV transfer in it, and a batch of mixed lengths is none of one length")
+    lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")
     return "\n".join(lines)
 
 
 def _pool(experiment: Experiment) -> Pool:
     deployment = experiment.manifest.deployment
     if deployment is None or deployment.mode != "collocated":
-        raise UsageError(f"{experiment.name}: a phase alone is measured on a collocated deployment of known size")
+        raise UsageError(f"{experiment.name}: a phase alone needs a recorded collocated deployment; measure it on one")
     return next(iter(deployment.pools.values()))
 
 
@@ -191,13 +193,13 @@ def _window(run: Run) -> Summary:
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def _mean_or_none(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return _mean(found) if found else None
+    known_values = [value for value in values if value is not None]
+    return _mean(known_values) if known_values else None
 
 
 def _ms(seconds: float | None) -> str:

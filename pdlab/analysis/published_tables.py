@@ -1,15 +1,15 @@
-"""A table that somebody published -> curves beside ours: shown, never ranked.
+"""A published table -> curves to show beside ours, never ranked.
 
 A CSV file, one row per measured point, its columns named with their units; ``#`` begins a comment.
 
 | column | meaning |
 |---|---|
-| source | where it was published; every row says it |
+| source | where it was published; required in every row |
 | configuration | any notation of `pdlab.core.notation` |
 | input_tokens, output_tokens | of one request |
 | concurrency or rate_rps | the load, of the whole deployment |
-| per | what the rates are of: deployment (default), gpu, node, role-gpu, role-node |
-| gpus_per_node | 8 unless said |
+| per | what the rates refer to: deployment (default), gpu, node, role-gpu, role-node |
+| gpus_per_node | default 8 |
 | requests_per_s, input_tokens_per_s, output_tokens_per_s | at least one |
 | METRIC_STATISTIC_UNIT | ttft_p95_s, tpot_mean_ms, e2el_p50_s, ... |
 | model, tp | optional: the model, and the TP of a group in the notation of nodes |
@@ -52,23 +52,23 @@ def load(path: Path) -> list[Curve]:
         raise StoreError(f"{path}: cannot be read ({reason}); give a CSV file") from error
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
     if len(numbered) < 2:
-        raise UsageError(f"{path}: holds no table; write a line of column names and one line per point")
+        raise UsageError(f"{path}: has no table; write a line of column names and one line per point")
     head, *rows = list(csv.reader([line for _, line in numbered]))
     columns = [name.strip() for name in head]
     _check_columns(path, columns)
-    found: dict[tuple[str, ...], list[tuple[Deployment, Point]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[Deployment, Point]]] = {}
     for (n, _), cells in zip(numbered[1:], rows, strict=True):
         where = f"{path}, line {n}"
         if len(cells) != len(columns):
             raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns; quote a cell that has a comma")
         row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
         key = tuple(row.get(name, "") for name in ("source", "configuration", "input_tokens", "output_tokens", "model"))
-        group = found.setdefault(key, [])
+        group = groups.setdefault(key, [])
         deployment, point = _point(where, row)
-        if any((other.kind, other.value) == (point.kind, point.value) for _, other in group):
-            raise UsageError(f"{where}: {key[1]} at this load is there already; one row is one point")
+        if any((existing.kind, existing.value) == (point.kind, point.value) for _, existing in group):
+            raise UsageError(f"{where}: {key[1]} at this load is given twice; keep one row per point")
         group.append((deployment, point))
-    several = len({key[2:4] for key in found}) > 1
+    several = len({key[2:4] for key in groups}) > 1
     return [
         Curve(
             name=path.name,
@@ -79,7 +79,7 @@ def load(path: Path) -> list[Curve]:
             points=tuple(sorted((point for _, point in group), key=lambda p: (p.kind, p.value))),
             published=key[0],
         )
-        for key, group in found.items()
+        for key, group in groups.items()
     ]
 
 
@@ -98,24 +98,24 @@ def _check_columns(path: Path, columns: list[str]) -> None:
             "as ttft_p95_s or tpot_mean_ms"
         )
     if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise UsageError(f"{path}: column {twice!r} is there twice; keep one")
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
-        raise UsageError(f"{path}: column {missing[0]!r} is missing; every point says its {', '.join(REQUIRED)}")
+        raise UsageError(f"{path}: column {twice!r} occurs twice; keep one")
+    absent = [name for name in REQUIRED if name not in columns]
+    if absent:
+        raise UsageError(f"{path}: column {absent[0]!r} is missing; every point needs {', '.join(REQUIRED)}")
 
 
 def _point(where: str, row: Mapping[str, str]) -> tuple[Deployment, Point]:
     for name in REQUIRED:
         if name not in row:
-            raise UsageError(f"{where}: {name} is empty; every point says it")
-    gpus_per_node, tp = _whole(where, row, "gpus_per_node", 8), _whole(where, row, "tp", 1)
+            raise UsageError(f"{where}: {name} is empty; every point needs it")
+    gpus_per_node, tp = _integer(where, row, "gpus_per_node", 8), _integer(where, row, "tp", 1)
     try:
         topology = notation.parse(row["configuration"], gpus_per_node=gpus_per_node, tp=tp)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
     deployment = Deployment(model=row.get("model", "unknown"), topology=topology)
     workload = Workload(
-        input_tokens=_whole(where, row, "input_tokens"), output_tokens=_whole(where, row, "output_tokens")
+        input_tokens=_integer(where, row, "input_tokens"), output_tokens=_integer(where, row, "output_tokens")
     )
     load = _load(where, row)
     requests, input_tokens, output_tokens = _rates(where, row, deployment, workload, gpus_per_node)
@@ -143,7 +143,7 @@ def _load(where: str, row: Mapping[str, str]) -> Load:
     if ("concurrency" in row) == ("rate_rps" in row):
         raise UsageError(f"{where}: give either concurrency or rate_rps")
     if "concurrency" in row:
-        return Closed(concurrency=_whole(where, row, "concurrency"))
+        return Closed(concurrency=_integer(where, row, "concurrency"))
     return Open(rate_rps=_number(where, row, "rate_rps"))
 
 
@@ -163,12 +163,16 @@ def _rates(
         sizes = {"prefill": deployment.topology.prefill.gpus, "decode": deployment.topology.decode.gpus}
     unit = gpus_per_node if per.endswith("node") else 1
     factors = {role: 1.0 if per == "deployment" else gpus / unit for role, gpus in sizes.items()}
-    given = {name: _number(where, row, name) for name in RATES if name in row}
-    if not given:
+    published_rates = {name: _number(where, row, name) for name in RATES if name in row}
+    if not published_rates:
         raise UsageError(f"{where}: no rate; give at least one of {', '.join(RATES)}")
-    input_tokens = given["input_tokens_per_s"] * factors["prefill"] if "input_tokens_per_s" in given else None
-    output_tokens = given["output_tokens_per_s"] * factors["decode"] if "output_tokens_per_s" in given else None
-    requests = given["requests_per_s"] * factors["prefill"] if "requests_per_s" in given else None
+    input_tokens = (
+        published_rates["input_tokens_per_s"] * factors["prefill"] if "input_tokens_per_s" in published_rates else None
+    )
+    output_tokens = (
+        published_rates["output_tokens_per_s"] * factors["decode"] if "output_tokens_per_s" in published_rates else None
+    )
+    requests = published_rates["requests_per_s"] * factors["prefill"] if "requests_per_s" in published_rates else None
     if requests is None:
         # Every request makes its output at the end: a published output rate is of finished requests.
         requests = (
@@ -184,14 +188,14 @@ def _rates(
 
 
 def _latencies(where: str, row: Mapping[str, str]) -> dict[Metric, dict[str, float]]:
-    """In ms, what the table has."""
-    known: dict[Metric, dict[str, float]] = {}
+    """The latencies of the row, in ms."""
+    latencies: dict[Metric, dict[str, float]] = {}
     for name in row:
         if match := _LATENCY.fullmatch(name):
             metric = next(metric for metric in METRICS if metric == match["metric"])
             ms = _number(where, row, name) * (1 if match["unit"] == "ms" else 1000)
-            known.setdefault(metric, {})[match["statistic"]] = ms
-    return known
+            latencies.setdefault(metric, {})[match["statistic"]] = ms
+    return latencies
 
 
 def _number(where: str, row: Mapping[str, str], name: str) -> float:
@@ -204,7 +208,7 @@ def _number(where: str, row: Mapping[str, str], name: str) -> float:
     return value
 
 
-def _whole(where: str, row: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _integer(where: str, row: Mapping[str, str], name: str, default: int | None = None) -> int:
     if name not in row and default is not None:
         return default
     value = _number(where, row, name)

@@ -1,4 +1,4 @@
-"""Curves against each other: Pareto frontier, throughput at a latency bound, and what the repeats let one say."""
+"""Comparison of curves: Pareto frontier, throughput at a latency bound, and which differences are significant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
 
-# The interval of a figure at a level; None where nothing is known of its scatter.
+# The interval of a figure at a level; None if its scatter is unknown.
 IntervalAt = Callable[[float], Interval | None]
 
 
@@ -33,7 +33,7 @@ class Spot(NamedTuple):
 class FrontierPoint(NamedTuple):
     """A point with its intervals, whether it is on the frontier, and in which share of the draws it is.
 
-    ``x``, ``y`` and ``share`` are None where nothing is known of the scatter.
+    ``x``, ``y`` and ``share`` are None if the scatter is unknown.
     """
 
     spot: Spot
@@ -45,13 +45,13 @@ class FrontierPoint(NamedTuple):
 
 def spots(all_curves: Sequence[Curve], view: View) -> list[Spot]:
     """Every point that can be drawn, invalid ones included; a point without that latency cannot."""
-    found = []
+    drawable = []
     for curve in all_curves:
         for point in curve.points:
             x = point.latency(view)
             if x is not None:
-                found.append(Spot(curve, point, x, curve.throughput(point, view)))
-    return found
+                drawable.append(Spot(curve, point, x, curve.throughput(point, view)))
+    return drawable
 
 
 def own(all_curves: Sequence[Curve]) -> list[Curve]:
@@ -63,15 +63,15 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     """Raises UsageError when no point has the latency that the view asks for."""
     if spots(all_curves, view):
         return
-    what = f"{view.statistic} of {view.latency_name}"
+    latency = f"{view.statistic} of {view.latency_name}"
     points = [point for curve in all_curves for point in curve.points]
     if not any(point.requests_per_s > 0 for point in points):
         names = listed([curve.name for curve in all_curves])
-        raise UsageError(f"no request was answered in any level of {names}: there is nothing to compare")
+        raise UsageError(f"no request was answered in any level of {names}: nothing can be compared; measure again")
     if any(point.latency_ms for point in points):
         only_prefill = all("prefill-only" in curve.workload or curve.workload.endswith(":1") for curve in all_curves)
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
-        raise UsageError(f"no level has the {what}; choose another --stat or --latency-mode{why}")
+        raise UsageError(f"no level has the {latency}; choose another --stat or --latency-mode{why}")
     reasons = listed(list(dict.fromkeys(reason for point in points for reason in point.reasons)))
     raise UsageError(f"no level has any latency: {reasons or 'the files have none'}; measure them again")
 
@@ -84,11 +84,11 @@ def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True
     """
     sign = 1.0 if lower_x_is_better else -1.0
     order = sorted(range(len(points)), key=lambda i: (sign * points[i][0], -points[i][1]))
-    kept: list[int] = []
+    front: list[int] = []
     for i in order:
-        if not kept or points[i][1] > points[kept[-1]][1] or points[i] == points[kept[-1]]:
-            kept.append(i)
-    return sorted(kept, key=lambda i: (points[i][0], i))
+        if not front or points[i][1] > points[front[-1]][1] or points[i] == points[front[-1]]:
+            front.append(i)
+    return sorted(front, key=lambda i: (points[i][0], i))
 
 
 def frontier(all_curves: Sequence[Curve], view: View) -> list[Spot]:
@@ -123,11 +123,11 @@ def _shares(all_curves: Sequence[Curve], view: View) -> dict[int, float]:
     for curve in all_curves:
         for points in curve.lines().values():
             usable = [p for p in points if p.valid and p.latency(view) is not None]
-            found = line_of(curve, usable, view)
-            if found:
-                drawn.append((usable, found))
-    x = np.concatenate([found.x[1:] for _, found in drawn], axis=1)
-    y = np.concatenate([found.y[1:] for _, found in drawn], axis=1)
+            curve_line = line_of(curve, usable, view)
+            if curve_line:
+                drawn.append((usable, curve_line))
+    x = np.concatenate([curve_line.x[1:] for _, curve_line in drawn], axis=1)
+    y = np.concatenate([curve_line.y[1:] for _, curve_line in drawn], axis=1)
     order = np.argsort(x, axis=1, kind="stable")
     sorted_y = np.take_along_axis(y, order, axis=1)
     highest = np.maximum.accumulate(sorted_y, axis=1)
@@ -154,7 +154,7 @@ def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
 def lines_of(curve: Curve, view: View) -> list[Line]:
     """One per kind of load that has a valid level with that latency."""
     usable = [[p for p in ps if p.valid and p.latency(view) is not None] for ps in curve.lines().values()]
-    return [found for points in usable if (found := line_of(curve, points, view))]
+    return [curve_line for points in usable if (curve_line := line_of(curve, points, view))]
 
 
 def estimate_at(curve: Curve, view: View, bound: float) -> Estimate | None:
@@ -165,14 +165,13 @@ def estimate_at(curve: Curve, view: View, bound: float) -> Estimate | None:
     """
     sign = 1.0 if view.lower_is_better else -1.0
     bounds = np.array([sign * bound])
-    found = [estimate for each in lines_of(curve, view) for estimate in each.estimates(each.reach(bounds)) if estimate]
-    return max(found, key=lambda estimate: estimate.value, default=None)
-
-
-def throughput_at(curve: Curve, view: View, bound: float) -> float | None:
-    """`estimate_at` without its scatter."""
-    found = estimate_at(curve, view, bound)
-    return None if found is None else found.value
+    estimates = [
+        estimate
+        for curve_line in lines_of(curve, view)
+        for estimate in curve_line.estimates(curve_line.reach(bounds))
+        if estimate
+    ]
+    return max(estimates, key=lambda estimate: estimate.value, default=None)
 
 
 class Ranked(Frozen):
@@ -185,7 +184,7 @@ class Ranked(Frozen):
 
     @property
     def tied(self) -> bool:
-        """Whether it cannot be told from the best."""
+        """Whether it is not distinguishable from the best."""
         return self.best_over_it is None or self.best_over_it.verdict != "better"
 
 
@@ -206,7 +205,7 @@ class Reading(Frozen):
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Labels that cannot be told from the best, the best included."""
+        """Labels that are not distinguishable from the best, the best included."""
         return tuple(ranked.label for ranked in self.ranking if ranked.tied)
 
 
@@ -220,34 +219,41 @@ def rank(
     ordered = sorted(estimates, key=lambda item: -item[1].value)
     if not ordered:
         return ()
-    (best, most), *others = ordered
-    known = searched or {}
+    (best, most), *challengers = ordered
+    brackets = searched or {}
 
     def ahead_of(label: str, value: Estimate) -> Comparison:
-        if best not in known and label not in known:
-            return _compared(_ahead(most, value, confidence, len(others)), most, value, confidence)
-        level = 1 - (1 - confidence) / len(others)
-        first, second = known.get(best, most.interval)(level), known.get(label, value.interval)(level)
-        found = apart(_ratio(most, value), first, second, confidence) if first and second else None
-        return _compared(found, most, value, confidence)
+        if best not in brackets and label not in brackets:
+            return _compared(_ahead(most, value, confidence, len(challengers)), most, value, confidence)
+        level = 1 - (1 - confidence) / len(challengers)
+        best_interval, its_interval = (
+            brackets.get(best, most.interval)(level),
+            brackets.get(label, value.interval)(level),
+        )
+        comparison = (
+            apart(_ratio(most, value), best_interval, its_interval, confidence)
+            if best_interval and its_interval
+            else None
+        )
+        return _compared(comparison, most, value, confidence)
 
     return (
         Ranked(label=best, estimate=most),
-        *(Ranked(label=label, estimate=value, best_over_it=ahead_of(label, value)) for label, value in others),
+        *(Ranked(label=label, estimate=value, best_over_it=ahead_of(label, value)) for label, value in challengers),
     )
 
 
-def _ahead(first: Estimate, second: Estimate, confidence: float, comparisons: int = 1) -> Comparison | None:
+def _ahead(best: Estimate, candidate: Estimate, confidence: float, comparisons: int = 1) -> Comparison | None:
     # Where the best is at its edge, another start might not give it at all; a second that is at its own is only worse.
-    return None if first.edge else compare(first, second, confidence, comparisons)
+    return None if best.edge else compare(best, candidate, confidence, comparisons)
 
 
-def _compared(found: Comparison | None, first: Estimate, second: Estimate, confidence: float) -> Comparison:
-    if found:
-        return found
-    # Nothing is known of the scatter, a figure is 0, or the best is at its edge: nothing can be told apart.
+def _compared(comparison: Comparison | None, best: Estimate, candidate: Estimate, confidence: float) -> Comparison:
+    if comparison:
+        return comparison
+    # The scatter is unknown, a figure is 0, or the best is at its edge: not distinguishable.
     return Comparison(
-        ratio=_ratio(first, second),
+        ratio=_ratio(best, candidate),
         low=0.0,
         high=float("inf"),
         level=confidence,
@@ -256,15 +262,15 @@ def _compared(found: Comparison | None, first: Estimate, second: Estimate, confi
     )
 
 
-def _ratio(first: Estimate, second: Estimate) -> float:
-    return first.value / second.value if second.value else float("inf")
+def _ratio(numerator: Estimate, denominator: Estimate) -> float:
+    return numerator.value / denominator.value if denominator.value else float("inf")
 
 
 def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
-    """Who gives most throughput at a latency that they share; None when no point is valid.
+    """The configuration with the highest throughput at a common latency; None if no point is valid.
 
-    The bound is the geometric middle of the range that all curves cover; where there is none,
-    the median latency of the frontier.
+    The bound is the geometric middle of the latency range that all curves cover, or the median latency of the
+    frontier if they share none.
     """
     by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in own(all_curves)]
     measured = [(curve, xs) for curve, xs in by_curve if xs]
@@ -296,18 +302,18 @@ def _may_reach(curve: Curve, view: View, bound: float, most: Estimate) -> bool:
     """Whether the bound is within the interval of the curve's best latency, at a throughput that is not clearly
     below ``most``."""
     best = min if view.lower_is_better else max
-    spot = best((s for s in spots([curve], view) if s.point.valid), key=lambda each: each.x)
+    spot = best((s for s in spots([curve], view) if s.point.valid), key=lambda candidate: candidate.x)
     latency = spot.point.latency_estimate(view)
     if latency is None:
         return False
     start_sd = SINGLE_REPEAT_SD[curve.gpus.device]
-    sure = _with_starts(latency, start_sd)
-    half = student_t((1 + view.confidence) / 2, sure.dof or math.inf) * (sure.standard_error or 0.0)
+    with_starts = _with_starts(latency, start_sd)
+    half = student_t((1 + view.confidence) / 2, with_starts.dof or math.inf) * (with_starts.standard_error or 0.0)
     if (spot.x - half > bound) if view.lower_is_better else (spot.x + half < bound):
         return False
     rate = _with_starts(spot.point.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
-    found = _ahead(most, rate, view.confidence)
-    return found is None or found.verdict != "better"
+    comparison = _ahead(most, rate, view.confidence)
+    return comparison is None or comparison.verdict != "better"
 
 
 def _with_starts(estimate: Estimate, start_sd: float) -> Estimate:

@@ -1,4 +1,4 @@
-"""Three repeats say little about their own scatter; all levels together say much about scatter at large.
+"""Three repeats estimate their own scatter poorly; all levels together estimate the common scatter well.
 
 Of three values the standard deviation is wrong by a factor of two half of the time, so one level seems
 exact and the next hopeless by chance. Smyth's moderated variance (Linear Models and Empirical Bayes
@@ -26,7 +26,7 @@ from typing import Generic, NamedTuple, TypeVar
 from pdlab.analysis.intervals import Estimate
 
 S = TypeVar("S")
-# With fewer witnesses how alike they are is guesswork: coverage falls a per cent or two below its level.
+# With fewer levels their likeness cannot be estimated: coverage falls a per cent or two below nominal.
 LEAST = 5
 
 
@@ -45,21 +45,21 @@ class Study(Generic[S]):
         self._dof = sum(max((len(level) - 1 for level in curve), default=0) for curve in curves)
         self._priors: dict[Hashable, Prior | None] = {}
 
-    def moderate(self, own: Estimate, key: Hashable, of: Callable[[S], float | None]) -> Estimate:
-        """``own`` (of repeats) with its scatter moderated. ``key`` names the figure ``of`` a sample."""
-        if own.standard_error is None or own.dof is None or own.basis != "repeats" or not own.value:
-            return own
+    def moderate(self, estimate: Estimate, key: Hashable, value_of: Callable[[S], float | None]) -> Estimate:
+        """``estimate`` (of repeats) with its scatter moderated. ``key`` names the figure ``value_of`` a sample."""
+        if estimate.standard_error is None or estimate.dof is None or estimate.basis != "repeats" or not estimate.value:
+            return estimate
         if key not in self._priors:
-            self._priors[key] = self._prior(of)
+            self._priors[key] = self._prior(value_of)
         prior = self._priors[key]
-        return own if prior is None else _moved(own, prior, self._dof)
+        return estimate if prior is None else _moved(estimate, prior, self._dof)
 
-    def _prior(self, of: Callable[[S], float | None]) -> Prior | None:
+    def _prior(self, value_of: Callable[[S], float | None]) -> Prior | None:
         variances = []
         for level in self._levels:
-            values = [value for sample in level if (value := of(sample)) is not None]
-            if len(values) == len(level) and (found := _relative_variance(values)):
-                variances.append((found, len(values) - 1))
+            values = [value for sample in level if (value := value_of(sample)) is not None]
+            if len(values) == len(level) and (variance := _relative_variance(values)):
+                variances.append((variance, len(values) - 1))
         return estimate_prior(variances)
 
 
@@ -85,16 +85,16 @@ def _variance(estimate: Estimate) -> float:
     return (estimate.relative_error or 0.0) ** 2 * ((estimate.dof or 0.0) + 1)
 
 
-def _moved(own: Estimate, prior: Prior, most_dof: float) -> Estimate:
-    assert own.dof is not None
+def _moved(estimate: Estimate, prior: Prior, most_dof: float) -> Estimate:
+    assert estimate.dof is not None
     if math.isinf(prior.dof):
         variance, dof = prior.variance, math.inf
     else:
-        dof = prior.dof + own.dof
-        variance = (prior.dof * prior.variance + own.dof * _variance(own)) / dof
-    return own._replace(
-        standard_error=math.sqrt(max(variance, _variance(own)) / (own.dof + 1)) * abs(own.value),
-        dof=max(own.dof, min(dof, most_dof)),
+        dof = prior.dof + estimate.dof
+        variance = (prior.dof * prior.variance + estimate.dof * _variance(estimate)) / dof
+    return estimate._replace(
+        standard_error=math.sqrt(max(variance, _variance(estimate)) / (estimate.dof + 1)) * abs(estimate.value),
+        dof=max(estimate.dof, min(dof, most_dof)),
     )
 
 

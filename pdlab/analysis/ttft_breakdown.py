@@ -1,4 +1,4 @@
-"""Where the time to the first token goes, from the engines' own metrics.
+"""Breakdown of the time to the first token, from the engines' own metrics.
 
 vLLM's histograms, as differences over a level and means over requests (vllm/v1/metrics/stats.py and
 the NIXL connector's stats.py of vLLM 0.29):
@@ -10,7 +10,7 @@ the NIXL connector's stats.py of vLLM 0.29):
 
 Collocated: one engine, its queue, its prefill, rest. Prefill-decode: a request is queued and prefilled on P; on D
 it is first scheduled when its KV cache has come, so D's queue time holds the transfer, and D's "prefill" is the one
-step that makes the first token the client sees. What the client measured beyond the engines is the way: HTTP,
+step that makes the first token the client sees. The rest of the client's TTFT is outside of the engines: HTTP,
 routing, tokenising, streaming, and the network.
 
 Ray's exporter keeps a histogram's buckets and loses its sum (`pdlab.deploy.engine_metrics`). A mean is then known to
@@ -18,8 +18,8 @@ lie between the means of the buckets' lower and upper ends: every part is a rang
 known.
 
 The engines' means are over every request that finished in the level, the client's TTFT is over the
-level's window: in the ramp-up requests queue longer, so parts can exceed the whole. The split says so
-(a rest below 0) and hides nothing.
+level's window: in the ramp-up requests queue longer, so parts can exceed the whole; the rest is then
+below 0.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Range(Frozen):
         return Range(low_s=self.low_s + other.low_s, high_s=high_s)
 
     def beyond(self, other: Range) -> Range:
-        """This less a part of it, at least 0."""
+        """This range minus ``other``, at least 0."""
         low_s = 0.0 if other.high_s is None else max(0.0, self.low_s - other.high_s)
         return Range(low_s=low_s, high_s=None if self.high_s is None else max(0.0, self.high_s - other.low_s))
 
 
 class Split(Frozen):
-    """Means in seconds per request; None where the engines did not say.
+    """Means in seconds per request; None if the engines did not report it.
 
     ``engine`` is the prefill (or collocated) engine's whole part, of which ``queue`` and ``prefill``; ``decode_engine``
     the decode engine's, of which ``kv_transfer``, ``decode_wait`` (its queue without the transfer: waiting for a free
@@ -77,7 +77,7 @@ def split(run: Run) -> Split | None:
     if run.whole.ttft is None or not run.engines_after:
         return None
     pool = "prefill" if "prefill" in run.engines_after else "collocated"
-    found = {
+    parts = {
         "engine": _mean(run, pool, "ttft", "ttft_count"),
         "queue": _mean(run, pool, "queue", "queue_count"),
         "prefill": _mean(run, pool, "prefill", "prefill_count"),
@@ -85,42 +85,42 @@ def split(run: Run) -> Split | None:
     if pool == "prefill":
         transfer = _mean(run, "decode", "kv_transfer", "kv_transfers")
         waited = _mean(run, "decode", "queue", "queue_count")
-        found["decode_engine"] = _mean(run, "decode", "ttft", "ttft_count")
-        found["kv_transfer"] = transfer
-        found["decode_wait"] = waited.beyond(transfer) if waited and transfer else waited
-        found["first_step"] = _mean(run, "decode", "prefill", "prefill_count")
-    if all(part is None for part in found.values()):
+        parts["decode_engine"] = _mean(run, "decode", "ttft", "ttft_count")
+        parts["kv_transfer"] = transfer
+        parts["decode_wait"] = waited.beyond(transfer) if waited and transfer else waited
+        parts["first_step"] = _mean(run, "decode", "prefill", "prefill_count")
+    if all(part is None for part in parts.values()):
         return None
-    return _with_rest(Split(ttft_s=run.whole.ttft.mean_s, **found))
+    return _with_rest(Split(ttft_s=run.whole.ttft.mean_s, **parts))
 
 
 def mean_split(repeats: Sequence[Split]) -> Split:
     """Mean over repeats of every part that each of them has."""
 
     def mean(name: str) -> Range | None:
-        parts: list[Range] = [part for each in repeats if (part := getattr(each, name)) is not None]
-        if len(parts) < len(repeats):
+        ranges: list[Range] = [part_range for repeat in repeats if (part_range := getattr(repeat, name)) is not None]
+        if len(ranges) < len(repeats):
             return None
-        highs = [part.high_s for part in parts if part.high_s is not None]
-        high_s = fmean(highs) if len(highs) == len(parts) else None
-        return Range(low_s=fmean(part.low_s for part in parts), high_s=high_s)
+        highs = [part_range.high_s for part_range in ranges if part_range.high_s is not None]
+        high_s = fmean(highs) if len(highs) == len(ranges) else None
+        return Range(low_s=fmean(part_range.low_s for part_range in ranges), high_s=high_s)
 
-    return _with_rest(Split(ttft_s=fmean(each.ttft_s for each in repeats), **{name: mean(name) for name in PARTS}))
+    return _with_rest(Split(ttft_s=fmean(repeat.ttft_s for repeat in repeats), **{part: mean(part) for part in PARTS}))
 
 
-def _with_rest(found: Split) -> Split:
-    first = found.engine or _sum(found.queue, found.prefill)
-    second = found.decode_engine or _sum(found.kv_transfer, found.decode_wait, found.first_step)
-    engines = _sum(first, second)
+def _with_rest(breakdown: Split) -> Split:
+    prefill_side = breakdown.engine or _sum(breakdown.queue, breakdown.prefill)
+    decode_side = breakdown.decode_engine or _sum(breakdown.kv_transfer, breakdown.decode_wait, breakdown.first_step)
+    engines = _sum(prefill_side, decode_side)
     if engines is None:
-        return found
-    low_s = None if engines.high_s is None else found.ttft_s - engines.high_s
-    return found.model_copy(update={"rest_low_s": low_s, "rest_high_s": found.ttft_s - engines.low_s})
+        return breakdown
+    low_s = None if engines.high_s is None else breakdown.ttft_s - engines.high_s
+    return breakdown.model_copy(update={"rest_low_s": low_s, "rest_high_s": breakdown.ttft_s - engines.low_s})
 
 
 def _sum(*parts: Range | None) -> Range | None:
-    known = [part for part in parts if part is not None]
-    return sum(known[1:], known[0]) if known else None
+    known_parts = [part for part in parts if part is not None]
+    return sum(known_parts[1:], known_parts[0]) if known_parts else None
 
 
 def _mean(run: Run, pool: str, name: str, count: str) -> Range | None:
@@ -129,9 +129,9 @@ def _mean(run: Run, pool: str, name: str, count: str) -> Range | None:
     before = run.engines_before.get(pool, EngineCounters())
     if after is None:
         return None
-    many, much = (_difference(before, after, field) for field in (count, f"{name}_s"))
-    if many and many > 0 and much is not None and much >= 0:
-        return Range(low_s=much / many, high_s=much / many)
+    count_difference, sum_s = (_difference(before, after, field) for field in (count, f"{name}_s"))
+    if count_difference and count_difference > 0 and sum_s is not None and sum_s >= 0:
+        return Range(low_s=sum_s / count_difference, high_s=sum_s / count_difference)
     return _of_buckets(before.buckets.get(name, {}), after.buckets.get(name, {}))
 
 

@@ -1,4 +1,4 @@
-"""Does what is measured still live? Asked beside a level, so that nobody waits for what nobody answers."""
+"""Does what is measured still live? RequestedRow beside a level, so that nobody waits for what nobody answers."""
 
 from __future__ import annotations
 

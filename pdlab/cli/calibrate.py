@@ -14,7 +14,7 @@ from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import to_yaml
 from pdlab.core.text import choices
-from pdlab.plan.accuracy import median_errors, ranked, rankings, table, told
+from pdlab.plan.accuracy import errors_text, median_errors, rankings, rankings_text, table
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, measured, other_kind
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -22,7 +22,7 @@ from pdlab.sim.hardware import FitError, load_hardware
 
 if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
-    from pdlab.plan.accuracy import Measured
+    from pdlab.plan.accuracy import MeasuredSweep
 
 EPILOG = """\
 examples:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _run(_parser().parse_args(argv)))
 
 
-def _shape(model: str | None, experiments: Sequence[Measured]) -> ModelShape:
+def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
     models = [model] if model else sorted({experiment.deployment.model for experiment in experiments})
     if len(models) > 1:
         raise UsageError(
@@ -113,13 +113,13 @@ def _run(args: argparse.Namespace) -> int:
 
     fitted = fit(start, shape, experiments, rounds=args.rounds, say=say)
     inside = [point for experiment in experiments for point in compare(fitted, shape, experiment)]
-    print("fitted to all:", told(median_errors(inside)))
-    print(ranked(rankings(experiments, inside, start.gpus_per_node)))
+    print("fitted to all:", errors_text(median_errors(inside)))
+    print(rankings_text(rankings(experiments, inside, start.gpus_per_node)))
     error = None
     if args.cross_validate:
         outside = cross_validate(start, shape, experiments, args.rounds)
-        print("each left out once:", told(median_errors(outside)))
-        print(ranked(rankings(experiments, outside, start.gpus_per_node)))
+        print("each left out once:", errors_text(median_errors(outside)))
+        print(rankings_text(rankings(experiments, outside, start.gpus_per_node)))
         print(table(outside))
         found = median_errors(outside)
         error = FitError(

@@ -15,7 +15,7 @@ from pdlab.core.errors import ClusterError, PdlabError, TransferError, WriteErro
 from pdlab.transfer.options import MODEL, build_parser, kv_shape, plan_from
 
 if TYPE_CHECKING:
-    from pdlab.transfer.ray_ranks import Outcome
+    from pdlab.transfer.ray_ranks import BackendOutcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def _run(argv: list[str]) -> int:
     return code
 
 
-def _plot(plan, outcomes: Sequence[Outcome], path: Path) -> None:  # type: ignore[no-untyped-def]
+def _plot(plan, outcomes: Sequence[BackendOutcome], path: Path) -> None:  # type: ignore[no-untyped-def]
     from pdlab.report import transfer_plot
 
     results = [outcome.result for outcome in outcomes if outcome.result is not None]

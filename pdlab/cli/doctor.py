@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     before = time.time()
     facts = _here(args.quick, args.backends) if args.here else _nodes(args.quick, args.backends)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
-    findings = diagnosis.diagnose(facts, asked_s=(before, time.time()))
+    findings = diagnosis.diagnose(facts, query_clock_s=(before, time.time()))
     print(diagnosis.render(facts, findings))
     if args.json is not None:
         text = json.dumps(diagnosis.as_json(facts, findings), indent=1)

@@ -348,11 +348,16 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     told += "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
     print(
         next_steps.commands(
-            best, scene.workload, None if hardware.cpu else args.node, args.out, told, found.first(collocated=True)
+            best,
+            scene.workload,
+            None if hardware.cpu else args.node,
+            args.out,
+            told,
+            found.best_candidate(collocated=True),
         )
     )
     if args.plot:
-        collocated = found.first(collocated=True)
+        collocated = found.best_candidate(collocated=True)
         drawn = list(found.candidates[: max(args.top, 5)])
         drawn += [collocated] if collocated is not None and collocated not in drawn else []
         plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware)

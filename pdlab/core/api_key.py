@@ -1,11 +1,11 @@
-"""The served endpoint's password: who knows it, where it is kept, and the check in front of every route.
+"""The API key of the served endpoint: its file, and the middleware that checks it on every route.
 
 A launch takes the key from ``--api-key-file`` or the environment variable ``PDLAB_API_KEY``, never from
 the command line, which every user of a machine can read. What Ray Serve's processes get is the
-key's SHA-256 (`DIGEST` in their environment), which opens nothing. They load `middlewares` through Ray
+key's SHA-256 (`DIGEST` in their environment), which grants no access. They load `middlewares` through Ray
 Serve's own hook for HTTP servers, which covers both serving paths: the proxy, and with direct
-streaming the engine replicas' own servers. Runs there, so it imports the standard library alone,
-and of pdlab its errors.
+streaming the engine replicas' own servers. The middleware runs in those processes, so this module
+imports the standard library and pdlab's errors alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pdlab.core.errors import UsageError
 KEY = "PDLAB_API_KEY"
 DIGEST = "PDLAB_API_KEY_SHA256"
 MIN_CHARS = 16
-# Answered without the key: whether it lives, and what HAProxy asks the router on its own behalf, which is told
-# no more than which replica is next.
+# Paths answered without the key: health checks, and HAProxy's own query to the router, whose answer names the
+# next replica only.
 OPEN = ("/health", "/ping", "/-/healthz", "/-/routes", "/internal/route")
 
 Message = MutableMapping[str, Any]
@@ -39,21 +39,21 @@ def digest(key: str) -> str:
 
 def allowed(headers: Iterable[tuple[bytes, bytes]], expected: str) -> bool:
     """Whether a request's headers (ASGI's pairs) carry ``Authorization: Bearer KEY`` with the key of that digest."""
-    given = [value for name, value in headers if name.lower() == b"authorization"]
-    if len(given) != 1:
+    authorization_headers = [value for name, value in headers if name.lower() == b"authorization"]
+    if len(authorization_headers) != 1:
         return False
-    scheme, _, key = given[0].partition(b" ")
-    found = hashlib.sha256(key.strip()).hexdigest()
-    return scheme.lower() == b"bearer" and hmac.compare_digest(found, expected)
+    scheme, _, key = authorization_headers[0].partition(b" ")
+    key_digest = hashlib.sha256(key.strip()).hexdigest()
+    return scheme.lower() == b"bearer" and hmac.compare_digest(key_digest, expected)
 
 
 def header(key: str | None) -> dict[str, str]:
-    """The header that carries ``key``; none without a key."""
+    """The header that carries ``key``; empty without a key."""
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 class Guard:
-    """ASGI middleware: 401 for what lacks the key."""
+    """ASGI middleware that answers 401 to a request without the key."""
 
     def __init__(self, app: App, expected: str) -> None:
         self.app = app
@@ -66,8 +66,8 @@ class Guard:
         elif kind == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            said = "this endpoint needs its API key: send the header Authorization: Bearer KEY"
-            body = json.dumps({"error": {"message": said, "type": "authentication_error", "code": 401}}).encode()
+            message = "this endpoint needs its API key: send the header Authorization: Bearer KEY"
+            body = json.dumps({"error": {"message": message, "type": "authentication_error", "code": 401}}).encode()
             headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": body})
@@ -82,14 +82,14 @@ def middlewares() -> list[Any]:
 
 
 def serve_env(key: str | None) -> dict[str, str]:
-    """Environment of Ray Serve's processes that guards their HTTP servers with ``key``; nothing without one."""
+    """Environment variables that make Ray Serve's HTTP servers require ``key``; empty without a key."""
     if key is None:
         return {}
     return {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "pdlab.core.api_key:middlewares", DIGEST: digest(key)}
 
 
 def read(path: Path) -> str:
-    """The key in that file. Raises UsageError where there is none, or a weak one, or others can read it."""
+    """The key in that file. Raises UsageError if it cannot be read, is weak, or is readable by other users."""
     try:
         if path.stat().st_mode & 0o077:
             raise UsageError(f"--api-key-file {path}: other users can read it; chmod 600 {path}")
@@ -100,7 +100,7 @@ def read(path: Path) -> str:
 
 
 def check(key: str, where: str) -> str:
-    """The same key. Raises UsageError unless a header can carry it and nobody can guess it."""
+    """Returns ``key``. Raises UsageError unless it fits a header and is hard to guess."""
     if len(key) < MIN_CHARS or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"{where}: a key is at least {MIN_CHARS} printable ASCII characters without spaces, this has {len(key)} "
@@ -109,37 +109,37 @@ def check(key: str, where: str) -> str:
     return key
 
 
-def kept(folder: Path) -> Path:
-    """The file with this user's own key, made at the first call; others cannot read it."""
+def own_key_file(folder: Path) -> Path:
+    """The file with this user's own key, created at the first call and readable by this user only."""
     path = folder / "api-key"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return path
-    with os.fdopen(file, "w") as made:
-        made.write(f"{secrets.token_hex(32)}\n")
+    with os.fdopen(file, "w") as key_file:
+        key_file.write(f"{secrets.token_hex(32)}\n")
     return path
 
 
 def chosen(file: Path | None, environ: Mapping[str, str], *, needed: bool, folder: Path) -> Path | None:
-    """File with the key to serve with: the given one, one made of the variable PDLAB_API_KEY, or, where one is
+    """File with the key to serve with: ``file``, else one written from the variable PDLAB_API_KEY, else, if a key is
     ``needed``, this user's own in ``folder``; None: no key. Raises UsageError."""
     if file is not None:
         read(file)
         return file.absolute()
     if environ.get(KEY):
         key = check(environ[KEY], KEY)
-        # Kept under its digest, so that the sweep finds the key of this deployment and not the last one.
+        # Named by its digest, so that a sweep finds the key of this deployment and not the latest one.
         path = folder / "api-keys" / digest(key)[:16]
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as made:
-            made.write(f"{key}\n")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as key_file:
+            key_file.write(f"{key}\n")
         return path
-    return kept(folder) if needed else None
+    return own_key_file(folder) if needed else None
 
 
-def known(path: str | None, environ: Mapping[str, str]) -> str | None:
+def client_key(path: str | None, environ: Mapping[str, str]) -> str | None:
     """The key that a client sends: PDLAB_API_KEY, or the one of the file that the launcher published."""
     if environ.get(KEY):
         return check(environ[KEY], KEY)

@@ -79,8 +79,8 @@ def load_model(model: str) -> ModelShape | None:
 def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
     """Shape and source of a deployment's model: a catalogue name, a shape file, a folder or a Hugging Face id.
 
-    The shape is None for a model that the catalogue does not have, the source None for a model that
-    pdlab builds itself. Raises UsageError for a path that is not there and for a misspelt name.
+    The shape is None if the catalogue does not have the model, the source is None if pdlab builds the
+    model itself. Raises UsageError for a path that does not exist and for a misspelt name.
     """
     path = Path(model).expanduser()
     if path.suffix in (".yaml", ".yml"):
@@ -92,7 +92,7 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
     try:
         folder = path.is_dir()
     except (OSError, ValueError):
-        folder = False  # no path at all
+        folder = False  # not a path
     if folder:
         _require_config(path, model)
         return None, str(path.resolve())
@@ -127,11 +127,11 @@ def _names() -> str:
 def local_cluster(nodes: int) -> ClusterView:
     """Small Ray nodes on this machine, alike, the first one the head; configs/clusters/local-2.yaml is two of them."""
     small = ClusterNode(id="local", cpus=LOCAL_NODE_CPUS, nic=Nic(kind="loopback"), host="localhost")
-    made = []
+    members = []
     for number in range(1, nodes + 1):
         name = f"local-{number}"
-        made.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
-    return ClusterView(name=f"local-{nodes}", nodes=tuple(made))
+        members.append(small.model_copy(update={"id": name, "head": number == 1, "labels": {NODE_NAME_LABEL: name}}))
+    return ClusterView(name=f"local-{nodes}", nodes=tuple(members))
 
 
 def two_hosts_cluster(link: LinkShape) -> ClusterView:
@@ -153,10 +153,10 @@ def load_deployment(name_or_path: str) -> Deployment:
     return load_yaml(find_config("deployments", name_or_path, "deployment"), Deployment)
 
 
-def find_config(folder: str, name_or_path: str, what: str) -> Path:
+def find_config(folder: str, name_or_path: str, kind: str) -> Path:
     """The file of configs/``folder``/ of that name, else the path itself.
 
-    Raises UsageError, with the nearest names, for what is neither a name there nor a path.
+    Raises UsageError, with the nearest names, if it is neither a name there nor a path.
     """
     names = {path.stem: path for path in (CONFIGS / folder).glob("*.yaml")}
     path = Path(name_or_path)
@@ -165,11 +165,11 @@ def find_config(folder: str, name_or_path: str, what: str) -> Path:
     if path.suffix in (".yaml", ".yml") or "/" in name_or_path:
         return path
     try:
-        there = path.exists()
+        exists = path.exists()
     except (OSError, ValueError):
-        there = False
-    if not there:
+        exists = False
+    if not exists:
         raise UsageError(
-            f"{what} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
+            f"{kind} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
         )
     return path

@@ -58,6 +58,20 @@ class Pool(Frozen):
         return self.replicas * self.gpus_per_replica
 
     @property
+    def engines_per_replica(self) -> int:
+        """Engines of one replica, each with a batch of its own: DP ranks x pipeline stages."""
+        return self.dp * self.pp
+
+    @property
+    def one_replica(self) -> Pool:
+        """The same pool with one replica."""
+        return self.model_copy(update={"replicas": 1})
+
+    def __hash__(self) -> int:
+        # Without engine_kwargs, a dict: equal pools still have equal hashes.
+        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type))
+
+    @property
     def tp_groups(self) -> int:
         """Number of TP groups in the pool: replicas * pp * dp, each of ``tp`` GPUs."""
         return self.replicas * self.pp * self.dp
@@ -65,10 +79,10 @@ class Pool(Frozen):
     @property
     def label(self) -> str:
         """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (tp1 is left out when dp or pp says the size)."""
-        parts = "" if self.tp == 1 and (self.pp > 1 or self.dp > 1) else f"tp{self.tp}"
-        parts += f"pp{self.pp}" if self.pp > 1 else ""
-        parts += f"dp{self.dp}" if self.dp > 1 else ""
-        return f"{self.replicas}x{parts}{'ep' if self.expert_parallel else ''}"
+        degrees = "" if self.tp == 1 and (self.pp > 1 or self.dp > 1) else f"tp{self.tp}"
+        degrees += f"pp{self.pp}" if self.pp > 1 else ""
+        degrees += f"dp{self.dp}" if self.dp > 1 else ""
+        return f"{self.replicas}x{degrees}{'ep' if self.expert_parallel else ''}"
 
 
 class Transport(Frozen):
@@ -90,9 +104,9 @@ class Transport(Frozen):
     def _ucx_variables(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
             if not re.fullmatch(r"UCX_[A-Z0-9_]+", name):
-                raise ValueError(f"{name!r} is no variable of UCX, for example UCX_MAX_RMA_RAILS")
+                raise ValueError(f"{name!r} is not a UCX variable; an example of one is UCX_MAX_RMA_RAILS")
             if name == "UCX_TLS":
-                raise ValueError("UCX_TLS has a field and a flag of its own: ucx_tls, --ucx-tls")
+                raise ValueError("UCX_TLS has its own field and flag: use ucx_tls or --ucx-tls")
         return value
 
     @field_validator("backends")
@@ -134,11 +148,11 @@ class Disaggregated(Frozen):
 
 
 class Requests(Frozen):
-    """What clients may ask for; docs/requests.md has the list of routes and what each shape of request gives.
+    """Which requests clients may send; docs/requests.md lists the routes and the outcome of each shape of request.
 
-    ``expose``: routes beyond that list, as paths. ``max_body_bytes``: of a request's body.
+    ``expose``: further routes, as paths. ``max_body_bytes``: size of a request's body.
     ``max_prompts``: sequences of one request, its prompts times ``n``. ``max_tokens``: generated
-    tokens per sequence (None: what the model's context leaves). The canary's own requests must fit.
+    tokens per sequence (None: as many as the model's context allows). The canary's own requests must fit.
     """
 
     expose: tuple[str, ...] = ()
@@ -156,12 +170,12 @@ class Requests(Frozen):
 
 
 class Serving(Frozen):
-    """What Ray Serve puts between the client and the engines; docs/serving-path.md has what each costs.
+    """What Ray Serve puts between the client and the engines; docs/serving-path.md gives the cost of each option.
 
     ``direct_streaming``: HAProxy hands requests to the engine replicas themselves (alpha in Ray
     2.60). ``tokenize_once``: decode takes the prompt's token ids from prefill.
     ``stream_batching_ms``: output chunks of one request are held that long and sent together
-    (None: Ray's default of 50 ms; 0: every token at once). ``requests``: what is let through.
+    (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
     """
 
     direct_streaming: bool = False
@@ -230,7 +244,7 @@ class Deployment(Frozen):
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        # What is not set is left out as long as there was no such field: stored fingerprints stay valid.
+        # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
         absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
         if self.serving.requests == Requests():
             absent["serving"] = {"requests": True}
@@ -277,13 +291,13 @@ def parse_label(label: str) -> Collocated | Disaggregated:
 
 
 def launch_flags(deployment: Deployment) -> str:
-    """The flags of launch_gptoss.py that mean this deployment."""
+    """The flags of launch_gptoss.py that describe this deployment."""
     model = () if deployment.model == "gpt-oss-120b" else ("--model", deployment.model)
     return shlex.join([*topology_flags(deployment.topology), *model])
 
 
 def topology_flags(topology: Collocated | Disaggregated) -> tuple[str, ...]:
-    """The flags of launch_gptoss.py that mean this mode and these pools."""
+    """The flags of launch_gptoss.py that describe this mode and these pools."""
     if isinstance(topology, Collocated):
         return ("--collocated", *_pool_flags("--", topology.pool))
     pools = (*_pool_flags("--p-", topology.prefill), *_pool_flags("--d-", topology.decode))

@@ -1,10 +1,10 @@
-"""Expected failures, one small tree: a command line turns them into one line and an exit code."""
+"""Expected failures: a command line turns each into one line and an exit code."""
 
 from __future__ import annotations
 
 
 class PdlabError(Exception):
-    """Base of every failure that a user can do something about; ``exit_code`` is the process's."""
+    """Base of every failure that a user can do something about; ``exit_code`` is that of the process."""
 
     exit_code = 1
 
@@ -26,7 +26,7 @@ class StoreError(PdlabError):
 
 
 class WriteError(StoreError):
-    """A file cannot be written: a full disk, no right to. What was there before is unchanged."""
+    """A file cannot be written (full disk, missing permission); its previous content is unchanged."""
 
     exit_code = 1
 
@@ -44,7 +44,7 @@ class CanaryError(PdlabError):
 
 
 class WireError(PdlabError):
-    """KV cache takes another way than the plan names, or nothing tells which."""
+    """KV cache takes another transport than the plan names, or no evidence shows which it takes."""
 
 
 class BenchError(PdlabError):
@@ -52,7 +52,7 @@ class BenchError(PdlabError):
 
 
 class DeploymentDied(BenchError):
-    """What was measured is gone, in part or as a whole: the running level is not kept."""
+    """The measured deployment died, in part or as a whole: the running level is discarded."""
 
 
 class TransferError(PdlabError):

@@ -24,43 +24,43 @@ def replace(path: Path, data: bytes) -> None:
 
     Raises WriteError, a full disk included.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        part.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         reason = f"{error.strerror or error}"
         raise WriteError(
-            f"{path} cannot be written ({reason}): what was there before is unchanged; make room or give this user "
-            "the right to write there"
+            f"{path} cannot be written ({reason}): its previous content is unchanged; free disk space, or give this "
+            "user permission to write there"
         ) from error
 
 
 @contextlib.contextmanager
-def held(path: Path, what: str, *, fix: str = "wait for it or end it") -> Iterator[None]:
-    """Hold the lock file ``path`` for the block, as the only process; it is removed behind it.
+def locked(path: Path, resource: str, *, fix: str = "wait for it or end it") -> Iterator[None]:
+    """Hold the lock file ``path`` for the block, as the only process; the file is removed afterwards.
 
-    A lock whose process is gone is free, however that process ended. Raises UsageError, which says that ``what``
-    is held, by which process, its command and for how long, and ``fix``; WriteError where no lock can be made.
+    A lock whose process has ended is free, however it ended. Raises UsageError with the process that holds
+    ``resource``, its command, for how long, and ``fix``; WriteError if the lock file cannot be created.
     """
-    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    file = _acquired(path, what, fix)
+    new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    file = _acquired(path, resource, fix)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(file)
-        for folder in made:  # nothing was kept there: leave no empty folders
+        for folder in new_folders:  # created for the lock alone: leave no empty folders
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def holder(path: Path) -> str | None:
-    """Who holds the lock file ``path``, in words; None when nobody does."""
+    """The process that holds the lock file ``path``, in words; None if it is free."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -74,52 +74,52 @@ def holder(path: Path) -> str | None:
     return None
 
 
-def _acquired(path: Path, what: str, fix: str) -> int:
+def _acquired(path: Path, resource: str, fix: str) -> int:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise WriteError(f"{path} cannot be made to lock {what} ({error.strerror or error})") from error
+            raise WriteError(f"{path} cannot be created to lock {resource} ({error.strerror or error})") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             who = _described(file)
             os.close(file)
-            raise UsageError(f"{what} is held by {who}; {fix} (lock {path})") from error
+            raise UsageError(f"{resource} is held by {who}; {fix} (lock {path})") from error
         except OSError as error:
             os.close(file)
             raise StoreError(f"{path}: this file system has no locks ({error.strerror or error})") from error
-        if _is(path, file):
+        if _same_file(path, file):
             with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
                 os.ftruncate(file, 0)
-                os.pwrite(file, json.dumps(_self()).encode(), 0)
+                os.pwrite(file, json.dumps(_this_process()).encode(), 0)
             return file
         os.close(file)  # its last holder has just removed it
 
 
-def _is(path: Path, file: int) -> bool:
+def _same_file(path: Path, file: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except OSError:
         return False
 
 
-def _self() -> dict[str, Any]:
-    words = shlex.join(sys.orig_argv[1:] or sys.argv)
-    shown = words if len(words) <= COMMAND_CHARS else f"{words[:COMMAND_CHARS]}..."
-    return {"pid": os.getpid(), "host": socket.gethostname(), "command": shown, "since": time.time()}
+def _this_process() -> dict[str, Any]:
+    command_line = shlex.join(sys.orig_argv[1:] or sys.argv)
+    command = command_line if len(command_line) <= COMMAND_CHARS else f"{command_line[:COMMAND_CHARS]}..."
+    return {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": time.time()}
 
 
 def _described(file: int) -> str:
     try:
-        said = json.loads(os.pread(file, 4096, 0))
-        where = "" if said["host"] == socket.gethostname() else f" on {said['host']}"
-        clock = time.strftime("%H:%M:%S", time.localtime(said["since"]))
-        for_s = max(0.0, time.time() - said["since"])
-        return f"process {said['pid']}{where} ({said['command']}), for {for_s:.0f} s (since {clock})"
+        holder_fields = json.loads(os.pread(file, 4096, 0))
+        where = "" if holder_fields["host"] == socket.gethostname() else f" on {holder_fields['host']}"
+        clock = time.strftime("%H:%M:%S", time.localtime(holder_fields["since"]))
+        for_s = max(0.0, time.time() - holder_fields["since"])
+        return f"process {holder_fields['pid']}{where} ({holder_fields['command']}), for {for_s:.0f} s (since {clock})"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process, which has not written which"
+        return "another process, which has not recorded its id yet"
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,12 +128,12 @@ CONFIGS = ROOT / "configs"
 
 def cache_dir() -> Path:
     """The user's cache folder of pdlab: $PDLAB_CACHE_DIR, or pdlab under $XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get("PDLAB_CACHE_DIR")
-    if own:
-        return Path(own)
+    configured = os.environ.get("PDLAB_CACHE_DIR")
+    if configured:
+        return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdlab"
 
 
 def launch_lock(*, local: bool) -> Path:
-    """The lock file of `launching`."""
+    """The lock file that a launch holds."""
     return cache_dir() / f"launch-{'local' if local else 'cluster'}.lock"

@@ -48,12 +48,12 @@ def kv_bytes_per_token_layer(shape: ModelShape) -> float:
 
 def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:
     """KV cache of one sequence of ``tokens``: every layer, or with ``hybrid`` the window of windowed layers."""
-    windowed = shape.layers - full_layers(shape)
-    kept = min(tokens, shape.sliding_window) if hybrid and shape.sliding_window else tokens
-    return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
+    windowed_layers = shape.layers - full_layers(shape)
+    windowed_tokens = min(tokens, shape.sliding_window) if hybrid and shape.sliding_window else tokens
+    return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed_layers * windowed_tokens)
 
 
 def kv_copies(shape: ModelShape, tp: int) -> float:
-    """How often one token's KV cache is kept over the GPUs of a TP group: heads are copied where TP is larger than
-    their number, a latent vector on every GPU."""
+    """Copies of one token's KV cache in a TP group: heads are copied if TP exceeds their number, a latent vector
+    is on every GPU."""
     return float(tp) if shape.kv_latent else max(1.0, tp / shape.kv_heads)

@@ -26,9 +26,9 @@ class Nic(Frozen):
 
 
 class LinkShape(Frozen):
-    """What the link between the two hosts of `pdlab.cluster.two_hosts` is made to be, in each direction.
+    """Shape of the link between the two hosts of `pdlab.cluster.two_hosts`, in each direction.
 
-    ``gbit_per_s`` counts bits on the wire, headers included (None: as fast as the machine moves it);
+    ``gbit_per_s`` counts bits on the wire, headers included (None: unlimited);
     ``delay_s`` is added one way.
     """
 
@@ -48,8 +48,8 @@ def rate_text(gbit_per_s: float) -> str:
 class ClusterNode(Frozen):
     """One node. A node without GPUs serves on its CPUs: one free CPU takes one engine rank.
 
-    ``free_gpus`` are GPU indexes that nothing uses (None: all of ``gpus``); ``host`` tells nodes
-    that share a machine (None: a machine of its own); ``id`` is Ray's node id on a live cluster.
+    ``free_gpus`` are indexes of unused GPUs (None: all of ``gpus``); nodes with the same ``host``
+    share a machine (None: a machine of its own); ``id`` is Ray's node id on a live cluster.
     """
 
     id: str
@@ -164,11 +164,11 @@ class Placement(Frozen):
     @property
     def used_slots(self) -> dict[str, tuple[int, ...]]:
         """Node id -> slots in use, all replicas together, sorted."""
-        used: dict[str, list[int]] = {}
+        slots_by_node: dict[str, list[int]] = {}
         for replica in self.replicas:
             for node, slots in replica.slots.items():
-                used.setdefault(node, []).extend(slots)
-        return {node: tuple(sorted(slots)) for node, slots in used.items()}
+                slots_by_node.setdefault(node, []).extend(slots)
+        return {node: tuple(sorted(slots)) for node, slots in slots_by_node.items()}
 
 
 NODE_ID_LABEL = "ray.io/node-id"

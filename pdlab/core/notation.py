@@ -1,10 +1,10 @@
-"""How others write prefill-decode configurations, and the same in ours.
+"""Notations of prefill-decode configurations used elsewhere, parsed into a topology.
 
 - Nodes, as in reports on large-scale expert parallelism: ``P4D9`` is one prefill group over 4 nodes
   and one decode group over 9; ``(P3x3)D4`` is 3 prefill groups of 3 nodes each and one decode group of
   4. Every group spans its nodes with one expert-parallel engine, its ranks data-parallel.
-- Instances: ``3P1D`` is three prefill instances and one decode instance; the size of an instance is
-  said elsewhere, so it has to be given.
+- Instances: ``3P1D`` is three prefill instances and one decode instance; the size of an
+  instance has to be given separately.
 - Ours: ``4xtp2``, ``1xtp2-1xtp2``, ``collocated-4xtp2``, ``pd-spread-p1xtp4-d1xtp4``.
 """
 
@@ -36,7 +36,7 @@ def parse(
 
     In the notation of nodes a group of n nodes is one engine of ``n * gpus_per_node`` GPUs: TP ``tp``
     and as many data-parallel ranks as that leaves, expert parallel. ``3P1D`` needs both instances,
-    such as ``tp4`` or ``dp8ep``. ``placement`` holds where the notation does not say it.
+    such as ``tp4`` or ``dp8ep``. ``placement`` applies if the notation does not state one.
     """
     plain = text.strip()
     if (match := _NODES.fullmatch(plain)) and plain.count("(") == plain.count(")"):

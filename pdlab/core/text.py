@@ -11,7 +11,7 @@ Row = Sequence[str]
 
 
 def number(value: float | None) -> str:
-    """As many decimals as a measured figure deserves; ``-`` for what is not known."""
+    """As many decimals as a measured figure justifies; ``-`` if it is unknown."""
     if value is None:
         return "-"
     size = abs(value)
@@ -36,12 +36,17 @@ def table(head: Row, rows: Sequence[Row], left: Container[int] = ()) -> str:
     return "\n".join(aligned([head, rule, *rows], left))
 
 
-def percent(share: float, other: float = 0.0) -> str:
-    """Whole per cent, or as many decimals as tell it from ``other`` (0: what is not nothing never reads as 0)."""
-    if abs(share - other) <= ROUNDING:
+def percent(share: float, reference: float = 0.0) -> str:
+    """Whole per cent, or as many decimals as tell it from ``reference`` (0: a share above 0 never prints as 0)."""
+    if abs(share - reference) <= ROUNDING:
         return f"{100 * share:.0f}".replace("-0", "0")
-    decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * other, d))
+    decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * reference, d))
     return f"{100 * share:.{decimals}f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 finding``, ``2 findings``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def plain(value: float) -> str:
@@ -54,15 +59,15 @@ def listed(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
 
 
-LISTED = 8  # known names are listed where there are no more of them
+LISTED = 8  # up to so many known names are listed in a message
 
 
 def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """What to give in place of ``word``: the nearest of the known names, or as many of them as fit a line.
+    """A suggestion in place of ``word``: the nearest known names, or as many known names as fit a line.
 
     ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
     """
-    import difflib  # for what is misspelt alone
+    import difflib  # needed for a misspelt name only
 
     names = sorted(dict.fromkeys(known))
     by_case = {name.casefold(): name for name in names}

@@ -29,7 +29,7 @@ TRANSPORTS = frozenset(
 
 
 def no_backend(names: Sequence[str]) -> str | None:
-    """Why these are no NIXL backends to transfer KV cache with; None where they are."""
+    """Why ``names`` are not NIXL backends for KV transfers; None if they are."""
     if not names or not all(re.fullmatch(r"[A-Z0-9_]+", name) for name in names):
         return "NIXL backends are names in capitals, for example UCX or UCX,LIBFABRIC"
     for name in names:
@@ -41,14 +41,14 @@ def no_backend(names: Sequence[str]) -> str | None:
 
 
 def no_transport(text: str) -> str | None:
-    """Why this is no value of UCX_TLS; None where it is.
+    """Why ``text`` is not a valid UCX_TLS value; None if it is valid.
 
-    UCX takes names with commas between; ``^`` before them all leaves them out, ``\\`` before one name turns its
-    alias off, and ``:aux`` behind one uses it to connect alone.
+    UCX takes names separated by commas; a leading ``^`` excludes them all, ``\\`` before a name turns its
+    alias off, and ``:aux`` after a name uses that transport for connecting only.
     """
-    for part in text.removeprefix("^").split(","):
-        name = part.strip().removeprefix("\\").removesuffix(":aux")
+    for entry in text.removeprefix("^").split(","):
+        name = entry.strip().removeprefix("\\").removesuffix(":aux")
         if name not in TRANSPORTS:
-            found = f"{part.strip()!r} is not a transport of UCX" if name else "a name is missing"
-            return f"{found}; {choices(name, TRANSPORTS)}" if name else f"{found}; for example tcp or cuda_copy,rc"
+            problem = f"{entry.strip()!r} is not a transport of UCX" if name else "a name is missing"
+            return f"{problem}; {choices(name, TRANSPORTS)}" if name else f"{problem}; for example tcp or cuda_copy,rc"
     return None

@@ -56,21 +56,24 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
 
 
 def check_ports(deployment: Deployment, placement: Placement) -> None:
-    """Ray Serve LLM 2.60 gives a data parallel engine the handshake port of its rank, whichever replica it is of: two
-    of one rank on one node want the same, and the second waits for it for ever. Raises UsageError."""
+    """Raises UsageError if two engines of one data parallel rank, of different replicas, are on one node.
+
+    Ray Serve LLM 2.60 derives a data parallel engine's handshake port from its rank alone: both would take one
+    port, and the second waits for it for ever.
+    """
     if "prefill" not in deployment.pools:
         return
     for role, pool in deployment.pools.items():
         if pool.dp == 1:
             continue
-        taken: dict[tuple[str, int], int] = {}
-        for replica in (one for one in placement.replicas if one.role == role):
+        port_owners: dict[tuple[str, int], int] = {}
+        for replica in (member for member in placement.replicas if member.role == role):
             for rank in range(pool.dp):
                 node = next(iter(replica.groups[rank * pool.pp].slots))
-                other = taken.setdefault((node, rank), replica.index)
-                if other != replica.index:
+                owner = port_owners.setdefault((node, rank), replica.index)
+                if owner != replica.index:
                     raise UsageError(
-                        f"{role} replicas {other} and {replica.index} both have their data parallel rank {rank} on "
+                        f"{role} replicas {owner} and {replica.index} both have their data parallel rank {rank} on "
                         f"{node}: Ray Serve LLM gives both one port for KV handshakes, and the second never starts; "
                         f"use one replica with --{role[0]}-dp {pool.dp * pool.replicas}, or nodes for each"
                     )
@@ -91,14 +94,18 @@ def check_experts_on_cpu(deployment: Deployment, shape: ModelShape | None, place
 
 
 def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
-    """Raises UsageError where a longer context is asked for than the model has: vLLM's engines refuse it."""
-    kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
-    for asked in (deployment.max_model_len, *(each.get("max_model_len") for each in kwargs)):
-        if asked == 0:
+    """Raises UsageError if the requested context is longer than the model's: vLLM's engines refuse it."""
+    all_engine_kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
+    for context_tokens in (
+        deployment.max_model_len,
+        *(engine_kwargs.get("max_model_len") for engine_kwargs in all_engine_kwargs),
+    ):
+        if context_tokens == 0:
             raise UsageError("--max-model-len 0: must be at least 1; leave it out for the model's own")
-        if shape is not None and isinstance(asked, int) and asked > shape.max_context:
+        if shape is not None and isinstance(context_tokens, int) and context_tokens > shape.max_context:
             raise UsageError(
-                f"--max-model-len {asked}: {shape.name} has a context of {shape.max_context} tokens; give at most that"
+                f"--max-model-len {context_tokens}: {shape.name} has a context of {shape.max_context} tokens; "
+                "give at most that"
             )
 
 
@@ -124,9 +131,9 @@ def _check_pool(role: str, pool: Pool, shape: ModelShape, redundant: int) -> Non
     ranks, slots = pool.tp * pool.dp, shape.experts + redundant
     if pool.expert_parallel and slots % ranks:
         copies = f" and {redundant} redundant ones" if redundant else ""
-        missing = redundant + ranks - slots % ranks
+        copies_needed = redundant + ranks - slots % ranks
         raise UsageError(
             f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {shape.experts} experts of {shape.name}"
-            f"{copies}; use a divisor, or copies where vLLM balances experts: --engine-arg enable_eplb=true "
-            f"--engine-arg 'eplb_config={{num_redundant_experts: {missing}}}'"
+            f"{copies}; use a divisor, or let vLLM balance experts with redundant copies: --engine-arg "
+            f"enable_eplb=true --engine-arg 'eplb_config={{num_redundant_experts: {copies_needed}}}'"
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import yaml
 
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
-from pdlab.core.text import aligned
+from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
 from pdlab.deploy.prepared import Prepared
 from pdlab.placement.place import Link, links
@@ -27,7 +27,7 @@ def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_com
     sections = [
         f"deployment  {deployment.label}" + (f"  ({deployment.name})" if deployment.name else ""),
         f"model       {deployment.model}, served as {prepared.model_id} at {base_url}/v1",
-        f"cluster     {view.name}: {_count(len(view.engine_nodes), 'engine node')}, "
+        f"cluster     {view.name}: {counted(len(view.engine_nodes), 'engine node')}, "
         f"{deployment.gpus} {unit}s of {sum(len(node.slots) for node in view.engine_nodes)} free ones used",
         f"serving     {serving_path}, from {', '.join(placement.ingress_nodes)}",
         "",
@@ -43,10 +43,6 @@ def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_com
         _indent("\n".join(_commands(prepared, launch_command, base_url))),
     ]
     return "\n".join(section for section in sections if section is not None)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _replica_table(view: ClusterView, placement: Placement, unit: str) -> str:

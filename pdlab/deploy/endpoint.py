@@ -14,7 +14,7 @@ from pydantic import Field
 from pdlab.cluster.namespaces import INSIDE, network_of
 from pdlab.core import api_key
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.files import cache_dir, held, launch_lock, replace
+from pdlab.core.files import cache_dir, launch_lock, locked, replace
 from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.deploy.canary import Answer
@@ -77,7 +77,7 @@ def key_of(base_url: str) -> str | None:
     Raises UsageError when the published file is gone or damaged.
     """
     running = load_running(base_url)
-    return api_key.known(running.api_key_file if running else None, os.environ)
+    return api_key.client_key(running.api_key_file if running else None, os.environ)
 
 
 def clear_running(base_url: str) -> None:
@@ -92,7 +92,7 @@ def measured(base_url: str) -> Iterator[None]:
 
     Raises UsageError, which says who has it. Seen by the processes that share this cache folder.
     """
-    with held(measured_lock(base_url), f"the deployment at {base_url}"):
+    with locked(measured_lock(base_url), f"the deployment at {base_url}"):
         yield
 
 
@@ -106,7 +106,7 @@ def launching(base_url: str, *, local: bool) -> Iterator[None]:
     """Hold the right to launch, on this machine's own nodes or on a cluster, for the block: no other launch begins,
     no sweep measures what is replaced, and none begins at ``base_url``. Raises UsageError, which says who has it."""
     with contextlib.ExitStack() as locks:
-        locks.enter_context(held(launch_lock(local=local), "the right to launch (another launch is not finished)"))
+        locks.enter_context(locked(launch_lock(local=local), "the right to launch (another launch is not finished)"))
         served = {running.base_url for running in _published() if running.manifest.local == local}
         for url in sorted(served | {base_url}):
             locks.enter_context(measured(url))

@@ -52,7 +52,7 @@ def check(app: Application, deployment: Deployment, running: Running, say: Progr
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
     key = _reference_key(deployment, running)
-    got = canary.ask(running.base_url, running.model_id, api_key.known(running.api_key_file, {}))
+    got = canary.ask(running.base_url, running.model_id, api_key.client_key(running.api_key_file, {}))
     if deployment.decode_bench:
         say("no canary: the KV cache of prompts is filled with random values")
         return Checked(CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared"))
@@ -95,7 +95,7 @@ def check(app: Application, deployment: Deployment, running: Running, say: Progr
 def _check_shapes(deployment: Deployment, running: Running, plain: Sequence[canary.Answer], say: Progress) -> None:
     """The same prompts in other shapes of request must give the same tokens. Raises CanaryError."""
     sequences = deployment.serving.requests.max_prompts
-    api = api_key.known(running.api_key_file, {})
+    api = api_key.client_key(running.api_key_file, {})
     found = canary.ask_shapes(running.base_url, running.model_id, plain, sequences, api)
     wrong = [f"{name}: {result.detail}" for name, result in found.items() if result.equal is False]
     if wrong:

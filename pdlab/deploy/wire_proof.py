@@ -51,7 +51,6 @@ TRANSPORTS = {
 NETWORKS = ("efa", "rdma", "tcp")
 WIRE_OF_NIC = {"efa": "efa", "infiniband": "rdma", "roce": "rdma"}
 UNKNOWN = "unknown"
-WIRES = (*NETWORKS, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ def _ask(running: Running, tokens: int, shape: ModelShape | None) -> int:
 
 
 def _headers(running: Running) -> dict[str, str]:
-    key = api_key.known(running.api_key_file, {})
+    key = api_key.client_key(running.api_key_file, {})
     return {"content-type": "application/json", **api_key.header(key)}
 
 

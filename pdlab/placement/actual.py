@@ -1,4 +1,4 @@
-"""The placement as it really came out, rebuilt from which node every bundle sits on. Pure."""
+"""The actual placement, rebuilt from the node of every placement-group bundle. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pdlab.core.errors import DeployError
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role, TpGroup
 
 
-def observe(plan: Placement, view: ClusterView, seen: Mapping[Role, Sequence[Sequence[str]]]) -> Placement:
-    """``seen``: per role, per Ray Serve replica (one DP rank), the node id of each of its tp * pp bundles.
+def observe(plan: Placement, view: ClusterView, rank_nodes: Mapping[Role, Sequence[Sequence[str]]]) -> Placement:
+    """``rank_nodes``: per role, per Ray Serve replica (one DP rank), the node id of each of its tp * pp bundles.
 
     Ray says which node a bundle is on, not which of the node's GPUs it got: slots are the lowest
     free ones of that node, in order. Raises DeployError when ranks are missing or one sits on a
@@ -18,24 +18,27 @@ def observe(plan: Placement, view: ClusterView, seen: Mapping[Role, Sequence[Seq
     free = {node.id: list(node.slots) for node in view.engine_nodes}
     replicas: list[ReplicaPlacement] = []
     for role in dict.fromkeys(replica.role for replica in plan.replicas):
-        ranks = seen.get(role, ())
+        ranks = rank_nodes.get(role, ())
         planned = plan.of(role)
         allowed = plan.nodes_of(role)
         stray = sorted({node for rank in ranks for node in rank} - set(allowed))
         if stray:
             raise DeployError(f"{role}: a replica is on {', '.join(stray)}, planned on {', '.join(allowed)}")
         size = sum(len(slots) for slots in planned[0].groups[0].slots.values())
-        groups = [rank[first : first + size] for rank in ranks for first in range(0, len(rank), size)]
-        each = len(planned[0].groups)
-        if len(groups) != each * len(planned):
-            raise DeployError(f"{role}: {len(groups)} TP groups run, {each * len(planned)} were planned")
+        groups = [rank[start : start + size] for rank in ranks for start in range(0, len(rank), size)]
+        groups_per_replica = len(planned[0].groups)
+        if len(groups) != groups_per_replica * len(planned):
+            raise DeployError(f"{role}: {len(groups)} TP groups run, {groups_per_replica * len(planned)} were planned")
         if any(len(rank) % size for rank in ranks):
             raise DeployError(f"{role}: {[len(rank) for rank in ranks]} bundles per replica do not make TP {size}")
         replicas += [
             ReplicaPlacement(
                 role=role,
                 index=index,
-                groups=tuple(_group(role, group, free) for group in groups[index * each : (index + 1) * each]),
+                groups=tuple(
+                    _group(role, group, free)
+                    for group in groups[index * groups_per_replica : (index + 1) * groups_per_replica]
+                ),
             )
             for index in range(len(planned))
         ]
@@ -48,4 +51,4 @@ def _group(role: Role, bundles: Sequence[str], free: dict[str, list[int]]) -> Tp
         if not free[node]:
             raise DeployError(f"{role}: more ranks are on {node} than it had free when the deployment was planned")
         slots.setdefault(node, []).append(free[node].pop(0))
-    return TpGroup(slots={node: tuple(taken) for node, taken in slots.items()})
+    return TpGroup(slots={node: tuple(indexes) for node, indexes in slots.items()})

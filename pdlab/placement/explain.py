@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.text import listed
+from pdlab.core.vllm_limits import check_divisibility
 from pdlab.placement.solver import cpus_per_group, eligible, groups_on, node_size, spans_nodes
 
 Fits = Callable[[Deployment, ClusterView], bool]
@@ -21,16 +24,16 @@ _PREFIX = {"collocated": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
-    """One line: what was asked, what each node has free, what would fit."""
-    ways, nothing = [], "nothing smaller, and no added node of the same kind"
-    for search in (_smaller, _elsewhere, _given_back, _more_nodes):
+    """One line: the request, the free slots of each node, the smallest changes that would fit."""
+    ways, nothing = [], "no smaller deployment, and no number of further nodes of the same kind"
+    for search in (_smaller, _elsewhere, _freed_by_others, _more_nodes):
         try:
             ways.append(search(deployment, view, _Bounded(fits)))
         except _EnoughError:
-            nothing = "not found among the changes that were tried"
+            nothing = "none of the changes that were tried"
     change = "; or ".join(way for way in ways if way) or nothing
     return (
-        f"{deployment.label} does not fit {view.name}: asked for {_asked(deployment, view)}; "
+        f"{deployment.label} does not fit {view.name}: asked for {_demand(deployment, view)}; "
         f"free: {_free(deployment, view)}; what would fit: {change}"
     )
 
@@ -40,18 +43,18 @@ class _EnoughError(Exception):
 
 
 class _Bounded:
-    """``fits`` until its work is used up: advice may be left out, but is never wrong and never slow."""
+    """``fits`` with a budget of work: advice may be missing, but is never wrong and never slow."""
 
     def __init__(self, fits: Fits) -> None:
-        self.fits, self.left = fits, MAX_WORK
+        self.fits, self.work_left = fits, MAX_WORK
 
     def __call__(self, deployment: Deployment, view: ClusterView) -> bool:
         work = len(view.engine_nodes)
         if deployment.mode != "pd-pack":
             for pool in deployment.pools.values():
                 work *= 1 + pool.tp_groups
-        self.left -= work
-        if self.left < 0:
+        self.work_left -= work
+        if self.work_left < 0:
             raise _EnoughError
         return self.fits(deployment, view)
 
@@ -60,7 +63,7 @@ def _unit(view: ClusterView) -> str:
     return "GPU" if view.device == "gpu" else "CPU"
 
 
-def _asked(deployment: Deployment, view: ClusterView) -> str:
+def _demand(deployment: Deployment, view: ClusterView) -> str:
     unit = _unit(view)
     parts = []
     for role, pool in deployment.pools.items():
@@ -78,7 +81,7 @@ def _asked(deployment: Deployment, view: ClusterView) -> str:
 
 
 def _free(deployment: Deployment, view: ClusterView) -> str:
-    """Free slots per node, equal nodes together; CPUs where a GPU node has too few of them."""
+    """Free slots per node, equal nodes together; free CPUs too if a GPU node has too few."""
     unit = _unit(view)
     same: dict[str, list[str]] = {}
     for node in view.engine_nodes:
@@ -89,13 +92,8 @@ def _free(deployment: Deployment, view: ClusterView) -> str:
             text += f" {short}"
         same.setdefault(text, []).append(node.id)
     return ", ".join(
-        f"{text} on {_listed(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
+        f"{text} on {listed(ids) if len(ids) <= 3 else f'each of {len(ids)} nodes'}" for text, ids in same.items()
     )
-
-
-def _listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
@@ -108,21 +106,21 @@ def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
 
 
 def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """Fewest flags changed, then fewest GPUs given up, then the ratio of the two pools kept best."""
+    """The change of the fewest flags, then the fewest GPUs less, then the ratio of the pools nearest the requested."""
     options = [(role, list(_reductions(role, pool, view))) for role, pool in deployment.pools.items()]
-    attempts = [({role: pool}, flag) for role, found in options for pool, flag in found]
+    attempts = [({role: pool}, flag) for role, reductions in options for pool, flag in reductions]
     attempts.sort(key=lambda attempt: -sum(pool.gpus for pool in attempt[0].values()))
     if len(options) == 2:
-        (first, firsts), (second, seconds) = options
-        asked = math.log(deployment.pools[first].gpus / deployment.pools[second].gpus)
+        (role_a, reductions_a), (role_b, reductions_b) = options
+        log_ratio = math.log(deployment.pools[role_a].gpus / deployment.pools[role_b].gpus)
         pairs = [
-            ({first: a, second: b}, f"{flag_a} {flag_b}")
-            for (a, flag_a), (b, flag_b) in itertools.product(firsts, seconds)
+            ({role_a: a, role_b: b}, f"{flag_a} {flag_b}")
+            for (a, flag_a), (b, flag_b) in itertools.product(reductions_a, reductions_b)
         ]
 
         def worth(attempt: tuple[dict[str, Pool], str]) -> tuple[int, float]:
             a, b = attempt[0].values()
-            return -a.gpus - b.gpus, abs(math.log(a.gpus / b.gpus) - asked)
+            return -a.gpus - b.gpus, abs(math.log(a.gpus / b.gpus) - log_ratio)
 
         attempts += sorted(pairs, key=worth)
     room = sum(len(node.slots) for node in view.engine_nodes)
@@ -131,7 +129,7 @@ def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | Non
     tried = 0
     for pools, flags in attempts:
         changed = _with_pools(deployment, pools)
-        if changed.gpus > room or not _tp_ratio_allowed(changed, deployment):
+        if changed.gpus > room or not _worth_advising(changed, deployment):
             continue
         if fits(changed, view):
             return f"{flags} ({changed.gpus} {_unit(view)}s)"
@@ -162,67 +160,68 @@ def _with_pools(deployment: Deployment, pools: dict[str, Pool]) -> Deployment:
     return deployment.model_copy(update={"topology": topology.model_copy(update=update)})
 
 
-def _tp_ratio_allowed(changed: Deployment, asked: Deployment) -> bool:
-    """No advice that makes a TP ratio which NIXL refuses, or prefill TP > decode TP where it was not asked for."""
-    if not (isinstance(changed.topology, Disaggregated) and isinstance(asked.topology, Disaggregated)):
-        return True
-    prefill, decode = changed.topology.prefill.tp, changed.topology.decode.tp
-    experimental = asked.topology.prefill.tp > asked.topology.decode.tp
-    return not max(prefill, decode) % min(prefill, decode) and (prefill <= decode or experimental)
+def _worth_advising(changed: Deployment, requested: Deployment) -> bool:
+    """Whether vLLM accepts the degrees, and without a warning that the requested ones do not have."""
+    try:
+        return len(check_divisibility(changed, None)) <= len(check_divisibility(requested, None))
+    except UsageError:
+        return False
 
 
 def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
     topology = deployment.topology
     if not isinstance(topology, Disaggregated):
         return None
-    other = "spread" if topology.placement == "pack" else "pack"
-    changed = deployment.model_copy(update={"topology": topology.model_copy(update={"placement": other})})
-    return f"--pd-{other}" if fits(changed, view) else None
+    placement = "spread" if topology.placement == "pack" else "pack"
+    changed = deployment.model_copy(update={"topology": topology.model_copy(update={"placement": placement})})
+    return f"--pd-{placement}" if fits(changed, view) else None
 
 
-def _given_back(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """What others hold and would have to give back: the fewest on one node, or else on several."""
-    held = {node.id: node_size(node) - len(node.slots) for node in view.engine_nodes}
-    busy = [node for node in view.engine_nodes if held[node.id] or node.available_cpus < node.cpus]
+def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """The GPUs or CPUs that others would have to release: the fewest on one node, or else on several."""
+    held_elsewhere = {node.id: node_size(node) - len(node.slots) for node in view.engine_nodes}
+    busy = [node for node in view.engine_nodes if held_elsewhere[node.id] or node.available_cpus < node.cpus]
     unit = _unit(view)
 
     def without(counts: Mapping[str, int]) -> bool:
         nodes = tuple(_with_free(node, counts[node.id]) if node.id in counts else node for node in view.nodes)
         return fits(deployment, view.model_copy(update={"nodes": nodes}))
 
-    for count in range(max(held.values(), default=0) + 1):
+    for count in range(max(held_elsewhere.values(), default=0) + 1):
         for node in busy:
-            if count <= held[node.id] and without({node.id: count}):
+            if count <= held_elsewhere[node.id] and without({node.id: count}):
                 if not count:
-                    return f"the CPUs that others hold on {node.id} given back"
-                most = f"{count} of the " if count < held[node.id] else "the "
-                plural = "" if held[node.id] == 1 else "s"
-                return f"{most}{held[node.id]} {unit}{plural} that others hold on {node.id} given back"
-    everything = {node.id: held[node.id] for node in busy}
-    if not everything or not without(everything):
+                    return f"others release their CPUs on {node.id}"
+                amount = f"{count} of their" if count < held_elsewhere[node.id] else "their"
+                plural = "" if held_elsewhere[node.id] == 1 else "s"
+                return f"others release {amount} {held_elsewhere[node.id]} {unit}{plural} on {node.id}"
+    to_free = {node.id: held_elsewhere[node.id] for node in busy}
+    if not to_free or not without(to_free):
         return None
-    for node_id, whole in list(everything.items()):
-        rest = {other: count for other, count in everything.items() if other != node_id}
-        everything = next(
-            fewer for count in range(whole + 1) if without(fewer := rest | ({node_id: count} if count else {}))
+    for node_id, full_count in list(to_free.items()):
+        freed_elsewhere = {other_id: count for other_id, count in to_free.items() if other_id != node_id}
+        to_free = next(
+            fewer
+            for count in range(full_count + 1)
+            if without(fewer := freed_elsewhere | ({node_id: count} if count else {}))
         )
-    if len(everything) <= 3:
-        where = _listed([f"{count} on {node_id}" for node_id, count in everything.items()])
+    if len(to_free) <= 3:
+        places = listed([f"{count} on {node_id}" for node_id, count in to_free.items()])
     else:
-        where = f"{sum(everything.values())} on {len(everything)} nodes"
-    return f"of the {unit}s that others hold, {where} given back"
+        places = f"{sum(to_free.values())} on {len(to_free)} nodes"
+    return f"others release {unit}s: {places}"
 
 
 def _with_free(node: ClusterNode, count: int) -> ClusterNode:
-    """The node with so many more free slots; the CPUs that others hold beside GPUs come back too."""
+    """The node with ``count`` more free slots; the CPUs that others hold beside GPUs are free too."""
     if not node.gpus:
         return node.model_copy(update={"free_cpus": min(node.cpus, node.available_cpus + count)})
-    others = [gpu for gpu in range(node.gpus) if gpu not in node.slots]
-    return node.model_copy(update={"free_gpus": tuple(sorted((*node.slots, *others[:count]))), "free_cpus": None})
+    in_use = [gpu for gpu in range(node.gpus) if gpu not in node.slots]
+    return node.model_copy(update={"free_gpus": tuple(sorted((*node.slots, *in_use[:count]))), "free_cpus": None})
 
 
 def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """How many more free nodes, each like the biggest that the deployment may use, would do."""
+    """How many further free nodes would suffice, each like the biggest that the deployment may use."""
     usable = [node for pool in deployment.pools.values() for node in eligible(pool, view.engine_nodes)]
     biggest = max(usable, key=node_size, default=None)
     if biggest is None or (deployment.mode == "pd-pack" and len(biggest.slots) == node_size(biggest)):
@@ -240,4 +239,4 @@ def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | 
         middle = (low + high) // 2
         low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
     nodes = "1 more node" if low == 1 else f"{low} more nodes"
-    return f"{nodes} with {node_size(biggest)} free {_unit(view)}s"
+    return f"{nodes} with {node_size(biggest)} free {_unit(view)}s{'' if low == 1 else ' each'}"

@@ -4,7 +4,7 @@ Rules. Free slots and free CPUs count, not totals. Collocated replicas go on as 
 possible, nodes in partial use first. ``pack`` puts every prefill and decode replica on one node,
 ``spread`` puts the two pools on disjoint sets of nodes. A TP group stays on one node, unless TP is
 larger than the biggest node: then it takes whole free nodes of one size. A replica stays on one
-node where that is possible at all, otherwise on few. A placement is found whenever there is one.
+node if that is possible, otherwise on few. A placement is found whenever one exists.
 
 Ray Serve has one label selector for all replicas of a deployment, so a pool is pinned to its *set*
 of nodes and Ray chooses within it: which replica of the pool lands on which of its nodes, and
@@ -55,7 +55,7 @@ def place(deployment: Deployment, view: ClusterView) -> Placement:
 
 
 def fits(deployment: Deployment, view: ClusterView) -> bool:
-    """Whether `place` would find a place; quicker than asking it, for a refusal is not explained."""
+    """Whether `place` would succeed; quicker, because a refusal is not explained."""
     return _layouts(deployment, view) is not None
 
 
@@ -156,36 +156,39 @@ def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str
 
 
 def cautions(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
-    """What Ray may do differently from the plan in a way that matters, and unlike nodes; usually nothing.
+    """Warnings: where Ray may deviate from the plan in a way that matters, and unlike nodes; usually none.
 
     Ray reserves single GPUs. Where a replica of TP groups spans nodes whose free GPUs are not a
     multiple of TP and its bundles are not pinned one by one, Ray may cut a group at a node's edge.
     """
-    found = []
+    warnings = []
     for role in (replica.role for replica in placement.replicas if replica.index == 0):
         pool = deployment.pools[role]
         spanning = [replica for replica in placement.of(role) if len(replica.nodes) > 1]
         ids = dict.fromkeys(node for replica in spanning for node in replica.nodes)
         ragged = [i for i in ids if pool.tp < node_size(view.node(i)) and len(view.node(i).slots) % pool.tp]
         if ragged and any(len(nodes) > 1 for nodes in bundle_nodes(pool, placement, role)):
-            found.append(
-                f"{role}: replicas span nodes whose free GPUs are no multiple of TP {pool.tp} "
-                f"({', '.join(ragged)}); Ray may split a TP group there, free those nodes first"
+            warnings.append(
+                f"{role}: replicas span nodes whose free GPUs are not a multiple of TP {pool.tp} "
+                f"({', '.join(ragged)}); Ray may split a TP group there: free those nodes first"
             )
-    return found + _unlike(placement, view)
+    return warnings + _unlike(placement, view)
 
 
 def _unlike(placement: Placement, view: ClusterView) -> list[str]:
-    """Prefill and decode on nodes with other GPUs or networks: it serves, but hardly as it was meant."""
+    """Warnings about prefill and decode on nodes with different GPUs or networks."""
     pools = [[view.node(node_id) for node_id in placement.nodes_of(role)] for role in ("prefill", "decode")]
     facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [
-        ("GPUs", lambda node: node.gpu_type, "the slower ones set the pace"),
+        ("GPUs", lambda node: node.gpu_type, "the slower GPUs limit the throughput"),
         ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
     ]
-    found = []
-    for what, of, then in facts:
-        prefill, decode = ({of(node) or "unknown" for node in pool} for pool in pools)
+    warnings = []
+    for kind_of_fact, fact_of, effect in facts:
+        prefill, decode = ({fact_of(node) or "unknown" for node in pool} for pool in pools)
         if prefill and decode and len(prefill | decode) > 1:
-            told = f"prefill {' and '.join(sorted(prefill))}, decode {' and '.join(sorted(decode))}"
-            found.append(f"nodes with other {what}: {told}; {then} (gpu_type of a pool in --config chooses)")
-    return found
+            both_roles = f"prefill {' and '.join(sorted(prefill))}, decode {' and '.join(sorted(decode))}"
+            warnings.append(
+                f"nodes with different {kind_of_fact}: {both_roles}; {effect} "
+                "(choose with gpu_type of a pool in --config)"
+            )
+    return warnings

@@ -121,7 +121,7 @@ Steps = tuple[tuple[int, str], "Steps"] | None
 
 
 def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[tuple[Offer, list[str]]] | None:
-    """For every pool an offer and its set of node ids, the sets disjoint; None when there is no way.
+    """For every pool an offer and its set of node ids, the sets disjoint; None if none fits.
 
     Best rank first (replicas on single nodes, one GPU type for each pool and for both), then fewest
     ragged nodes, fewest nodes, fewest free slots on them (nodes in partial use are filled up first),
@@ -133,9 +133,9 @@ def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[tu
         rank = _rank(way)
         if best and rank > best[0]:
             break
-        found = _cheapest(way, nodes)
-        if found and (best is None or found[0] < best[1]):
-            best = (rank, found[0], way, found[1])
+        cheapest = _cheapest(way, nodes)
+        if cheapest and (best is None or cheapest[0] < best[1]):
+            best = (rank, cheapest[0], way, cheapest[1])
     return list(zip(best[2], best[3], strict=True)) if best else None
 
 
@@ -177,20 +177,20 @@ def fill(offer: Offer, node_ids: Sequence[str]) -> list[list[tuple[str, ...]]]:
     A replica goes to a node that holds it whole as long as there is one, the fullest such node
     first; a replica that no node holds takes the emptiest nodes, so that it touches few.
     """
-    left = {node_id: offer.units[node_id] for node_id in node_ids}
+    free_units = {node_id: offer.units[node_id] for node_id in node_ids}
     replicas = []
     for _ in range(offer.replicas):
-        taken: list[str] = []
-        while len(taken) < offer.per_replica:
-            wanted = offer.per_replica - len(taken)
-            holding = [node_id for node_id in node_ids if left[node_id] >= wanted]
+        assigned: list[str] = []
+        while len(assigned) < offer.per_replica:
+            still_needed = offer.per_replica - len(assigned)
+            holding = [node_id for node_id in node_ids if free_units[node_id] >= still_needed]
             if holding:
-                node_id, count = min(holding, key=left.__getitem__), wanted
+                node_id, count = min(holding, key=free_units.__getitem__), still_needed
             else:
-                node_id = max(node_ids, key=left.__getitem__)
-                count = left[node_id]
-            left[node_id] -= count
-            taken += [node_id] * count
+                node_id = max(node_ids, key=free_units.__getitem__)
+                count = free_units[node_id]
+            free_units[node_id] -= count
+            assigned += [node_id] * count
         step = offer.nodes_per_group
-        replicas.append([tuple(taken[i : i + step]) for i in range(0, len(taken), step)])
+        replicas.append([tuple(assigned[i : i + step]) for i in range(0, len(assigned), step)])
     return replicas

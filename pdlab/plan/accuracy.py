@@ -1,4 +1,4 @@
-"""Predicted beside measured: errors of every level, their medians, the order of the configurations. Pure."""
+"""Predicted against measured: errors of every level, their medians, the order of the configurations. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("TPOT", "mean TTFT", "requests/s")
 Values = tuple[float | None, float, float, float | None, float | None]
 
 
-class Measured(Frozen):
+class MeasuredSweep(Frozen):
     """One experiment to fit to: levels in the order in which they ran, and of each
     (TPOT s, TTFT s, requests/s, median ITL s, p99 ITL s)."""
 
@@ -32,7 +32,7 @@ class Measured(Frozen):
     prompts: Prompts
 
 
-class Point(Frozen):
+class PredictedPoint(Frozen):
     """A predicted and a measured figure; ``metric`` is one of `NAMES`."""
 
     experiment: str
@@ -51,22 +51,24 @@ def name_of(load: Load) -> str:
     return f"{load.kind} {load.value:g}"
 
 
-def median_errors(points: Sequence[Point], skip_first: bool = True) -> dict[str, float]:
+def median_errors(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, float]:
     """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
-    first = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
-    kept = [point for point in points if first.get(point.experiment) != point.load]
+    lowest_load = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
+    compared = [point for point in points if lowest_load.get(point.experiment) != point.load]
     return {
-        name: statistics.median(abs(point.error_percent) for point in kept if point.metric == name)
+        name: statistics.median(abs(point.error_percent) for point in compared if point.metric == name)
         for name in NAMES
-        if any(point.metric == name for point in kept)
+        if any(point.metric == name for point in compared)
     }
 
 
-def rankings(experiments: Sequence[Measured], points: Sequence[Point], node_gpus: int) -> dict[str, list[AtTarget]]:
+def rankings(
+    experiments: Sequence[MeasuredSweep], points: Sequence[PredictedPoint], node_gpus: int
+) -> dict[str, list[AtTarget]]:
     """Input:output lengths -> rank correlation of the experiments of that workload by throughput per node at
-    equal TPOT, targets 7 to 12 ms (`pdlab.plan.accuracy` says what is left out).
+    equal TPOT, targets 7 to 12 ms (`rank_correlations` says what is left out).
 
-    Closed loops alone are ranked: at a request rate throughput is what was asked for. Repeats count as
+    Only closed loops are ranked: in an open loop throughput is the offered rate. Repeats count as
     their mean. A workload of fewer than three experiments has no entry.
     """
     rows = _rows(points)
@@ -76,71 +78,74 @@ def rankings(experiments: Sequence[Measured], points: Sequence[Point], node_gpus
             workload = experiment.workload
             lengths = f"{workload.sent_input_tokens}:{workload.sent_output_tokens}"
             groups.setdefault(lengths, {})[experiment.name] = _curves(experiment, rows, node_gpus)
-    found = {}
-    for lengths, both in groups.items():
-        ours, theirs = ({name: curves[side] for name, curves in both.items()} for side in (0, 1))
-        if at := rank_correlations(ours, theirs):
-            found[lengths] = at
-    return found
+    by_lengths = {}
+    for lengths, curve_pairs in groups.items():
+        ours, theirs = ({name: curves[side] for name, curves in curve_pairs.items()} for side in (0, 1))
+        if correlations := rank_correlations(ours, theirs):
+            by_lengths[lengths] = correlations
+    return by_lengths
 
 
-Rows = dict[tuple[str, str], dict[str, Point]]
+Rows = dict[tuple[str, str], dict[str, PredictedPoint]]
 
 
-def _curves(experiment: Measured, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
-    """Predicted and measured (TPOT s, requests/s per node) by load, where a level has both."""
+def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
+    """Predicted and measured (TPOT s, requests/s per node) by load, of levels that have both."""
     scale = node_gpus / experiment.deployment.gpus
     loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
-    found = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
-    pairs = [(row["TPOT"], row["requests/s"]) for row in found if {"TPOT", "requests/s"} <= row.keys()]
+    level_rows = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
+    pairs = [(row["TPOT"], row["requests/s"]) for row in level_rows if {"TPOT", "requests/s"} <= row.keys()]
     return (
         [(tpot.predicted, scale * rate.predicted) for tpot, rate in pairs],
         [(tpot.measured, scale * rate.measured) for tpot, rate in pairs],
     )
 
 
-def _rows(points: Sequence[Point]) -> Rows:
+def _rows(points: Sequence[PredictedPoint]) -> Rows:
     """(experiment, load) -> metric -> point, in order; repeats become their mean."""
-    repeats: dict[tuple[str, str], dict[str, list[Point]]] = {}
+    repeats: dict[tuple[str, str], dict[str, list[PredictedPoint]]] = {}
     for point in points:
         repeats.setdefault((point.experiment, point.load), {}).setdefault(point.metric, []).append(point)
-    return {key: {metric: _mean(of) for metric, of in row.items()} for key, row in repeats.items()}
+    return {key: {metric: _mean(members) for metric, members in row.items()} for key, row in repeats.items()}
 
 
-def _mean(points: Sequence[Point]) -> Point:
+def _mean(points: Sequence[PredictedPoint]) -> PredictedPoint:
     means = {side: statistics.fmean(getattr(point, side) for point in points) for side in ("predicted", "measured")}
     return points[0].model_copy(update=means)
 
 
-def table(points: Sequence[Point]) -> str:
+def table(points: Sequence[PredictedPoint]) -> str:
     """Markdown: per experiment and load, predicted / measured (means over repeats) and the error of each metric."""
     lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
     for (name, load), row in _rows(points).items():
         cells = []
         for metric, factor, digits in zip(NAMES, (1e3, 1e3, 1.0), (2, 0, 2), strict=True):
-            at = row.get(metric)
-            if at is None:
+            point = row.get(metric)
+            if point is None:
                 cells.append("-")
                 continue
-            both = " / ".join(f"{value * factor:.{digits}f}" for value in (at.predicted, at.measured))
-            cells.append(f"{both} ({at.error_percent:+.0f} %)")
+            values = " / ".join(f"{value * factor:.{digits}f}" for value in (point.predicted, point.measured))
+            cells.append(f"{values} ({point.error_percent:+.0f} %)")
         lines.append(f"| {name} | {load} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def told(errors: dict[str, float]) -> str:
+def errors_text(errors: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()) + " (median absolute)"
 
 
-def ranked(found: dict[str, list[AtTarget]]) -> str:
+def rankings_text(by_lengths: dict[str, list[AtTarget]]) -> str:
     """One line per workload: the mean, and every target with the number of configurations that reach it."""
-    if not found:
+    if not by_lengths:
         return "rank by throughput per node at equal TPOT: no target of 7 to 12 ms is reached by three experiments"
     lines = []
-    for lengths, targets in found.items():
-        each = ", ".join(f"{1e3 * at.tpot_s:g} ms {at.correlation:.2f} of {len(at.configurations)}" for at in targets)
+    for lengths, targets in by_lengths.items():
+        per_target = ", ".join(
+            f"{1e3 * at.tpot_s:g} ms {at.correlation:.2f} of {len(at.configurations)}" for at in targets
+        )
         lines.append(
-            f"rank by throughput per node at equal TPOT, {lengths}: Spearman {mean_correlation(targets):.2f} ({each})"
+            f"rank by throughput per node at equal TPOT, {lengths}: Spearman {mean_correlation(targets):.2f} "
+            f"({per_target})"
         )
     return "\n".join(lines)
 
@@ -160,16 +165,16 @@ class AtTarget(NamedTuple):
 
 
 def throughput_at(curve: Curve, tpot_s: float) -> float | None:
-    """Most throughput at that TPOT, straight between neighbouring levels; None where no part of the curve has it."""
+    """Highest throughput at that TPOT, linear between neighbouring levels; None if the curve does not reach it."""
     return max(values_at(curve, tpot_s), default=None)
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Rank correlation of two equally long sequences; None where one of them is all ties or has fewer than two."""
-    first, second = _ranks(one), _ranks(other)
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:
+    """Rank correlation of two equally long sequences; None if one of them is all ties or has fewer than two values."""
+    ranks_a, ranks_b = _ranks(values_a), _ranks(values_b)
+    if len(ranks_a) < 2 or np.ptp(ranks_a) == 0 or np.ptp(ranks_b) == 0:
         return None
-    return float(np.corrcoef(first, second)[0, 1])
+    return float(np.corrcoef(ranks_a, ranks_b)[0, 1])
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
@@ -186,10 +191,10 @@ def rank_correlations(
     """Spearman's rank correlation of the configurations by throughput per node at each TPOT target.
 
     A configuration counts at a target where its predicted and its measured curve both pass through it: one
-    that never reaches the target, or only beyond its lowest or highest level, is left out there, for
-    nothing is extended. A target with fewer than three configurations, or where all are equal, is left out.
+    that never reaches the target, or only beyond its lowest or highest level, is left out there, because
+    curves are not extrapolated. A target with fewer than three configurations, or where all are equal, is left out.
     """
-    found = []
+    reached_targets = []
     for tpot_s in targets_s:
         rates = {
             name: (ours, theirs)
@@ -201,10 +206,10 @@ def rank_correlations(
             continue
         correlation = spearman(*zip(*rates.values(), strict=True))
         if correlation is not None:
-            found.append(AtTarget(tpot_s, tuple(rates), correlation))
-    return found
+            reached_targets.append(AtTarget(tpot_s, tuple(rates), correlation))
+    return reached_targets
 
 
-def mean_correlation(found: Sequence[AtTarget]) -> float | None:
-    """Mean over the targets; None without any."""
-    return statistics.fmean(at.correlation for at in found) if found else None
+def mean_correlation(targets: Sequence[AtTarget]) -> float | None:
+    """Mean over the targets; None if there are none."""
+    return statistics.fmean(at.correlation for at in targets) if targets else None

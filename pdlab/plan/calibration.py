@@ -2,8 +2,8 @@
 
 Every level of every experiment is simulated as it was measured (same counts, same order, same
 repeated or fresh prompts), and the logarithms of simulated over measured mean TPOT, mean TTFT and
-requests/s, and of the median and the 99th percentile of ITL where they are known (they tell a
-decode step from one with a prefill in it), are made small: sum of sqrt(1 + (r / 0.04)^2) - 1
+requests/s, and of the median and the 99th percentile of ITL if they are known (they distinguish a
+decode step from one with a prefill in it), are minimised: sum of sqrt(1 + (r / 0.04)^2) - 1
 (quadratic up to 4 %, linear beyond, so that one odd level does not bend the rest), plus a weak pull
 of each constant towards its start value (a factor of two counts like one residual of 4 %).
 Coordinate search with common random numbers: the simulator is cheap, and its small jumps (a request
@@ -23,7 +23,7 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
-from pdlab.plan.accuracy import NAMES, Measured, Point, Values, name_of
+from pdlab.plan.accuracy import NAMES, MeasuredSweep, PredictedPoint, Values, name_of
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import SimulatedLevel, figures, gaps
@@ -36,22 +36,25 @@ SCALE = 0.04
 SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
 
 
-def measured(experiment: Experiment, prompts: Prompts) -> Measured:
-    """What to fit to. Request-rate levels far below their rate are left out, and such levels have prompts of
-    their own in any case: a sweep of them that repeats prompts was never seen.
+def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
+    """The levels to fit to. Open-loop levels far below their offered rate are left out; open loops always have
+    fresh prompts.
 
-    Raises StoreError when the experiment does not say its deployment.
+    Raises StoreError if the experiment does not record its deployment.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
-        raise StoreError(f"{experiment.name}: its deployment is not known, so it cannot be simulated")
+        raise StoreError(
+            f"{experiment.name}: its deployment is not recorded, so it cannot be simulated; "
+            "measure it with run_bm.sh, which records it"
+        )
     runs = [run for run in experiment.runs if run.whole.ttft is not None and run.validity.valid and not _saturated(run)]
     if not runs:
         raise StoreError(f"{experiment.name}: no valid level with a TTFT")
     levels = tuple(
         Level(load=run.load, repeat=run.key.repeat, num_requests=run.num_requests, seed=run.seed or 0) for run in runs
     )
-    return Measured(
+    return MeasuredSweep(
         name=experiment.name,
         deployment=manifest.deployment,
         workload=runs[0].workload,
@@ -66,15 +69,15 @@ def _saturated(run: Run) -> bool:
 
 
 def _values(run: Run) -> Values:
-    whole = run.whole
-    assert whole.ttft is not None
-    itl = whole.itl.percentiles_s if whole.itl else {}
-    if whole.tpot and itl.get("p50", 0.0) < whole.tpot.mean_s / 2:
+    summary = run.whole
+    assert summary.ttft is not None
+    itl = summary.itl.percentiles_s if summary.itl else {}
+    if summary.tpot and itl.get("p50", 0.0) < summary.tpot.mean_s / 2:
         itl = {}  # chunks of several tokens: their gaps are not the engine's steps
     return (
-        whole.tpot.mean_s if whole.tpot else None,
-        whole.ttft.mean_s,
-        whole.requests_per_s,
+        summary.tpot.mean_s if summary.tpot else None,
+        summary.ttft.mean_s,
+        summary.requests_per_s,
         itl.get("p50"),
         itl.get("p99"),
     )
@@ -85,8 +88,8 @@ def _simulated(level: SimulatedLevel) -> Values:
     return (*figures(level), *((itl.percentiles_s["p50"], itl.percentiles_s["p99"]) if itl else (None, None)))
 
 
-def predict(hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int]) -> list[Values]:
-    """What `Measured.values` has of every level, means over the seeds."""
+def predict(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]) -> list[Values]:
+    """Predictions of `MeasuredSweep.values`, means over the seeds."""
     trials = [
         [
             _simulated(level)
@@ -107,23 +110,23 @@ def predict(hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: 
 
 def _means(trials: Sequence[Values]) -> Values:
     def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known else None
+        known_values = [value for value in values if value is not None]
+        return statistics.fmean(known_values) if known_values else None
 
     tpot, ttft, rate, middle, tail = (mean(values) for values in zip(*trials, strict=True))
     assert ttft is not None and rate is not None
     return tpot, ttft, rate, middle, tail
 
 
-def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured], seeds: Sequence[int]) -> float:
+def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], seeds: Sequence[int]) -> float:
     """The sum described above, without the pull; infinite where an experiment cannot run at all."""
     total = 0.0
     for experiment in experiments:
         try:
-            found = predict(hardware, shape, experiment, seeds)
+            predicted_values = predict(hardware, shape, experiment, seeds)
         except UsageError:
             return math.inf
-        for number, (ours, theirs) in enumerate(zip(found, experiment.values, strict=True)):
+        for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
             importance = FIRST_LEVEL if number == 0 else 1.0
             for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
                 if value is None or truth is None:
@@ -136,13 +139,13 @@ def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[Measured],
 def fit(
     start: Hardware,
     shape: ModelShape,
-    experiments: Sequence[Measured],
+    experiments: Sequence[MeasuredSweep],
     *,
     seeds: Sequence[int] = (0, 1),
     rounds: int = 12,
     say: Callable[[str], None] = lambda _: None,
 ) -> Hardware:
-    """``start`` with its fitted constants moved to where the experiments are met best."""
+    """``start`` with its fitted constants set to the values that fit the experiments best."""
     names = [name for name, constant in start.constants.items() if constant.basis == "fitted"]
     origin = {name: start.value(name) for name in names}
     values, steps = dict(origin), dict.fromkeys(names, 0.2)
@@ -156,9 +159,9 @@ def fit(
         for name in names:
             for factor in (1 + steps[name], 1 / (1 + steps[name])):
                 trial = {**values, name: values[name] * factor}
-                found = score(trial)
-                if found < best:
-                    best, values = found, trial
+                trial_loss = score(trial)
+                if trial_loss < best:
+                    best, values = trial_loss, trial
                     steps[name] = min(steps[name] * 1.4, 0.5)
                     break
             else:
@@ -183,31 +186,33 @@ def coarse(hardware: Hardware) -> Hardware:
 
 
 def compare(
-    hardware: Hardware, shape: ModelShape, experiment: Measured, seeds: Sequence[int] = (10, 11, 12, 13)
-) -> list[Point]:
-    """Predicted beside measured, every level and metric."""
+    hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = (10, 11, 12, 13)
+) -> list[PredictedPoint]:
+    """Predicted and measured figures of every level and metric."""
     points = []
-    found = predict(hardware, shape, experiment, seeds)
-    for level, ours, theirs in zip(experiment.levels, found, experiment.values, strict=True):
+    predicted_values = predict(hardware, shape, experiment, seeds)
+    for level, ours, theirs in zip(experiment.levels, predicted_values, experiment.values, strict=True):
         load = name_of(level.load)
         for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
             if value is not None and truth is not None:
                 points.append(
-                    Point(experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth)
+                    PredictedPoint(
+                        experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth
+                    )
                 )
     return points
 
 
 def _held_out(
-    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], number: int, rounds: int
-) -> list[Point]:
-    others = [*experiments[:number], *experiments[number + 1 :]]
-    return compare(fit(start, shape, others, rounds=rounds), shape, experiments[number])
+    start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], number: int, rounds: int
+) -> list[PredictedPoint]:
+    training_set = [*experiments[:number], *experiments[number + 1 :]]
+    return compare(fit(start, shape, training_set, rounds=rounds), shape, experiments[number])
 
 
 def cross_validate(
-    start: Hardware, shape: ModelShape, experiments: Sequence[Measured], rounds: int = 12, workers: int = 2
-) -> list[Point]:
+    start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], rounds: int = 12, workers: int = 2
+) -> list[PredictedPoint]:
     """Every experiment predicted by a fit to all the others."""
     with ProcessPoolExecutor(workers) as pool:
         futures = [
@@ -217,8 +222,8 @@ def cross_validate(
 
 
 def other_kind(hardware: Hardware, experiment: Experiment) -> str | None:
-    """What to say where GPUs were measured and the hardware is of CPUs, or the other way round; else None."""
+    """A warning if GPUs were measured and the hardware file is for CPUs, or the other way round; else None."""
     if (gpus_of(experiment).device == "cpu") == hardware.cpu:
         return None
     measured_on = "GPUs" if hardware.cpu else "engines on CPUs"
-    return f"{experiment.name} was measured on {measured_on}, but {hardware.name} is of {hardware.gpu}"
+    return f"{experiment.name} was measured on {measured_on}, but {hardware.name} describes {hardware.gpu}"

@@ -3,7 +3,7 @@
 One kind of engine per way in which the model fits: TP within a node; where no TP degree holds it, PP over
 TP8, and DP with expert parallel over whole nodes. Prefill and decode pools of every two kinds make units
 of P:D replicas without a common factor, since 2:2 is 1:1 twice; a unit is run in as many *copies* as can
-be placed. Collocated pools fill a node, or all GPUs where these are no multiple of it. Units are compared
+be placed. Collocated pools fill a node, or all GPUs if these are not a multiple of a node. Units are compared
 by rate matching (`pdlab.plan.rate_matching`), the best are placed (`pdlab.placement.place`) and kept.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
 from pdlab.placement.place import fits, place
-from pdlab.plan.rate_matching import Engines, Matcher, Unit
+from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
 
@@ -43,7 +43,7 @@ class Sized:
     in_flight: float  # requests in flight at that rate, by Little's law
 
 
-def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Engines]:
+def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
     """One replica of every way to run an engine that holds at least one request. Raises UsageError."""
     request = workload.sent_input_tokens + workload.sent_output_tokens
     if request > shape.max_context:
@@ -51,38 +51,38 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
             f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}: shorten it"
         )
     node = hardware.gpus_per_node
-    within = [Engines(tp=tp) for tp in TP_DEGREES if tp <= node]
-    across = [Engines(tp=node, pp=stages) for stages in range(2, 5)]
+    within = [Pool(tp=tp) for tp in TP_DEGREES if tp <= node]
+    across = [Pool(tp=node, pp=stages) for stages in range(2, 5)]
     if shape.experts > 1:
-        across += [Engines(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
-    for wanted in (within, across):
-        found = [
-            of
-            for of in wanted
-            if of.gpus <= gpus
-            and _accepted(Collocated(pool=of.pool()), shape)
-            and kv_capacity_tokens(hardware, shape, of.pool()) >= request
+        across += [Pool(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
+    for layouts in (within, across):
+        usable = [
+            pool
+            for pool in layouts
+            if pool.gpus <= gpus
+            and _accepted(Collocated(pool=pool), shape)
+            and kv_capacity_tokens(hardware, shape, pool) >= request
         ]
-        if found:
-            return found
+        if usable:
+            return usable
     raise UsageError(
         f"{shape.name} with a request of {request} tokens fits no TP degree of {TP_DEGREES} and no whole nodes with PP "
         f"or expert parallel within {gpus} GPUs of {hardware.gpu}; give more GPUs or shorter requests"
     )
 
 
-def units(shapes: Sequence[Engines], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
+def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
     """Every unit within the GPUs that vLLM accepts, collocated ones first."""
-    for of in shapes:
-        fill = node if gpus % node == 0 and of.gpus <= node else gpus
-        yield Unit(of, fill // of.gpus, None, 0)
+    for pool in shapes:
+        fill = node if gpus % node == 0 and pool.gpus <= node else gpus
+        yield Unit(pool, fill // pool.gpus, None, 0)
     for prefill in shapes:
         for decode in shapes:
-            if not _accepted(Disaggregated(prefill=prefill.pool(), decode=decode.pool(), placement="spread"), shape):
+            if not _accepted(Disaggregated(prefill=prefill, decode=decode, placement="spread"), shape):
                 continue
             for prefills in range(1, min(gpus // prefill.gpus, MOST_REPLICAS) + 1):
-                left = gpus - prefills * prefill.gpus
-                for decodes in range(1, min(left // decode.gpus, MOST_REPLICAS) + 1):
+                decode_gpus = gpus - prefills * prefill.gpus
+                for decodes in range(1, min(decode_gpus // decode.gpus, MOST_REPLICAS) + 1):
                     if math.gcd(prefills, decodes) == 1:
                         yield Unit(prefill, prefills, decode, decodes)
 
@@ -95,11 +95,11 @@ def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
     return True
 
 
-def bounds(matcher: Matcher, shapes: Iterable[Engines], tpot_s: float | None) -> tuple[float, ...]:
+def bounds(matcher: Matcher, shapes: Iterable[Pool], tpot_s: float | None) -> tuple[float, ...]:
     """TPOT bounds at which units are compared: around the SLO's, or above the fastest decode step."""
     if tpot_s is not None:
         return tuple(share * tpot_s for share in TIGHTER)
-    fastest_s = min(matcher.step_s(of, 1) for of in shapes)
+    fastest_s = min(matcher.step_s(pool, 1) for pool in shapes)
     return (*(factor * fastest_s for factor in LOOSER), math.inf)
 
 
@@ -108,7 +108,7 @@ def shortlist(
     model: str,
     view: ClusterView,
     gpus: int,
-    shapes: Sequence[Engines],
+    shapes: Sequence[Pool],
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> tuple[list[Sized], int]:
@@ -141,22 +141,22 @@ def shortlist(
             take(unit)
     targets = bounds(matcher, shapes, tpot_s)
     for bound_s in targets:
-        last = bound_s == targets[-1]
+        last_bound = bound_s == targets[-1]
         order: list[tuple[float, int, int, Unit]] = []
         for unit in every:
             if unit.decode is not None:
                 rps, _ = matcher.serves(unit, bound_s)
                 order.append((-rps * (gpus // unit.gpus) / gpus, unit.gpus, len(order), unit))
         order.sort()
-        kept: dict[tuple[Engines, Engines | None], int] = {}
+        kept_per_kind: dict[tuple[Pool, Pool | None], int] = {}
         for value, _, _, unit in order:
-            if value == 0 and kept:
+            if value == 0 and kept_per_kind:
                 break
-            already = kept.get(unit.kind, 0)
-            among_best = sum(kept.values()) < PER_BOUND and already < PER_SHAPES
-            alone = last and not already and value <= order[0][0] / 2
+            already = kept_per_kind.get(unit.kind, 0)
+            among_best = sum(kept_per_kind.values()) < PER_BOUND and already < PER_SHAPES
+            alone = last_bound and not already and value <= order[0][0] / 2
             if (among_best or alone) and take(unit):
-                kept[unit.kind] = already + 1
+                kept_per_kind[unit.kind] = already + 1
     return list(chosen.values()), len(every)
 
 
@@ -169,13 +169,13 @@ def _sized(
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> Sized | None:
-    """The unit as a deployment, packed where one node takes it unless asked otherwise; None when it has no place."""
-    prefill = unit.prefill.pool(unit.prefills)
+    """The unit as a deployment, packed where one node takes it unless asked otherwise; None if it cannot be placed."""
+    prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
     if unit.decode is None:
         topology = Collocated(pool=prefill)
     else:
-        decode = unit.decode.pool(unit.decodes)
+        decode = unit.decode.model_copy(update={"replicas": unit.decodes})
         packs = unit.gpus <= matcher.hardware.gpus_per_node
         topology = Disaggregated(prefill=prefill, decode=decode, placement=placement or ("pack" if packs else "spread"))
     deployment = Deployment(model=model, topology=topology)
@@ -187,7 +187,7 @@ def _sized(
 
 
 def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
-    """How many of it can be placed beside one another within ``gpus`` GPUs of the view, one after another.
+    """How many copies can be placed within ``gpus`` GPUs of the view, one after another.
 
     Each is placed on the nodes in partial use that are emptiest and on as many free ones as it may need:
     looking at every node of a large cluster for every copy would take long.
@@ -202,19 +202,19 @@ def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
         if not looked_at or not fits(deployment, narrowed := ClusterView(nodes=tuple(looked_at))):
             break
         copies += 1
-        used: dict[str, set[int]] = {}
+        used_slots: dict[str, set[int]] = {}
         for replica in place(deployment, narrowed).replicas:
             for group in replica.groups:
                 for node_id, slots in group.slots.items():
-                    used.setdefault(node_id, set()).update(slots)
-        left = [
-            node.model_copy(update={"free_gpus": tuple(slot for slot in node.slots if slot not in used[node.id])})
-            if node.id in used
+                    used_slots.setdefault(node_id, set()).update(slots)
+        remaining = [
+            node.model_copy(update={"free_gpus": tuple(slot for slot in node.slots if slot not in used_slots[node.id])})
+            if node.id in used_slots
             else node
             for node in looked_at
         ]
-        untouched = {node.id for node in free[:window]} - used.keys()
-        free = [node for node in left if node.id in untouched] + free[window:]
-        kept = partial[WINDOW:] + [node for node in left if node.id not in untouched]
-        partial = [node for node in kept if node.slots]
+        untouched = {node.id for node in free[:window]} - used_slots.keys()
+        free = [node for node in remaining if node.id in untouched] + free[window:]
+        partly_used = partial[WINDOW:] + [node for node in remaining if node.id not in untouched]
+        partial = [node for node in partly_used if node.slots]
     return copies

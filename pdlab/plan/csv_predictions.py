@@ -1,4 +1,4 @@
-"""`plan.py --predict FILE`: the rows of a CSV (`pdlab.plan.csv_rows`), and what is predicted for each.
+"""`plan.py --predict FILE`: predictions for the rows of a CSV (`pdlab.plan.csv_rows`).
 
 Rows that differ in the load alone are one sweep: they are simulated in ascending order on one
 deployment, caches carried from level to level where prompts repeat. A configuration that cannot run gets
@@ -19,8 +19,8 @@ from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
-from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, Asked
-from pdlab.sim.hardware import Hardware
+from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RequestedRow
+from pdlab.sim.hardware import TO_90, Hardware
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import simulate
 
@@ -44,46 +44,49 @@ COLUMNS = (
     "predicted_requests_per_s_high",
 )
 NOTE = "prediction_note"  # why a row has no figures, or what they leave out
-# Median absolute error -> standard deviation of a normal one -> 90 % of cases.
-TO_90 = 1.4826 * 1.6449
 
 
-def predict(asked: Sequence[Asked], hardware: Hardware, seeds: Sequence[int] = SEEDS) -> list[dict[str, Any]]:
-    """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError where none can run."""
+def predict(
+    requested: Sequence[RequestedRow], hardware: Hardware, seeds: Sequence[int] = SEEDS
+) -> list[dict[str, Any]]:
+    """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError if no row can run."""
     sweeps: dict[tuple[str, ...], list[int]] = {}
-    for number, row in enumerate(asked):
+    for number, row in enumerate(requested):
         sweeps.setdefault(row.sweep, []).append(number)
-    found: dict[int, dict[str, Any]] = {}
-    shapes = {row.deployment.model: _shape(row) for row in reversed(asked)}
+    predictions: dict[int, dict[str, Any]] = {}
+    shapes = {row.deployment.model: _shape(row) for row in reversed(requested)}
     for numbers in sweeps.values():
-        rows = [asked[number] for number in numbers]
+        rows = [requested[number] for number in numbers]
         deployment = rows[0].deployment
         levels = _levels(rows)
         try:
             trials = [_trial(rows[0], levels, hardware, shapes[deployment.model], seed) for seed in seeds]
         except UsageError as error:
             note = f"cannot run: {error}"
-            found |= {number: {**dict.fromkeys(COLUMNS, ""), NOTE: note} for number in numbers}
+            predictions |= {number: {**dict.fromkeys(COLUMNS, ""), NOTE: note} for number in numbers}
             continue
         note = _caveat(deployment, hardware)
         for number, row in zip(numbers, rows, strict=True):
-            at = levels.index(_level(row))
-            found[number] = {**_columns([trial[at] for trial in trials], deployment, hardware), NOTE: note}
-    if asked and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in found.values()):
-        raise UsageError(f"line {asked[0].line}, {asked[0].deployment.label}: {found[0][NOTE]}")
-    return [found[number] for number in range(len(asked))]
+            level_index = levels.index(_level(row))
+            predictions[number] = {
+                **_columns([trial[level_index] for trial in trials], deployment, hardware),
+                NOTE: note,
+            }
+    if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
+        raise UsageError(f"line {requested[0].line}, {requested[0].deployment.label}: {predictions[0][NOTE]}")
+    return [predictions[number] for number in range(len(requested))]
 
 
-def refused(asked: Sequence[Asked], found: Sequence[Mapping[str, Any]]) -> list[str]:
+def refused(requested: Sequence[RequestedRow], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for every row that has no figures."""
     return [
         f"line {row.line}, {row.deployment.label}: {columns[NOTE]}"
-        for row, columns in zip(asked, found, strict=True)
+        for row, columns in zip(requested, predictions, strict=True)
         if not columns["predicted_requests_per_s"]
     ]
 
 
-def _shape(row: Asked) -> ModelShape:
+def _shape(row: RequestedRow) -> ModelShape:
     shape = load_model(row.deployment.model)
     if shape is None:
         raise UsageError(
@@ -93,7 +96,7 @@ def _shape(row: Asked) -> ModelShape:
 
 
 def _trial(
-    row: Asked, levels: Sequence[Level], hardware: Hardware, shape: ModelShape, seed: int
+    row: RequestedRow, levels: Sequence[Level], hardware: Hardware, shape: ModelShape, seed: int
 ) -> list[SimulatedLevel]:
     """One seed of one sweep. Raises UsageError where vLLM would refuse the deployment or a request does not fit."""
     check_divisibility(row.deployment, shape)
@@ -105,30 +108,30 @@ def _trial(
 
 
 def _caveat(deployment: Deployment, hardware: Hardware) -> str:
-    """What the prediction takes for granted and no node has."""
+    """An assumption of the prediction that no real node meets; empty if there is none."""
     node = hardware.gpus_per_node
     if deployment.mode == "pd-pack" and deployment.gpus > node:
-        return f"a pack of {deployment.gpus} GPUs fits no node of {node}: predicted as if one had them"
-    if (most := max(pool.tp for pool in deployment.pools.values())) > node:
-        return f"TP {most} spans nodes of {node} GPUs: its all-reduce is predicted as if NVLink joined them"
+        return f"a pack of {deployment.gpus} GPUs does not fit a node of {node}: predicted as if it did"
+    if (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
+        return f"TP {largest_tp} spans nodes of {node} GPUs: its all-reduce is predicted as if NVLink joined them"
     return ""
 
 
-def _level(row: Asked) -> Level:
+def _level(row: RequestedRow) -> Level:
     return Level(load=row.load, num_requests=row.num_requests, seed=row.workload.seed)
 
 
-def _levels(rows: Iterable[Asked]) -> list[Level]:
+def _levels(rows: Iterable[RequestedRow]) -> list[Level]:
     """The sweep's levels in ascending order; with repeated prompts the published ladder's lower ones too,
     since their prompts were served before (five per unit of concurrency)."""
     levels = {_level(row) for row in rows}
-    asked = [level for level in levels if isinstance(level.load, Closed)]
-    first = next(iter(rows))
-    published = all(level.num_requests == PUBLISHED_PROMPTS * level.load.value for level in asked)
-    if asked and first.prompts == "repeated" and published:
-        highest = max(level.load.value for level in asked)
+    closed_levels = [level for level in levels if isinstance(level.load, Closed)]
+    first_row = next(iter(rows))
+    published = all(level.num_requests == PUBLISHED_PROMPTS * level.load.value for level in closed_levels)
+    if closed_levels and first_row.prompts == "repeated" and published:
+        highest = max(level.load.value for level in closed_levels)
         levels |= {
-            Level(load=Closed(concurrency=step), num_requests=PUBLISHED_PROMPTS * step, seed=first.workload.seed)
+            Level(load=Closed(concurrency=step), num_requests=PUBLISHED_PROMPTS * step, seed=first_row.workload.seed)
             for step in PUBLISHED_LADDER
             if step < highest
         }
@@ -148,7 +151,7 @@ def _columns(levels: Sequence[SimulatedLevel], deployment: Deployment, hardware:
         if level.output_tokens[0] > 1
     ]
     rps = statistics.fmean(rps for _, _, rps in means)
-    out = rps * levels[0].output_tokens[0]
+    output_tokens_per_s = rps * levels[0].output_tokens[0]
     tpot_ms = 1e3 * statistics.fmean(tpots) if tpots else None
     ttft_ms = 1e3 * statistics.fmean(ttft for _, ttft, _ in means)
     error = hardware.error
@@ -159,8 +162,8 @@ def _columns(levels: Sequence[SimulatedLevel], deployment: Deployment, hardware:
         statistics.fmean(values[len(values) // 2] for values in ttfts),
         statistics.fmean(values[min(int(0.99 * len(values)), len(values) - 1)] for values in ttfts),
         rps,
-        out,
-        out * hardware.gpus_per_node / deployment.gpus,
+        output_tokens_per_s,
+        output_tokens_per_s * hardware.gpus_per_node / deployment.gpus,
         *_interval(tpot_ms, error.tpot_percent if error else None),
         *_interval(ttft_ms, error.ttft_percent if error else None),
         *_interval(rps, error.requests_per_s_percent if error else None),
@@ -180,12 +183,12 @@ def _ttft_ms(level: SimulatedLevel) -> list[float]:
     return sorted(1e3 * (f - a) for f, a in zip(level.first_token_s, level.arrival_s, strict=True))
 
 
-def render(header: Sequence[str], rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]) -> str:
+def render(header: Sequence[str], rows: Sequence[Mapping[str, str]], predictions: Sequence[Mapping[str, Any]]) -> str:
     """The rows as they came, in their order, with the predictions behind them."""
-    kept = [name for name in header if name not in (*COLUMNS, NOTE)]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [*kept, *COLUMNS, NOTE], extrasaction="ignore", lineterminator="\n")
+    input_columns = [name for name in header if name not in (*COLUMNS, NOTE)]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, [*input_columns, *COLUMNS, NOTE], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for row, columns in zip(rows, found, strict=True):
+    for row, columns in zip(rows, predictions, strict=True):
         writer.writerow({**row, **columns})
-    return out.getvalue()
+    return buffer.getvalue()

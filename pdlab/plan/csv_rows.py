@@ -1,8 +1,8 @@
-"""The CSV that `plan.py --predict` reads: configurations and loads, one per row -> `Asked`. Pure.
+"""The CSV that `plan.py --predict` reads: configurations and loads, one per row -> `RequestedRow`. Pure.
 
 Columns and their meaning: docs/planning.md. People write such tables in many ways, so other names of a column,
-empty cells, comments and other delimiters are taken; what cannot be understood without guessing a TP degree or a
-number of replicas is refused with its line.
+empty cells, comments and other delimiters are accepted; a row whose TP degree or number of replicas would have to
+be guessed is refused with its line.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "ep": ("c_ep", "collocated_ep", "expert_parallel", "enable_expert_parallel"),
     **{
         f"{p}_{field}": tuple(
-            other.format(p=p, role=role)
-            for other in ("{role}_" + field, field + "_{p}", field + "_{role}", "{p}" + field, *more)
+            pattern.format(p=p, role=role)
+            for pattern in ("{role}_" + field, field + "_{p}", field + "_{role}", "{p}" + field, *more_patterns)
         )
         for p, role in (("p", "prefill"), ("d", "decode"))
-        for field, more in {
+        for field, more_patterns in {
             "num": (
                 "{p}_replicas",
                 "{role}_replicas",
@@ -102,8 +102,8 @@ LINKS: dict[str, LinkKind | None] = {
 }
 
 
-class Asked(NamedTuple):
-    """One row, understood. ``line`` is its line in the file."""
+class RequestedRow(NamedTuple):
+    """One parsed row. ``line`` is its line number in the file."""
 
     line: int
     deployment: Deployment
@@ -115,29 +115,31 @@ class Asked(NamedTuple):
 
     @property
     def sweep(self) -> tuple[str, ...]:
-        """Rows of one sweep have the same."""
+        """Key of the sweep: equal for rows that differ in the load alone."""
         text = self.deployment.model_dump_json()
         return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind)
 
 
-def read(text: str, source: str, model: str = "gpt-oss-120b") -> tuple[list[str], list[dict[str, str]], list[Asked]]:
-    """(header, rows as they are, rows understood). Raises UsageError naming the line and the column."""
+def read(
+    text: str, source: str, model: str = "gpt-oss-120b"
+) -> tuple[list[str], list[dict[str, str]], list[RequestedRow]]:
+    """(header, raw rows, parsed rows). Raises UsageError naming the line and the column."""
     numbered = _lines(text.lstrip("\ufeff"), source)
     if not numbered:
         raise UsageError(f"{source}: empty; the first line names the columns (docs/planning.md)")
     header = [name.strip() for name in numbered[0][1]]
-    known = _known(header, source)
-    rows, asked = [], []
+    column_of = _column_names(header, source)
+    rows, requested = [], []
     for line, cells in numbered[1:]:
         where = f"{source}, line {line}"
         if any(cell.strip() for cell in cells[len(header) :]):
             raise UsageError(f"{where}: {len(cells)} cells for {len(header)} columns; quote a cell that has a comma")
         row = dict(zip(header, [*cells, *[""] * len(header)], strict=False))
         rows.append(row)
-        asked.append(_understood(line, {"model": model} | _cells(row, known), where))
+        requested.append(_parsed_row(line, {"model": model} | _cells(row, column_of), where))
     if not rows:
         raise UsageError(f"{source}: has a header and no rows")
-    return header, rows, asked
+    return header, rows, requested
 
 
 def _lines(text: str, source: str) -> list[tuple[int, list[str]]]:
@@ -145,56 +147,60 @@ def _lines(text: str, source: str) -> list[tuple[int, list[str]]]:
     head = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     reader = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=head.count))
     try:
-        found = [(reader.line_num, cells) for cells in reader]
+        numbered = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
         raise UsageError(f"{source}, line {reader.line_num}: not a CSV ({error})") from error
-    return [(n, cells) for n, cells in found if any(c.strip() for c in cells) and not cells[0].lstrip().startswith("#")]
+    return [
+        (n, cells) for n, cells in numbered if any(c.strip() for c in cells) and not cells[0].lstrip().startswith("#")
+    ]
 
 
-def _known(header: Sequence[str], source: str) -> dict[str, str]:
+def _column_names(header: Sequence[str], source: str) -> dict[str, str]:
     """Our column name -> the file's."""
     plain: dict[str, str] = {}
     for name in header:
         key = name.strip().lower().replace("-", "_").replace(" ", "_")
         if key and key in plain:
-            raise UsageError(f"{source}: column {name!r} is there twice; keep one")
+            raise UsageError(f"{source}: column {name!r} occurs twice; keep one")
         plain[key] = name
-    known = {}
-    for name, others in ALIASES.items():
-        for candidate in (name, *others):
+    column_of = {}
+    for name, aliases in ALIASES.items():
+        for candidate in (name, *aliases):
             if candidate in plain:
-                known[name] = plain[candidate]
+                column_of[name] = plain[candidate]
                 break
-    if not {"mode", "config", "tp", "p_tp"} & set(known):
+    if not {"mode", "config", "tp", "p_tp"} & set(column_of):
         raise UsageError(
-            f"{source}: no column says the configuration; give mode with num and tp or p_num, p_tp, d_num, d_tp, "
-            f"or config with labels such as pd-pack-p1xtp2-d1xtp4 (found: {', '.join(header)})"
+            f"{source}: no column has the configuration; give mode with num and tp or p_num, p_tp, d_num, d_tp, "
+            f"or config with labels such as pd-pack-p1xtp2-d1xtp4 (its columns: {', '.join(header)})"
         )
-    if "concurrency" not in known and "request_rate" not in known:
-        raise UsageError(f"{source}: no column concurrency or request_rate (found: {', '.join(header)})")
-    return known
+    if "concurrency" not in column_of and "request_rate" not in column_of:
+        raise UsageError(f"{source}: no column concurrency or request_rate (its columns: {', '.join(header)})")
+    return column_of
 
 
-def _cells(row: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    """Our name -> cell, those that say nothing left out."""
-    cells = {name: row[column].strip() for name, column in known.items()}
+def _cells(row: Mapping[str, str], column_of: Mapping[str, str]) -> dict[str, str]:
+    """Our name -> cell, empty cells left out."""
+    cells = {name: row[column].strip() for name, column in column_of.items()}
     blank = {name: {""} if name == "prompts" else EMPTY for name in cells}
     return {name: cell for name, cell in cells.items() if cell.lower() not in blank[name]}
 
 
-def _understood(line: int, cells: Mapping[str, str], where: str) -> Asked:
+def _parsed_row(line: int, cells: Mapping[str, str], where: str) -> RequestedRow:
     topology = _topology(cells, where)
-    workload = Workload(input_tokens=_whole(cells, "itl", where, 5000), output_tokens=_whole(cells, "otl", where, 250))
+    workload = Workload(
+        input_tokens=_integer(cells, "itl", where, 5000), output_tokens=_integer(cells, "otl", where, 250)
+    )
     load: Load
     if "concurrency" in cells:
-        load = Closed(concurrency=_whole(cells, "concurrency", where, 1))
-        requests = _whole(cells, "num_prompts", where, PUBLISHED_PROMPTS * load.concurrency)
+        load = Closed(concurrency=_integer(cells, "concurrency", where, 1))
+        requests = _integer(cells, "num_prompts", where, PUBLISHED_PROMPTS * load.concurrency)
     elif "request_rate" in cells:
-        rate = _real(cells, "request_rate", where)
+        rate = _positive_number(cells, "request_rate", where)
         load = Open(rate_rps=rate)
-        requests = _whole(cells, "num_prompts", where, max(round(64 * rate), 64))
+        requests = _integer(cells, "num_prompts", where, max(round(64 * rate), 64))
     else:
-        raise UsageError(f"{where}: neither concurrency nor request_rate is given")
+        raise UsageError(f"{where}: concurrency and request_rate are both empty; give one of them")
     if requests > MOST_REQUESTS:
         raise UsageError(f"{where}: num_prompts {requests} is too many to simulate; use at most {MOST_REQUESTS}")
     policy = _word(cells, "prompts", "repeated")
@@ -203,7 +209,7 @@ def _understood(line: int, cells: Mapping[str, str], where: str) -> Asked:
     wire = _word(cells, "link")
     if wire not in LINKS:
         raise UsageError(f"{where}: link {cells['link']!r} is not known; use nvlink, srd, tcp, or leave it empty")
-    return Asked(
+    return RequestedRow(
         line=line,
         deployment=Deployment(model=cells["model"], topology=topology),
         workload=workload,
@@ -219,45 +225,57 @@ def _word(cells: Mapping[str, str], name: str, default: str = "") -> str:
 
 
 def _topology(cells: Mapping[str, str], where: str) -> Collocated | Disaggregated:
-    named = cells.get("config", "")
+    config_name = cells.get("config", "")
     sized = any(_count(cells, name) for name in COUNTS)
     mode = _mode(cells, where)
     labelled = cells.get("mode", "") if _looks_like_label(cells.get("mode", "")) else ""
-    told = None if sized else _from_label(named or labelled, where)
-    if isinstance(told, Collocated):
+    labelled_topology = None if sized else _from_label(config_name or labelled, where)
+    if isinstance(labelled_topology, Collocated):
         if mode not in ("", "collocated"):
-            raise UsageError(f"{where}: mode {mode} contradicts the configuration {named!r}, which is collocated")
-        return told
+            raise UsageError(f"{where}: mode {mode} contradicts the configuration {config_name!r}, which is collocated")
+        return labelled_topology
     if not mode:
-        split = told is not None or any(_count(cells, f"{p}_{field}") for p in "pd" for field in ("num", "tp"))
+        split = labelled_topology is not None or any(
+            _count(cells, f"{p}_{field}") for p in "pd" for field in ("num", "tp")
+        )
         mode = "pd" if split else "collocated"
     if mode == "collocated":
-        if told is not None:
-            raise UsageError(f"{where}: mode collocated contradicts the configuration {named!r}, which is PD")
+        if labelled_topology is not None:
+            raise UsageError(f"{where}: mode collocated contradicts the configuration {config_name!r}, which is PD")
         pool = _shared_pool(cells, where)
-        _agrees(named, (pool,), where)
+        _check_agreement(config_name, (pool,), where)
         return Collocated(pool=pool)
-    pools = (told.prefill, told.decode) if told else (_pool(cells, "p_", where), _pool(cells, "d_", where))
-    _agrees(named, pools, where)
-    placement = _placement(cells, mode, named, sum(pool.gpus for pool in pools), where, told)
+    pools = (
+        (labelled_topology.prefill, labelled_topology.decode)
+        if labelled_topology
+        else (_pool(cells, "p_", where), _pool(cells, "d_", where))
+    )
+    _check_agreement(config_name, pools, where)
+    placement = _placement(cells, mode, config_name, sum(pool.gpus for pool in pools), where, labelled_topology)
     return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement)
 
 
-def _agrees(named: str, pools: tuple[Pool, ...], where: str) -> None:
-    """A name that is a configuration must be the one of the columns (its flags may be told by these alone)."""
+def _check_agreement(config_name: str, pools: tuple[Pool, ...], where: str) -> None:
+    """Raises UsageError if the name is a configuration and the columns give another one."""
     try:
-        told = _from_label(named, where)
+        labelled_topology = _from_label(config_name, where)
     except UsageError:
         return  # a name like any other
-    parts = (told.pool,) if isinstance(told, Collocated) else (told.prefill, told.decode)
-    sizes = [[(p.replicas, p.tp, p.pp, p.dp) for p in each] for each in (parts, pools)]
+    labelled_pools = (
+        (labelled_topology.pool,)
+        if isinstance(labelled_topology, Collocated)
+        else (labelled_topology.prefill, labelled_topology.decode)
+    )
+    sizes = [[(p.replicas, p.tp, p.pp, p.dp) for p in side_pools] for side_pools in (labelled_pools, pools)]
     if sizes[0] != sizes[1]:
-        found = "-".join(pool.label for pool in pools)
-        raise UsageError(f"{where}: the configuration {named!r} contradicts the columns, which say {found}")
+        column_label = "-".join(pool.label for pool in pools)
+        raise UsageError(
+            f"{where}: the configuration {config_name!r} contradicts the columns, which give {column_label}"
+        )
 
 
 def _mode(cells: Mapping[str, str], where: str) -> str:
-    """One of MODES, or empty where the row does not say."""
+    """One of MODES, or empty if the row does not state it."""
     word = _word(cells, "mode")
     mode = next((mode for mode, words in MODES.items() if word in words), None)
     if mode is None and word and _looks_like_label(cells["mode"]):
@@ -276,19 +294,24 @@ def _looks_like_label(text: str) -> bool:
 
 
 def _placement(
-    cells: Mapping[str, str], mode: str, named: str, gpus: int, where: str, told: Disaggregated | None
+    cells: Mapping[str, str],
+    mode: str,
+    config_name: str,
+    gpus: int,
+    where: str,
+    labelled_topology: Disaggregated | None,
 ) -> PlacementKind:
-    """What mode, the column placement, the configuration's name or the link say, in this order; else what fits."""
+    """Placement by the mode, the column placement, the configuration's name or the link, in this order, or by size."""
     word = _word(cells, "placement").removeprefix("pd-")
     if word not in ("", "any", "pack", "spread", "collocated"):
         raise UsageError(f"{where}: placement {cells['placement']!r} is not known; use pack or spread")
-    said = [kind for kind in ("pack", "spread") if kind in (mode.removeprefix("pd-"), word)]
-    if len(said) > 1:
+    placements = [kind for kind in ("pack", "spread") if kind in (mode.removeprefix("pd-"), word)]
+    if len(placements) > 1:
         raise UsageError(f"{where}: mode {mode} contradicts placement {word}")
-    for kind in said or [kind for kind in ("pack", "spread") if kind in named.lower()]:
+    for kind in placements or [kind for kind in ("pack", "spread") if kind in config_name.lower()]:
         return "pack" if kind == "pack" else "spread"
-    if told is not None:
-        return told.placement
+    if labelled_topology is not None:
+        return labelled_topology.placement
     if LINKS.get(_word(cells, "link")) is not None:
         return "pack" if LINKS[_word(cells, "link")] == "nvlink" else "spread"
     return "pack" if gpus <= PUBLISHED_NODE_GPUS else "spread"
@@ -310,57 +333,59 @@ def _from_label(label: str, where: str) -> Collocated | Disaggregated:
 
 
 def _count(cells: Mapping[str, str], name: str) -> str:
-    """The cell of a number of replicas or ranks; a zero says nothing, where the row is of the other mode."""
+    """The cell of a number of replicas or ranks; empty for a zero, which a row has for pools of the other mode."""
     cell = cells.get(name, "")
     return "" if cell.strip("0.") == "" else cell
 
 
 def _shared_pool(cells: Mapping[str, str], where: str) -> Pool:
-    """A collocated row says its pool in num and tp, or where there are only columns of P and D, in one of these."""
+    """The pool of a collocated row: from num and tp, or from the columns of P or D if there are no others."""
     merged: dict[str, str] = {}
     for field in ("num", "tp", "dp", "pp", "ep"):
-        read = cells.get if field == "ep" else lambda name: _count(cells, name)
-        own = read(field)
-        others = {cell for p in "pd" if (cell := read(f"{p}_{field}"))}
-        if not own and len(others) > 1:
+        cell_of = cells.get if field == "ep" else lambda name: _count(cells, name)
+        shared_cell = cell_of(field)
+        role_cells = {cell for p in "pd" if (cell := cell_of(f"{p}_{field}"))}
+        if not shared_cell and len(role_cells) > 1:
             raise UsageError(
-                f"{where}: collocated, but p_{field} is {read('p_' + field)} and d_{field} {read('d_' + field)}; "
+                f"{where}: collocated, but p_{field} is {cell_of('p_' + field)} and d_{field} {cell_of('d_' + field)}; "
                 f"give {field}, or leave one of them empty"
             )
-        if value := own or next(iter(others), None):
+        if value := shared_cell or next(iter(role_cells), None):
             merged[field] = value
     return _pool(merged, "", where)
 
 
 def _pool(cells: Mapping[str, str], prefix: str, where: str) -> Pool:
-    own = {
+    pool_cells = {
         field: cell
         for field in ("num", "tp", "dp", "pp", "ep")
         if (cell := cells.get(f"{prefix}{field}") or ("" if field == "num" else cells.get(field)))
     }
-    if not {"tp", "dp", "pp"} & set(own):
+    if not {"tp", "dp", "pp"} & set(pool_cells):
         raise UsageError(f"{where}: no TP degree is given; give {prefix}tp")
-    flag = own.get("ep", "0").lower()
+    flag = pool_cells.get("ep", "0").lower()
     if flag not in YES | NO:
         raise UsageError(f"{where}: {prefix}ep {flag!r} is not a flag; use 0 or 1")
-    number = {field: _whole(own, field, where, 1, shown=f"{prefix}{field}") for field in ("num", "tp", "dp", "pp")}
+    number = {
+        field: _integer(pool_cells, field, where, 1, column=f"{prefix}{field}") for field in ("num", "tp", "dp", "pp")
+    }
     return Pool(replicas=number["num"], tp=number["tp"], dp=number["dp"], pp=number["pp"], expert_parallel=flag in YES)
 
 
-def _whole(cells: Mapping[str, str], name: str, where: str, default: int, shown: str | None = None) -> int:
+def _integer(cells: Mapping[str, str], name: str, where: str, default: int, column: str | None = None) -> int:
     if name not in cells:
         return default
-    value = _real(cells, name, where, shown)
+    value = _positive_number(cells, name, where, column)
     if value != int(value):
-        raise UsageError(f"{where}: {shown or name} {cells[name]!r} must be a whole number")
+        raise UsageError(f"{where}: {column or name} {cells[name]!r} must be a whole number")
     return int(value)
 
 
-def _real(cells: Mapping[str, str], name: str, where: str, shown: str | None = None) -> float:
+def _positive_number(cells: Mapping[str, str], name: str, where: str, column: str | None = None) -> float:
     try:
         value = float(cells[name])
     except ValueError as error:
-        raise UsageError(f"{where}: {shown or name} {cells[name]!r} is not a number") from error
+        raise UsageError(f"{where}: {column or name} {cells[name]!r} is not a number") from error
     if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{where}: {shown or name} {cells[name]!r} must be above 0")
+        raise UsageError(f"{where}: {column or name} {cells[name]!r} must be above 0")
     return value

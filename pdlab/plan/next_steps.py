@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pdlab.core.catalog import ModelShape, load_cluster
 from pdlab.core.deployment import Deployment, launch_flags
-from pdlab.core.errors import UsageError
-from pdlab.core.files import CONFIGS
+from pdlab.core.files import CONFIGS, replace
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Workload
 from pdlab.placement.place import fits
-from pdlab.plan.accuracy import Measured
+from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.planner import Candidate
 from pdlab.results.schema import Experiment, Manifest
 from pdlab.sim.hardware import Hardware
@@ -32,26 +31,30 @@ def commands(
     compare_flags: str = "",
     baseline: Candidate | None = None,
 ) -> str:
-    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises UsageError.
+    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
-    ``baseline``: the best collocated deployment, which is measured too: without it nothing says whether PD pays.
+    ``baseline``: the best collocated deployment, measured too so that PD can be compared with it.
 
-    ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: what this plan was
-    told of model and hardware, for the comparison must rest on the same.
+    ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
+    for model and hardware, so that the comparison uses the same.
     """
-    handed = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
-    if not handed:
-        return "Nothing to hand over: no deployment meets the SLO."
-    what = "them" if best else "how far the collocated baseline is from the SLO"
-    lines = [f"To measure {what} (one copy each):" if any(c.copies > 1 for c in handed) else f"To measure {what}:"]
-    for candidate in handed:
+    measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
+    if not measured_candidates:
+        return "No commands: no deployment meets the SLO."
+    subject = "them" if best else "how far the collocated baseline is from the SLO"
+    lines = [
+        f"To measure {subject} (one copy each):"
+        if any(c.copies > 1 for c in measured_candidates)
+        else f"To measure {subject}:"
+    ]
+    for candidate in measured_candidates:
         if candidate is baseline and best:
-            lines.append("  # the collocated baseline, which PD has to beat")
+            lines.append("  # the collocated baseline that PD is compared with")
         deployment = candidate.deployment
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
-            _write(path, to_yaml(deployment.model_copy(update={"name": deployment.label})))
+            replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
             launch = f"python launch_gptoss.py --config {shlex.quote(str(path))}"
         loads = ",".join(map(str, sweep_levels(candidate)))
         kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
@@ -63,29 +66,31 @@ def commands(
             f"  {launch} --detach",
             f"  ./run_bm.sh -e {deployment.label} {kind} --itl {workload.input_tokens} --otl {workload.output_tokens}",
         ]
-    folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in handed)
+    folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
     compare = f"  python plan.py{compare_flags} --compare {folders}"
     return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:
-    """Concurrencies worth measuring: the best one, and of the simulated ones those that stand apart from it."""
+    """Concurrencies worth measuring: the best one, and simulated ones that differ from it and each other by APART."""
     loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
-    kept = [candidate.shown.load.concurrency] if isinstance(candidate.shown.load, Closed) else []
+    chosen_loads = (
+        [candidate.best_or_nearest.load.concurrency] if isinstance(candidate.best_or_nearest.load, Closed) else []
+    )
     for load in loads:
-        if all(max(load, other) >= APART * min(load, other) for other in kept):
-            kept.append(load)
-    return sorted(kept)
+        if all(max(load, chosen) >= APART * min(load, chosen) for chosen in chosen_loads):
+            chosen_loads.append(load)
+    return sorted(chosen_loads)
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None when none does."""
-    found = []
+    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None if none does."""
+    fitting_clusters = []
     for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
         view = load_cluster(path.stem)
         if fits(deployment, view):
-            found.append((len(view.nodes), path.stem))
-    return min(found)[1] if found else None
+            fitting_clusters.append((len(view.nodes), path.stem))
+    return min(fitting_clusters)[1] if fitting_clusters else None
 
 
 def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
@@ -106,8 +111,13 @@ def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Exp
     ]
 
 
-def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, seed: int, whole: bool) -> Experiment:
-    """The levels of a measured experiment, simulated as they were measured; with ``whole`` no steady window."""
+def as_measured(
+    experiment: MeasuredSweep, hardware: Hardware, shape: ModelShape, seed: int, without_window: bool
+) -> Experiment:
+    """The levels of a measured experiment, simulated as they were measured.
+
+    ``without_window``: the runs have no steady window.
+    """
     levels = simulate(
         experiment.deployment,
         experiment.levels,
@@ -128,15 +138,7 @@ def as_measured(experiment: Measured, hardware: Hardware, shape: ModelShape, see
             workload=experiment.workload,
         ),
         runs=tuple(
-            run.model_copy(update={"steady": None}) if whole else run
+            run.model_copy(update={"steady": None}) if without_window else run
             for run in (to_run(level, label, experiment.workload) for level in levels)
         ),
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--out {path.parent}: cannot be written ({error.strerror})") from error

@@ -1,9 +1,9 @@
 """Model + GPUs + workload + SLO -> feasible deployments, simulated and ranked. Pure, no Ray.
 
-1. **Enumerate and rate-match** (`pdlab.plan.candidates`, `pdlab.plan.rate_matching`): what fits, and what of it is
-   worth a simulation.
+1. **Enumerate and rate-match** (`pdlab.plan.candidates`, `pdlab.plan.rate_matching`): what fits, and which of
+   these are worth a simulation.
 2. **Simulate** each over a ladder of loads around the one that rate matching gives, until the SLO is clearly missed;
-   or at the loads asked for. With a request rate asked for: the fewest copies that serve it.
+   or at the requested loads. For a requested rate: the fewest copies that serve it.
 3. **Rank** by goodput per GPU: requests/s that meet every bound of the SLO, of the load at which most do while
    their share is at least the quantile. The best ones are simulated again near the load where they cross it.
 4. **Compare** with collocated: the gain in goodput, and the interval that the errors of the model allow.
@@ -38,7 +38,7 @@ OPEN_SECONDS, LEAST_OPEN, MOST_OPEN = 60, 200, 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadResult:
     """One load on one copy, without its first wave. ``stress`` is the SLO's quantile of worst latency over bound."""
 
     load: Closed | Open
@@ -63,8 +63,8 @@ class Candidate:
 
     deployment: Deployment
     copies: int
-    outcomes: tuple[Outcome, ...]
-    best: Outcome | None  # the load of most goodput among those that meet the SLO; None when none does
+    outcomes: tuple[LoadResult, ...]
+    best: LoadResult | None  # the load of most goodput among those that meet the SLO; None when none does
     total_gpus: int
 
     @property
@@ -73,7 +73,7 @@ class Candidate:
         return self.best.goodput_rps * self.copies / self.total_gpus if self.best else 0.0
 
     @property
-    def shown(self) -> Outcome:
+    def best_or_nearest(self) -> LoadResult:
         """The best load, or the one that misses the SLO by least."""
         return self.best or min(self.outcomes, key=lambda o: o.stress)
 
@@ -84,14 +84,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `plan` found: candidates best first, and how many units there were to choose from."""
+    """Result of `plan`: candidates best first, and the number of possible units."""
 
     candidates: tuple[Candidate, ...]
     possible: int
     slo: Slo
     rate_rps: float | None
 
-    def first(self, *, collocated: bool) -> Candidate | None:
+    def best_candidate(self, *, collocated: bool) -> Candidate | None:
         """The best collocated or the best PD candidate."""
         return next((c for c in self.candidates if c.collocated is collocated), None)
 
@@ -117,7 +117,7 @@ class Scene:
             return self.workload
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
-    def outcome(self, deployment: Deployment, load: Closed | Open) -> Outcome:
+    def outcome(self, deployment: Deployment, load: Closed | Open) -> LoadResult:
         """Simulate one copy under one load. Raises UsageError when a request does not fit."""
         trace = None
         if isinstance(load, Open) and self.trace is not None:
@@ -130,7 +130,7 @@ class Scene:
             count = min(max(int(OPEN_SECONDS * load.rate_rps), LEAST_OPEN), MOST_OPEN)
             skipped = count // 10
         level = Level(load=load, num_requests=count, seed=self.seed)
-        done = simulate(
+        simulated = simulate(
             deployment,
             [level],
             self.workload,
@@ -142,42 +142,44 @@ class Scene:
         )[0]
         latencies = tuple(
             (
-                done.first_token_s[i] - done.arrival_s[i],
-                (done.finish_s[i] - done.first_token_s[i]) / max(done.output_tokens[i] - 1, 1),
-                done.finish_s[i] - done.arrival_s[i],
+                simulated.first_token_s[i] - simulated.arrival_s[i],
+                (simulated.finish_s[i] - simulated.first_token_s[i]) / max(simulated.output_tokens[i] - 1, 1),
+                simulated.finish_s[i] - simulated.arrival_s[i],
             )
             for i in range(min(skipped, count - 1), count)
         )
-        good = sum(within(self.slo, *each) for each in latencies)
-        per_s = _throughput(done, skipped)
-        return Outcome(
+        within_slo = sum(within(self.slo, *request_latencies) for request_latencies in latencies)
+        per_s = _throughput(simulated, skipped)
+        return LoadResult(
             load=load,
             requests_per_s=per_s,
             output_tokens_per_s=per_s * self.workload.sent_output_tokens,
-            ttft_s=sum(each[0] for each in latencies) / len(latencies),
-            tpot_s=sum(each[1] for each in latencies) / len(latencies),
-            good_share=good / len(latencies),
+            ttft_s=sum(request_latencies[0] for request_latencies in latencies) / len(latencies),
+            tpot_s=sum(request_latencies[1] for request_latencies in latencies) / len(latencies),
+            good_share=within_slo / len(latencies),
             stress=self.slo.stress_of(latencies),
-            bottleneck=bottleneck(done),
+            bottleneck=bottleneck(simulated),
             latencies=latencies,
-            level=done,
+            level=simulated,
         )
 
 
-def _throughput(done: SimulatedLevel, skipped: int) -> float:
+def _throughput(simulated: SimulatedLevel, skipped: int) -> float:
     """Requests/s between the end of the first wave and the last arrival: neither ramp nor drain.
 
     In an open loop the rate of arrivals times the share of them that left again, for the rate drawn
-    in one short window differs from the one asked for by chance.
+    in one short window differs from the requested rate by chance.
     """
-    closed = isinstance(done.level.load, Closed)
-    opens_s = sorted(done.finish_s)[skipped - 1] if closed else done.arrival_s[skipped]
-    closes_s = max(done.arrival_s)
-    inside = sum(opens_s < moment <= closes_s for moment in done.finish_s)
+    closed = isinstance(simulated.level.load, Closed)
+    opens_s = sorted(simulated.finish_s)[skipped - 1] if closed else simulated.arrival_s[skipped]
+    closes_s = max(simulated.arrival_s)
+    inside = sum(opens_s < moment <= closes_s for moment in simulated.finish_s)
     if closes_s <= opens_s or inside < LEAST_REQUESTS // 4:
-        return len(done.finish_s) / done.duration_s
-    load = done.level.load
-    return inside / (closes_s - opens_s) if closed else load.value * min(inside / (len(done.finish_s) - skipped), 1.0)
+        return len(simulated.finish_s) / simulated.duration_s
+    load = simulated.level.load
+    return (
+        inside / (closes_s - opens_s) if closed else load.value * min(inside / (len(simulated.finish_s) - skipped), 1.0)
+    )
 
 
 def bottleneck(level: SimulatedLevel) -> str:
@@ -193,32 +195,32 @@ def bottleneck(level: SimulatedLevel) -> str:
     return "prefill" if level.busy["prefill"] > 0.85 else "decode"
 
 
-def ladder(scene: Scene, sized: Sized) -> tuple[Outcome, ...]:
+def ladder(scene: Scene, sized: Sized) -> tuple[LoadResult, ...]:
     """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput.
 
-    Rate matching knows no queues: where the lowest load that follows from it misses the SLO, lower ones are tried.
+    Rate matching ignores queues: if the lowest load that it suggests misses the SLO, lower ones are tried.
     """
-    found: list[Outcome] = []
+    outcomes: list[LoadResult] = []
     groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
     # Beyond what the engines take into a batch, more load is a longer queue and nothing else.
     most = float(MAX_SEQUENCES * groups.get("decode", sum(groups.values())))
     start = min(sized.in_flight or float(sum(groups.values())), most)
     factors = [*LADDER, *(LADDER[-1] * EXTENSION**n for n in range(1, EXTENSIONS + 1))]
     for number in dict.fromkeys(max(round(factor * start), 1) for factor in factors):
-        beyond = len(found) > 1 and number > LADDER[-1] * start
-        if beyond and found[-1].requests_per_s < MORE * found[-2].requests_per_s:
+        beyond = len(outcomes) > 1 and number > LADDER[-1] * start
+        if beyond and outcomes[-1].requests_per_s < MORE * outcomes[-2].requests_per_s:
             break
-        found.append(scene.outcome(sized.deployment, Closed(concurrency=number)))
-        if found[-1].stress > CLEARLY_MISSED:
+        outcomes.append(scene.outcome(sized.deployment, Closed(concurrency=number)))
+        if outcomes[-1].stress > CLEARLY_MISSED:
             break
-    lower = round(found[0].load.value)
-    while found[0].stress > 1 and lower > 1:
+    lower = round(outcomes[0].load.value)
+    while outcomes[0].stress > 1 and lower > 1:
         lower //= 2
-        found.insert(0, scene.outcome(sized.deployment, Closed(concurrency=lower)))
-    return tuple(found)
+        outcomes.insert(0, scene.outcome(sized.deployment, Closed(concurrency=lower)))
+    return tuple(outcomes)
 
 
-def _best(outcomes: Sequence[Outcome], slo: Slo) -> Outcome | None:
+def _best(outcomes: Sequence[LoadResult], slo: Slo) -> LoadResult | None:
     """More load that only lengthens queues is no better: the lowest load within 2 % of the most goodput."""
     meeting = [outcome for outcome in outcomes if outcome.good_share >= slo.quantile]
     most = max((outcome.goodput_rps for outcome in meeting), default=0.0)
@@ -262,7 +264,7 @@ def evaluate(
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
 ) -> Candidate:
-    """Simulate one deployment over its ladder, or at the loads asked for (of the whole, shared by the copies)."""
+    """Simulate one deployment over its ladder, or at the requested loads (of the whole, shared by the copies)."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
         return _for_rate(scene, sized, rate_rps)
@@ -275,19 +277,19 @@ def evaluate(
 
 
 def _for_rate(scene: Scene, sized: Sized, rate_rps: float) -> Candidate:
-    """The fewest copies that serve the rate within the SLO; all of them where that does not help."""
+    """The fewest copies that serve the rate within the SLO; all copies if fewer do not."""
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
-    def tried(count: int) -> Candidate:
+    def with_copies(count: int) -> Candidate:
         outcomes = (scene.outcome(sized.deployment, Open(rate_rps=rate_rps / count, burstiness=scene.burstiness)),)
         return Candidate(sized.deployment, count, outcomes, _best(outcomes, scene.slo), count * sized.deployment.gpus)
 
-    found = tried(copies)
-    while found.best is None and copies < sized.copies:
+    candidate = with_copies(copies)
+    while candidate.best is None and copies < sized.copies:
         copies += max(copies // 8, 1)
         copies = min(copies, sized.copies)
-        found = tried(copies)
-    return found
+        candidate = with_copies(copies)
+    return candidate
 
 
 def plan(
@@ -312,7 +314,7 @@ def plan(
         on_progress(number, steps, sized.deployment.label)
         candidates.append(evaluate(scene, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
     if bounded:
-        # All of them: one left at its ladder's steps would stand below one that was looked at more closely.
+        # All of them: a candidate that is not refined would rank below one that is.
         for step in range(REFINEMENTS):
             for number, candidate in enumerate(candidates):
                 on_progress((step + 1) * len(chosen) + number, steps, candidate.deployment.label)
@@ -324,14 +326,14 @@ def plan(
 def _order(candidate: Candidate) -> tuple[float, float, int, str]:
     label = candidate.deployment.label
     if candidate.best is None:
-        return 0.0, candidate.shown.stress, candidate.deployment.gpus, label
+        return 0.0, candidate.best_or_nearest.stress, candidate.deployment.gpus, label
     return -round(candidate.goodput_per_gpu, 6), candidate.best.stress, candidate.deployment.gpus, label
 
 
 def sized_alone(
     scene: Scene, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
 ) -> Sized:
-    """A deployment as `shortlist` would give it; without a view one copy that needs no place."""
+    """A deployment as `shortlist` would return it; without a view, one copy that is not placed."""
     matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
     rps, in_flight = matcher.serves(unit_of(deployment), scene.slo.tpot_s or math.inf)
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
@@ -350,22 +352,22 @@ class Gain:
     high: float
 
 
-def gain(candidate: Candidate, other: Candidate, scene: Scene) -> Gain | None:
+def gain(candidate: Candidate, baseline: Candidate, scene: Scene) -> Gain | None:
     """None where one of them does not meet the SLO.
 
     How far goodput moves when latencies are longer or shorter by the errors of the model (held-out medians,
     scaled to 90 % of cases), and the error of requests/s itself; those of the two deployments taken as
     independent and added in squares of logarithms. Errors that they share cancel, so this is rather wide.
     """
-    if not (candidate.best and other.best):
+    if not (candidate.best and baseline.best):
         return None
     error = scene.hardware.error or UNKNOWN_ERROR
-    value = math.log(candidate.goodput_per_gpu / other.goodput_per_gpu)
+    value = math.log(candidate.goodput_per_gpu / baseline.goodput_per_gpu)
     down, up = _swing(candidate, scene, error)
-    other_down, other_up = _swing(other, scene, error)
+    baseline_down, baseline_up = _swing(baseline, scene, error)
     rate = math.log1p(TO_90 * error.requests_per_s_percent / 100)
-    low = value - math.sqrt(down**2 + other_up**2 + 2 * rate**2)
-    high = value + math.sqrt(up**2 + other_down**2 + 2 * rate**2)
+    low = value - math.sqrt(down**2 + baseline_up**2 + 2 * rate**2)
+    high = value + math.sqrt(up**2 + baseline_down**2 + 2 * rate**2)
     return Gain(math.expm1(value), math.expm1(low), math.expm1(high))
 
 
@@ -382,18 +384,18 @@ def _swing(candidate: Candidate, scene: Scene, error: FitError) -> tuple[float, 
     return math.hypot(*falls), math.hypot(*rises)
 
 
-def capacity(outcomes: Sequence[Outcome], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
+def capacity(outcomes: Sequence[LoadResult], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
     """Requests/s where load crosses the SLO, straight between simulated loads; latencies longer by factors.
 
     The most that any simulated load serves where all meet it; 0 where the lowest misses it.
     """
-    found, before = 0.0, None
+    capacity_rps, previous = 0.0, None
     for outcome in outcomes:
         stress = slo.stress_of(outcome.latencies, tpot, ttft) if (tpot, ttft) != (1.0, 1.0) else outcome.stress
         if stress <= 1:
-            found = max(found, outcome.requests_per_s)
-        elif before is not None and before[0] <= 1:
-            share = _crossing(before[0], stress)
-            found = max(found, before[1] + share * (outcome.requests_per_s - before[1]))
-        before = (stress, outcome.requests_per_s)
-    return found
+            capacity_rps = max(capacity_rps, outcome.requests_per_s)
+        elif previous is not None and previous[0] <= 1:
+            share = _crossing(previous[0], stress)
+            capacity_rps = max(capacity_rps, previous[1] + share * (outcome.requests_per_s - previous[1]))
+        previous = (stress, outcome.requests_per_s)
+    return capacity_rps

@@ -31,7 +31,6 @@ class Rates(NamedTuple):
 
     prefill_rps: float
     decode_rps: float
-    decode_batch: int  # sequences of one engine at that rate
 
     @property
     def matched(self) -> str:
@@ -42,37 +41,15 @@ class Rates(NamedTuple):
         return f"{ratio:.1f}:1" if ratio >= 1 else f"1:{1 / ratio:.1f}"
 
 
-class Engines(NamedTuple):
-    """How one replica is split over GPUs; a key of tables, which a `Pool` cannot be."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    expert_parallel: bool = False
-
-    @property
-    def gpus(self) -> int:
-        return self.tp * self.pp * self.dp
-
-    @property
-    def engines(self) -> int:
-        """Batches that one replica works on at the same time: DP ranks x pipeline stages."""
-        return self.dp * self.pp
-
-    def pool(self, replicas: int = 1) -> Pool:
-        return Pool(replicas=replicas, tp=self.tp, pp=self.pp, dp=self.dp, expert_parallel=self.expert_parallel)
-
-
-def engines_of(pool: Pool) -> Engines:
-    return Engines(pool.tp, pool.pp, pool.dp, pool.expert_parallel)
-
-
 class Unit(NamedTuple):
-    """P:D replicas of two kinds; ``decode`` None is a collocated pool."""
+    """``prefills`` replicas of one kind and ``decodes`` of another, each kind as a pool of one replica.
 
-    prefill: Engines
+    ``decode`` None: a collocated pool.
+    """
+
+    prefill: Pool
     prefills: int
-    decode: Engines | None
+    decode: Pool | None
     decodes: int
 
     @property
@@ -80,7 +57,7 @@ class Unit(NamedTuple):
         return self.prefill.gpus * self.prefills + (self.decode.gpus * self.decodes if self.decode else 0)
 
     @property
-    def kind(self) -> tuple[Engines, Engines | None]:
+    def kind(self) -> tuple[Pool, Pool | None]:
         return self.prefill, self.decode
 
 
@@ -104,18 +81,18 @@ class Matcher:
         self.decode = lru_cache(maxsize=None)(self._decode)
         self.collocated = lru_cache(maxsize=None)(self._collocated)
 
-    def _costs(self, of: Engines) -> StepCosts:
-        return step_costs(self.hardware, self.shape, of.pool())
+    def _costs(self, pool: Pool) -> StepCosts:
+        return step_costs(self.hardware, self.shape, pool)
 
-    def room(self, of: Engines) -> int:
+    def room(self, pool: Pool) -> int:
         """Requests whose KV one engine holds."""
-        return int(kv_capacity_tokens(self.hardware, self.shape, of.pool()) // (self.tokens + self.outputs))
+        return int(kv_capacity_tokens(self.hardware, self.shape, pool) // (self.tokens + self.outputs))
 
-    def step_s(self, of: Engines, batch: int) -> float:
+    def step_s(self, pool: Pool, batch: int) -> float:
         """One decode step of one engine, contexts half grown."""
-        return self.costs(of).step_s(batch, 0, self.tokens + self.outputs / 2)
+        return self.costs(pool).step_s(batch, 0, self.tokens + self.outputs / 2)
 
-    def prefill_s(self, of: Engines) -> float:
+    def prefill_s(self, pool: Pool) -> float:
         """Seconds of one prompt alone on one engine."""
         budget = self.hardware.step_tokens
         chunks = [budget] * (self.computed // budget) + [self.computed % budget]
@@ -123,28 +100,28 @@ class Matcher:
         total_s = 0.0
         for chunk in chunks:
             if chunk:
-                total_s += self.costs(of).step_s(0, chunk, before + chunk / 2)
+                total_s += self.costs(pool).step_s(0, chunk, before + chunk / 2)
                 before += chunk
         return total_s
 
-    def _prefill(self, of: Engines) -> float:
+    def _prefill(self, pool: Pool) -> float:
         """Requests/s of one replica that does nothing but prefill, never idle."""
         together = max(self.hardware.step_tokens // self.computed, 1)
-        alone_s = self.prefill_s(of)
+        alone_s = self.prefill_s(pool)
         if together > 1:
             context = self.tokens - self.computed / 2
-            alone_s = self.costs(of).step_s(0, together * self.computed, context) / together
-        return of.engines / alone_s
+            alone_s = self.costs(pool).step_s(0, together * self.computed, context) / together
+        return pool.engines_per_replica / alone_s
 
-    def share(self, of: Engines, replicas: int) -> float:
+    def share(self, pool: Pool, replicas: int) -> float:
         """Share of `prefill` at which p90 of TTFT is within its bound; 0 when not even an idle system is."""
         if self.ttft_s is None:
             return 1.0
-        serves_s = self.prefill_s(of)
+        serves_s = self.prefill_s(pool)
         spare_s = self.ttft_s - serves_s
         if spare_s <= 0:
             return 0.0
-        servers = replicas * of.engines
+        servers = replicas * pool.engines_per_replica
 
         def waits_s(load: float) -> float:
             mean_s: float = serves_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / (2 * servers * (1 - load))
@@ -156,30 +133,30 @@ class Matcher:
             low, high = (middle, high) if waits_s(middle) <= spare_s else (low, middle)
         return low
 
-    def _decode(self, of: Engines, tpot_s: float) -> tuple[float, int]:
+    def _decode(self, pool: Pool, tpot_s: float) -> tuple[float, int]:
         """(requests/s of one replica within the bound, batch of one engine); (0, 0) when a batch of one misses it."""
-        batch = self._largest(of, lambda b: self.step_s(of, b), tpot_s)
+        batch = self._largest(pool, lambda b: self.step_s(pool, b), tpot_s)
         if batch == 0:
             return 0.0, 0
-        stays_s = max(self.outputs - 1, 1) * self.step_s(of, batch)
-        return of.engines * batch / stays_s, batch
+        stays_s = max(self.outputs - 1, 1) * self.step_s(pool, batch)
+        return pool.engines_per_replica * batch / stays_s, batch
 
-    def _collocated(self, of: Engines, tpot_s: float) -> tuple[float, int]:
+    def _collocated(self, pool: Pool, tpot_s: float) -> tuple[float, int]:
         """(requests/s of one replica within the bound, batch of one engine)."""
         steps = max(self.outputs - 1, 1)
         context = self.tokens + self.outputs / 2
-        costs, alone_s = self.costs(of), self.prefill_s(of)
+        costs, alone_s = self.costs(pool), self.prefill_s(pool)
         # A chunk joins a step that runs anyway.
         chunks = -(-self.computed // self.hardware.step_tokens)
         adds_s = max(alone_s - chunks * costs.step_s(0, 0, context), 0.0)
-        batch = self._largest(of, lambda b: self.step_s(of, b) + b * adds_s / steps, tpot_s)
+        batch = self._largest(pool, lambda b: self.step_s(pool, b) + b * adds_s / steps, tpot_s)
         if batch == 0:
             return 0.0, 0
-        takes_s = adds_s + steps * self.step_s(of, batch) / batch
-        return of.engines / takes_s, batch
+        takes_s = adds_s + steps * self.step_s(pool, batch) / batch
+        return pool.engines_per_replica / takes_s, batch
 
-    def _largest(self, of: Engines, tpot_of: Callable[[int], float], bound_s: float) -> int:
-        low, high = 0, max(self.room(of), 1)
+    def _largest(self, pool: Pool, tpot_of: Callable[[int], float], bound_s: float) -> int:
+        low, high = 0, max(self.room(pool), 1)
         while low < high:  # TPOT grows with the batch
             middle = (low + high + 1) // 2
             if tpot_of(middle) <= bound_s:
@@ -188,25 +165,25 @@ class Matcher:
                 high = middle - 1
         return low
 
-    def rates(self, prefill: Engines, decode: Engines, tpot_s: float) -> Rates:
+    def rates(self, prefill: Pool, decode: Pool, tpot_s: float) -> Rates:
         """One replica of each role, alone."""
-        decode_rps, batch = self.decode(decode, tpot_s)
-        return Rates(self.prefill(prefill), decode_rps, batch)
+        decode_rps, _ = self.decode(decode, tpot_s)
+        return Rates(self.prefill(prefill), decode_rps)
 
     def serves(self, unit: Unit, tpot_s: float) -> tuple[float, float]:
         """(requests/s of one copy, its requests in flight) by rate matching; (0, 0) when a bound cannot be met."""
         prefill_s = self.prefill_s(unit.prefill)
         if unit.decode is None:
-            one_rps, batch = self.collocated(unit.prefill, tpot_s)
+            replica_rps, batch = self.collocated(unit.prefill, tpot_s)
             limit = self.prefill(unit.prefill) * self.share(unit.prefill, unit.prefills)
-            rps = unit.prefills * min(one_rps, limit)
-            engines = unit.prefills * unit.prefill.engines
+            rps = unit.prefills * min(replica_rps, limit)
+            engines = unit.prefills * unit.prefill.engines_per_replica
             return rps, (batch * engines + rps * prefill_s if rps else 0.0)
-        one_rps, batch = self.decode(unit.decode, tpot_s)
+        replica_rps, batch = self.decode(unit.decode, tpot_s)
         supply = unit.prefills * self.prefill(unit.prefill) * self.share(unit.prefill, unit.prefills)
-        rps = min(supply, unit.decodes * one_rps)
-        engines = unit.decodes * unit.decode.engines
-        busy = rps / (unit.decodes * one_rps) if one_rps else 0.0
+        rps = min(supply, unit.decodes * replica_rps)
+        engines = unit.decodes * unit.decode.engines_per_replica
+        busy = rps / (unit.decodes * replica_rps) if replica_rps else 0.0
         waits_s = 2 * prefill_s if self.ttft_s is None else min(2 * prefill_s, self.ttft_s)
         return rps, busy * batch * engines + rps * waits_s
 
@@ -214,8 +191,11 @@ class Matcher:
 def unit_of(deployment: Deployment) -> Unit:
     """The unit that a deployment is one copy of."""
     pools = deployment.pools
-    first = pools.get("prefill") or pools["collocated"]
+    first_pool = pools.get("prefill") or pools["collocated"]
     decode = pools.get("decode")
     return Unit(
-        engines_of(first), first.replicas, engines_of(decode) if decode else None, decode.replicas if decode else 0
+        first_pool.one_replica,
+        first_pool.replicas,
+        decode.one_replica if decode else None,
+        decode.replicas if decode else 0,
     )

@@ -1,4 +1,4 @@
-"""The planner's results in words and tables. Everything here is simulated, and says so."""
+"""The planner's results in words and tables, labelled as simulated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
 from pdlab.plan.candidates import MOST_REPLICAS
-from pdlab.plan.planner import Candidate, Gain, Outcome, Plan, Scene, gain
-from pdlab.plan.rate_matching import Matcher, engines_of
+from pdlab.plan.planner import Candidate, Gain, LoadResult, Plan, Scene, gain
+from pdlab.plan.rate_matching import Matcher
+from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
 
 ROWS = 12
@@ -24,7 +25,7 @@ MATCHED = 4  # pairs of TP degrees in the rate-matching check
 def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
     """The ranked table, the verdict on PD, the regime map and the rate-matching check."""
     hardware, workload, slo = scene.hardware, scene.workload, scene.slo
-    base = plan.first(collocated=True)
+    base = plan.best_candidate(collocated=True)
     head = ["", "deployment", "copies", "GPUs", "load", "goodput/s per GPU", "req/s", "tok/s per node"]
     head += ["TTFT ms", "TPOT ms", "in SLO", "limited by", "over collocated"]
     rows = [_row(n, c, base, scene) for n, c in enumerate(plan.candidates[:ROWS], start=1)]
@@ -34,9 +35,10 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
     lines = [
         f"Simulated, not measured: {scene.shape.name} on {gpus} x {hardware.gpu} ({view.name}), "
         f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{_requests(scene)}{hit}",
-        f"SLO: {told(slo)}",
+        f"SLO: {_slo(slo)}",
         f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
-        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, the others are worse without queues"
+        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, "
+        "the others are worse by rate matching"
         + (f" (pools of more than {MOST_REPLICAS} replicas left out)" if gpus > 2 * MOST_REPLICAS else ""),
         "",
         table(head, rows, left=(1, 11, 12)),
@@ -52,7 +54,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
 
 
 def _requests(scene: Scene) -> str:
-    """What a trace adds to the mean lengths."""
+    """Number, rate and longest request of a trace, after the mean lengths; empty without a trace."""
     if scene.trace is None:
         return ""
     inputs, outputs = scene.trace.longest
@@ -61,9 +63,9 @@ def _requests(scene: Scene) -> str:
 
 
 def rests_on(error: FitError | None) -> str:
-    """What is known of the errors of these step times, in words."""
+    """The errors of these step times, in words."""
     if error is None:
-        return "never checked against measured runs, errors of 10 % (TTFT 30 %) are assumed"
+        return "not checked against measured runs: errors of 10 % (TTFT 30 %) are assumed"
     return (
         f"median errors on runs left out of the fit: TPOT {error.tpot_percent:g} %, TTFT {error.ttft_percent:g} %, "
         f"requests/s {error.requests_per_s_percent:g} %"
@@ -71,24 +73,24 @@ def rests_on(error: FitError | None) -> str:
 
 
 def _row(number: int, candidate: Candidate, base: Candidate | None, scene: Scene) -> list[str]:
-    shown = candidate.shown
+    outcome = candidate.best_or_nearest
     scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
     over = "-"
-    if base is not None and not candidate.collocated and (found := gain(candidate, base, scene)):
-        over = percent(found)
+    if base is not None and not candidate.collocated and (advantage := gain(candidate, base, scene)):
+        over = percent(advantage)
     return [
         str(number),
         candidate.deployment.label + ("*" if experimental(candidate) else ""),
         str(candidate.copies),
         str(candidate.copies * candidate.deployment.gpus),
-        f"{shown.load.value:.3g}" + ("/s" if shown.load.kind == "rate" else ""),
+        f"{outcome.load.value:.3g}" + ("/s" if outcome.load.kind == "rate" else ""),
         f"{candidate.goodput_per_gpu:.2f}" if candidate.best else "-",
-        f"{shown.requests_per_s:.2f}",
-        f"{shown.output_tokens_per_s * scale:.0f}",
-        f"{1e3 * shown.ttft_s:.0f}",
-        f"{1e3 * shown.tpot_s:.2f}" if scene.workload.sent_output_tokens > 1 else "-",
-        f"{shown.good_share:.0%}",
-        shown.bottleneck,
+        f"{outcome.requests_per_s:.2f}",
+        f"{outcome.output_tokens_per_s * scale:.0f}",
+        f"{1e3 * outcome.ttft_s:.0f}",
+        f"{1e3 * outcome.tpot_s:.2f}" if scene.workload.sent_output_tokens > 1 else "-",
+        f"{outcome.good_share:.0%}",
+        outcome.bottleneck,
         over,
     ]
 
@@ -99,24 +101,26 @@ def experimental(candidate: Candidate) -> bool:
     return isinstance(topology, Disaggregated) and topology.prefill.tp > topology.decode.tp
 
 
-def percent(found: Gain) -> str:
+def percent(advantage: Gain) -> str:
     """``+57 % (+41 to +75)``: the gain and its 90 % interval."""
-    high = f"{100 * found.high:+.0f}" if found.high < 10 else "more"
-    return f"{100 * found.value:+.0f} % ({100 * found.low:+.0f} to {high})"
+    high = f"{100 * advantage.high:+.0f}" if advantage.high < 10 else "more"
+    return f"{100 * advantage.value:+.0f} % ({100 * advantage.low:+.0f} to {high})"
 
 
 def _remarks(plan: Plan, slo: Slo) -> list[str]:
-    """What a reader of the table must know, and only that."""
-    shown = plan.candidates[:ROWS]
+    """Notes below the table."""
+    listed_candidates = plan.candidates[:ROWS]
     lines = ["load, req/s, TTFT and TPOT (means) are of one copy, at its best load within the SLO."]
-    if any(c.copies > 1 for c in shown):
-        lines.append("copies: so many of it, each an application of its own, behind one load balancer.")
-    if any(c.best is None for c in shown):
+    if any(c.copies > 1 for c in listed_candidates):
+        lines.append(
+            "copies: the number of such deployments, each an application of its own, behind one load balancer."
+        )
+    if any(c.best is None for c in listed_candidates):
         lines.append("goodput -: no simulated load meets the SLO; the row shows the one that misses it by least.")
-    if any(experimental(c) for c in shown):
-        lines.append("*: prefill TP above decode TP is experimental in vLLM; the launcher's canary must pass.")
+    if any(experimental(c) for c in listed_candidates):
+        lines.append("*: prefill TP above decode TP is experimental in vLLM: the launcher's canary must pass.")
     if slo.bounded and slo.ttft_s is None and slo.e2el_s is None and plan.rate_rps is None:
-        worst_s = max((c.best.ttft_s for c in shown if c.best), default=0.0)
+        worst_s = max((c.best.ttft_s for c in listed_candidates if c.best), default=0.0)
         if worst_s > LONG_TTFT_S:
             lines.append(
                 f"TTFT is not bounded, so requests queue before prefill (up to {worst_s:.1f} s): add --slo-ttft-ms."
@@ -125,13 +129,14 @@ def _remarks(plan: Plan, slo: Slo) -> list[str]:
 
 
 def verdict(plan: Plan, scene: Scene) -> str:
-    """Whether PD pays, by how much, and how sure that is."""
-    base, split, slo = plan.first(collocated=True), plan.first(collocated=False), plan.slo
+    """Whether PD pays, by how much, and with which uncertainty."""
+    base, split, slo = plan.best_candidate(collocated=True), plan.best_candidate(collocated=False), plan.slo
     if not any(candidate.best for candidate in plan.candidates):
-        nearest = min(plan.candidates, key=lambda c: c.shown.stress)
+        nearest = min(plan.candidates, key=lambda c: c.best_or_nearest.stress)
         return (
-            f"No deployment meets the SLO ({told(slo)}) at any simulated load. Nearest is {nearest.deployment.label}, "
-            f"{nearest.shown.stress - 1:.0%} over a bound at load {nearest.shown.load.value:.3g}: "
+            f"No deployment meets the SLO ({_slo(slo)}) at any simulated load. "
+            f"Nearest is {nearest.deployment.label}, "
+            f"{nearest.best_or_nearest.stress - 1:.0%} over a bound at load {nearest.best_or_nearest.load.value:.3g}: "
             "relax the SLO, shorten the requests, or lower the load."
         )
     if split is None:
@@ -142,17 +147,17 @@ def verdict(plan: Plan, scene: Scene) -> str:
         return f"PD pays here: only PD meets the SLO, best {split.deployment.label}."
     if plan.rate_rps is not None:
         return _verdict_at_rate(split, base, scene, plan.rate_rps)
-    found = gain(split, base, scene)
-    assert found is not None
-    both = (
-        f"{split.deployment.label} against {base.deployment.label}: {percent(found)} goodput per GPU, "
+    advantage = gain(split, base, scene)
+    assert advantage is not None
+    comparison = (
+        f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} goodput per GPU, "
         "90 % interval from the errors of the model"
     )
-    if found.low > 0:
-        return f"PD pays here. {both}."
-    if found.high < 0:
-        return f"PD does not pay here. {both}."
-    return f"PD does not clearly pay here: within the uncertainty. {both}. Measure both."
+    if advantage.low > 0:
+        return f"PD pays here. {comparison}."
+    if advantage.high < 0:
+        return f"PD does not pay here. {comparison}."
+    return f"PD does not clearly pay here: within the uncertainty. {comparison}. Measure both."
 
 
 def _verdict_at_rate(split: Candidate, base: Candidate, scene: Scene, rate_rps: float) -> str:
@@ -165,12 +170,12 @@ def _verdict_at_rate(split: Candidate, base: Candidate, scene: Scene, rate_rps: 
         tpot_ms = 1e3 * candidate.best.tpot_s
         return f"{candidate.deployment.label} on {candidate.total_gpus} GPUs (TPOT {tpot_ms:.1f} ms{sure})"
 
-    both = f"{rate_rps:g} requests/s take {words(split)}, or collocated {words(base)}"
+    comparison = f"{rate_rps:g} requests/s take {words(split)}, or collocated {words(base)}"
     if split.total_gpus < base.total_gpus:
-        return f"PD pays here: {both}."
+        return f"PD pays here: {comparison}."
     if split.total_gpus > base.total_gpus:
-        return f"PD does not pay here: {both}."
-    return f"PD saves no GPU here: {both}."
+        return f"PD does not pay here: {comparison}."
+    return f"PD saves no GPU here: {comparison}."
 
 
 def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
@@ -178,35 +183,35 @@ def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
     within = "" if slo.ttft_s is None else " within the TTFT bound"
     lines = [
         f"Which wins at which throughput{within}: the lowest TPOT, or within {math.sqrt(2) * error.tpot_percent:.0f} % "
-        "of it, which the model cannot tell apart (sqrt(2) times its median error of TPOT, for both have it)"
+        "of it: the model cannot distinguish closer values (sqrt(2) times its median error of TPOT)"
     ]
     rows = [_regime(regime) for regime in regimes(plan.candidates, hardware, slo)]
     return [*lines, "", table(["output tok/s per node", "deployment", "TPOT ms", "as good"], rows, left=(0, 1, 2, 3))]
 
 
 def _regime(regime: Regime) -> list[str]:
-    first, last = (1e3 * value for value in regime.tpot_s)
-    others = ", ".join(regime.rivals[:2]) + (f" and {len(regime.rivals) - 2} more" if len(regime.rivals) > 2 else "")
+    first_ms, last_ms = (1e3 * value for value in regime.tpot_s)
+    rivals = ", ".join(regime.rivals[:2]) + (f" and {len(regime.rivals) - 2} more" if len(regime.rivals) > 2 else "")
     return [
         f"{regime.from_tokens_per_s:.0f} to {regime.to_tokens_per_s:.0f}",
         regime.label,
-        f"{first:.1f} to {last:.1f}",
-        others,
+        f"{first_ms:.1f} to {last_ms:.1f}",
+        rivals,
     ]
 
 
 def _matching(plan: Plan, scene: Scene) -> list[str]:
     """Prefill against decode service rates of the best PD candidates: the check beside the simulation."""
     matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate)
-    rows, seen = [], set()
+    rows, compared = [], set()
     for candidate in plan.candidates:
         topology = candidate.deployment.topology
         if not isinstance(topology, Disaggregated):
             continue
-        prefill, decode = engines_of(topology.prefill), engines_of(topology.decode)
-        if (prefill, decode) in seen:
+        prefill, decode = topology.prefill.one_replica, topology.decode.one_replica
+        if (prefill, decode) in compared:
             continue
-        seen.add((prefill, decode))
+        compared.add((prefill, decode))
         alone = matcher.rates(prefill, decode, scene.slo.tpot_s or math.inf)
         rows.append(
             [
@@ -224,14 +229,14 @@ def _matching(plan: Plan, scene: Scene) -> list[str]:
         return []
     bound = "KV memory" if scene.slo.tpot_s is None else "the TPOT bound"
     return [
-        f"Rate matching, without queues: requests/s of one replica, decode at {bound}; P:D at which neither waits",
+        f"Rate matching, without queues: requests/s of one replica, decode at {bound}; P:D at which neither pool waits",
         "",
         table(["prefill", "req/s", "decode", "req/s", "matched P:D", "simulated best"], rows, left=(0, 2)),
     ]
 
 
 def explanation(candidate: Candidate, scene: Scene) -> str:
-    """Mean time of a request by phase at every load, and what limits."""
+    """Mean time of a request by phase at every load, and the bottleneck."""
     head = ["load", "ingress", "queue", "prefill", "KV transfer", "first step", "decode", "end to end", "limited by"]
     rows = []
     for outcome in candidate.outcomes:
@@ -241,8 +246,8 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
             + [f"{1e3 * value:.0f}" for value in phases.values()]
             + [f"{1e3 * sum(phases.values()):.0f}", outcome.bottleneck]
         )
-    last = candidate.outcomes[-1]
-    shares = phases_s(last)
+    last_outcome = candidate.outcomes[-1]
+    shares = phases_s(last_outcome)
     whole_s = sum(shares.values())
     largest = sorted(shares, key=lambda name: -shares[name])[:2]
     workload = scene.workload
@@ -253,17 +258,17 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
         table(head, rows, left=(0, 8)),
         "",
         "ingress: HTTP, tokenizing, routing. queue: waiting for a prefill. first step: from KV to the first token.",
-        f"At {last.load.kind} {last.load.value:.3g}: "
+        f"At {last_outcome.load.kind} {last_outcome.load.value:.3g}: "
         + ", ".join(f"{shares[name] / whole_s:.0%} {name}" for name in largest)
         + "; busy: "
-        + ", ".join(f"{role} engines {share:.0%}" for role, share in last.level.busy.items())
-        + f", busiest link {last.level.link_busy:.0%}"
-        + f", prompts waited for KV memory {last.level.kv_full:.0%} of the time.",
+        + ", ".join(f"{role} engines {share:.0%}" for role, share in last_outcome.level.busy.items())
+        + f", busiest link {last_outcome.level.link_busy:.0%}"
+        + f", prompts waited for KV memory {last_outcome.level.kv_full:.0%} of the time.",
     ]
     topology = candidate.deployment.topology
     if isinstance(topology, Disaggregated):
         matcher = Matcher(scene.hardware, scene.shape, workload, scene.prefix_hit_rate)
-        alone = matcher.rates(engines_of(topology.prefill), engines_of(topology.decode), math.inf)
+        alone = matcher.rates(topology.prefill.one_replica, topology.decode.one_replica, math.inf)
         prefills, decodes = topology.prefill.replicas, topology.decode.replicas
         lines.append(
             f"Without queues its prefill serves {prefills * alone.prefill_rps:.1f} requests/s, its decode "
@@ -272,12 +277,12 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
     return "\n".join(lines)
 
 
-def phases_s(outcome: Outcome) -> dict[str, float]:
+def phases_s(outcome: LoadResult) -> dict[str, float]:
     """Phase -> mean seconds per request; they sum to the mean E2EL."""
     level = outcome.level
     mean = statistics.fmean
     arrival, start, end = mean(level.arrival_s), mean(level.prefill_start_s), mean(level.prefill_end_s)
-    first, finish = mean(level.first_token_s), mean(level.finish_s)
+    first_token, finish = mean(level.first_token_s), mean(level.finish_s)
     arrived = mean(level.kv_arrived_s) if level.transferred_bytes else end
     queue_begins = mean(level.queued_s)
     return {
@@ -285,16 +290,13 @@ def phases_s(outcome: Outcome) -> dict[str, float]:
         "queue": start - queue_begins,
         "prefill": end - start,
         "KV transfer": arrived - end,
-        "first step": first - arrived,
-        "decode": finish - first,
+        "first step": first_token - arrived,
+        "decode": finish - first_token,
     }
 
 
-def told(slo: Slo) -> str:
-    """The SLO in words."""
-    bounds = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
-    words = [f"{name} <= {1e3 * value:g} ms" for name, value in bounds.items() if value is not None]
-    return f"{', '.join(words)} for {slo.quantile:.0%} of requests" if words else "none, so goodput is throughput"
+def _slo(slo: Slo) -> str:
+    return bounds_text(slo) if slo.bounded else "none, so goodput is throughput"
 
 
 def regimes(candidates: Sequence[Candidate], hardware: Hardware, slo: Slo) -> list[Regime]:
@@ -315,6 +317,6 @@ def regimes(candidates: Sequence[Candidate], hardware: Hardware, slo: Slo) -> li
 def curve_of(candidate: Candidate, node_gpus: int, slo: Slo) -> ThroughputCurve:
     """Throughput per node and TPOT of the candidate's loads."""
     scale = candidate.copies * node_gpus / candidate.total_gpus
-    first_token = Slo(ttft_s=slo.ttft_s, quantile=slo.quantile)
-    kept = [o for o in candidate.outcomes if first_token.stress_of(o.latencies) <= 1]
-    return sorted((o.output_tokens_per_s * scale, o.tpot_s) for o in kept)
+    ttft_slo = Slo(ttft_s=slo.ttft_s, quantile=slo.quantile)
+    within_ttft = [o for o in candidate.outcomes if ttft_slo.stress_of(o.latencies) <= 1]
+    return sorted((o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)

@@ -1,4 +1,4 @@
-"""Install a wheel on the node that runs this, and say what is there then. Sent by value: standard library alone."""
+"""Install a wheel on the node that runs this, and report the installed files. Sent by value: standard library alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def install(name: str, content: bytes, target: str | None, module: str | None) -
     ``error`` in place of these when pip, the comparison or the import fails.
     """
     if not re.fullmatch(r"[\w.+-]+\.whl", name):
-        return {"error": f"{name!r} is no file name of a wheel"}
+        return {"error": f"{name!r} is not the file name of a wheel"}
     with tempfile.TemporaryDirectory(prefix="pdlab-install-") as folder:
         wheel = Path(folder) / name
         wheel.write_bytes(content)
@@ -46,7 +46,7 @@ def install(name: str, content: bytes, target: str | None, module: str | None) -
 
 
 def _pip(wheel: Path, target: str | None) -> str | None:
-    """Install with pip, or with uv where the environment is uv's and has no pip; what went wrong, or None."""
+    """Install with pip, or with uv where the environment is uv's and has no pip; the error, or None."""
     into = ["--target", target] if target else []
     common = ["install", "--no-deps", "--no-index", "--quiet", *into, str(wheel)]
     if importlib.util.find_spec("pip"):
@@ -56,15 +56,15 @@ def _pip(wheel: Path, target: str | None) -> str | None:
         beside = Path(sys.prefix).parent / ".uv" / "bin" / "uv"
         uv = shutil.which("uv") or (str(beside) if beside.exists() else None)
         if uv is None:
-            return f"{sys.executable} has no pip, and uv is not there: {sys.executable} -m ensurepip"
+            return f"{sys.executable} has no pip, and uv is not installed: run {sys.executable} -m ensurepip"
         command = [uv, "pip", *common, "--reinstall", "--python", sys.executable]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"installing did not end within {INSTALL_TIMEOUT_S:g} s"
-    if done.returncode == 0:
+        return f"the installation did not end within {INSTALL_TIMEOUT_S:g} s"
+    if completed.returncode == 0:
         return None
-    return f"{Path(command[0]).name}: {(done.stderr or done.stdout or 'no message').strip().splitlines()[-1]}"
+    return f"{Path(command[0]).name}: {(completed.stderr or completed.stdout or 'no message').strip().splitlines()[-1]}"
 
 
 def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
     loaded = "not imported"
     if module:
         env = {**os.environ, "PYTHONPATH": f"{where}:{os.environ.get('PYTHONPATH', '')}"}
-        done = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True, env=env)
-        if done.returncode:
-            return {"error": f"import {module}: {(done.stderr.strip() or 'no message').splitlines()[-1]}"}
-        loaded = done.stdout.strip()
+        imported = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True, env=env)
+        if imported.returncode:
+            return {"error": f"import {module}: {(imported.stderr.strip() or 'no message').splitlines()[-1]}"}
+        loaded = imported.stdout.strip()
         if not Path(loaded).is_relative_to(where):
             return {"error": f"{module} is loaded from {loaded}, not from {where}"}
     return {"digest": digest.hexdigest()[:12], "files": count, "loaded": loaded}

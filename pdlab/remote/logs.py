@@ -1,4 +1,4 @@
-"""What the engines themselves wrote when they failed: the end of their logs, and the line that says why.
+"""The engines' own logs: their ends, and the line with the cause of a failure.
 
 Sent by value to nodes that have no pdlab: this module imports nothing of pdlab.
 """
@@ -25,7 +25,7 @@ _ECHO = re.compile(
     r"|TaskError|ActorDied|DeploymentUnavailableError"
 )
 _NO_FAILURE = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
-# What is said of a process that could not say it itself, with its exit code.
+# Messages about a process that died without writing an error, with its exit code.
 _DEATH = re.compile(
     r"(?P<line>Worker proc .*died unexpectedly.*|Engine core initialization failed.*Failed core proc.*)"
 )
@@ -33,7 +33,7 @@ _KILLED = re.compile(r"(?:exit code|'): -9\b")
 
 
 class LogTail(NamedTuple):
-    """One log file of a replica: node, path, and the error line found in it (None: none)."""
+    """One log file of a replica: node, path, and its error line (None: no error)."""
 
     node: str
     path: str
@@ -47,34 +47,34 @@ def tail_logs(folder: str, app: str, since: float = 0.0) -> list[LogTail]:
 
 
 def count_prewarmed(folder: str, app: str, since: float = 0.0) -> tuple[int, int]:
-    """How often decode replicas wrote that a pair was warmed, and that a prefill replica gave nothing to warm with."""
-    done = empty = 0
+    """Log lines of decode replicas: (pairs warmed up, prefill replicas that returned no KV parameters)."""
+    warmed = empty = 0
     for path in _logs_of(folder, app, since):
         with path.open(errors="replace") as lines:
             for line in lines:
-                done += "Pre-warm handshake done" in line
+                warmed += "Pre-warm handshake done" in line
                 empty += "returned empty kv_params" in line
-    return done, empty
+    return warmed, empty
 
 
 def log_ends(folder: str, app: str, since: float = 0.0) -> list[tuple[str, str, str]]:
     """(node, file name, text) of the application's replicas' logs: their beginnings and their ends."""
     node = socket.gethostname()
-    found = []
+    ends = []
     for path in _logs_of(folder, app, since):
         head, tail = _ends(path)
-        whole = path.stat().st_size <= TAIL_BYTES
-        found.append((node, path.name, tail if whole else f"{head}\n[...]\n{tail}"))
-    return found
+        complete = path.stat().st_size <= TAIL_BYTES
+        ends.append((node, path.name, tail if complete else f"{head}\n[...]\n{tail}"))
+    return ends
 
 
 def ucx_tables(folder: str, app: str, since: float = 0.0) -> list[str]:
-    """The lines of UCX's tables of protocols in each log of the application's replicas, where there are some."""
-    found = []
+    """The lines of UCX's tables of protocols in each log of the application's replicas that has any."""
+    tables = []
     for path in _logs_of(folder, app, since):
         table = [line for line in _ends(path)[1].splitlines() if "+--" in line or line.rstrip().endswith("|")]
-        found += ["\n".join(table)] if table else []
-    return found
+        tables += ["\n".join(table)] if table else []
+    return tables
 
 
 def _logs_of(folder: str, app: str, since: float) -> Iterator[Path]:
@@ -99,7 +99,7 @@ def _ends(path: Path) -> tuple[str, str]:
 def first_error(text: str) -> str | None:
     """The first error line that is not an echo of another process's failure.
 
-    A process that was killed writes none: then what another one says of its death.
+    A killed process writes none: then the line of another process about its death.
     """
     lines = text.splitlines()
     for line in lines:

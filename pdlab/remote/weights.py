@@ -1,4 +1,4 @@
-"""Are a model's weights on this node, as vLLM will look for them? And fetch them before the time that is paid for.
+"""Whether a model's weights are on this node where vLLM looks for them, and their download ahead of a launch.
 
 Sent to the nodes by value: imports the standard library alone.
 """
@@ -26,41 +26,41 @@ VOCABULARY = "import openai_harmony; openai_harmony.load_harmony_encoding('Harmo
 
 
 def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Where this node has the model (a Hugging Face id or a folder), how many bytes, and what is missing of it.
+    """Where this node has the model (a Hugging Face id or a folder), how many bytes, and the missing files.
 
-    ``folder`` None: nothing of it is there.
+    ``folder`` None: the node has no file of it.
     """
     folder = (
         Path(model) if model.startswith(("/", ".", "~")) else _snapshot(model, {**os.environ, **(environment or {})})
     )
     if folder is None or not folder.is_dir():
         return {"host": socket.gethostname(), "folder": None, "bytes": 0, "missing": ["everything"]}
-    missing = [] if (folder / "config.json").exists() else ["config.json"]
+    absent = [] if (folder / "config.json").exists() else ["config.json"]
     if not any((folder / name).exists() for name in TOKENIZERS):
-        missing.append("a tokenizer")
+        absent.append("a tokenizer")
     files = _weights(folder)
-    missing += [name for name in files if not (folder / name).exists()] or ([] if files else ["*.safetensors"])
+    absent += [name for name in files if not (folder / name).exists()] or ([] if files else ["*.safetensors"])
     size = sum((folder / name).stat().st_size for name in files if (folder / name).exists())
-    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": missing}
+    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": absent}
 
 
 def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:
     """Download the model into this node's cache, then `look`; ``error`` has the downloader's last line.
 
-    ``harmony``: the vocabulary of chat requests too; its failure is told and stops nothing.
+    ``harmony``: the vocabulary of chat requests too; its failure is reported and not fatal.
     """
     error = None
     command = [sys.executable, "-c", FETCH, model, json.dumps(NOT_NEEDED)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-        if done.returncode:
-            error = _last_line(done.stderr) or f"exit code {done.returncode}"
+        download = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        if download.returncode:
+            error = _last_line(download.stderr) or f"exit code {download.returncode}"
         if harmony and not error:
-            spoken = subprocess.run([sys.executable, "-c", VOCABULARY], capture_output=True, text=True, timeout=300)
-            if spoken.returncode:
-                error = f"chat requests will ask the internet for Harmony's vocabulary: {_last_line(spoken.stderr)}"
+            vocabulary = subprocess.run([sys.executable, "-c", VOCABULARY], capture_output=True, text=True, timeout=300)
+            if vocabulary.returncode:
+                error = f"chat requests will ask the internet for Harmony's vocabulary: {_last_line(vocabulary.stderr)}"
     except subprocess.TimeoutExpired:
-        error = f"not there within {timeout_s:g} s"
+        error = f"the download did not end within {timeout_s:g} s"
     return {**look(model), "error": error}
 
 

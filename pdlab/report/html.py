@@ -24,6 +24,7 @@ from pdlab.analysis.ranking import Ranked, Reading, reading
 from pdlab.core import text as core_text
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
+from pdlab.core.text import counted
 from pdlab.report import tables, verdicts
 from pdlab.report.html_data import RATES, figures
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
@@ -42,7 +43,7 @@ LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report is made of.
+    """Contents of a report.
 
     ``answers`` are further plain sentences of the verdict; ``texts`` further tables as text, whose first
     line is their title. ``command`` made the report.
@@ -80,19 +81,23 @@ def render(contents: Contents) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
-    kept = {label: each for label, each in _labelled(contents.loaded) if label in {curve.label for curve in curves}}
+    by_label = {
+        label: loaded for label, loaded in _labelled(contents.loaded) if label in {curve.label for curve in curves}
+    }
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     # Levels that failed their checks have a section of their own.
-    found = [finding for finding in audit([each.folder for each in contents.loaded]) if finding.kind != "invalid"]
+    findings = [
+        finding for finding in audit([loaded.folder for loaded in contents.loaded]) if finding.kind != "invalid"
+    ]
     records = _records(contents.loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",
         question=_question(curves, view),
-        facts=_facts(curves, kept),
+        facts=_facts(curves, by_label),
         verdicts=list(_verdicts(curves, view)),
         notes=[note for note in tables.notes(curves, view.confidence) if not note.startswith("x ")],
-        answers=[*contents.answers, *_searches(kept)],
+        answers=[*contents.answers, *_searches(by_label)],
         texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
         interval_note=_interval_note(curves, view),
         level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
@@ -101,9 +106,9 @@ def render(contents: Contents) -> str:
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
         level_count=len(points),
         excluded=[*_excluded(points), *_failed_visits(records)],
-        audit=list(_findings(found)),
-        audit_summary=_audit_summary(found, len(contents.loaded)),
-        experiments=[_experiment(label, each) for label, each in kept.items()],
+        audit=list(_findings(findings)),
+        audit_summary=_audit_summary(findings, len(contents.loaded)),
+        experiments=[_experiment(label, loaded) for label, loaded in by_label.items()],
         sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
         command=contents.command,
         units=tables.units(curves),
@@ -120,15 +125,15 @@ def _asset(suffix: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that stands in a script element: nothing in it can end the element or start another."""
+    """JSON that is safe in a script element: it cannot end the element or start another."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text
 
 
-def _labelled(loaded: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
-    return zip(short_labels([each.experiment for each in loaded]), loaded, strict=True)
+def _labelled(sources: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
+    return zip(short_labels([source.experiment for source in sources]), sources, strict=True)
 
 
 def _per_node(view: View) -> View:
@@ -149,17 +154,17 @@ def _question(curves: Sequence[Curve], view: View) -> str:
     return f"Which of {len(curves)} configurations of {_models(curves)} gives {most}"
 
 
-def _facts(curves: Sequence[Curve], kept: dict[str, Loaded]) -> list[str]:
+def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
     points = [point for curve in curves for point in curve.points]
     repeats = sorted({point.repeats for point in points})
     facts = [f"{' and '.join(dict.fromkeys(curve.workload for curve in curves))} input:output tokens"]
-    others = sum(curve.published is not None for curve in curves)
-    facts += [_count(len(curves) - others, "experiment"), _count(len(points), "level")]
-    facts += [f"{_count(others, 'published curve')}, not ranked"] if others else []
-    facts.append(_count(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
+    published_count = sum(curve.published is not None for curve in curves)
+    facts += [counted(len(curves) - published_count, "experiment"), counted(len(points), "level")]
+    facts += [f"{counted(published_count, 'published curve')}, not ranked"] if published_count else []
+    facts.append(counted(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
     invalid = sum(not point.valid for point in points)
     facts.append(f"{invalid} not valid" if invalid else "all valid")
-    manifests = [each.experiment.manifest for each in kept.values()]
+    manifests = [loaded.experiment.manifest for loaded in by_label.values()]
     days = sorted({m.started_at[:10] for m in manifests if m.started_at})
     if days:
         facts.append(f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""))
@@ -169,14 +174,10 @@ def _facts(curves: Sequence[Curve], kept: dict[str, Loaded]) -> list[str]:
     return facts
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _interval_note(curves: Sequence[Curve], view: View) -> str:
     known = any(point.rate_estimate("requests").basis for curve in curves for point in curve.points)
-    text = f"Bands and thin bars: {100 * view.confidence:g} % intervals, where they are known."
-    return text if known else "No intervals are known: one repeat, and no requests were kept."
+    text = f"Bands and thin bars: {100 * view.confidence:g} % intervals, if known."
+    return text if known else "Intervals are unknown: there is one repeat, and its requests were not kept."
 
 
 # Verdicts
@@ -190,51 +191,49 @@ def _verdicts(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
             groups.setdefault((curve.workload, curve.gpus.device), []).append(curve)
     for (workload, device), members in sorted(groups.items(), key=lambda item: -len(item[1])):
         where = "GPUs" if device == "gpu" else "CPU engine ranks"
-        found, per = reading(members, view), " per" if view.normalized else ","
-        ranking = found.ranking if found and not verdicts.incomparable(members, view) else ()
+        comparison, per = reading(members, view), " per" if view.normalized else ","
+        ranking = comparison.ranking if comparison and not verdicts.incomparable(members, view) else ()
         yield {
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
             "sentence": verdicts.sentence(members, view),
-            "others": [verdicts.sentence(members, other) for other in _other_views(members, view)],
-            "caption": _caption(found, view) if found else "",
+            "others": [verdicts.sentence(members, alternative) for alternative in _other_views(members, view)],
+            "caption": _caption(comparison, view) if comparison else "",
             "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
             "ranking": [_ranked(each, view) for each in ranking] if len(ranking) > 1 else [],
         }
 
 
-def _caption(found: Reading, view: View) -> str:
-    bound = f"{view.latency_name} {view.statistic} of {core_text.plain(found.bound)} {view.latency_unit}"
-    text = (
-        f"The most that each gives at {bound}, straight between measured levels; {100 * view.confidence:g} % intervals"
-    )
-    return f"{text}, with an assumed scatter between repeats (one repeat)" if found.single_repeat else text
+def _caption(comparison: Reading, view: View) -> str:
+    bound = f"{view.latency_name} {view.statistic} of {core_text.plain(comparison.bound)} {view.latency_unit}"
+    text = f"The highest rate of each at {bound}, linear between measured levels; {100 * view.confidence:g} % intervals"
+    return f"{text}, with an assumed scatter between repeats (one repeat)" if comparison.single_repeat else text
 
 
 def _other_views(curves: Sequence[Curve], view: View) -> Iterator[View]:
-    """The other latency, so that nobody takes a verdict on TPOT for one on TTFT."""
+    """The view of the other latency: a verdict on TPOT is not one on TTFT."""
     mode = "first_token" if view.latency_mode == "token" else "token"
-    other = view.model_copy(update={"latency_mode": mode, "use_interactivity": False})
-    if any(point.latency(other) is not None for curve in curves for point in curve.points):
-        yield other
+    alternative = view.model_copy(update={"latency_mode": mode, "use_interactivity": False})
+    if any(point.latency(alternative) is not None for curve in curves for point in curve.points):
+        yield alternative
 
 
-def _ranked(each: Ranked, view: View) -> dict[str, str]:
-    ahead = each.best_over_it
+def _ranked(ranked: Ranked, view: View) -> dict[str, str]:
+    ahead = ranked.best_over_it
     lead = "" if ahead is None else f"{core_text.percent(ahead.ratio - 1)} %"
     if ahead is not None and ahead.high != float("inf"):
         lead += f" ({verdicts.lead(ahead)})"
     return {
-        "label": each.label,
-        "rate": tables.figure(each.estimate, view.confidence),
+        "label": ranked.label,
+        "rate": tables.figure(ranked.estimate, view.confidence),
         "ahead": lead,
-        "told": "" if ahead is None else "no" if each.tied else "yes",
+        "distinguishable": "" if ahead is None else "no" if ranked.tied else "yes",
     }
 
 
-def _searches(kept: dict[str, Loaded]) -> Iterator[str]:
-    """What the searches for the highest rate within an SLO found, in their own words."""
-    for label, each in kept.items():
-        for search in each.experiment.searches:
+def _searches(by_label: dict[str, Loaded]) -> Iterator[str]:
+    """Results of the searches for the highest rate within an SLO."""
+    for label, loaded in by_label.items():
+        for search in loaded.experiment.searches:
             yield f"{label}: {search.detail}"
 
 
@@ -259,8 +258,8 @@ def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
             for rate, name in zip(RATES, ("requests", "input", "output", "total"), strict=True)
         ]
     points = [(curve, point) for curve in curves for point in curve.points]
-    shown = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]
-    return [column for column in shown if any(column[2](c, p).value != "-" for c, p in points)]
+    visible = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]
+    return [column for column in visible if any(column[2](c, p).value != "-" for c, p in points)]
 
 
 def _groups(columns: Sequence[Column]) -> list[dict[str, Any]]:
@@ -274,59 +273,59 @@ def _cell(estimate: Estimate | None, confidence: float) -> Cell:
 
 
 def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) -> dict[str, Any]:
-    first = [Cell(point.load + ("" if point.valid else " x")), Cell(str(point.repeats)), Cell(point.window)]
+    leading_cells = [Cell(point.load + ("" if point.valid else " x")), Cell(str(point.repeats)), Cell(point.window)]
     return {
         "curve": index,
         "label": curve.label,
         "out": not point.valid,
-        "cells": [*first, *(of(curve, point) for _, _, of in columns)],
+        "cells": [*leading_cells, *(of(curve, point) for _, _, of in columns)],
     }
 
 
-# What was left out
+# Exclusions
 
 
 def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]:
     for curve, point in points:
         if point.reasons:
-            what = tables.load_name(point)
+            subject = tables.load_name(point)
             if point.valid:
-                what += f", {point.excluded} of {point.repeats + point.excluded} repeats"
-            yield {"label": curve.label, "what": what, "why": "; ".join(point.reasons)}
+                subject += f", {point.excluded} of {point.repeats + point.excluded} repeats"
+            yield {"label": curve.label, "subject": subject, "why": "; ".join(point.reasons)}
 
 
 def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, str]]:
-    """Deployments of the same experiment files that gave nothing, or not all."""
+    """Deployments of the same experiment files that were not, or not fully, measured."""
     for record in records:
         for visit in record.visits:
             if visit.status != "done":
-                what = f"repeat {visit.repeat} of {record.name}: {visit.status}"
-                yield {"label": visit.deployment, "what": what, "why": visit.error or "not measured"}
+                subject = f"repeat {visit.repeat} of {record.name}: {visit.status}"
+                yield {"label": visit.deployment, "subject": subject, "why": visit.error or "not measured"}
 
 
-def _records(loaded: Sequence[Loaded]) -> list[ExperimentRecord]:
+def _records(sources: Sequence[Loaded]) -> list[ExperimentRecord]:
     """The records of experiment files, which stand beside the folders of results."""
-    parents = dict.fromkeys(each.folder.resolve().parent for each in loaded)
+    parents = dict.fromkeys(source.folder.resolve().parent for source in sources)
     return [record for folder in parents if (record := read_record(folder))]
 
 
 # Audit
 
 
-def _findings(found: Sequence[Finding]) -> Iterator[dict[str, Any]]:
+def _findings(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
     """By kind and consequence, so that thirty folders with one fault are one entry."""
     kinds: dict[tuple[str, str], list[Finding]] = {}
-    for finding in found:
+    for finding in findings:
         kinds.setdefault((finding.kind, finding.consequence), []).append(finding)
     for (kind, consequence), members in kinds.items():
         percents = [finding.percent for finding in members if finding.percent is not None]
         yield {
             "name": kind,
-            "where": f"in {_count(len({name.split('/')[0] for m in members for name in m.files}), 'folder')}",
+            "where": f"in {counted(len({name.split('/')[0] for m in members for name in m.files}), 'folder')}",
             "percent": f"{max(percents):.0f}" if percents else "",
             "consequence": consequence[0].upper() + consequence[1:],
             "fix": members[0].fix,
-            "seen": [{"files": _files(finding.files), "evidence": finding.evidence} for finding in members],
+            "members": [{"files": _files(finding.files), "evidence": finding.evidence} for finding in members],
         }
 
 
@@ -334,24 +333,24 @@ def _files(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0].split('/')[0]}, {len(names)} files"
 
 
-def _audit_summary(found: Sequence[Finding], folders: int) -> str:
-    kinds = ", ".join(sorted({finding.kind for finding in found}))
-    counts = f"{_count(len(found), 'finding')} in {_count(folders, 'folder')}"
-    return f"The audit has {counts} ({kinds}): read them before trusting a verdict or a plot."
+def _audit_summary(findings: Sequence[Finding], folders: int) -> str:
+    kinds = ", ".join(sorted({finding.kind for finding in findings}))
+    counts = f"{counted(len(findings), 'finding')} in {counted(folders, 'folder')}"
+    return f"The audit has {counts} ({kinds}): read them before you rely on a verdict or a plot."
 
 
 # Experiments
 
 
-def _experiment(label: str, each: Loaded) -> dict[str, Any]:
-    manifest = each.experiment.manifest
+def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
+    manifest = loaded.experiment.manifest
     unit = "engine rank" if manifest.local else "GPU"
-    size = _count(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
-    runs = each.experiment.runs
+    size = counted(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
+    runs = loaded.experiment.runs
     return {
         "label": label,
-        "name": each.experiment.name,
-        "short": f"{size}, {_count(len(runs), 'run')}, {manifest.origin}",
+        "name": loaded.experiment.name,
+        "short": f"{size}, {counted(len(runs), 'run')}, {manifest.origin}",
         "facts": [
             {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
         ],
@@ -378,7 +377,7 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _gates(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """What was not judged, and what was noted, over the experiment's levels."""
+    """Gates that were not checked, and notes, over the experiment's levels."""
     unchecked = dict.fromkeys(f"{gate} ({why})" for run in runs for gate, why in run.validity.unchecked.items())
     yield "gates not checked", "; ".join(unchecked)
     yield "notes", "; ".join(dict.fromkeys(note for run in runs for note in run.validity.notes))

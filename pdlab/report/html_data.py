@@ -15,7 +15,7 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[str, Any]:
     """All that the script draws, as plain values; its first view is ``view``."""
-    known = {s for c in curves for p in c.points for values in p.latency_ms.values() for s in values}
+    known_statistics = {s for c in curves for p in c.points for values in p.latency_ms.values() for s in values}
     return {
         "view": {
             "latency": "interactivity" if view.use_interactivity else view.latency_mode,
@@ -28,7 +28,7 @@ def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[s
         },
         "unit": tables.unit(curves) if view.role == "all" else f"{view.role} {tables.unit(curves)}",
         "node": tables.node_name(curves, view.model_copy(update={"normalized": True})),
-        "stats": [stat for stat in STATISTICS if stat in known],
+        "stats": [stat for stat in STATISTICS if stat in known_statistics],
         "curves": [
             {
                 "label": curve.label,
@@ -78,8 +78,12 @@ def _point(point: Point, confidence: float) -> dict[str, Any]:
 
 
 def _intervals(estimates: Any, confidence: float) -> dict[str, tuple[float, float]]:
-    found = {name: estimate.interval(confidence) for name, estimate in estimates.items()}
-    return {name: (_short(each.low), _short(each.high)) for name, each in found.items() if each is not None}
+    intervals = {name: estimate.interval(confidence) for name, estimate in estimates.items()}
+    return {
+        name: (_short(interval.low), _short(interval.high))
+        for name, interval in intervals.items()
+        if interval is not None
+    }
 
 
 def _short(value: float) -> float:

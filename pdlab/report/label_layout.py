@@ -46,7 +46,7 @@ def along(path: Sequence[tuple[float, float]], radius: float) -> Iterable[Box]:
 def fit(
     anchor: tuple[float, float],
     size: tuple[float, float],
-    taken: Sequence[Box],
+    occupied: Sequence[Box],
     inside: Box,
     gaps: Sequence[float],
     others: Sequence[tuple[float, float]] = (),
@@ -63,10 +63,10 @@ def fit(
         bottoms = {"above": y + gap, "middle": y - height / 2, "below": y - gap - height}
         for across, up in _SIDES:
             box = Box(lefts[across], bottoms[up], lefts[across] + width, bottoms[up] + height)
-            if not box.within(inside) or any(box.hits(other) for other in taken):
+            if not box.within(inside) or any(box.hits(blocker) for blocker in occupied):
                 continue
-            own = box.distance(anchor)
-            if all(box.distance(other) >= own for other in others):
+            distance = box.distance(anchor)
+            if all(box.distance(other) >= distance for other in others):
                 return box
     return None
 

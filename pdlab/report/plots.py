@@ -15,11 +15,10 @@ from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontier, own, spots
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Pool
-from pdlab.core.errors import StoreError
 from pdlab.report import tables
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.report.scales import LOGARITHMIC, latency_is_logarithmic, logarithmic
-from pdlab.report.style import STYLE_FILE, Style, styles, text_color
+from pdlab.report.style import STYLE_FILE, Style, save, styles, text_color
 
 # All sizes in inches.
 LOAD_PANEL = (3.55, 2.75)
@@ -45,14 +44,16 @@ class Band(NamedTuple):
     tpot: float
     ttft: float
 
-    def sides(self, found: Sequence[tuple[float, float, Point]], metric: Metric) -> list[tuple[float, float, float]]:
+    def sides(
+        self, positions: Sequence[tuple[float, float, Point]], metric: Metric
+    ) -> list[tuple[float, float, float]]:
         """(other axis, low, high) around (other axis, latency, point); higher is a factor, lower its inverse."""
         error = 1 + (self.tpot if metric == "tpot" else self.ttft)
-        return [(other, value / error, value * error) for other, value, point in found if point.valid]
+        return [(abscissa, value / error, value * error) for abscissa, value, point in positions if point.valid]
 
 
 class _Drawn(NamedTuple):
-    """What every panel needs: curves, how each looks, the view, the scales (``log_latency`` None: each panel's own),
+    """Inputs of every panel: curves, their styles, the view, the scales (``log_latency`` None: each panel's own),
     bands by curve name."""
 
     curves: Sequence[Curve]
@@ -77,7 +78,7 @@ def draw(
     """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
 
     ``bands``: of predicted curves by name, in place of those from repeats; ``notes``: footnotes in place of the
-    usual ones; ``remarks``: what a reader must see first, above the footnotes and darker. ``log_latency`` None: an
+    usual ones; ``remarks``: lines above the footnotes, darker. ``log_latency`` None: an
     axis is logarithmic where one curve would press the others flat.
     """
     import matplotlib
@@ -123,23 +124,13 @@ def draw(
                 y = footnotes_in - FOOTNOTE_ROW * (i + 0.6)
                 look = {"color": INK, "weight": "bold"} if i < len(above) else {"color": SOFT}
                 figure.text(MARGIN_LEFT / size[0], y / size[1], line, size=8.2, va="top", **look)
-            _save(figure, path)
+            save(figure, path)
         finally:
             plt.close(figure)
 
 
 def _has_tail(curve: Curve) -> bool:
     return any(point.ms(metric, TAIL) is not None for point in curve.points for metric in ("ttft", "tpot"))
-
-
-def _save(figure: Any, path: Path) -> None:
-    # Dates would make two pictures of the same data differ.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix.lower()[1:])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata=metadata)
-    except OSError as error:
-        raise StoreError(f"plot {path} cannot be written ({error.strerror}); choose another file") from error
 
 
 def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> None:
@@ -152,17 +143,17 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
         if curve.published is not None:  # Loads of other systems would stretch the axis.
             continue
-        found = [(p.value, ms, p) for p in curve.lines().get(kind, []) if (ms := p.latency(view)) is not None]
+        positions = [(p.value, ms, p) for p in curve.lines().get(kind, []) if (ms := p.latency(view)) is not None]
         if curve.name in drawn.bands:
-            around_it = drawn.bands[curve.name].sides(found, metric)
+            around_it = drawn.bands[curve.name].sides(positions, metric)
         else:
-            known = [(load, e.interval(view.confidence)) for load, e in _estimates(curve, kind, view)]
-            around_it = [(load, side.low, side.high) for load, side in known if side]
+            load_intervals = [(load, e.interval(view.confidence)) for load, e in _estimates(curve, kind, view)]
+            around_it = [(load, side.low, side.high) for load, side in load_intervals if side]
         _band(axes, style.color, [(x, high) for x, _, high in around_it], [(x, low) for x, low, _ in around_it])
-        _plot(axes, found, style, size=4.5)
-        values += [ms for _, ms, _ in found]
-        drawn_values.append([ms for _, ms, point in found if point.valid])
-        loads |= {load for load, _, _ in found}
+        _plot(axes, positions, style, size=4.5)
+        values += [ms for _, ms, _ in positions]
+        drawn_values.append([ms for _, ms, point in positions if point.valid])
+        loads |= {load for load, _, _ in positions}
     name = metric.upper()
     statistic = {"p50": "", "mean": "mean "}.get(view.statistic, f"{view.statistic} ")
     axes.set_title(f"{name} {statistic}against {'concurrency' if kind == 'concurrency' else 'request rate'}")
@@ -190,19 +181,19 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
 def _estimates(curve: Curve, kind: LoadKind, view: View) -> list[tuple[float, Estimate]]:
     """(load, latency) of the valid levels of one kind of load."""
     valid = [point for point in curve.lines().get(kind, []) if point.valid]
-    return [(point.value, found) for point in valid if (found := point.latency_estimate(view))]
+    return [(point.value, estimate) for point in valid if (estimate := point.latency_estimate(view))]
 
 
 def _load_ticks(axes: Any, loads: list[float], log: bool) -> None:
     """Ticks at the measured loads, as many as stand apart."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    kept: list[float] = []
+    tick_loads: list[float] = []
     for load in reversed(loads):
-        apart = not kept or (kept[-1] / load >= 1.25 if log else kept[-1] - load >= 0.075 * loads[-1])
+        apart = not tick_loads or (tick_loads[-1] / load >= 1.25 if log else tick_loads[-1] - load >= 0.075 * loads[-1])
         if apart:
-            kept.append(load)
-    axes.xaxis.set_major_locator(FixedLocator(kept[::-1]))
+            tick_loads.append(load)
+    axes.xaxis.set_major_locator(FixedLocator(tick_loads[::-1]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(_plain())
 
@@ -213,16 +204,16 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
         lines = curve.lines()
         for kind, line in lines.items():
-            here = {id(point) for point in line}
+            line_points = {id(point) for point in line}
             thin = kind == "rate" and len(lines) > 1
-            found = [(s.x, s.y, s.point) for s in every if id(s.point) in here]
+            positions = [(s.x, s.y, s.point) for s in every if id(s.point) in line_points]
             if curve.name in drawn.bands and view.latency_mode != "chunk":
                 metric: Metric = "ttft" if view.latency_mode == "first_token" else "tpot"
-                sides = drawn.bands[curve.name].sides([(y, x, point) for x, y, point in found], metric)
+                sides = drawn.bands[curve.name].sides([(y, x, point) for x, y, point in positions], metric)
                 _band(axes, style.color, [(x, y) for y, x, _ in sides], [(x, y) for y, _, x in sides])
             else:
                 _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
-            _plot(axes, found, style, size=4 if thin else 6)
+            _plot(axes, positions, style, size=4 if thin else 6)
     best = frontier(drawn.curves, view)
     axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
     axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
@@ -254,7 +245,7 @@ def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, col
         latency = point.latency_estimate(view)
         x = latency.interval(view.confidence) if latency else None
         y = curve.throughput_estimate(point, view).interval(view.confidence)
-        # The scatter within one run is no statement about the configuration: the panels at the left show it.
+        # The scatter within one run does not describe the configuration: the panels at the left show it.
         if x and y and y.basis == "repeats":
             quick, slow = (x.low, x.high) if view.lower_is_better else (x.high, x.low)
             better.append((quick, y.high))
@@ -268,10 +259,10 @@ def _band(axes: Any, color: str, upper: Sequence[tuple[float, float]], lower: Se
         axes.fill(*zip(*upper, *reversed(lower), strict=True), color=color, alpha=0.11, lw=0, zorder=1.8)
 
 
-def _plot(axes: Any, found: Sequence[tuple[float, float, Point]], style: Style, size: float) -> None:
+def _plot(axes: Any, positions: Sequence[tuple[float, float, Point]], style: Style, size: float) -> None:
     """A curve: line and markers through the valid points; the others hollow and crossed, off the line."""
-    valid = [(x, y) for x, y, point in found if point.valid]
-    invalid = [(x, y) for x, y, point in found if not point.valid]
+    valid = [(x, y) for x, y, point in positions if point.valid]
+    invalid = [(x, y) for x, y, point in positions if not point.valid]
     look = {"color": style.color, "marker": style.marker, "markersize": size, "clip_on": False}
     if valid:
         dashes = (0, style.dashes) if style.dashes else "-"
@@ -290,10 +281,10 @@ def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int
     frame = axes.get_window_extent(renderer)
     inside = Box(frame.x0 + 2, frame.y0 + 2, frame.x1 + 6 * scale, frame.y1)
     where: dict[int, tuple[float, float]] = {id(s.point): tuple(axes.transData.transform((s.x, s.y))) for s in every}
-    taken = [around(where[id(s.point)], (6.5 if id(s.point) in best else 4) * scale) for s in every]
+    occupied = [around(where[id(s.point)], (6.5 if id(s.point) in best else 4) * scale) for s in every]
     for curve in drawn.curves:
         for line in curve.lines().values():
-            taken += along([where[id(p)] for p in line if p.valid and id(p) in where], 1.6 * scale)
+            occupied += along([where[id(p)] for p in line if p.valid and id(p) in where], 1.6 * scale)
 
     def write(text: str, point: Point, gaps: Sequence[float], **look: Any) -> None:
         note = axes.annotate(text, (0, 0), xycoords="figure pixels", annotation_clip=False, zorder=5, **look)
@@ -301,11 +292,11 @@ def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int
         # A name at a line's end has the line's colour and is long: near to another point it is not read as that one's.
         others = () if "weight" in look else [at for key, at in where.items() if key != id(point)]
         size = (extent.width, extent.height)
-        box = fit(where[id(point)], size, taken, inside, [gap * scale for gap in gaps], others)
+        box = fit(where[id(point)], size, occupied, inside, [gap * scale for gap in gaps], others)
         note.remove()
         if box is None:
             return
-        taken.append(Box(box.x0 - scale, box.y0 - scale, box.x1 + scale, box.y1 + scale))
+        occupied.append(Box(box.x0 - scale, box.y0 - scale, box.x1 + scale, box.y1 + scale))
         x, y = where[id(point)]
         spot = next(s for s in every if s.point is point)
         offset = ((box.x0 - x) / scale, (box.y0 - y) / scale)
@@ -367,7 +358,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
 
 
 def usual_footnotes(curves: Sequence[Curve], view: View) -> list[str]:
-    """Lines: what the terms mean, and what a reader must know before comparing."""
+    """Footnotes: the terms, and the caveats of a comparison."""
     return [*_wrapped(_glossary(curves, view)), *_footnotes(tables.notes(curves, view.confidence))]
 
 
@@ -397,8 +388,8 @@ def _glossary(curves: Sequence[Curve], view: View) -> list[str]:
 
 
 def _replicas(role: str, pool: Pool) -> str:
-    what = "replica, prefill and decode" if role == "collocated" else f"{role} replica"
-    return f"{pool.replicas} {what if pool.replicas == 1 else what.replace('replica', 'replicas')} (TP {pool.tp})"
+    noun = "replica, prefill and decode" if role == "collocated" else f"{role} replica"
+    return f"{pool.replicas} {noun if pool.replicas == 1 else noun.replace('replica', 'replicas')} (TP {pool.tp})"
 
 
 def _footnotes(notes: Sequence[str]) -> list[str]:
@@ -415,8 +406,8 @@ def _wrapped(notes: Sequence[str]) -> list[str]:
 def _title(drawn: _Drawn) -> str:
     workloads = dict.fromkeys(curve.workload for curve in own(drawn.curves))
     models = dict.fromkeys(curve.deployment.model for curve in own(drawn.curves) if curve.deployment)
-    what = f"{' and '.join(workloads)} tokens (input:output)"
-    return f"{' and '.join(models)}, {what}" if models else what
+    lengths = f"{' and '.join(workloads)} tokens (input:output)"
+    return f"{' and '.join(models)}, {lengths}" if models else lengths
 
 
 def _subtitle(drawn: _Drawn) -> str:

@@ -1,4 +1,4 @@
-"""When a latency axis is logarithmic by itself: one slow curve must not press the others flat."""
+"""When a latency axis is logarithmic by default: one slow curve must not flatten the others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ LOGARITHMIC = "log scale"
 
 def logarithmic(values: Sequence[Sequence[float]]) -> bool:
     """Whether an axis that shows these, one sequence per curve, reads better in powers."""
-    kept = [sorted(value for value in each if value > 0) for each in values]
-    kept = [each for each in kept if each]
-    if not kept:
+    positive_by_curve = [sorted(value for value in curve_values if value > 0) for curve_values in values]
+    positive_by_curve = [curve_values for curve_values in positive_by_curve if curve_values]
+    if not positive_by_curve:
         return False
-    lowest, *_ = sorted(each[0] for each in kept)
-    highest, *others = sorted((each[-1] for each in kept), reverse=True)
+    lowest, *_ = sorted(curve_values[0] for curve_values in positive_by_curve)
+    highest, *others = sorted((curve_values[-1] for curve_values in positive_by_curve), reverse=True)
     return highest > SPAN * lowest or bool(others and highest > BEYOND * others[0])
 
 
-def latency_is_logarithmic(curves: Sequence[Curve], view: View, asked: bool | None) -> bool:
-    """The same for the latency of the throughput plot; ``asked`` decides where it is given."""
+def latency_is_logarithmic(curves: Sequence[Curve], view: View, forced: bool | None) -> bool:
+    """The same for the latency of the throughput plot; ``forced`` overrides it (None: automatic)."""
     if view.use_interactivity:
         return False
-    if asked is not None:
-        return asked
-    found = [[point.latency(view) for point in curve.points if point.valid] for curve in curves]
-    return logarithmic([[value for value in each if value is not None] for each in found])
+    if forced is not None:
+        return forced
+    latencies = [[point.latency(view) for point in curve.points if point.valid] for curve in curves]
+    return logarithmic([[value for value in curve_values if value is not None] for curve_values in latencies])

@@ -1,4 +1,4 @@
-"""What follows from the curves, as text: SLO picks, who takes over where, where the TTFT goes, cost."""
+"""Conclusions from the curves, as text: SLO picks, crossovers, the breakdown of the TTFT, cost."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from pdlab.core import text
 from pdlab.core.text import listed, plain
 from pdlab.core.workload import Slo
 from pdlab.report import tables
-from pdlab.report.verdicts import bracket, incomparable, slo_name, times
+from pdlab.report.verdicts import bracket, incomparable, lead_factor
+from pdlab.results.slo import bounds_text
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
 
 
-def slo_text(found: Pick, curves: Sequence[Curve], view: View) -> str:
+def slo_text(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """Table of capacities, and of levels where requests are known."""
-    parts = [f"Within {slo_name(found.slo)}"]
-    if found.capacities:
-        parts[0] += "\n" + _capacities(found, curves, view)
-    if levels := _levels(found.slo, curves, view):
-        parts.append(f"Goodput by level (share of requests within the SLO; requests/s within it)\n{levels}")
-    return "\n\n".join(parts)
+    paragraphs = [f"Within {bounds_text(pick.slo)}"]
+    if pick.capacities:
+        paragraphs[0] += "\n" + _capacities(pick, curves, view)
+    if levels := _levels(pick.slo, curves, view):
+        paragraphs.append(f"Goodput by level (share of requests within the SLO; requests/s within it)\n{levels}")
+    return "\n\n".join(paragraphs)
 
 
-def _capacities(found: Pick, curves: Sequence[Curve], view: View) -> str:
+def _capacities(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     per = tables.node_name(curves, view)
     head = [
         "curve",
@@ -38,16 +39,16 @@ def _capacities(found: Pick, curves: Sequence[Curve], view: View) -> str:
     ]
     head += ["measured by"]
     rows = []
-    for each, ranked in zip(found.capacities, found.ranking, strict=True):
+    for capacity, ranked in zip(pick.capacities, pick.ranking, strict=True):
         ahead = ranked.best_over_it
-        lead = "" if ahead is None else times(ahead)
+        lead = "" if ahead is None else lead_factor(ahead)
         rows.append(
             [
-                each.label,
-                _capacity(each, view),
-                tables.figure(each.requests_per_gpu_s, view.confidence),
+                capacity.label,
+                _capacity(capacity, view),
+                tables.figure(capacity.requests_per_gpu_s, view.confidence),
                 lead + ("" if ahead is None or ahead.verdict == "better" else ", not distinguishable"),
-                f"search: {bracket(each)}" if each.searches else HOW[each.how],
+                f"search: {bracket(capacity)}" if capacity.searches else HOW[capacity.how],
             ]
         )
     return text.table(head, rows, left=(0, 3, 4))
@@ -58,7 +59,7 @@ def _capacity(each: Capacity, view: View) -> str:
 
 
 def _levels(slo: Slo, curves: Sequence[Curve], view: View) -> str | None:
-    one = tables.unit(curves)
+    unit = tables.unit(curves)
     rows = []
     for curve in curves:
         for point in curve.points:
@@ -74,7 +75,7 @@ def _levels(slo: Slo, curves: Sequence[Curve], view: View) -> str | None:
                     tables.figure(rate.scaled(1 / curve.gpus.total), view.confidence),
                 ]
             )
-    head = ["curve", "load", "share within", "good requests/s", f"good requests/s per {one}"]
+    head = ["curve", "load", "share within", "good requests/s", f"good requests/s per {unit}"]
     return text.table(head, rows, left=(0,)) if rows else None
 
 
@@ -85,13 +86,13 @@ def _range(interval: Interval | None, factor: float, top: float) -> str:
 
 
 def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
-    """Who is best at which throughput, and how sure each change is; None where there is nothing to compare."""
+    """The best configuration by throughput, with the interval of each change; None without two comparable curves."""
     if incomparable(curves, view):
         return None
-    found = crossovers(curves, view)
-    if found is None:
+    comparison = crossovers(curves, view)
+    if comparison is None:
         return None
-    takeovers = {each.throughput: each for each in found.takeovers}
+    takeovers = {takeover.throughput: takeover for takeover in comparison.takeovers}
     rows = [
         [
             f"{plain(reign.low)} to {plain(reign.high)}",
@@ -99,7 +100,7 @@ def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
             _taking_over(takeovers.get(reign.low), view),
             listed(reign.rivals) if reign.rivals else "",
         ]
-        for reign in found.reigns
+        for reign in comparison.reigns
     ]
     best = "lowest" if view.lower_is_better else "highest"
     per = tables.node_name(curves, view)
@@ -128,24 +129,26 @@ def _taking_over(change: Takeover | None, view: View) -> str:
 
 
 def split_text(curves: Sequence[Curve]) -> str | None:
-    """Where the mean TTFT goes, in ms; None where no engine told."""
+    """The breakdown of the mean TTFT, in ms; None without engine metrics."""
     rows = []
     for curve in curves:
-        for (_, value), found in sorted(curve.splits.items()):
-            cells = [_part(part.low_s, part.high_s) if (part := getattr(found, name)) else "-" for name in PARTS]
-            rest = _part(found.rest_low_s, found.rest_high_s)
-            rows.append([curve.label, f"{value:g}", text.number(1000 * found.ttft_s), *cells, rest])
+        for (_, value), breakdown in sorted(curve.splits.items()):
+            cells = [
+                _range_text(part.low_s, part.high_s) if (part := getattr(breakdown, name)) else "-" for name in PARTS
+            ]
+            rest_cell = _range_text(breakdown.rest_low_s, breakdown.rest_high_s)
+            rows.append([curve.label, f"{value:g}", text.number(1000 * breakdown.ttft_s), *cells, rest_cell])
     if not rows:
         return None
     head = ["prefill engine", "its queue", "its prefill", "decode engine", "KV transfer", "its queue", "its first step"]
     title = (
-        "Where the mean TTFT goes, whole run, in ms (engines' own metrics, ranges where Ray keeps only the buckets of "
+        "Breakdown of the mean TTFT, whole run, in ms (engines' own metrics, ranges if Ray keeps only the buckets of "
         "a histogram; rest: front end, network, streaming)"
     )
     return f"{title}\n{text.table(['curve', 'load', 'TTFT mean', *head, 'rest'], rows, left=(0,))}"
 
 
-def _part(low_s: float | None, high_s: float | None) -> str:
+def _range_text(low_s: float | None, high_s: float | None) -> str:
     """In ms: a figure, or the ends between which it is."""
     low, high = (None if end is None else text.number(1000 * end) for end in (low_s, high_s))
     if low == high:
@@ -167,7 +170,7 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) ->
                     curve.label,
                     tables.load_cell(point),
                     tables.figure(point.latency_estimate(view), view.confidence),
-                    *(tables.figure(each, view.confidence) for each in costs),
+                    *(tables.figure(cost, view.confidence) for cost in costs),
                 ]
             )
             ranked = point.valid and curve.published is None
@@ -175,7 +178,5 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) ->
     cheapest = min(values, default=0.0)
     marked = [[*row, "*" if value == cheapest else ""] for row, value in zip(rows, values, strict=True)]
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", *(f"per M {kind} tokens" for kind in kinds)]
-    title = (
-        f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (all of a deployment's are paid for; *: lowest)"
-    )
+    title = f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (paid for the whole deployment; *: lowest)"
     return f"{title}\n{text.table([*head, 'lowest'], marked, left=(0,))}"

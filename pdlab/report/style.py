@@ -8,12 +8,15 @@ lightness, marker and dash at once, which tests/report/test_style.py looks at wi
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import Curve
 from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.errors import StoreError, WriteError
+from pdlab.core.files import replace
 
 RGB = tuple[float, float, float]
 
@@ -51,18 +54,18 @@ def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
     for curve in sorted(curves, key=_order):
         families.setdefault(family(curve), []).append(curve)
     hues = {name: HUES[i % len(HUES)] for i, name in enumerate(f for f in families if f != COLLOCATED)}
-    found: dict[int, Style] = {}
+    style_of: dict[int, Style] = {}
     for name, members in families.items():
         for rank, curve in enumerate(members):
             share = rank / max(1, len(members) - 1) if len(members) > 1 else 0.5
-            found[id(curve)] = Style(
+            style_of[id(curve)] = Style(
                 family=name,
-                rank=len(found),
+                rank=len(style_of),
                 color=_grey(share) if name == COLLOCATED else _shade(hues[name], rank, len(members)),
                 marker=MARKERS[rank % len(MARKERS)],
                 dashes=_dashes(curve, rank),
             )
-    return tuple(found[id(curve)] for curve in curves)
+    return tuple(style_of[id(curve)] for curve in curves)
 
 
 def family(curve: Curve) -> str:
@@ -122,21 +125,21 @@ def _shade(hue: str, rank: int, members: int) -> str:
     return _at_lightness(_rgb(hue), middle - half + step * rank)
 
 
-def _at_lightness(color: RGB, wanted: float) -> str:
+def _at_lightness(color: RGB, target: float) -> str:
     """The colour mixed with black or white until it has that lightness, by halving."""
-    other = (0.0, 0.0, 0.0) if lightness(_hex(color)) > wanted else (1.0, 1.0, 1.0)
+    pole = (0.0, 0.0, 0.0) if lightness(_hex(color)) > target else (1.0, 1.0, 1.0)
     low, high = 0.0, 1.0
     for _ in range(20):
         share = (low + high) / 2
-        too_far = (lightness(_hex(_mix(color, other, share))) < wanted) == (other[0] == 0.0)
+        too_far = (lightness(_hex(_mix(color, pole, share))) < target) == (pole[0] == 0.0)
         low, high = (low, share) if too_far else (share, high)
-    return _hex(_mix(color, other, low))
+    return _hex(_mix(color, pole, low))
 
 
 def lightness(color: str) -> float:
     """CIE L* of #rrggbb, from 0 (black) to 100 (white)."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in _rgb(color)]
-    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in _rgb(color)]
+    luminance = sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
 
 
@@ -156,7 +159,20 @@ def _rgb(color: str) -> RGB:
 
 
 def _hex(color: RGB) -> str:
-    return "#" + "".join(f"{round(part * 255):02x}" for part in color)
+    return "#" + "".join(f"{round(channel * 255):02x}" for channel in color)
+
+
+def save(figure: Any, path: Path, **options: Any) -> None:
+    """Write a matplotlib figure (png, svg or pdf by the suffix) in one step. Raises StoreError when it cannot."""
+    kind = path.suffix.lower().removeprefix(".")
+    # Dates would make two pictures of the same data differ.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, metadata=metadata, **options)
+    try:
+        replace(path, picture.getvalue())
+    except WriteError as error:
+        raise StoreError(f"plot {error}; or choose another file") from error
 
 
 STYLE_FILE = Path(__file__).parent / "assets" / "pdlab.mplstyle"

@@ -1,4 +1,4 @@
-"""Curves as text: tables raw and per node, and notes on what the figures are."""
+"""Curves as text: tables raw and per node, and notes on the figures."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pdlab.core.text import Row, number, table
 
 def render(curves: Sequence[Curve], view: View) -> str:
     """Every table and note, as printed; ends without a newline."""
-    parts = [
+    sections = [
         _experiments(curves),
         _raw(curves, view),
         _per_node(curves, view),
         *(["\n".join(lines)] if (lines := notes(curves, view.confidence)) else []),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
-    """What a reader must know before comparing: windows, repeats, workloads, invalid levels."""
+    """Notes on a comparison: windows, repeats, workloads, invalid levels."""
     points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
     if steady == len(points):
         window = "Figures: steady window (ramp-up and drain cut off)."
     elif steady == 0:
-        window = "Figures: whole run, ramp-up and drain included (no steady window is known)."
+        window = "Figures: whole run, ramp-up and drain included (the steady window is unknown)."
     else:
         window = f"Figures: steady window in {steady} of {len(points)} levels, whole run in the others."
     lines = [window]
@@ -53,14 +53,14 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
         lines.append("One repeat: small differences are not meaningful.")
         if any(p.repeats == 1 and p.rate_estimate("requests").basis for p in points):
             lines.append(
-                f"(±) and bands: {percent:g} % interval of one repeat from the scatter of its requests; what another "
-                "start of the deployment would give is not covered."
+                f"(±) and bands: {percent:g} % interval of one repeat from the scatter of its requests; the "
+                "scatter between starts of the deployment is not included."
             )
     return lines
 
 
 def incomparable(curves: Sequence[Curve]) -> str | None:
-    """Why these experiments do not measure the same thing; None when they do. Published tables do not count."""
+    """Why these experiments are not comparable; None if they are. Published tables do not count."""
     curves = own(curves)
     workloads = {curve.workload for curve in curves}
     if len(workloads) > 1:
@@ -78,17 +78,20 @@ def invalid_notes(curves: Sequence[Curve]) -> list[str]:
     lines = []
     for curve in curves:
         for point in curve.points:
-            where, first = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
+            place, first_reasons = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
             if point.reasons:
-                what = (
+                outcome = (
                     "not valid"
                     if not point.valid
                     else f"{point.excluded} of {point.repeats + point.excluded} repeats left out"
                 )
-                what += ", measured twice" if first else ""
-                lines.append(f"x {where}: {what}: {'; '.join(point.reasons)}" + (f" (first: {first})" if first else ""))
-            elif first:
-                lines.append(f"{where}: measured twice, the first result was not valid: {first}")
+                outcome += ", measured twice" if first_reasons else ""
+                lines.append(
+                    f"x {place}: {outcome}: {'; '.join(point.reasons)}"
+                    + (f" (first: {first_reasons})" if first_reasons else "")
+                )
+            elif first_reasons:
+                lines.append(f"{place}: measured twice, the first result was not valid: {first_reasons}")
     return lines
 
 
@@ -97,7 +100,7 @@ def load_name(point: Point) -> str:
 
 
 def unit(curves: Sequence[Curve]) -> str:
-    """What an experiment's size is counted in: GPU, or engine rank on a CPU cluster."""
+    """Unit of an experiment's size: GPU, or engine rank on a CPU cluster."""
     return " or ".join(dict.fromkeys(curve.gpus.unit for curve in curves))
 
 
@@ -106,7 +109,7 @@ def units(curves: Sequence[Curve]) -> str:
 
 
 def node_name(curves: Sequence[Curve], view: View) -> str:
-    """What throughput is given per: ``node (8 GPUs)``, ``8 engine ranks``, ``whole deployment``."""
+    """Unit of normalised throughput: ``node (8 GPUs)``, ``8 engine ranks``, ``whole deployment``."""
     if not view.normalized:
         return "whole deployment"
     size, kind = view.gpus_per_node, unit(curves) if view.gpus_per_node == 1 else units(curves)
@@ -117,7 +120,7 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
 
 
 def figure(estimate: Estimate | None, confidence: float) -> str:
-    """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` without any scatter known."""
+    """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` with unknown scatter."""
     if estimate is None:
         return "-"
     interval = estimate.interval(confidence)
@@ -128,7 +131,7 @@ def figure(estimate: Estimate | None, confidence: float) -> str:
 
 
 def tolerance(share: float) -> str:
-    """A relative half-width in per cent: ``4%``, ``0.4%``; ``>100%`` for a figure that may as well be nothing."""
+    """A relative half-width in per cent: ``4%``, ``0.4%``; ``>100%`` for a figure not distinguishable from 0."""
     if share > 1:
         return ">100%"
     return f"{100 * share:.{1 if share < 0.01 else 0}f}%"
@@ -170,20 +173,24 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
                     point.window,
                 ]
             )
-    return "Raw, whole deployment (latencies in ms; x: not valid)\n" + table(*_known(head, rows), left=(0,))
+    return "Raw, whole deployment (latencies in ms; x: not valid)\n" + table(
+        *_informative_columns(head, rows), left=(0,)
+    )
 
 
 def _per_node(curves: Sequence[Curve], view: View) -> str:
     per_node = view.model_copy(update={"normalized": True})
-    shown = [curve for curve in curves if curve.has_role(per_node)]
-    found = {id(each.spot.point): each for each in frontier_points(shown, per_node)}
-    one = unit(curves)
+    with_role = [curve for curve in curves if curve.has_role(per_node)]
+    frontier = {
+        id(frontier_point.spot.point): frontier_point for frontier_point in frontier_points(with_role, per_node)
+    }
+    gpu_unit = unit(curves)
     rates: tuple[Rate, ...] = ("requests", "input", "output", "total")
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", "requests/s", "input tok/s", "output tok/s"]
-    head += ["total tok/s", f"output tok/s per {one}", f"input tok/s per prefill {one}"]
-    head += [f"output tok/s per decode {one}", "Pareto"]
+    head += ["total tok/s", f"output tok/s per {gpu_unit}", f"input tok/s per prefill {gpu_unit}"]
+    head += [f"output tok/s per decode {gpu_unit}", "Pareto"]
     rows = []
-    for curve in shown:
+    for curve in with_role:
         for point in curve.points:
             factor, gpus = curve.scale(per_node), curve.gpus
             output = point.output_tokens_per_s
@@ -200,27 +207,27 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
                     number(output / gpus.total),
                     number(point.input_tokens_per_s / gpus.prefill if gpus.prefill else None),
                     number(output / gpus.decode if gpus.decode else None),
-                    _on_frontier(found.get(id(point))),
+                    _on_frontier(frontier.get(id(point))),
                 ]
             )
     legend = f"latency: {view.statistic}; *: on the Pareto frontier of {view.throughput_metric} tokens/s; x: not valid"
-    if any(each.share is not None for each in found.values()):
+    if any(frontier_point.share is not None for frontier_point in frontier.values()):
         legend += "; %: share of bootstrap draws with the point on the frontier"
-    return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_known(head, rows), left=(0,))
+    return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_informative_columns(head, rows), left=(0,))
 
 
-def _on_frontier(found: FrontierPoint | None) -> str:
+def _on_frontier(frontier_point: FrontierPoint | None) -> str:
     """``*`` on the frontier; with repeats also in which share of the draws: ``* 93%``, or ``12%`` off it."""
-    if found is None or found.share is None:
-        return "*" if found and found.on_it else ""
-    share = "" if found.share < 0.05 else f"{100 * found.share:.0f}%"
-    return f"* {share}".rstrip() if found.on_it else share
+    if frontier_point is None or frontier_point.share is None:
+        return "*" if frontier_point and frontier_point.on_it else ""
+    share = "" if frontier_point.share < 0.05 else f"{100 * frontier_point.share:.0f}%"
+    return f"* {share}".rstrip() if frontier_point.on_it else share
 
 
-def _known(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
-    """The table without the columns in which nothing is known."""
-    kept = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
-    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+def _informative_columns(head: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """The table without columns that are unknown throughout."""
+    known_columns = [i for i in range(len(head)) if any(row[i] != "-" for row in rows)]
+    return [head[i] for i in known_columns], [[row[i] for i in known_columns] for row in rows]
 
 
 def load_cell(point: Point) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.errors import StoreError
-from pdlab.report.style import HUES, MARKERS, STYLE_FILE
-from pdlab.transfer.check import BackendResult, Plan
+from pdlab.report.style import HUES, MARKERS, STYLE_FILE, save
+from pdlab.transfer.check import BackendResult, TransferPlan
 
 SOFT = "#666666"
 
 
-def draw(plan: Plan, results: list[BackendResult], path: Path) -> None:
+def draw(plan: TransferPlan, results: list[BackendResult], path: Path) -> None:
     """Write the picture (png, svg or pdf by its suffix): medians, all repeats as bars. Raises StoreError."""
     import matplotlib
 
@@ -34,10 +33,7 @@ def draw(plan: Plan, results: list[BackendResult], path: Path) -> None:
                 f"{plan.shape.name}, {plan.direction}"
             )
             axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, bbox_inches="tight")
-        except (OSError, ValueError) as error:
-            raise StoreError(f"plot {path} cannot be written ({error}); choose another --plot") from error
+            save(figure, path, bbox_inches="tight")
         finally:
             plt.close(figure)
 

@@ -11,7 +11,6 @@ from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Load, RunKey, Slo, Workload
 
-SCHEMA_VERSION = 2
 SLO_PREFIX = "slo-"
 PERCENTILES = (50, 90, 95, 99)
 

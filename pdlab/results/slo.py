@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from pdlab.core.text import plain
 from pdlab.core.workload import Slo
 from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from pdlab.results.metrics import Column, Mask
 
 PILED_UP = "requests piled up"
+
+
+def bounds_text(slo: Slo) -> str:
+    """``TTFT <= 2,000 ms and TPOT <= 50 ms for 95 % of requests``."""
+    bounds_s = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
+    bounds = [f"{name} <= {plain(1000 * bound_s)} ms" for name, bound_s in bounds_s.items() if bound_s is not None]
+    return f"{' and '.join(bounds)} for {100 * slo.quantile:g} % of requests"
 
 
 def meets(record: RequestRecord, slo: Slo) -> bool:

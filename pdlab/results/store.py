@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.files import held, replace
+from pdlab.core.files import locked, replace
 from pdlab.core.schema import validate
 from pdlab.core.workload import RunKey
 from pdlab.results.schema import (
@@ -51,7 +51,7 @@ class Store:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder for the block, as the only one that writes it. Raises UsageError, which says who has it."""
-        with held(self.folder / LOCK, f"the result folder {self.folder}"):
+        with locked(self.folder / LOCK, f"the result folder {self.folder}"):
             yield
 
     def path(self, key: RunKey) -> Path:

@@ -22,45 +22,45 @@ class PrefixCache:
     vLLM frees the blocks of a finished request from its end, so what is evicted of a prompt first is its end.
     """
 
-    __slots__ = ("_held", "capacity", "used")
+    __slots__ = ("_cached_tokens", "capacity", "used")
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.used = 0.0
         # Not a dict: finding its first key passes all those that were deleted before it.
-        self._held: OrderedDict[int, float] = OrderedDict()
+        self._cached_tokens: OrderedDict[int, float] = OrderedDict()
 
     def hit(self, prompt: int, tokens: float) -> float:
         """Tokens of the prompt that need not be computed."""
-        held = self._held.get(prompt, 0.0)
-        return held if held < tokens else tokens
+        cached_tokens = self._cached_tokens.get(prompt, 0.0)
+        return cached_tokens if cached_tokens < tokens else tokens
 
     def keep(self, prompt: int, tokens: float) -> None:
-        """The prompt was used just now and ``tokens`` of it are held; the oldest others make room."""
-        held = self._held
-        self.used += tokens - held.pop(prompt, 0.0)
-        held[prompt] = tokens
+        """Record that ``tokens`` of the prompt were used just now; the oldest other prompts are evicted for them."""
+        cached = self._cached_tokens
+        self.used += tokens - cached.pop(prompt, 0.0)
+        cached[prompt] = tokens
         while self.used > self.capacity:
-            oldest = next(iter(held))
+            oldest = next(iter(cached))
             if oldest == prompt:
                 return
             over = self.used - self.capacity
-            size = held[oldest]
+            size = cached[oldest]
             if size > over:
-                held[oldest] = size - over
+                cached[oldest] = size - over
                 self.used -= over
             else:
-                del held[oldest]
+                del cached[oldest]
                 self.used -= size
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that is not, or not wholly, prefilled. ``left`` None: its cache was not looked up yet."""
+    """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet."""
 
     request: int
     tokens: float  # context to build: the prompt, and what was generated before a preemption
-    left: float | None = None
+    tokens_left: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -80,15 +80,15 @@ class Engine:
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
     joining: list[int] = field(default_factory=list)  # KV has arrived
     joined: list[int] = field(default_factory=list)  # of these, the ones in the step that runs
-    done: list[Waiting] = field(default_factory=list)  # prefill completes at the end of this step
+    prefilled: list[Waiting] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
-    held: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
+    held_tokens: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
     context: float = 0.0  # sum of the running sequences' contexts, tokens
     stall_s: float = 0.0
     allocated: float = 0.0
     load: int = 0
-    known_load: int = 0  # as the router knows it
-    news: deque[float] = field(default_factory=deque)  # when it will learn of requests that have left
+    known_load: int = 0  # load according to the router
+    news: deque[float] = field(default_factory=deque)  # when the router learns of requests that have left
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0
@@ -102,15 +102,15 @@ class Engine:
     full_s: float = 0.0
     preemptions: int = 0
 
-    def plan(self, now_s: float, system: Host) -> float | None:
+    def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
         """Choose what runs next, as vLLM does: running sequences first, then prefill within the token budget.
 
-        Returns when it ends; None when there is nothing to do.
+        Returns when the step ends; None if nothing can run.
         """
         self._make_room(system)
         batch = len(self.running)
         self.starved = bool(self.inbound)
-        prefill, pairs, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
+        prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
         joined = len(self.joining)
         self.joined, self.joining = self.joining, []
         if not (prefill or joined or batch or self.stall_s):
@@ -122,7 +122,7 @@ class Engine:
         mean = self.context / batch if batch else 0.0
         if steps > 1:
             mean += steps / 2  # contexts grow by one token per step
-        self.step_s = self.costs.step_s(batch + joined, prefill, mean, pairs / prefill if prefill else 0.0)
+        self.step_s = self.costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)
         self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined))
         if system.contention:
             self.step_s *= 1 + system.contention * system.busy_beside(self)
@@ -131,45 +131,48 @@ class Engine:
         self.version += 1
         return now_s + steps * self.step_s
 
-    def _prefill(self, budget: int, system: Host, now_s: float) -> tuple[float, float, float]:
+    def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
         """Fill the step with waiting prompts, in order.
 
         Returns the prefill tokens, the sum of their contexts, and the tokens of the prompts that came in.
         """
-        total = pairs = came = 0.0
+        total = context_sum = entered_tokens = 0.0
         room = MAX_SEQUENCES - len(self.running)
         waiting = self.waiting
         growth = len(self.running) + len(self.joining) + 1  # every sequence's next token
         while waiting and budget > 0 and room > 0:
-            first = waiting[0]
-            if first.left is None:
-                if self.held + first.tokens + growth + len(self.done) > self.capacity and self.held > 0:
+            head = waiting[0]
+            if head.tokens_left is None:
+                if (
+                    self.held_tokens + head.tokens + growth + len(self.prefilled) > self.capacity
+                    and self.held_tokens > 0
+                ):
                     self.starved = True
                     break
-                self.held += first.tokens
-                first.left = system.to_compute(self, first)
-                came += first.tokens
-                system.prefill_begins(first.request, now_s)
-            take = first.left if first.left < budget else float(budget)
-            pairs += take * (first.tokens - first.left + take / 2)
-            first.left -= take
+                self.held_tokens += head.tokens
+                head.tokens_left = system.to_compute(self, head)
+                entered_tokens += head.tokens
+                system.prefill_begins(head.request, now_s)
+            take = head.tokens_left if head.tokens_left < budget else float(budget)
+            context_sum += take * (head.tokens - head.tokens_left + take / 2)
+            head.tokens_left -= take
             total += take
             budget -= int(take)
-            if first.left > 0:
+            if head.tokens_left > 0:
                 break
             room -= 1
-            self.done.append(waiting.popleft())
-        return total, pairs, came
+            self.prefilled.append(waiting.popleft())
+        return total, context_sum, entered_tokens
 
-    def _make_room(self, system: Host) -> None:
+    def _make_room(self, system: EngineSurroundings) -> None:
         """Preempt the newest sequences until every other one has room for its next token."""
-        while len(self.running) > 1 and self.held + len(self.running) + len(self.joining) > self.capacity:
+        while len(self.running) > 1 and self.held_tokens + len(self.running) + len(self.joining) > self.capacity:
             newest = max(self.running)
             self.running.remove(newest)
             heapq.heapify(self.running)
             self.preemptions += 1
             context = system.preempt(newest[1], newest[0] - self.step)
-            self.held -= context
+            self.held_tokens -= context
             self.context -= context
             self.waiting.appendleft(Waiting(newest[1], context))
 
@@ -177,7 +180,7 @@ class Engine:
         """Steps until the batch changes: a sequence ends, or KV memory is full."""
         batch = len(self.running)
         until_end = self.running[0][0] - self.step
-        until_full = int((self.capacity - self.held) // batch)
+        until_full = int((self.capacity - self.held_tokens) // batch)
         return until_end if batch == 1 else max(1, min(until_end, until_full))
 
     def interrupt(self, now_s: float) -> float | None:
@@ -192,8 +195,8 @@ class Engine:
         return self.began_s + self.steps * self.step_s
 
 
-class Host:
-    """What an engine asks of the system around it.
+class EngineSurroundings:
+    """What an engine needs from the system around it.
 
     ``contention`` is the share by which a step gets longer for every other engine that is busy at its start:
     0 where each has its own device, more where they share the cores of one machine.
@@ -206,7 +209,7 @@ class Host:
         raise NotImplementedError
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
-        """Prompt tokens that the engine's cache does not answer (at least one block)."""
+        """Prompt tokens that are not in the engine's cache (at least one block)."""
         raise NotImplementedError
 
     def joining_tokens(self, requests: list[int]) -> float:

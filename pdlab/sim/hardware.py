@@ -15,7 +15,7 @@ Basis = Literal["roofline", "fitted", "measured", "published", "assumed"]
 
 
 class Constant(Frozen):
-    """One number with where it is from; ``relative_error`` is its own standard error where that is known."""
+    """One number with its source; ``relative_error`` is its standard error (None: unknown)."""
 
     value: float
     unit: str

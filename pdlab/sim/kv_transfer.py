@@ -68,7 +68,7 @@ class TransferCosts:
 
 
 def link_of(deployment: Deployment) -> LinkKind:
-    """The link a deployment means: NVLink in a pack, SRD in a spread, TCP where UCX_TLS says so."""
+    """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS says so."""
     topology = deployment.topology
     if not isinstance(topology, Disaggregated):
         return "nvlink"

@@ -1,4 +1,4 @@
-"""Which replica of a simulated deployment a request goes to, and what the router knows of them. Times in seconds."""
+"""Routing of requests to the replicas of a simulated deployment. Times in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 
 class Replica(Protocol):
-    """``load`` requests are at it; ``known_load`` as far as the router knows, which ``news`` will tell it later."""
+    """``load`` requests are at the replica, ``known_load`` as the router knows; ``news``: when it learns of ends."""
 
     load: int
     known_load: int
@@ -20,8 +20,8 @@ R = TypeVar("R", bound=Replica)
 
 
 class Router:
-    """Of two replicas drawn at random the one with fewer requests, as far as the router knows: that one has ended it
-    learns ``news_s`` later."""
+    """Chooses of two random replicas the one with fewer requests, as far as the router knows: it learns of the end
+    of a request ``news_s`` later."""
 
     def __init__(self, rng: random.Random, news_s: float) -> None:
         self.random, self.news_s = rng, news_s
@@ -34,19 +34,19 @@ class Router:
         return chosen
 
     def leaves(self, replica: Replica, now_s: float) -> None:
-        """A request is done there."""
+        """A request has ended at the replica."""
         replica.load -= 1
         replica.news.append(now_s + self.news_s)
 
     def _two_choices(self, replicas: Sequence[R], now_s: float) -> R:
-        first = int(self.random.random() * len(replicas))
-        second = int(self.random.random() * (len(replicas) - 1))
-        second += second >= first
-        one, other = replicas[first], replicas[second]
-        for replica in (one, other):
+        first_index = int(self.random.random() * len(replicas))
+        second_index = int(self.random.random() * (len(replicas) - 1))
+        second_index += second_index >= first_index
+        replica_a, replica_b = replicas[first_index], replicas[second_index]
+        for replica in (replica_a, replica_b):
             while replica.news and replica.news[0] <= now_s:
                 replica.news.popleft()
                 replica.known_load -= 1
-        if one.known_load == other.known_load:
-            return one if self.random.random() < 0.5 else other
-        return one if one.known_load < other.known_load else other
+        if replica_a.known_load == replica_b.known_load:
+            return replica_a if self.random.random() < 0.5 else replica_b
+        return replica_a if replica_a.known_load < replica_b.known_load else replica_b

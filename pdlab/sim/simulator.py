@@ -28,7 +28,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
-from pdlab.sim.engine import Engine, Host, PrefixCache, Waiting
+from pdlab.sim.engine import Engine, EngineSurroundings, PrefixCache, Waiting
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
@@ -59,7 +59,7 @@ def simulate(
     """Run the levels one after another on one deployment, caches kept between them.
 
     ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
-    prompts with a common prefix). ``link`` None: what the deployment's placement means. A ``trace``
+    prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
     replaces lengths and arrivals of each level. Raises UsageError when the model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
@@ -68,7 +68,7 @@ def simulate(
     return [system.run(level, workload, trace) for level in levels]
 
 
-class _System(Host):
+class _System(EngineSurroundings):
     """The deployment between events."""
 
     def __init__(
@@ -210,7 +210,7 @@ class _System(Host):
         engine = self.router.choose(self.front, now_s)
         self.target[request] = (engine, engine)
         # The processes that take requests in also stream every token out: what they do takes longer then.
-        # Which decode replica it will be is not known yet: any one tells how busy they are.
+        # The decode replica is not chosen yet: one of them stands for how busy they are.
         decoder = self.decode[self.sequence % len(self.decode)] if self.links else engine
         streaming = len(decoder.running) / decoder.step_s * self.stream_s if decoder.busy else 0.0
         slower = 1 / (1 - min(streaming, MOST_STREAMING))
@@ -225,19 +225,19 @@ class _System(Host):
 
     def _step_ends(self, engine: Engine, now_s: float) -> None:
         log, running = self.log, engine.running
-        took_s = engine.steps * engine.step_s
-        engine.busy_s += took_s
+        duration_s = engine.steps * engine.step_s
+        engine.busy_s += duration_s
         if engine.starved:
-            engine.full_s += took_s
+            engine.full_s += duration_s
         engine.step += engine.steps
-        grown = engine.steps * len(running)
-        if grown:
-            log.gaps.append((engine.step_s, grown))
-        engine.held += grown
-        engine.context += grown
+        generated_tokens = engine.steps * len(running)
+        if generated_tokens:
+            log.gaps.append((engine.step_s, generated_tokens))
+        engine.held_tokens += generated_tokens
+        engine.context += generated_tokens
         while running and running[0][0] <= engine.step:
             self._request_ends(engine, heapq.heappop(running)[1], now_s)
-        if engine.done:
+        if engine.prefilled:
             self._prefilled(engine, now_s)
         if engine.joined:
             joined, engine.joined = engine.joined, []
@@ -248,7 +248,7 @@ class _System(Host):
             self._push(ends_s, STEP_ENDS, engine, engine.version)
 
     def _prefilled(self, engine: Engine, now_s: float) -> None:
-        finished, engine.done = engine.done, []
+        finished, engine.prefilled = engine.prefilled, []
         for waiting in finished:
             request = waiting.request
             if not self.log.prefill_end_s[request]:  # else it was preempted, and is recomputed
@@ -265,7 +265,7 @@ class _System(Host):
         generated = int(context) - log.input_tokens[request] + 1
         if not log.first_token_s[request]:
             log.first_token_s[request] = now_s
-        engine.held += 1
+        engine.held_tokens += 1
         if generated >= log.output_tokens[request]:
             engine.context += context + 1
             self._request_ends(engine, request, now_s)
@@ -277,7 +277,7 @@ class _System(Host):
         log = self.log
         log.finish_s[request] = now_s
         context = log.input_tokens[request] + log.output_tokens[request]
-        engine.held -= context
+        engine.held_tokens -= context
         engine.context -= context
         self.router.leaves(engine, now_s)
         engine.allocated += log.output_tokens[request]
@@ -285,7 +285,7 @@ class _System(Host):
             self._fetch(engine, now_s)
         if self.repeated:
             self.outputs_kept += 1
-            engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # nobody asks for these again
+            engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # never requested again
         if self.closed and self.next < self.count:
             self._push(now_s, ARRIVES, engine, self.next)
             self.next += 1
@@ -305,10 +305,10 @@ class _System(Host):
         while decoder.inbound:
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
-            if decoder.held + tokens > decoder.capacity and decoder.held > 0:
+            if decoder.held_tokens + tokens > decoder.capacity and decoder.held_tokens > 0:
                 return
             decoder.inbound.popleft()
-            decoder.held += tokens
+            decoder.held_tokens += tokens
             hit = self.hit_rate * tokens
             if self.repeated:  # decode keeps what it fetched, as prefill does
                 hit = decoder.cache.hit(self.prompt[request], tokens)
@@ -330,10 +330,10 @@ class _System(Host):
             self._push(arrives_s, KV_ARRIVED, decoder, request)
 
     def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
-        """Decode can start on it, and prefill may forget it."""
+        """Decode can start on the request, and prefill may free its KV."""
         self.log.kv_arrived_s[request] = now_s
         engine = self.target[request][0]
-        engine.held -= self.log.input_tokens[request]
+        engine.held_tokens -= self.log.input_tokens[request]
         if engine.waiting and not engine.busy:
             self._wake(engine, now_s)
         decoder.joining.append(request)
@@ -347,13 +347,13 @@ class _System(Host):
             hit = engine.cache.hit(self.prompt[waiting.request], waiting.tokens)
         block = self.hardware.block_tokens
         # Whole blocks are found, and the last token is always computed, for its logits.
-        left = waiting.tokens - (min(hit, waiting.tokens - 1) // block) * block
-        self.log.computed_tokens[waiting.request] += left
-        engine.allocated += left
-        return float(left)
+        uncached = waiting.tokens - (min(hit, waiting.tokens - 1) // block) * block
+        self.log.computed_tokens[waiting.request] += uncached
+        engine.allocated += uncached
+        return float(uncached)
 
     def busy_beside(self, engine: Engine) -> int:
-        return sum(other.busy for other in self.all_engines if other is not engine)
+        return sum(member.busy for member in self.all_engines if member is not engine)
 
     def joining_tokens(self, requests: list[int]) -> float:
         return float(sum(self.log.input_tokens[request] for request in requests))

@@ -55,22 +55,22 @@ class StepCosts:
         touched = 1.0 - math.exp(self.log_untouched * tokens) if tokens < MANY_TOKENS else 1.0
         experts_s = self.experts_s * touched
         waits = self._busiest(touched) if self.ranks > 1 else 1.0
-        own = batch + prefill_tokens
-        compute_s = own * self.prefill_s * (1 + self.routed * (waits - 1))
+        engine_tokens = batch + prefill_tokens
+        compute_s = engine_tokens * self.prefill_s * (1 + self.routed * (waits - 1))
         eager_s = self.eager_s * (1.0 - math.exp(-prefill_tokens / EAGER_TOKENS)) if prefill_tokens else 0.0
-        before = context if prefill_context is None else prefill_context
+        prefill_context_tokens = context if prefill_context is None else prefill_context
         return (
             self.fixed_s
             + batch * (self.sequence_s + self.context_s * context)
-            + max(experts_s * waits, compute_s, own * self.exchange_s)
-            + prefill_tokens * (self.attention_s * before + self.unsharded_s)
+            + max(experts_s * waits, compute_s, engine_tokens * self.exchange_s)
+            + prefill_tokens * (self.attention_s * prefill_context_tokens + self.unsharded_s)
             + eager_s
         )
 
     def _busiest(self, touched: float) -> float:
         """Load of the busiest rank over the mean rank's."""
-        used = max(self.experts * touched, 1.0)
-        return min(1 + _largest(self.ranks) * math.sqrt((self.ranks - 1) / used), self.ranks)
+        experts_hit = max(self.experts * touched, 1.0)
+        return min(1 + _largest(self.ranks) * math.sqrt((self.ranks - 1) / experts_hit), self.ranks)
 
 
 def _largest(count: int) -> float:
@@ -87,25 +87,28 @@ def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
     value = hardware.value
     tp = pool.tp
     rate = value("memory_gb_per_s") * 1e9
-    together = tp * pool.dp  # vLLM splits the experts over TP x DP, whole ones with expert parallel
+    expert_shards = tp * pool.dp  # vLLM splits the experts over TP x DP, whole ones with expert parallel
     inner = shape.expert_intermediate or shape.hidden
     routed = (shape.layers - shape.dense_layers) * shape.experts_per_token * 3 * shape.hidden * inner
     flops_per_s = value("tensor_tflops") * 1e12 * value("tensor_share") * tp
     if shape.weight_dtype == "fp8":
         flops_per_s *= 2
     exchange_s = 0.0
-    nodes = -(-together // hardware.gpus_per_node)
+    nodes = -(-expert_shards // hardware.gpus_per_node)
     if pool.dp > 1:
-        reached = nodes * (1 - (1 - 1 / nodes) ** shape.experts_per_token) * (nodes - 1) / nodes
-        sent = 3 * shape.hidden * reached * (shape.layers - shape.dense_layers)
-        exchange_s = sent / (value("alltoall_gb_per_s") * 1e9 * tp)
-    used = max(shape.experts * value("experts_in_use"), shape.experts_per_token + 1.0)
+        nodes_reached = nodes * (1 - (1 - 1 / nodes) ** shape.experts_per_token) * (nodes - 1) / nodes
+        exchanged_values = 3 * shape.hidden * nodes_reached * (shape.layers - shape.dense_layers)
+        exchange_s = exchanged_values / (value("alltoall_gb_per_s") * 1e9 * tp)
+    experts_in_use = max(shape.experts * value("experts_in_use"), shape.experts_per_token + 1.0)
     return StepCosts(
         fixed_s=value("launch_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS
         + dense_bytes(shape, with_embedding=False) / (rate * tp * value("weight_read_share"))
         + value("sync_ms") * 1e-3 * math.log2(tp) * shape.layers / REFERENCE_LAYERS,
-        experts_s=expert_bytes(shape) * used / shape.experts / (rate * together * value("weight_read_share")),
-        log_untouched=math.log1p(-shape.experts_per_token / used),
+        experts_s=expert_bytes(shape)
+        * experts_in_use
+        / shape.experts
+        / (rate * expert_shards * value("weight_read_share")),
+        log_untouched=math.log1p(-shape.experts_per_token / experts_in_use),
         sequence_s=value("sequence_ms") * 1e-3,
         context_s=kv_bytes_per_token_layer(shape) * full_layers(shape) / (rate * tp * value("kv_read_share")),
         prefill_s=2 * active_parameters(shape) / flops_per_s,
@@ -115,8 +118,8 @@ def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
         exchange_s=exchange_s,
         admit_s=value("admit_us") * 1e-6 / hardware.block_tokens,
         dp=pool.dp,
-        ranks=together if pool.expert_parallel else 1,
-        experts=used,
+        ranks=expert_shards if pool.expert_parallel else 1,
+        experts=experts_in_use,
         routed=routed / active_parameters(shape),
     )
 

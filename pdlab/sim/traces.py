@@ -32,7 +32,7 @@ def read(path: Path) -> Trace:
         raise UsageError(f"--trace {path}: cannot be read as a text file; give a CSV") from error
     rows = list(csv.reader(lines))
     columns = _columns(path, rows[0] if rows else [])
-    found = []
+    requests = []
     for number, row in enumerate(rows[1:], start=2):
         if not any(cell.strip() for cell in row):
             continue
@@ -40,29 +40,38 @@ def read(path: Path) -> Trace:
         if len(row) < len(rows[0]):
             raise UsageError(f"{where}: {len(row)} cells for {len(rows[0])} columns")
         at_s = _moment_s(row[columns[0]], where, 1e-3 if columns[1] else 1.0)
-        found.append((at_s, _tokens(row[columns[2]], where), _tokens(row[columns[3]], where)))
-    if not 2 <= len(found) <= MOST:
-        raise UsageError(f"--trace {path}: holds {len(found)} requests; from 2 to {MOST} can be simulated")
-    found.sort()
-    begin_s = found[0][0]
-    if found[-1][0] <= begin_s:
-        raise UsageError(f"--trace {path}: all requests come at the same moment; it has no rate")
+        requests.append((at_s, _tokens(row[columns[2]], where), _tokens(row[columns[3]], where)))
+    if not 2 <= len(requests) <= MOST:
+        raise UsageError(f"--trace {path}: holds {len(requests)} requests; from 2 to {MOST} can be simulated")
+    requests.sort()
+    begin_s = requests[0][0]
+    if requests[-1][0] <= begin_s:
+        raise UsageError(
+            f"--trace {path}: all requests arrive at the same time, so the trace has no rate; give arrivals that differ"
+        )
     return Trace(
-        arrival_s=tuple(at_s - begin_s for at_s, _, _ in found),
-        input_tokens=tuple(tokens for _, tokens, _ in found),
-        output_tokens=tuple(tokens for _, _, tokens in found),
+        arrival_s=tuple(at_s - begin_s for at_s, _, _ in requests),
+        input_tokens=tuple(tokens for _, tokens, _ in requests),
+        output_tokens=tuple(tokens for _, _, tokens in requests),
     )
 
 
 def _columns(path: Path, head: Sequence[str]) -> tuple[int, bool, int, int]:
     """(column of the moment, whether it is in milliseconds, of the input, of the output tokens)"""
-    plain = [name.strip().lower() for name in head]
-    at = {ours: next((plain.index(name) for name in names if name in plain), None) for ours, names in ALIASES.items()}
-    ms = at["arrival_ms"] is not None
-    moment, inputs, outputs = at["arrival_ms"] if ms else at["arrival_s"], at["input_tokens"], at["output_tokens"]
+    header = [name.strip().lower() for name in head]
+    indexes = {
+        ours: next((header.index(name) for name in names if name in header), None) for ours, names in ALIASES.items()
+    }
+    ms = indexes["arrival_ms"] is not None
+    moment, inputs, outputs = (
+        indexes["arrival_ms"] if ms else indexes["arrival_s"],
+        indexes["input_tokens"],
+        indexes["output_tokens"],
+    )
     if moment is None or inputs is None or outputs is None:
         raise UsageError(
-            f"--trace {path}: needs the columns arrival_s, input_tokens and output_tokens (found: {', '.join(head)})"
+            f"--trace {path}: needs the columns arrival_s, input_tokens and output_tokens (its columns: "
+            f"{', '.join(head)})"
         )
     return moment, ms, inputs, outputs
 
@@ -72,16 +81,16 @@ def _moment_s(text: str, where: str, unit_s: float) -> float:
         value = float(text) * unit_s
     except ValueError:
         # Python 3.10 knows at most six digits of a second.
-        whole, _, rest = text.strip().replace("Z", "+00:00").partition(".")
-        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-        iso = f"{whole}.{digits[:6].ljust(6, '0')}{rest[len(digits) :]}" if digits else whole
+        seconds_text, _, fraction_text = text.strip().replace("Z", "+00:00").partition(".")
+        digits = fraction_text[: len(fraction_text) - len(fraction_text.lstrip("0123456789"))]
+        iso = f"{seconds_text}.{digits[:6].ljust(6, '0')}{fraction_text[len(digits) :]}" if digits else seconds_text
         try:
             moment = datetime.fromisoformat(iso)
         except ValueError as error:
-            raise UsageError(f"{where}: {text!r} is no moment; use seconds or ISO 8601") from error
+            raise UsageError(f"{where}: {text!r} is not a time; use seconds or ISO 8601") from error
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
     if not math.isfinite(value):
-        raise UsageError(f"{where}: {text!r} is no moment; use seconds or ISO 8601")
+        raise UsageError(f"{where}: {text!r} is not a time; use seconds or ISO 8601")
     return value
 
 
@@ -91,5 +100,5 @@ def _tokens(text: str, where: str) -> int:
     except ValueError:
         value = math.nan
     if not (value >= 1 and value == int(value)):
-        raise UsageError(f"{where}: {text!r} is no number of tokens; a whole number of at least 1")
+        raise UsageError(f"{where}: {text!r} is not a number of tokens; use a whole number of at least 1")
     return int(value)

@@ -1,6 +1,6 @@
-"""One KV-transfer check over ranks that run somewhere: handshake, transfers of every size, checks, wire, verdict.
+"""One KV-transfer check: handshake, transfers of every size, checks of the content, wire, verdict.
 
-Knows no Ray: it drives `Ranks`, which Ray's actors are (nixl_check), and plain processes in the tests.
+Independent of Ray: it drives `Ranks`, which are Ray actors (`pdlab.transfer.ray_ranks`), or processes in the tests.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from pdlab.core.errors import TransferError
 from pdlab.remote.network import Host
-from pdlab.transfer.rank.codes import Finding
+from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import Table, block_tables, pairs
 from pdlab.transfer.rank.messages import CheckOptions, Moved, RankOptions
 from pdlab.transfer.rank.side_channel import Registered
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, Observed, Verdict, judge, notes, traffic_share
 
-GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank says what it waited for
+GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank can report what it waited for
 PING_S = 2.0
 TOGETHER_S = 0.02  # several initiators start this much after they were asked
 SPARE = 1.25  # cache size over what the largest size needs: memory that no transfer may touch
@@ -29,15 +29,15 @@ SPARE_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Size:
-    """Requests of ``blocks`` blocks each; ``tokens``: the prompt that has so many, None when blocks were asked for."""
+    """Requests of ``blocks`` blocks each; ``tokens``: the prompt of that size, None if the size was given in blocks."""
 
     blocks: int
     tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(CheckOptions):
-    """What to check: with which strategy and backends, at which sizes, how often."""
+class TransferPlan(CheckOptions):
+    """The check to run: strategy, backends, sizes, repeats."""
 
     strategy: str
     sizes: tuple[Size, ...]
@@ -71,7 +71,7 @@ class Ranks(Protocol):
     """Processes that run `rank.Rank`, one per rank of the plan, in that order."""
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
-        """Each rank's answer: ("ok", value), (kind, text), or ("peer" or "timeout", text) when it died or hangs."""
+        """Each rank's answer: ("ok", value), (kind, text), or ("peer" or "timeout", text) if it died or hangs."""
 
     def ips(self) -> list[str]:
         """Each rank's address, as other nodes reach it."""
@@ -107,7 +107,7 @@ class SizeResult:
 
 @dataclass(frozen=True)
 class BackendResult:
-    """All that one backend's run showed.
+    """Result of one backend's run.
 
     ``startup_s``: imports, agents, memory and handshake until the first transfer, Ray's own time (``ray_s``) left
     out. ``check_s``: all checks of ``checked_bytes``, which no other time includes.
@@ -121,7 +121,7 @@ class BackendResult:
     sizes: tuple[SizeResult, ...]
     verdict: Verdict
     notes: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Inspection, ...]
     checked_bytes: int
     check_s: float
     notice_s: float
@@ -135,21 +135,21 @@ class BackendResult:
     ucx_version: str | None
     failed_modules: dict[str, str]
     libraries: tuple[str, ...]
-    seen: Observed | None = field(default=None, repr=False)
+    observed: Observed | None = field(default=None, repr=False)
     log: str = field(default="", repr=False)
     ray_s: float | None = None
 
 
 def run_backend(
-    plan: Plan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+    plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
 ) -> BackendResult:
-    """Run the plan with ranks that are there. Raises TransferError; findings of corruption are no error."""
+    """Run the plan on running ranks. Raises TransferError; corruption is a finding, not an error."""
     return _Run(plan, options, ranks, say).run()
 
 
-def verdict_of(seen: Observed, findings: Sequence[Finding]) -> Verdict:
+def verdict_of(observed: Observed, findings: Sequence[Inspection]) -> Verdict:
     """The wire's verdict, unless a finding is worse."""
-    verdict = judge(seen)
+    verdict = judge(observed)
     worst = next((finding for finding in findings if finding.wrong_words), None)
     if worst is None:
         return verdict
@@ -157,28 +157,34 @@ def verdict_of(seen: Observed, findings: Sequence[Finding]) -> Verdict:
     return replace(verdict, code=CORRUPT, text=text)
 
 
-def wire_untold(result: BackendResult) -> bool:
-    """Whether UCX printed no table of what was used, as UCX before 1.21 does not."""
+def wire_unreported(result: BackendResult) -> bool:
+    """Whether UCX printed no table of the protocols in use, which UCX before 1.21 lacks."""
     return result.backend == "UCX" and result.wire is None
 
 
-def glance(plan: Plan) -> Plan:
-    """The smallest run that makes UCX choose its protocols: it then tells its candidates."""
+def probe_plan(plan: TransferPlan) -> TransferPlan:
+    """The smallest run that makes UCX choose its protocols and print the candidates."""
     return replace(plan, sizes=plan.sizes[:1], repeats=1, fault=None)
 
 
-def with_wire_of(result: BackendResult, told: BackendResult) -> BackendResult:
-    """The result, judged anew with the wire that another run of the same ranks told."""
-    assert result.seen is not None
-    seen = replace(result.seen, wire=told.wire)
+def with_wire_of(result: BackendResult, probe: BackendResult) -> BackendResult:
+    """The result, judged again with the wire of another run of the same ranks."""
+    assert result.observed is not None
+    observed = replace(result.observed, wire=probe.wire)
     return replace(
-        result, wire=told.wire, seen=seen, verdict=verdict_of(seen, result.findings), notes=tuple(notes(seen)),
-        log=told.log,
-    )  # fmt: skip
+        result,
+        wire=probe.wire,
+        observed=observed,
+        verdict=verdict_of(observed, result.findings),
+        notes=tuple(notes(observed)),
+        log=probe.log,
+    )
 
 
 class _Run:
-    def __init__(self, plan: Plan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None]
+    ) -> None:
         self.plan, self.options, self.ranks, self.say = plan, options, ranks, say
         self.everyone = list(range(len(options)))
         self.prefill = [i for i in self.everyone if options[i].side == "prefill"]
@@ -192,7 +198,7 @@ class _Run:
         self.initiators = [i for i in movers if (options[i].side, options[i].rank) in involved]
         self.targets = [i for i in self.everyone if i not in movers]
         self.hosts: list[Host] = []
-        self.findings: list[Finding] = []
+        self.findings: list[Inspection] = []
         self.traffic: dict[str, int] = {}
         self.payload = 0
         self.checked_bytes = 0
@@ -205,8 +211,8 @@ class _Run:
         plan, began = self.plan, time.monotonic()
         self.hosts = self.call(self.everyone, "facts", [(ip,) for ip in self.ranks.ips()])
         registered: list[Registered] = self.call(self.everyone, "open")
-        shown = [registered[i] for i in self.targets]
-        port = self.call(self.targets[:1], "serve", [(shown,)])[0]
+        published = [registered[i] for i in self.targets]
+        port = self.call(self.targets[:1], "serve", [(published,)])[0]
         address = self.hosts[self.targets[0]].ip
         handshake_s = max(self.call(self.initiators, "connect", [(address, port)] * len(self.initiators)))
         startup_s = time.monotonic() - began + max(self.call(self.everyone, "early_s"))
@@ -224,7 +230,7 @@ class _Run:
         self.call([i for i in self.everyone if i not in self.initiators], "close")
         raw, raw_why = self._raw()
         wire = together(wire_of(parse_table(log), self.operation, self.page) for log in logs)
-        seen = Observed(
+        observed = Observed(
             strategy=plan.strategy, backend=self.options[0].backend, direction=plan.direction,
             prefill=self.hosts[self.prefill[0]], decode=self.hosts[self.decode[0]], vram=self.options[0].vram,
             gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire,
@@ -233,31 +239,33 @@ class _Run:
             failed_modules=failed_modules(logs[0]),
         )  # fmt: skip
         return BackendResult(
-            backend=seen.backend, hosts={"prefill": seen.prefill, "decode": seen.decode}, startup_s=startup_s,
-            handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results),
-            verdict=verdict_of(seen, self.findings),
-            notes=tuple(notes(seen)), findings=tuple(self.findings), checked_bytes=self.checked_bytes,
+            backend=observed.backend, hosts={"prefill": observed.prefill, "decode": observed.decode},
+            startup_s=startup_s, handshake_s=handshake_s, cold_s=cold_s or 0.0, sizes=tuple(results),
+            verdict=verdict_of(observed, self.findings),
+            notes=tuple(notes(observed)), findings=tuple(self.findings), checked_bytes=self.checked_bytes,
             check_s=self.check_s, notice_s=median(self.notice_s), memcpy_gb_per_s=memcpy, raw_gb_per_s=raw,
-            raw_why=raw_why, raw_wire=self.raw_wire, wire=seen.wire, traffic=traffic_share(seen),
+            raw_why=raw_why, raw_wire=self.raw_wire, wire=observed.wire, traffic=traffic_share(observed),
             payload_bytes=self.payload,
-            ucx_version=seen.ucx_version, failed_modules=dict(seen.failed_modules or {}), libraries=libraries,
-            seen=seen, log="".join(logs),
+            ucx_version=observed.ucx_version, failed_modules=dict(observed.failed_modules or {}), libraries=libraries,
+            observed=observed, log="".join(logs),
         )  # fmt: skip
 
     def _size(self, size: Size) -> SizeResult:
-        """Its first transfer, then the warm repeats; every one is checked, and stops the run when it is corrupt."""
+        """The first transfer, then the warm repeats; each is checked, and corruption stops the run."""
         runs: list[list[Moved]] = []
         while len(runs) <= self.plan.repeats and not self._corrupt():
             runs.append(self._transfer(size))
             if size == self.plan.sizes[-1]:  # in turns with the transfers, so that both meet the same load
                 self.copies += self.call(self.decode[:1], "copy_gb_per_s", [(self.page,)])
-        times = [max(each.end_s for each in run) - min(each.begin_s for each in run) for run in runs]
+        times = [max(move.end_s for move in run) - min(move.begin_s for move in run) for run in runs]
         warm = list(zip(runs, times, strict=True))[1:] or [(runs[0], times[0])]
-        request_s = [max(own) for run, _ in warm for own in zip(*(each.request_s for each in run), strict=True)]
+        request_s = [
+            max(rank_times) for run, _ in warm for rank_times in zip(*(move.request_s for move in run), strict=True)
+        ]
         return SizeResult(
-            size, sum(each.bytes for each in runs[-1]), times[0], tuple(took for _, took in warm), tuple(request_s),
-            sum(each.descriptors for each in runs[-1]), sum(each.merged for each in runs[-1]),
-            median(sum(each.post_s for each in run) / (len(run) * took) for run, took in warm),
+            size, sum(move.bytes for move in runs[-1]), times[0], tuple(took for _, took in warm), tuple(request_s),
+            sum(move.descriptors for move in runs[-1]), sum(move.merged for move in runs[-1]),
+            median(sum(move.post_s for move in run) / (len(run) * took) for run, took in warm),
         )  # fmt: skip
 
     def _transfer(self, size: Size) -> list[Moved]:
@@ -274,11 +282,11 @@ class _Run:
         moved: list[Moved] = self.call(self.initiators, "transfer", [(tables, start_s)] * len(self.initiators))
         self.notice_s.append(max(self.call(self.targets, "await_notices", [(tables,)] * len(self.targets))))
         side = 0 if plan.direction == "read" else 1
-        for nic in {nic for each in moved for nic in each.traffic}:
-            # Ranks of one host read the same counters: the one that saw most saw all.
-            seen = max(each.traffic.get(nic, (0, 0))[side] for each in moved)
-            self.traffic[nic] = self.traffic.get(nic, 0) + seen
-        self.payload += sum(each.bytes for each in moved)
+        for nic in {nic for move in moved for nic in move.traffic}:
+            # Ranks of one host read the same counters: the highest reading covers all.
+            nic_bytes = max(move.traffic.get(nic, (0, 0))[side] for move in moved)
+            self.traffic[nic] = self.traffic.get(nic, 0) + nic_bytes
+        self.payload += sum(move.bytes for move in moved)
         for finding, check_s in self.call(self.decode, "inspect", [(tables,)] * len(self.decode)):
             self.findings.append(finding)
             self.checked_bytes += (finding.words + finding.outside_words) * 8
@@ -291,7 +299,7 @@ class _Run:
     def _raw(self) -> tuple[float | None, str | None]:
         """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured).
 
-        Comes last, when NIXL has told everything: what happens here, even a rank that dies, costs this figure alone.
+        Comes last, after NIXL's results: a failure here, even a rank that dies, costs this figure only.
         """
         if self.options[0].backend != "UCX":
             return None, "not UCX"
@@ -299,8 +307,8 @@ class _Run:
             return None, "compared for one pair of ranks alone"
         initiator, target = self.initiators[0], self.targets[0]
         try:
-            there = self.call([target], "raw_expose")[0]
-            rates = self.call([initiator], "raw_rates", [(there, self.used[0], self.plan.repeats)])[0]
+            exposed = self.call([target], "raw_expose")[0]
+            rates = self.call([initiator], "raw_rates", [(exposed, self.used[0], self.plan.repeats)])[0]
             log, _ = (self.call([rank], "raw_close")[0] for rank in (initiator, target))
         except TransferError as error:
             return None, str(error)
@@ -316,20 +324,22 @@ class _Run:
             return [value for _, value in answers]
         _, kind, text = failed[0]
         if kind in ("peer", "timeout"):
-            lost = self._lost()
+            lost = self._lost_ranks()
             text += f" ({'; '.join(lost)})" if lost else ""
         raise TransferError(kind, f"{text} [while: {_WHILE.get(method, method)}]")
 
-    def _lost(self) -> list[str]:
-        """Ranks that are dead or do not answer now."""
+    def _lost_ranks(self) -> list[str]:
+        """Ranks that are dead or do not answer."""
         answers = self.ranks.call(self.everyone, "ping", [()] * len(self.everyone), PING_S)
-        found = []
+        lost_ranks = []
         for option, (kind, _), number in zip(self.options, answers, self.everyone, strict=True):
             if kind != "ok":
                 host = self.hosts[number] if self.hosts else None
                 where = f", process {host.pid} on {host.name}" if host else ""
-                found.append(f"{option.name}{where} {'is dead' if kind == 'peer' else 'does not answer: it hangs'}")
-        return found
+                lost_ranks.append(
+                    f"{option.name}{where} {'is dead' if kind == 'peer' else 'does not answer: it hangs'}"
+                )
+        return lost_ranks
 
 
 _SIDES = ("prefill", "decode")

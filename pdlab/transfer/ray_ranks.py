@@ -1,6 +1,6 @@
-"""The KV-transfer check on a Ray cluster: place the ranks strictly, run them as actors, leave nothing behind.
+"""The KV-transfer check on a Ray cluster: ranks are placed strictly, run as actors, and removed afterwards.
 
-The nodes need NIXL and numpy, not pdlab: what runs there travels by value.
+The nodes need NIXL and numpy, not pdlab: the code of the ranks is sent by value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
 from pdlab.core.errors import TransferError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
-from pdlab.transfer.check import BackendResult, Plan, glance, run_backend, wire_untold, with_wire_of
+from pdlab.transfer.check import BackendResult, TransferPlan, probe_plan, run_backend, wire_unreported, with_wire_of
 from pdlab.transfer.rank.actor import RankActor, end_ranks
 from pdlab.transfer.rank.messages import RankOptions
 
@@ -30,8 +30,8 @@ STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One backend's run, or why it could not run."""
+class BackendOutcome:
+    """One backend's result, or the error that prevented it."""
 
     backend: str
     result: BackendResult | None
@@ -53,32 +53,34 @@ class Places:
     decode: str
 
 
-def choose_nodes(view: ClusterView, plan: Plan) -> Places:
-    """Nodes that hold the plan's strategy strictly; the order in which Ray lists them never matters.
+def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
+    """Nodes for the plan's strategy, strictly; independent of the order in which Ray lists them.
 
-    Spread prefers nodes of different machines. Raises TransferError (placement) with what the cluster has.
+    Spread prefers nodes of different machines. Raises TransferError (placement) with the free slots of the cluster.
     """
     kind = "GPU" if view.device == "gpu" else "CPU"
     nodes = sorted(view.engine_nodes, key=lambda node: (not node.head, node.id))
     prefill, decode = plan.prefill_tp, plan.decode_tp
     if plan.strategy == "pack":
-        wanted = f"one node with {prefill + decode} free {kind}s"
-        found = [Places(node.id, node.id) for node in nodes if len(node.slots) >= prefill + decode]
+        requirement = f"one node with {prefill + decode} free {kind}s"
+        placements = [Places(node.id, node.id) for node in nodes if len(node.slots) >= prefill + decode]
     else:
-        wanted = f"two nodes, one with {prefill} and one with {decode} free {kind}s"
+        requirement = f"two nodes, one with {prefill} and one with {decode} free {kind}s"
         fitting = [
             (a.machine == b.machine, Places(a.id, b.id))
             for a in nodes
             for b in nodes
             if a is not b and len(a.slots) >= prefill and len(b.slots) >= decode
         ]
-        found = [places for _, places in sorted(fitting, key=lambda pair: pair[0])]
-    if not found:
-        has = "; ".join(f"{_short(node.id)} {len(node.slots)} free of {_total(node)}" for node in nodes) or "no node"
-        raise TransferError(
-            "placement", f"--strategy {plan.strategy} needs {wanted}, and the cluster has ({kind}s): {has}"
+        placements = [places for _, places in sorted(fitting, key=lambda pair: pair[0])]
+    if not placements:
+        free_slots = (
+            "; ".join(f"{_short(node.id)} {len(node.slots)} free of {_total(node)}" for node in nodes) or "no node"
         )
-    return found[0]
+        raise TransferError(
+            "placement", f"--strategy {plan.strategy} needs {requirement}, and the cluster has ({kind}s): {free_slots}"
+        )
+    return placements[0]
 
 
 def _short(node_id: str) -> str:
@@ -91,23 +93,24 @@ def _total(node: ClusterNode) -> int:
 
 @contextlib.contextmanager
 def local_cluster(count: int) -> Iterator[LocalNodes]:
-    """Ray nodes of this machine for the time of a check; those that are up already are used and stay up."""
-    there = running()
-    nodes = there or start(count)
+    """Ray nodes of this machine for a check; nodes that already run are used and stay up."""
+    already_running = running()
+    nodes = already_running or start(count)
     try:
         yield nodes
     finally:
-        if there is None:
+        if already_running is None:
             for number in STOPS:
-                signal.signal(number, signal.SIG_IGN)  # a second one must not stop the clearing up
+                signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
             stop(nodes)
 
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and a closed terminal end a check like Ctrl-C does: everything is taken down.
+    """SIGTERM and a closed terminal end a check as Ctrl-C does: everything is taken down.
 
-    Gives what sets that up: to be called again after Ray, whose own handler aborts the process, is connected.
+    Yields the function that installs the handlers: call it again once Ray is connected, whose own handler aborts
+    the process.
     """
 
     def stop_here(*_: object) -> None:
@@ -127,8 +130,8 @@ def stopped_by_signals() -> Iterator[Callable[[], None]]:
 
 
 def check(
-    plan: Plan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
-) -> list[Outcome]:
+    plan: TransferPlan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
+) -> list[BackendOutcome]:
     """Run every backend of the plan in turn, on ``local`` Ray nodes of this machine or on the running Ray (None).
 
     ``command_s``: start-up of the command before this, which the first backend's ``startup_s`` includes. A backend
@@ -151,20 +154,20 @@ def check(
                 with RayRanks(options, view, places) as ranks:
                     ray_s = time.monotonic() - began
                     result = run_backend(plan, options, ranks, say)
-                if wire_untold(result):
-                    asked = [replace(each, proto_info="y") for each in options]
-                    with RayRanks(asked, view, places) as ranks:
-                        told = run_backend(glance(plan), asked, ranks)
-                    result = with_wire_of(result, told)
+                if wire_unreported(result):
+                    proto_options = [replace(rank_options, proto_info="y") for rank_options in options]
+                    with RayRanks(proto_options, view, places) as ranks:
+                        probe = run_backend(probe_plan(plan), proto_options, ranks)
+                    result = with_wire_of(result, probe)
                 result = replace(result, ray_s=ray_s, startup_s=result.startup_s + command_s)
-                outcomes.append(Outcome(backend, result))
+                outcomes.append(BackendOutcome(backend, result))
             except TransferError as error:
-                outcomes.append(Outcome(backend, None, error))
+                outcomes.append(BackendOutcome(backend, None, error))
             began, command_s = time.monotonic(), 0.0
         return outcomes
 
 
-def _seats(cluster: Cluster, plan: Plan, wait_s: float) -> tuple[ClusterView, Places]:
+def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[ClusterView, Places]:
     """The nodes for the plan; a cluster that has just been started gets some seconds for its nodes to join."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -178,7 +181,7 @@ def _seats(cluster: Cluster, plan: Plan, wait_s: float) -> tuple[ClusterView, Pl
 
 
 class RayRanks:
-    """The ranks as actors, each pinned to its node; a context manager that leaves none of them running."""
+    """The ranks as actors, each pinned to its node; a context manager that ends all of them."""
 
     def __init__(self, options: Sequence[RankOptions], view: ClusterView, places: Places) -> None:
         self.options = list(options)
@@ -213,23 +216,23 @@ class RayRanks:
         return self.view.node(place).labels[NODE_ID_LABEL]
 
     def _settle(self) -> None:
-        """All actors are there, each where it must be. Raises TransferError (placement)."""
+        """Waits until every actor runs on its node. Raises TransferError (placement)."""
         import ray
 
-        asked = [actor.where.remote() for actor in self.actors]
-        ray.wait(asked, num_returns=len(asked), timeout=PLACE_TIMEOUT_S)
-        for options, answer in zip(self.options, asked, strict=True):
+        pending = [actor.where.remote() for actor in self.actors]
+        ray.wait(pending, num_returns=len(pending), timeout=PLACE_TIMEOUT_S)
+        for options, reference in zip(self.options, pending, strict=True):
             try:
-                seat = ray.get(answer, timeout=0)
+                seat = ray.get(reference, timeout=0)
             except ray.exceptions.GetTimeoutError as error:
                 raise TransferError(
                     "placement", f"{options.name} did not start on its node within {PLACE_TIMEOUT_S:g} s: "
-                    "is something else taking its resources?",
+                    "do other actors hold its resources?",
                 ) from error  # fmt: skip
             except ray.exceptions.RayError as error:
                 raise TransferError("placement", f"{options.name} could not start: {_first_line(error)}") from error
             if seat[0] != self._node_of(options):
-                raise TransferError("placement", f"{options.name} runs on node {seat[0]}, not where it must")
+                raise TransferError("placement", f"{options.name} runs on node {seat[0]} instead of the planned one")
             self.seats.append(seat)
 
     def __exit__(self, *_: object) -> None:
@@ -241,7 +244,7 @@ class RayRanks:
         self._reap()
 
     def _reap(self) -> None:
-        """A hanging process survives `ray.kill`: end those of our actors that are still there, by their ids."""
+        """A hanging process survives `ray.kill`: end the remaining processes of our actors by their ids."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -249,25 +252,25 @@ class RayRanks:
         for node, _, pid in self.seats:
             by_node.setdefault(node, []).append(pid)
         task = ray.remote(num_cpus=0)(end_ranks)
-        asked = []
+        pending = []
         for node, pids in by_node.items():
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            asked.append(task.options(scheduling_strategy=there).remote(pids))
-        if asked:
+            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+            pending.append(task.options(scheduling_strategy=pinned).remote(pids))
+        if pending:
             with contextlib.suppress(Exception):  # a node that died has no process left
-                ray.get(asked, timeout=REAP_TIMEOUT_S)
+                ray.get(pending, timeout=REAP_TIMEOUT_S)
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
         """See `check.Ranks`."""
         import ray
 
-        asked = [self.actors[rank].call.remote(method, *words) for rank, words in zip(ranks, args, strict=True)]
-        ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        pending = [self.actors[rank].call.remote(method, *words) for rank, words in zip(ranks, args, strict=True)]
+        ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
         answers = []
-        for rank, answer in zip(ranks, asked, strict=True):
+        for rank, reference in zip(ranks, pending, strict=True):
             name = self.options[rank].name
             try:
-                answers.append(ray.get(answer, timeout=0))
+                answers.append(ray.get(reference, timeout=0))
             except ray.exceptions.GetTimeoutError:
                 answers.append(("timeout", f"{name} does not answer within {timeout_s:g} s"))
             except ray.exceptions.RayTaskError as error:

@@ -1,4 +1,4 @@
-"""What a KV-transfer check found, as text and as JSON, and what it means for PD. Pure."""
+"""The report of a KV-transfer check as text and as JSON, with a prediction for PD. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pdlab.core.errors import TransferError
 from pdlab.core.text import aligned
-from pdlab.transfer.check import BackendResult, Plan, SizeResult
+from pdlab.transfer.check import BackendResult, SizeResult, TransferPlan
 from pdlab.transfer.rank.layout import KvShape
 
 SCHEMA_VERSION = 1
@@ -33,15 +33,14 @@ class ForPd:
 def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> ForPd:
     """Time = bytes of the prompt / bandwidth measured at the nearest size; rate = its inverse."""
     decode_tp = min(decode_tp, model.kv_heads)  # beyond, heads are copied and each rank fetches its own
-    wanted = model.request_bytes(model.blocks_of(PROMPT_TOKENS), decode_tp)
-    nearest = min(result.sizes, key=lambda size: abs(size.bytes - wanted))
+    prompt_bytes = model.request_bytes(model.blocks_of(PROMPT_TOKENS), decode_tp)
+    nearest = min(result.sizes, key=lambda size: abs(size.bytes - prompt_bytes))
     rate = nearest.gb_per_s * 1e9
-    return ForPd(
-        model.name, PROMPT_TOKENS, wanted, nearest.gb_per_s, nearest.bytes, wanted / rate, rate / wanted
-    )  # fmt: skip
+    seconds = prompt_bytes / rate
+    return ForPd(model.name, PROMPT_TOKENS, prompt_bytes, nearest.gb_per_s, nearest.bytes, seconds, 1 / seconds)
 
 
-def render(plan: Plan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
+def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
     """The report of one backend, the verdict last."""
     shape = plan.shape
     pages = shape.page_bytes(max(plan.prefill_tp, plan.decode_tp))
@@ -79,8 +78,8 @@ def render_error(backend: str, error: TransferError) -> str:
     return f"CANNOT RUN: {backend}: {error.kind}: {error}"
 
 
-def as_json(plan: Plan, outcomes: list[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
-    """Everything, with the plan and what it ran on."""
+def as_json(plan: TransferPlan, outcomes: list[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
+    """All results, with the plan and the environment."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "kv-transfer-check",
@@ -91,10 +90,10 @@ def as_json(plan: Plan, outcomes: list[dict[str, Any]], environment: dict[str, A
     }
 
 
-def result_json(plan: Plan, result: BackendResult, model: KvShape) -> dict[str, Any]:
+def result_json(plan: TransferPlan, result: BackendResult, model: KvShape) -> dict[str, Any]:
     """One backend's run."""
     fields = asdict(result)
-    del fields["log"], fields["seen"]
+    del fields["log"], fields["observed"]
     fields["sizes"] = [
         asdict(size)
         | {
@@ -118,7 +117,7 @@ _HEADS = ("tokens", "blocks", "MB", "GB/s", "slowest-fastest", "ms/request", "ms
           "posting", "first ms")  # fmt: skip
 
 
-def _table(plan: Plan, sizes: tuple[SizeResult, ...]) -> list[str]:
+def _table(plan: TransferPlan, sizes: tuple[SizeResult, ...]) -> list[str]:
     rows = [_HEADS]
     for size in sizes:
         low, high = size.spread_gb_per_s
@@ -135,35 +134,35 @@ def _table(plan: Plan, sizes: tuple[SizeResult, ...]) -> list[str]:
 
 def _ceilings(result: BackendResult) -> list[str]:
     best = result.sizes[-1].gb_per_s
-    found = []
+    ceilings = []
     if result.memcpy_gb_per_s:
         share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if result.verdict.of in COPIES else ""
-        found.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s{share}")
+        ceilings.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s{share}")
     else:
-        found.append("memcpy not measured")
+        ceilings.append("memcpy not measured")
     if result.raw_gb_per_s:
         over = f" over {result.raw_wire.name}" if result.raw_wire else ""
-        found.append(
+        ceilings.append(
             f"raw UCX, one thread{over}, {result.raw_gb_per_s:.3g} GB/s ({best / result.raw_gb_per_s:.2f} times that)"
         )
     else:
-        found.append(f"raw UCX not measured ({result.raw_why})")
+        ceilings.append(f"raw UCX not measured ({result.raw_why})")
     if "line rate" in result.verdict.of or "rail" in result.verdict.of:
-        known = result.verdict.share is not None
-        found.append(
+        rate_known = result.verdict.share is not None
+        ceilings.append(
             f"{result.verdict.of} {result.verdict.share:.0%} reached"
-            if known
-            else "line rate not known (virtual interface)"
+            if rate_known
+            else "line rate unknown (virtual interface)"
         )
-    return found
+    return ceilings
 
 
 def _integrity(result: BackendResult) -> str:
-    wrong = next((finding for finding in result.findings if finding.wrong_words), None)
-    if wrong is not None:
-        return wrong.text()
+    corrupt = next((finding for finding in result.findings if finding.wrong_words), None)
+    if corrupt is not None:
+        return corrupt.text()
     return (
-        f"{_size(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, nothing touched "
+        f"{_size(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, no change "
         "outside the transferred blocks"
     )
 

@@ -1,4 +1,4 @@
-"""What UCX itself says of the wire: its table of protocols, its version, the modules that did not load.
+"""Facts from UCX's own log: its table of protocols, its version, the modules that did not load.
 
 UCX prints the table when an endpoint goes (UCX_LOG_LEVEL=info UCX_PROTO_INFO=used). Three forms are read:
 1.19 (UCX_PROTO_INFO=y: candidates without counts), 1.21 (count and range in one cell), 1.22 and 1.23 (a
@@ -31,7 +31,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True)
 class Lane:
-    """A transport on a device; ``percent`` of the bytes where UCX says it."""
+    """A transport on a device; ``percent`` of the bytes if UCX reports it."""
 
     transport: str
     device: str
@@ -46,11 +46,10 @@ class Lane:
 class Row:
     """One line of a table: messages of ``low`` to ``high`` bytes (None: no end) go by ``protocol`` over ``lanes``.
 
-    ``count``: how many did; None where UCX printed candidates without counts.
+    ``count``: number of messages; None if UCX printed candidates without counts.
     """
 
     operation: Operation
-    scope: str
     count: int | None
     low: int
     high: int | None
@@ -59,7 +58,7 @@ class Row:
 
 
 def parse_table(log: str) -> tuple[Row, ...]:
-    """All rows of all tables in UCX's log; lines that are no part of a table are passed over."""
+    """All rows of all tables in UCX's log; other lines are skipped."""
     rows: list[Row] = []
     scope, operation, columns = "", None, 0
     for line in log.splitlines():
@@ -71,27 +70,27 @@ def parse_table(log: str) -> tuple[Row, ...]:
                 scope, operation = "", None
             continue
         cells = [cell.strip() for cell in line[start:].strip().strip("|").split("|")]
-        if here := _SCOPE.search(cells[0]):
-            scope, operation = here[1], None
+        if scope_match := _SCOPE.search(cells[0]):
+            scope, operation = scope_match[1], None
             cells = cells[1:]
         if len(cells) == 1:
             operation = _operation(cells[0]) if scope else None
         # A line that was cut behind an inner bar has fewer cells than the border above it.
-        elif operation and len(cells) == columns and (row := _row(operation, scope, cells)):
+        elif operation and len(cells) == columns and (row := _row(operation, cells)):
             rows.append(row)
     return tuple(rows)
 
 
 def _operation(title: str) -> Operation | None:
-    found = _TITLE.match(title)
-    if found is None:
+    title_match = _TITLE.match(title)
+    if title_match is None:
         return None
-    if found["message"]:
+    if title_match["message"]:
         return "message"
-    return "read" if found["rma"] == "read" else "write"
+    return "read" if title_match["rma"] == "read" else "write"
 
 
-def _row(operation: Operation, scope: str, cells: Sequence[str]) -> Row | None:
+def _row(operation: Operation, cells: Sequence[str]) -> Row | None:
     count = None
     if len(cells) == 4 and cells[0].isdigit():
         count, cells = int(cells[0]), cells[1:]
@@ -102,7 +101,7 @@ def _row(operation: Operation, scope: str, cells: Sequence[str]) -> Row | None:
     lanes = tuple(Lane(lane[2], lane[3], int(lane[1]) if lane[1] else None) for lane in _LANE.finditer(cells[2]))
     low = _size(sizes["low"])
     high = None if sizes["high"] == "inf" else _size(sizes["high"] or sizes["low"])
-    return Row(operation, scope, count, low, high, cells[1].removeprefix("(?) "), lanes)
+    return Row(operation, count, low, high, cells[1].removeprefix("(?) "), lanes)
 
 
 def _size(text: str) -> int:
@@ -138,14 +137,14 @@ class Wire:
 
 
 def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire | None:
-    """How one process moved its operations of that kind; None when the tables have none.
+    """The wire of one process for that kind of operation; None if the tables have no such operation.
 
     Every protocol that carried at least STRAY of them is part of it, so that a share of the bytes which took
     another way is not hidden by the larger share.
     """
-    mine = [row for row in rows if row.operation == operation]
+    operation_rows = [row for row in rows if row.operation == operation]
     counts: Counter[tuple[str, tuple[Lane, ...]]] = Counter()
-    for row in mine:
+    for row in operation_rows:
         if row.count:
             counts[row.protocol, row.lanes] += row.count
     if counts:
@@ -153,14 +152,14 @@ def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire 
         ways = [Wire(*way, True, count) for way, count in counts.most_common() if count >= STRAY * total]
         wire = together(ways)
         return None if wire is None else replace(wire, operations=total)
-    for row in reversed(mine):  # endpoints made later are the data's
+    for row in reversed(operation_rows):  # endpoints made later are the data's
         if row.count is None and row.low <= page_bytes and (row.high is None or page_bytes <= row.high):
             return Wire(row.protocol, row.lanes, False)
     return None
 
 
 def together(wires: Iterable[Wire | None]) -> Wire | None:
-    """Several wires as one, as of ranks that have a GPU and so network devices of their own; None when there is none.
+    """Several wires merged into one, for ranks with different network devices; None without any.
 
     Protocols and lanes of all; a lane's percentage is kept where it is of the whole.
     """
@@ -171,7 +170,7 @@ def together(wires: Iterable[Wire | None]) -> Wire | None:
     if len(lanes) == 1:
         (joined,) = lanes
     else:
-        joined = tuple(dict.fromkeys(replace(lane, percent=None) for each in lanes for lane in each))
+        joined = tuple(dict.fromkeys(replace(lane, percent=None) for lane_set in lanes for lane in lane_set))
     counts = [way.operations for way in ways if way.operations is not None]
     return Wire(
         " and ".join(dict.fromkeys(way.protocol for way in ways)), joined, all(way.counted for way in ways),
@@ -180,15 +179,15 @@ def together(wires: Iterable[Wire | None]) -> Wire | None:
 
 
 def ucx_version(log: str) -> str | None:
-    """As in ``1.21.0``; None when the log does not say."""
-    found = _VERSION.search(log)
-    return found[1] if found else None
+    """The version, such as ``1.21.0``; None if it is not in the log."""
+    version_match = _VERSION.search(log)
+    return version_match[1] if version_match else None
 
 
 def failed_modules(log: str) -> dict[str, str]:
-    """UCX module (``uct_ib_efa``) -> why it did not load, of its first try: the copy that belongs to this UCX."""
+    """UCX module (``uct_ib_efa``) -> why its first load failed: that of the copy that belongs to this UCX."""
     failed: dict[str, str] = {}
-    for found in _FAILED.finditer(log):
-        why = found["why"].removeprefix(f"{found['path']}: ").strip()
-        failed.setdefault(found["name"], why)
+    for failure in _FAILED.finditer(log):
+        why = failure["why"].removeprefix(f"{failure['path']}: ").strip()
+        failed.setdefault(failure["name"], why)
     return failed

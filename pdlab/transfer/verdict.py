@@ -1,6 +1,6 @@
-"""The right wire or not, fast enough or not, in plain words: from UCX's table, the byte counters and the hosts. Pure.
+"""Judges wire and speed of a transfer from UCX's table, the byte counters and the hosts. Pure.
 
-Which wire is right: memory of one host over shared memory (GPU memory over cuda_ipc); between hosts with
+The right wire: memory of one host over shared memory (GPU memory over cuda_ipc); between hosts with
 EFA over srd, with InfiniBand or RoCE over its verbs, zero-copy; between hosts with Ethernet alone over tcp,
 where UCX has no zero-copy read and emulates it.
 """
@@ -31,7 +31,7 @@ EMULATION_FREE_SINCE = (1, 20)
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run saw. ``gb_per_s``: median of the warm repeats of the largest size, which is ``size_bytes``.
+    """Observations of a run. ``gb_per_s``: median of the warm repeats of the largest size, which is ``size_bytes``.
 
     ``payload_bytes`` and ``traffic`` (interface -> bytes in the payload's direction on the initiator's host): of
     all transfers.
@@ -71,182 +71,188 @@ class Verdict:
     remedy: str | None = None
 
 
-def judge(seen: Observed) -> Verdict:
+def judge(run: Observed) -> Verdict:
     """Right and fast (0), or slow or on the wrong wire (3) with the likely cause and what to try."""
-    expected, right = _expected(seen)
-    name, transports, protocol = _actual(seen)
-    share, of = _share(seen, transports)
-    speed = f"{_gb(seen.gb_per_s)} GB/s"
-    of_text = "" if share is None else f", {share:.0%} of {of}"
-    contradiction = _contradiction(seen, transports)
+    expected, right_transports = _expected(run)
+    name, transports, protocol = _actual(run)
+    share, ceiling_name = _share(run, transports)
+    speed = f"{_gb(run.gb_per_s)} GB/s"
+    of_text = "" if share is None else f", {share:.0%} of {ceiling_name}"
+    contradiction = _contradiction(run, transports)
 
     def verdict(code: int, text: str, cause: str | None = None, remedy: str | None = None) -> Verdict:
         if cause:
             text += f"; likely cause: {cause}; try: {remedy}"
-        return Verdict(code, text, name, protocol, expected, share, of, cause, remedy)
+        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy)
 
-    wrong = not transports or not set(transports) <= set(right)
-    emulated = seen.wire is not None and seen.wire.emulated and not set(transports) <= {"tcp"}
+    wrong = not transports or not set(transports) <= set(right_transports)
+    emulated = run.wire is not None and run.wire.emulated and not set(transports) <= {"tcp"}
     if wrong or emulated or contradiction:
         how = f"{protocol} over {name}" if protocol else name
-        cause, remedy = contradiction or _cause(seen, transports, expected, emulated)
-        return verdict(SLOW, f"WRONG WIRE: {seen.strategy} by {how}, {speed}; expected {expected}", cause, remedy)
+        cause, remedy = contradiction or _cause(run, transports, expected, emulated)
+        return verdict(SLOW, f"WRONG WIRE: {run.strategy} by {how}, {speed}; expected {expected}", cause, remedy)
     protocol_text = f", {protocol}" if protocol else ""
-    if seen.wire is not None and seen.wire.emulated:
+    if run.wire is not None and run.wire.emulated:
         protocol_text += " (UCX has no other read over tcp)"
-    text = f"{seen.strategy} over {name}{protocol_text}, {speed}{of_text}"
-    ceiling = next((key for key in SLOW_SHARE if key in of), None)
-    if share is not None and ceiling and share < SLOW_SHARE[ceiling] and seen.size_bytes >= LEAST_BYTES:
-        cause, remedy = _why_slow(seen, transports)
+    text = f"{run.strategy} over {name}{protocol_text}, {speed}{of_text}"
+    ceiling = next((key for key in SLOW_SHARE if key in ceiling_name), None)
+    if share is not None and ceiling and share < SLOW_SHARE[ceiling] and run.size_bytes >= LEAST_BYTES:
+        cause, remedy = _why_slow(run, transports)
         return verdict(SLOW, f"SLOW: {text}", cause, remedy)
     return verdict(OK, f"OK: {text}")
 
 
-def one_host(seen: Observed) -> bool:
+def one_host(run: Observed) -> bool:
     """Whether the ranks can reach each other's memory, as far as kernel and namespaces go."""
-    return seen.prefill.memory == seen.decode.memory
+    return run.prefill.memory == run.decode.memory
 
 
-def notes(seen: Observed) -> list[str]:
-    """What a reader must know beside the verdict."""
-    found = []
-    if seen.strategy == "spread" and one_host(seen):
-        found.append("spread is on two Ray nodes of one host: shared memory is the right wire there, and no network")
-    elif seen.prefill.boot == seen.decode.boot and not one_host(seen):
-        found.append(
+def notes(run: Observed) -> list[str]:
+    """Notes on the verdict."""
+    remarks = []
+    if run.strategy == "spread" and one_host(run):
+        remarks.append(
+            "the two Ray nodes of this spread are on one host: shared memory is the right wire, not the network"
+        )
+    elif run.prefill.boot == run.decode.boot and not one_host(run):
+        remarks.append(
             "both nodes share one kernel: they are namespaces or containers of one machine, judged as two hosts"
         )
-    if seen.size_bytes < LEAST_BYTES:
-        found.append(
-            f"{seen.size_bytes / 1e6:.1f} MB at a time are too few to judge speed (from {LEAST_BYTES / 1e6:.0f} MB on)"
+    if run.size_bytes < LEAST_BYTES:
+        remarks.append(
+            f"{run.size_bytes / 1e6:.1f} MB per transfer are too few to judge speed "
+            f"(at least {LEAST_BYTES / 1e6:.0f} MB)"
         )
-    if seen.wire is None and seen.backend == "UCX":
-        found.append("UCX printed no table: the byte counters alone show the wire")
-    if seen.backend != "UCX":
-        found.append(f"{seen.backend} does not report its transport: the byte counters alone show it")
-    return found
+    if run.wire is None and run.backend == "UCX":
+        remarks.append("UCX printed no table of protocols: the wire is known from the byte counters alone")
+    if run.backend != "UCX":
+        remarks.append(f"{run.backend} does not report its transport: the wire is known from the byte counters alone")
+    return remarks
 
 
-def traffic_share(seen: Observed) -> dict[str, float]:
+def traffic_share(run: Observed) -> dict[str, float]:
     """Interface -> bytes that it counted, as a share of the payload; those under 1 % are left out."""
-    shares = {nic: count / seen.payload_bytes for nic, count in seen.traffic.items()} if seen.payload_bytes else {}
+    shares = {nic: count / run.payload_bytes for nic, count in run.traffic.items()} if run.payload_bytes else {}
     return {nic: share for nic, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.01}
 
 
-def _expected(seen: Observed) -> tuple[str, tuple[str, ...]]:
-    if one_host(seen):
-        if seen.vram:
+def _expected(run: Observed) -> tuple[str, tuple[str, ...]]:
+    if one_host(run):
+        if run.vram:
             return "cuda_ipc (GPU memory of one host)", GPU_PEER
         return "shared memory (cma), zero-copy", SHARED_MEMORY
-    if seen.prefill.efa and seen.decode.efa:
+    if run.prefill.efa and run.decode.efa:
         return "srd over EFA, zero-copy", (*EFA, "efa")
-    if seen.prefill.rdma and seen.decode.rdma:
+    if run.prefill.rdma and run.decode.rdma:
         return "RDMA verbs, zero-copy", VERBS
     return "tcp", ("tcp",)
 
 
-def _actual(seen: Observed) -> tuple[str, tuple[str, ...], str]:
+def _actual(run: Observed) -> tuple[str, tuple[str, ...], str]:
     """(name, transports, protocol) from UCX's table, else from the counters."""
-    if seen.wire is not None and seen.wire.lanes:
-        return seen.wire.name, seen.wire.transports, seen.wire.protocol
-    kinds = _kinds(seen)
-    carriers = [nic for nic, share in traffic_share(seen).items() if share >= CARRIED / 2]
+    if run.wire is not None and run.wire.lanes:
+        return run.wire.name, run.wire.transports, run.wire.protocol
+    kinds = _kinds(run)
+    carriers = [nic for nic, share in traffic_share(run).items() if share >= CARRIED / 2]
     if not carriers:
-        family = "GPU peer memory" if seen.vram else "shared memory"
-        return family, ("cuda_ipc",) if seen.vram else ("cma",), ""
-    known = {"efa": "efa", "infiniband": "rc", "roce": "rc"}
-    transports = tuple(dict.fromkeys(known.get(kinds.get(nic, "ethernet"), "tcp") for nic in carriers))
-    return " + ".join(f"{known.get(kinds.get(nic, ''), 'tcp')}/{nic}" for nic in carriers), transports, ""
+        family = "GPU peer memory" if run.vram else "shared memory"
+        return family, ("cuda_ipc",) if run.vram else ("cma",), ""
+    transport_of = {"efa": "efa", "infiniband": "rc", "roce": "rc"}
+    transports = tuple(dict.fromkeys(transport_of.get(kinds.get(nic, "ethernet"), "tcp") for nic in carriers))
+    return " + ".join(f"{transport_of.get(kinds.get(nic, ''), 'tcp')}/{nic}" for nic in carriers), transports, ""
 
 
-def _kinds(seen: Observed) -> dict[str, str]:
-    return {nic.name: nic.kind for nic in (*seen.prefill.nics, *seen.decode.nics)}
+def _kinds(run: Observed) -> dict[str, str]:
+    return {nic.name: nic.kind for nic in (*run.prefill.nics, *run.decode.nics)}
 
 
-def _lanes(seen: Observed, transports: tuple[str, ...]) -> list[list[Nic]]:
+def _lanes(run: Observed, transports: tuple[str, ...]) -> list[list[Nic]]:
     """Per host the interfaces in use; UCX names an RDMA port ``device:port``."""
-    if seen.wire is not None and seen.wire.lanes:
-        names = {lane.device.split(":")[0] for lane in seen.wire.lanes}
+    if run.wire is not None and run.wire.lanes:
+        names = {lane.device.split(":")[0] for lane in run.wire.lanes}
     else:
-        names = {nic for nic, share in traffic_share(seen).items() if share >= 0.05}
-    mine = seen.decode if seen.direction == "read" else seen.prefill
-    other = seen.prefill if mine is seen.decode else seen.decode
-    sides = [[nic for nic in mine.nics if nic.name in names]]
+        names = {nic for nic, share in traffic_share(run).items() if share >= 0.05}
+    initiator_host = run.decode if run.direction == "read" else run.prefill
+    peer_host = run.prefill if initiator_host is run.decode else run.decode
+    sides = [[nic for nic in initiator_host.nics if nic.name in names]]
     if transports == ("tcp",):  # the other side's interface has a name of its own: any that is rated could be it
-        rated = [nic for nic in other.nics if nic.kind in ("ethernet", "virtual") and nic.gbit_per_s]
+        rated = [nic for nic in peer_host.nics if nic.kind in ("ethernet", "virtual") and nic.gbit_per_s]
         sides += [rated[:1]] if len(rated) == 1 else []
     return sides
 
 
-def _share(seen: Observed, transports: tuple[str, ...]) -> tuple[float | None, str]:
+def _share(run: Observed, transports: tuple[str, ...]) -> tuple[float | None, str]:
     """(share of the ceiling, the ceiling's name)."""
     if set(transports) & {*SHARED_MEMORY, *GPU_PEER}:
-        if not seen.memcpy_gb_per_s:
+        if not run.memcpy_gb_per_s:
             return None, "memcpy"
-        return seen.gb_per_s / seen.memcpy_gb_per_s, "the GPU's own copy" if seen.vram else "memcpy"
-    sides = [side for side in _lanes(seen, transports) if side and all(nic.gbit_per_s for nic in side)]
+        return run.gb_per_s / run.memcpy_gb_per_s, "the GPU's own copy" if run.vram else "memcpy"
+    sides = [side for side in _lanes(run, transports) if side and all(nic.gbit_per_s for nic in side)]
     rates = [sum(nic.gbit_per_s or 0.0 for nic in side) for side in sides]
     if not rates:
         return None, "line rate"
     gbit = min(rates)
-    used = sides[rates.index(gbit)]
-    share = seen.gb_per_s * 8 / gbit
+    slowest_side = sides[rates.index(gbit)]
+    share = run.gb_per_s * 8 / gbit
     if transports == ("tcp",):
-        return share, f"the line rate ({gbit:g} Gbit/s{', shaped' if any(nic.shaped for nic in used) else ''})"
-    return share, f"{len(used)} rail{'s' * (len(used) != 1)} ({gbit / 8:g} GB/s)"
+        return share, f"the line rate ({gbit:g} Gbit/s{', shaped' if any(nic.shaped for nic in slowest_side) else ''})"
+    return share, f"{len(slowest_side)} rail{'s' * (len(slowest_side) != 1)} ({gbit / 8:g} GB/s)"
 
 
-def _contradiction(seen: Observed, transports: tuple[str, ...]) -> tuple[str, str] | None:
+def _contradiction(run: Observed, transports: tuple[str, ...]) -> tuple[str, str] | None:
     """UCX's table against the byte counters."""
-    if seen.wire is None or not seen.wire.lanes or not seen.payload_bytes:
+    if run.wire is None or not run.wire.lanes or not run.payload_bytes:
         return None
-    shares = traffic_share(seen)
+    shares = traffic_share(run)
     if not set(transports) & {"tcp", *EFA, *VERBS}:
         loud = {nic: share for nic, share in shares.items() if share >= CARRIED}
         if loud:
             nic, share = next(iter(loud.items()))
             return (
-                f"UCX names {seen.wire.name}, but {nic} counted {share:.0%} of the payload",
-                "again on an idle machine, for other traffic counts too",
+                f"UCX names {run.wire.name}, but {nic} counted {share:.0%} of the payload",
+                "repeat it on an idle machine, because other traffic counts too",
             )
         return None
-    counted = {nic: share for nic, share in shares.items() if nic in {d.split(":")[0] for d in seen.wire.devices}}
-    if sum(counted.values()) < CARRIED and any(device.split(":")[0] in _kinds(seen) for device in seen.wire.devices):
+    counted = {nic: share for nic, share in shares.items() if nic in {d.split(":")[0] for d in run.wire.devices}}
+    if sum(counted.values()) < CARRIED and any(device.split(":")[0] in _kinds(run) for device in run.wire.devices):
         return (
-            f"UCX names {seen.wire.name}, whose counters saw {sum(counted.values()):.0%} of the payload",
-            "--verbose, and look at UCX's own log",
+            f"UCX names {run.wire.name}, whose counters saw {sum(counted.values()):.0%} of the payload",
+            "--verbose, and read UCX's own log",
         )
     return None
 
 
-def _cause(seen: Observed, transports: tuple[str, ...], expected: str, emulated: bool) -> tuple[str, str]:
+def _cause(run: Observed, transports: tuple[str, ...], expected: str, emulated: bool) -> tuple[str, str]:
     """Likely cause and remedy of a wrong wire, the most telling evidence first."""
-    tls = seen.ucx_tls
-    failed = seen.failed_modules or {}
-    if one_host(seen) and seen.backend != "UCX":
-        return f"{seen.backend} moves between processes of one host over {_actual(seen)[0]}", "--backends UCX for pack"
-    if one_host(seen):
-        if tls and not allows(tls, GPU_PEER if seen.vram else SHARED_MEMORY):
-            wanted = "cuda_ipc" if seen.vram else "cma"
-            return f"UCX_TLS={tls} leaves out shared memory", f"unset UCX_TLS, or add {wanted} to it"
+    tls = run.ucx_tls
+    failed = run.failed_modules or {}
+    if one_host(run) and run.backend != "UCX":
+        return (
+            f"{run.backend} moves between processes of one host over {_actual(run)[0]}",
+            "--backends UCX for pack",
+        )
+    if one_host(run):
+        if tls and not allows(tls, GPU_PEER if run.vram else SHARED_MEMORY):
+            needed = "cuda_ipc" if run.vram else "cma"
+            return f"UCX_TLS={tls} leaves out shared memory", f"unset UCX_TLS, or add {needed} to it"
         if "uct_cma" in failed:
             return f"UCX's module uct_cma did not load: {failed['uct_cma']}", "debug/doctor.py"
-        if seen.vram and "uct_cuda" in failed:
+        if run.vram and "uct_cuda" in failed:
             return f"UCX's module uct_cuda did not load: {failed['uct_cuda']}", "debug/doctor.py"
         return (
             "reading another process's memory is forbidden here (ptrace_scope, seccomp or a missing SYS_PTRACE)",
             "containers with --cap-add SYS_PTRACE, kernel.yama.ptrace_scope=0; debug/doctor.py",
         )
-    if seen.prefill.efa and seen.decode.efa:
+    if run.prefill.efa and run.decode.efa:
         if {"srd", "tcp"} <= set(transports):
             return (
                 "some ranks find an EFA device and others none",
                 "debug/doctor.py on both nodes; every GPU's EFA devices visible to its process",
             )
         if emulated or "srd" in transports:
-            if seen.ucx_version and _release(seen.ucx_version) < EMULATION_FREE_SINCE:
+            if run.ucx_version and _release(run.ucx_version) < EMULATION_FREE_SINCE:
                 return (
-                    f"UCX {seen.ucx_version} has srd without get and put zero-copy",
+                    f"UCX {run.ucx_version} has srd without get and put zero-copy",
                     "UCX 1.20 or later: debug/build_nixl_ucx_efa.sh",
                 )
             return "UCX cannot register this memory with EFA (no GPUDirect?)", "debug/doctor.py on both nodes"
@@ -261,38 +267,41 @@ def _cause(seen: Observed, transports: tuple[str, ...], expected: str, emulated:
             "UCX sees no usable EFA device (rdma-core of another ABI, or a container without /dev/infiniband)",
             "debug/doctor.py on both nodes",
         )
-    if seen.prefill.rdma and seen.decode.rdma:
+    if run.prefill.rdma and run.decode.rdma:
         return "UCX does not use the RDMA devices", "debug/doctor.py on both nodes; UCX_NET_DEVICES"
-    lone = next((host for host in (seen.prefill, seen.decode) if host.rdma), None)
+    lone = next((host for host in (run.prefill, run.decode) if host.rdma), None)
     if lone is not None:
-        return f"only {lone.name} has RDMA devices", "nodes with the same network"
-    return f"the transport is none that was expected ({expected})", "debug/doctor.py; unset UCX_TLS"
+        return f"only {lone.name} has RDMA devices", "use nodes with the same network"
+    return f"the transport is not the expected one ({expected})", "debug/doctor.py; unset UCX_TLS"
 
 
-def _why_slow(seen: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
+def _why_slow(run: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
     if transports == ("tcp",):
-        return "one of the hosts has no core free for its progress threads, or the link is shared", "an idle machine"
+        return (
+            "one of the hosts has no free core for its progress threads, or the link is shared",
+            "use an idle machine",
+        )
     if set(transports) & set(EFA):
         return "too few rails, or pages too small to fill them", "UCX_MAX_RMA_RAILS=4, --block-len-bytes larger"
-    if seen.vram:
+    if run.vram:
         return "no NVLink or no peer access between these GPUs", "nvidia-smi topo -m; debug/doctor.py"
-    return "no core free for NIXL's threads, or debug logging left on", "an idle machine; debug/doctor.py"
+    return "no core is free for NIXL's threads, or debug logging is on", "use an idle machine; run debug/doctor.py"
 
 
-def allows(tls: str, wanted: tuple[str, ...]) -> bool:
+def allows(tls: str, transports: tuple[str, ...]) -> bool:
     """Whether a UCX_TLS list lets one of the transports in (``^`` negates; sm, shm, cuda and all are groups)."""
     groups = {"sm": SHARED_MEMORY, "shm": SHARED_MEMORY, "mm": ("sysv", "posix", "xpmem"), "cuda": GPU_PEER}
     names = tls.removeprefix("^").split(",")
-    found = {name for word in names for name in groups.get(word, (word,))}
+    allowed = {name for word in names for name in groups.get(word, (word,))}
     if tls.startswith("^"):
-        return not set(wanted) <= found
-    return "all" in found or bool(set(wanted) & found)
+        return not set(transports) <= allowed
+    return "all" in allowed or bool(set(transports) & allowed)
 
 
 def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
+    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def _gb(value: float) -> str:
-    """Two digits that count."""
+    """Two significant digits."""
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

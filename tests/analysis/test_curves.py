@@ -198,14 +198,19 @@ def test_frontier_is_over_all_valid_points() -> None:
 
 def test_throughput_at_a_bound_is_interpolated_never_extended() -> None:
     curve = one(closed(4, 1, 10), closed(8, 2, 20), label="collocated-8xtp1")
+
+    def throughput_at(view: View, bound: float) -> float | None:
+        estimate = ranking.estimate_at(curve, view, bound)
+        return estimate and estimate.value
+
     view = View()
-    assert ranking.throughput_at(curve, view, 9) is None
-    assert ranking.throughput_at(curve, view, 10) == 10
-    assert ranking.throughput_at(curve, view, 15) == pytest.approx(15)
-    assert ranking.throughput_at(curve, view, 99) == 20
+    assert throughput_at(view, 9) is None
+    assert throughput_at(view, 10) == 10
+    assert throughput_at(view, 15) == pytest.approx(15)
+    assert throughput_at(view, 99) == 20
     interactive = View(use_interactivity=True)
-    assert ranking.throughput_at(curve, interactive, 101) is None
-    assert ranking.throughput_at(curve, interactive, 75) == pytest.approx(15)
+    assert throughput_at(interactive, 101) is None
+    assert throughput_at(interactive, 75) == pytest.approx(15)
 
 
 def verdict(first: list[Run], second: list[Run]) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pdlab.analysis.crossovers import crossovers
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, per_million_tokens
 from pdlab.analysis.intervals import Estimate, of_repeats
-from pdlab.analysis.ranking import lines_of, throughput_at
+from pdlab.analysis.ranking import estimate_at, lines_of
 
 pytestmark = pytest.mark.property
 
@@ -93,17 +93,17 @@ def test_cost(price: float, gpus: int, rate: float, factor: float) -> None:
 def test_throughput_at_a_bound_is_what_the_straight_lines_reach(
     levels: list[tuple[float, float]], bound: float
 ) -> None:
-    found = throughput_at(curve(levels), View(gpus_per_node=8), bound)
+    estimate = estimate_at(curve(levels), View(gpus_per_node=8), bound)
     fine = levels + [
         (x0 + (x1 - x0) * t, y0 + (y1 - y0) * t)
         for (x0, y0), (x1, y1) in pairwise(levels)
         for t in np.linspace(0, 1, 201)
     ]
     reached = [y for x, y in fine if x <= bound]
-    assert (found is None) == (not reached)
-    if found is not None:
+    assert (estimate is None) == (not reached)
+    if estimate is not None:
         steps = [abs(y1 - y0) / 200 for (_, y0), (_, y1) in pairwise(levels)]
-        assert max(reached) <= found * (1 + 1e-9) <= (max(reached) + max(steps, default=0)) * (1 + 1e-6)
+        assert max(reached) <= estimate.value * (1 + 1e-9) <= (max(reached) + max(steps, default=0)) * (1 + 1e-6)
 
 
 def offered(of: Curve, throughput: float) -> float | None:

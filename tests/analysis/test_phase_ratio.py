@@ -90,7 +90,7 @@ def test_phases_must_be_phases_of_one_workload() -> None:
         phase_ratio.implied(other.model_copy(update={"runs": (longer,)}), DECODE)
     with pytest.raises(UsageError, match="d: no valid closed-loop level of mode prefill-only"):
         phase_ratio.implied(DECODE, DECODE)
-    with pytest.raises(UsageError, match="measured on a collocated deployment"):
+    with pytest.raises(UsageError, match="needs a recorded collocated deployment"):
         phase_ratio.rates(PD[0], "mixed")
 
 

@@ -137,10 +137,10 @@ def test_one_rate_gives_the_others(per: str, rate: float, input_tokens: int, out
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "holds no table"),
-        (["# only a comment"], "holds no table"),
+        ([], "has no table"),
+        (["# only a comment"], "has no table"),
         ([f"{HEAD},speed", "a,P1D1,1,1,1,5"], "column 'speed' is not known"),
-        ([f"{HEAD},concurrency", "a,P1D1,1,1,1,5"], "column 'concurrency' is there twice"),
+        ([f"{HEAD},concurrency", "a,P1D1,1,1,1,5"], "column 'concurrency' occurs twice"),
         (["source,configuration", "a,P1D1"], "column 'input_tokens' is missing"),
         ([f"{HEAD},requests_per_s", "a,P1D1,1,1,1"], "line 2: 5 cells for 6 columns"),
         ([f"{HEAD},requests_per_s", ",P1D1,1,1,1,5"], "line 2: source is empty"),
@@ -152,7 +152,10 @@ def test_one_rate_gives_the_others(per: str, rate: float, input_tokens: int, out
         ([f"{HEAD},requests_per_s,per", "a,P1D1,1,1,1,5,rack"], "per is 'rack'"),
         ([f"{HEAD},input_tokens_per_s,per", "a,4xtp2,1,1,1,5,role-gpu"], "needs a prefill-decode configuration"),
         ([f"{HEAD},requests_per_s,per", "a,P1D1,1,1,1,5,role-gpu"], "requests_per_s has no role"),
-        ([f"{HEAD},requests_per_s", "a,P1D1,1,1,1,5", "", "a,P1D1,1,1,1,6"], "line 4: P1D1 at this load is there"),
+        (
+            [f"{HEAD},requests_per_s", "a,P1D1,1,1,1,5", "", "a,P1D1,1,1,1,6"],
+            "line 4: P1D1 at this load is given twice",
+        ),
     ],
 )
 def test_bad_tables(lines: list[str], said: str, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pdlab.core.catalog import load_model
 from pdlab.core.errors import TransferError, UsageError
 from pdlab.remote.network import Host, Nic
 from pdlab.report.transfer_plot import draw
-from pdlab.transfer.check import BackendResult, Plan, Size, SizeResult, worst_code
+from pdlab.transfer.check import BackendResult, Size, SizeResult, TransferPlan, worst_code
 from pdlab.transfer.options import build_parser, kv_shape, plan_from
-from pdlab.transfer.rank.codes import Finding
+from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.report import as_json, for_pd, render, result_json
 from pdlab.transfer.ucx_log import Lane, Wire
 from pdlab.transfer.verdict import Verdict
@@ -26,7 +26,7 @@ from pdlab.transfer.verdict import Verdict
 SCRIPT = Path(__file__).resolve().parents[2] / "debug" / "test_nixl_connector_ray.py"
 
 
-def parsed(*words: str) -> Plan:
+def parsed(*words: str) -> TransferPlan:
     return plan_from(build_parser("prog").parse_args(list(words)))
 
 
@@ -127,7 +127,7 @@ def result(gb_per_s: float = 10.0) -> BackendResult:
     }
     verdict = Verdict(0, "OK: spread over srd", "srd/rdmap79s0:1", "zero-copy", "srd", 0.8, "1 rail (12.5 GB/s)")
     return BackendResult(
-        "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, ("a note",), (Finding(100, 10),), 880, 0.1, 0.001, 20.0,
+        "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, ("a note",), (Inspection(100, 10),), 880, 0.1, 0.001, 20.0,
         None, "why not", None, wire, {"rdmap79s0": 1.0}, 1000, "1.21.0", {}, ("/lib/libucp.so",), None, "| row |",
     )  # fmt: skip
 

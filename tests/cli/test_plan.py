@@ -18,13 +18,13 @@ from support import folders
 from pdlab.analysis.crossovers import stretches
 from pdlab.cli import launch, plan
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
-from pdlab.core.deployment import Deployment, launch_flags, parse_label
+from pdlab.core.deployment import Deployment, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Slo, Workload
 from pdlab.plan import csv_predictions, csv_rows, planner
 from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist, units
 from pdlab.plan.planner import Scene, capacity, evaluate, gain, sized_alone
-from pdlab.plan.rate_matching import Engines, Matcher, Unit
+from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.plan.text import regimes
 from pdlab.sim.hardware import FitError, Hardware, load_hardware
 
@@ -118,7 +118,7 @@ class TestPredict:
         [
             ("", "empty"),
             ("mode,num,tp,concurrency\n", "no rows"),
-            ("foo,concurrency\n1,2\n", "no column says the configuration"),
+            ("foo,concurrency\n1,2\n", "no column has the configuration"),
             ("mode,num,tp\ncollocated,1,2\n", "no column concurrency or request_rate"),
             ("mode,num,tp,concurrency\ncollocated,1,2,x\n", "line 2: concurrency 'x' is not a number"),
             ("mode,num,tp,concurrency\ncollocated,1,2,8\ncollocated,1.5,2,8\n", "line 3: num '1.5' must be a whole"),
@@ -160,7 +160,7 @@ def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys:
 def test_cpu_engines_beside_a_gpus_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(Path(plan.__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "pack")
     assert plan.main(["--compare", path]) == 0
-    assert "pack was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err
+    assert "pack was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
     assert plan.main(["--compare", path, "--hardware", "cpu-vllm-0.29"]) == 0
     assert not capsys.readouterr().err
 
@@ -247,7 +247,7 @@ class TestEnumeration:
 
     def test_gpus_that_fill_no_node_are_used(self) -> None:
         kinds = engine_shapes(hardware(), shape(), 12, Workload())
-        assert Unit(Engines(tp=4), 3, None, 0) in set(units(kinds, 12, 8, shape()))
+        assert Unit(Pool(tp=4), 3, None, 0) in set(units(kinds, 12, 8, shape()))
 
     def test_a_model_that_no_node_holds_gets_whole_nodes(self) -> None:
         kinds = engine_shapes(hardware(), shape("deepseek-v3"), 96, Workload(input_tokens=2000))
@@ -275,32 +275,32 @@ class TestEnumeration:
 class TestMatching:
     def test_published_prefill_rate(self) -> None:
         """One TP2 replica of prefill serves about 7 requests/s of 5000 new tokens (docs/model.md)."""
-        alone = Matcher(hardware(), shape(), Workload()).rates(Engines(tp=2), Engines(tp=2), 0.012)
+        alone = Matcher(hardware(), shape(), Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012)
         assert 5 < alone.prefill_rps < 9
 
     def test_twice_the_answer_is_half_the_rate(self) -> None:
         one, two = (
-            Matcher(hardware(), shape(), Workload(output_tokens=n)).rates(Engines(tp=2), Engines(tp=2), 0.012)
+            Matcher(hardware(), shape(), Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012)
             for n in (250, 499)
         )
         assert two.decode_rps == pytest.approx(one.decode_rps / 2, rel=0.1)
 
     def test_short_prompts_share_a_step(self) -> None:
         matcher = Matcher(hardware(), shape(), Workload(input_tokens=100))
-        assert matcher.prefill(Engines(tp=2)) > 4 / matcher.prefill_s(Engines(tp=2))
+        assert matcher.prefill(Pool(tp=2)) > 4 / matcher.prefill_s(Pool(tp=2))
 
     def test_cached_prefixes_are_not_computed(self) -> None:
-        cold, warm = (Matcher(hardware(), shape(), Workload(), hit).prefill(Engines(tp=2)) for hit in (0.0, 0.5))
+        cold, warm = (Matcher(hardware(), shape(), Workload(), hit).prefill(Pool(tp=2)) for hit in (0.0, 0.5))
         assert warm > 1.6 * cold
 
     def test_a_tight_ttft_leaves_prefill_idle(self) -> None:
-        shares = [Matcher(hardware(), shape(), Workload(), 0, t).share(Engines(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
+        shares = [Matcher(hardware(), shape(), Workload(), 0, t).share(Pool(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
         assert shares[0] == 0 and shares == sorted(shares) and 0.9 < shares[-1] < 1
 
     def test_little_s_law_in_the_collocated_formula(self) -> None:
         """Batch = rate x TPOT x tokens, with the TPOT at the bound."""
         matcher = Matcher(hardware(), shape(), Workload())
-        rps, batch = matcher.collocated(Engines(tp=4), 0.012)
+        rps, batch = matcher.collocated(Pool(tp=4), 0.012)
         assert batch / (rps * 249) == pytest.approx(0.012, rel=0.05)
 
 

@@ -93,9 +93,9 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
     assert made == api_key.chosen(None, {}, needed=True, folder=tmp_path / "cache"), "made once"
     for path in (made, from_variable):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert api_key.known(str(own), {}) == KEY
-    assert api_key.known(str(own), {api_key.KEY: "z" * 20}) == "z" * 20
-    assert api_key.known(None, {}) is None
+    assert api_key.client_key(str(own), {}) == KEY
+    assert api_key.client_key(str(own), {api_key.KEY: "z" * 20}) == "z" * 20
+    assert api_key.client_key(None, {}) is None
 
 
 @pytest.mark.parametrize(

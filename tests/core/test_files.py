@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from pdlab.core.errors import StoreError, UsageError, WriteError
-from pdlab.core.files import held, holder, replace
+from pdlab.core.files import holder, locked, replace
 from pdlab.core.workload import Closed, RunKey, Workload
 from pdlab.results.schema import RequestRecord, Run, Summary
 from pdlab.results.store import Store
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from pdlab.core.files import held\n"
-    "with held(Path(sys.argv[1]), 'it'):\n    print('held', flush=True); time.sleep(60)"
+    "import sys, time; from pathlib import Path; from pdlab.core.files import locked\n"
+    "with locked(Path(sys.argv[1]), 'it'):\n    print('held', flush=True); time.sleep(60)"
 )
 
 
@@ -68,7 +68,7 @@ def records(count: int) -> list[RequestRecord]:
 class TestLocks:
     def test_a_second_one_is_told_who_holds_it(self, tmp_path: Path, other: subprocess.Popen[str]) -> None:
         lock = tmp_path / "lock"
-        with pytest.raises(UsageError) as caught, held(lock, "the deployment"):
+        with pytest.raises(UsageError) as caught, locked(lock, "the deployment"):
             pass
         assert str(caught.value).startswith(f"the deployment is held by process {other.pid} (")
         assert "pdlab.core.files" in str(caught.value), "the command"
@@ -81,22 +81,22 @@ class TestLocks:
         other.wait()
         assert lock.exists(), "it had no time to remove it"
         assert holder(lock) is None
-        with held(lock, "it"):
+        with locked(lock, "it"):
             assert f"process {os.getpid()} " in (holder(lock) or "")
         assert not lock.exists()
 
     def test_it_leaves_nothing_behind_but_what_was_kept(self, tmp_path: Path) -> None:
         empty, kept = tmp_path / "a" / "b" / ".lock", tmp_path / "c" / ".lock"
-        with held(empty, "it"), held(kept, "that"):
+        with locked(empty, "it"), locked(kept, "that"):
             (tmp_path / "c" / "level.json").touch()
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["c", "level.json"]
 
     def test_a_child_process_does_not_keep_it(self, tmp_path: Path) -> None:
         lock = tmp_path / "lock"
-        with held(lock, "it"):
+        with locked(lock, "it"):
             child = subprocess.Popen(["sleep", "60"])
         try:
-            with held(lock, "it"):
+            with locked(lock, "it"):
                 pass
         finally:
             child.kill()
@@ -106,12 +106,12 @@ class TestLocks:
         """The file is removed at every release: two must never hold it at once."""
         program = (
             "import sys, time; from pathlib import Path\n"
-            "from pdlab.core.errors import UsageError; from pdlab.core.files import held\n"
+            "from pdlab.core.errors import UsageError; from pdlab.core.files import locked\n"
             "lock, inside = Path(sys.argv[1]), Path(sys.argv[2])\n"
             "turns = 0\n"
             "while turns < 100:\n"
             "    try:\n"
-            "        with held(lock, 'it'):\n"
+            "        with locked(lock, 'it'):\n"
             "            inside.mkdir(); inside.rmdir(); turns += 1\n"
             "    except UsageError:\n"
             "        pass\n"
@@ -125,7 +125,7 @@ class TestLocks:
 
     def test_where_no_lock_can_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises(WriteError, match="cannot be made to lock it"), held(tmp_path / "file" / "lock", "it"):
+        with pytest.raises(WriteError, match="cannot be created to lock it"), locked(tmp_path / "file" / "lock", "it"):
             pass
 
 
@@ -167,7 +167,7 @@ class TestFullDisk:
                     file.write(bytes(4096))
             except OSError:
                 break
-        with held(lock, "it"), pytest.raises(UsageError, match="held by another process"), held(lock, "it"):
+        with locked(lock, "it"), pytest.raises(UsageError, match="held by another process"), locked(lock, "it"):
             pass
 
 
@@ -201,7 +201,7 @@ class TestStoredRequests:
 
 
 def test_a_lock_in_use_is_no_stale_one(tmp_path: Path) -> None:
-    with held(tmp_path / "lock", "it"):
+    with locked(tmp_path / "lock", "it"):
         time.sleep(0.01)
         assert holder(tmp_path / "lock")
     assert holder(tmp_path / "lock") is None

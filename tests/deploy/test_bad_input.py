@@ -31,7 +31,7 @@ LINES: list[tuple[str, list[str], list[str]]] = [
     ("backend-lower-case", ["--pd-pack", "--kv-backend", "ucx", *ON_X2], ["'ucx'", "UCX"]),
     ("backend-empty", ["--pd-pack", "--kv-backend", "UCX,,", *ON_X2], ["UCX,,"]),
     ("ucx-env-no-value", ["--pd-pack", "--ucx-env", "UCX_TLS", *ON_X2], ["--ucx-env", "UCX_NAME=VALUE"]),
-    ("ucx-env-foreign", ["--pd-pack", "--ucx-env", "NCCL_DEBUG=info", *ON_X2], ["NCCL_DEBUG", "no variable of UCX"]),
+    ("ucx-env-foreign", ["--pd-pack", "--ucx-env", "NCCL_DEBUG=info", *ON_X2], ["NCCL_DEBUG", "not a UCX variable"]),
     ("ucx-env-tls", ["--pd-pack", "--ucx-env", "UCX_TLS=tcp", *ON_X2], ["--ucx-tls"]),
     ("ucx-env-collocated", ["--collocated", "--ucx-env", "UCX_A=1", *ON_X2], ["--ucx-env", "collocated"]),
     (

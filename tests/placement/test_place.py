@@ -200,26 +200,22 @@ class TestAdvice:
         assert "but only 4 CPUs (a TP group of 4 takes 5)" in complaint("collocated-1xtp4", gpu_nodes(8, cpus=4))
 
     def test_what_others_hold_on_one_node(self) -> None:
-        assert "2 of the 8 GPUs that others hold on n0 given back" in complaint("collocated-1xtp2", gpu_nodes(0, 0))
-        assert "; or 1 of the 2 GPUs that others hold on n1 given back" in complaint(
-            "collocated-1xtp7", gpu_nodes(1, 6)
-        )
-        assert "the 1 GPU that others hold on n0 given back" in complaint("collocated-1xtp8", gpu_nodes(7))
+        assert "others release 2 of their 8 GPUs on n0" in complaint("collocated-1xtp2", gpu_nodes(0, 0))
+        assert "; or others release 1 of their 2 GPUs on n1" in complaint("collocated-1xtp7", gpu_nodes(1, 6))
+        assert "others release their 1 GPU on n0" in complaint("collocated-1xtp8", gpu_nodes(7))
 
     def test_what_others_hold_on_several_nodes(self) -> None:
         text = complaint("pd-spread-p1xtp4-d1xtp4", gpu_nodes(0, 3, 0))
-        assert "of the GPUs that others hold, 1 on n1 and 4 on n2 given back" in text
+        assert "others release GPUs: 1 on n1 and 4 on n2" in text
 
     def test_cpus_that_others_hold(self) -> None:
         node = gpu_nodes(8).nodes[0].model_copy(update={"free_cpus": 4})
-        assert "the CPUs that others hold on n0 given back" in complaint("collocated-1xtp4", ClusterView(nodes=(node,)))
+        assert "others release their CPUs on n0" in complaint("collocated-1xtp4", ClusterView(nodes=(node,)))
         cpus = ClusterNode(id="c", cpus=4, free_cpus=1)
-        assert "1 of the 3 CPUs that others hold on c given back" in complaint(
-            "collocated-2xtp1", ClusterView(nodes=(cpus,))
-        )
+        assert "others release 1 of their 3 CPUs on c" in complaint("collocated-2xtp1", ClusterView(nodes=(cpus,)))
 
     def test_far_too_much_is_cut_down_to_what_fits(self) -> None:
-        assert "--num 16 (16 GPUs)" in complaint("collocated-100000xtp1", gpu_nodes(8, 8))
+        assert "--num 16 (16 GPUs)" in complaint("collocated-10000xtp1", gpu_nodes(8, 8))
         assert "--p-num 32 --d-num 32 (64 GPUs)" in complaint("pd-spread-p200xtp1-d200xtp1", gpu_nodes(*[8] * 8))
         assert "--p-num 2 --d-num 2 (8 GPUs)" in complaint("pd-pack-p400xtp2-d400xtp2", gpu_nodes(8, 8))
 
@@ -227,7 +223,9 @@ class TestAdvice:
         text = complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
         assert "--p-num 1 --d-num 1 (8 GPUs)" in text and "2 more nodes with 8 free GPUs" in text
         monkeypatch.setattr(explain, "MAX_WORK", 5)
-        assert "what would fit: not found among the changes" in complaint("pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4))
+        assert "what would fit: none of the changes that were tried" in complaint(
+            "pd-spread-p3xtp4-d3xtp4", gpu_nodes(4, 4)
+        )
 
     def test_no_advice_that_nixl_refuses(self) -> None:
         text = complaint("pd-pack-p1xtp4-d1xtp8", gpu_nodes(8))

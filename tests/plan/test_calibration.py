@@ -16,7 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.plan import calibration
-from pdlab.plan.accuracy import Measured, Point, median_errors, rankings, table
+from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, median_errors, rankings, table
 from pdlab.plan.calibration import compare, cross_validate, fit, measured, predict
 from pdlab.results.published_folders import load_experiment
 from pdlab.sim.hardware import Hardware, load_hardware
@@ -35,11 +35,11 @@ def gpt_oss() -> ModelShape:
 SHAPE = gpt_oss()
 
 
-def synthetic(truth: Hardware, labels: Iterable[str]) -> list[Measured]:
+def synthetic(truth: Hardware, labels: Iterable[str]) -> list[MeasuredSweep]:
     """Experiments "measured" on hardware whose constants are known."""
     found = []
     for label in labels:
-        experiment = Measured(
+        experiment = MeasuredSweep(
             name=label,
             deployment=Deployment(topology=parse_label(label)),
             workload=Workload(),
@@ -103,7 +103,7 @@ def test_the_order_of_configurations_is_scored_per_workload_and_node() -> None:
     shuffled = [e.model_copy(update={"levels": e.levels[::-1]}) for e in experiments]
     assert rankings(shuffled, points, node_gpus=8) == {lengths: found}
 
-    def curve(name: str, factor: float) -> list[Point]:
+    def curve(name: str, factor: float) -> list[PredictedPoint]:
         return [
             point.model_copy(update={"predicted": point.measured * (factor if point.metric == "requests/s" else 1)})
             for point in points
@@ -142,8 +142,8 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
 
 
 def test_repeats_are_one_row_of_their_means() -> None:
-    def point(predicted: float, true: float, load: str = "concurrency 4") -> Point:
-        return Point(experiment="a", load=load, metric="requests/s", predicted=predicted, measured=true)
+    def point(predicted: float, true: float, load: str = "concurrency 4") -> PredictedPoint:
+        return PredictedPoint(experiment="a", load=load, metric="requests/s", predicted=predicted, measured=true)
 
     (row,) = table([point(10, 9), point(12, 11), point(14, 13)]).splitlines()[2:]
     assert row == "| a | concurrency 4 | - | - | 12.00 / 11.00 (+9 %) |"
@@ -225,4 +225,4 @@ def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixtur
     assert all(f"| {name} | concurrency 1 |" in told.out for name in ("collocated", "pack", "spread"))
     assert "note:" not in told.err
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
-    assert "spread was measured on engines on CPUs, but h100-vllm-0.11 is of H100" in capsys.readouterr().err
+    assert "spread was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err

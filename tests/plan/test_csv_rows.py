@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pdlab.cli import plan
 from pdlab.core.errors import UsageError
-from pdlab.plan.csv_rows import ALIASES, Asked, read
+from pdlab.plan.csv_rows import ALIASES, RequestedRow, read
 
 
-def one(text: str) -> Asked:
+def one(text: str) -> RequestedRow:
     (asked,) = read(text, "in.csv")[2]
     return asked
 
@@ -67,15 +67,15 @@ def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
         ("mode,p_num,p_tp,d_num,d_tp,concurrency\npd-pack,1,2,1,,8\n", "no TP degree is given; give d_tp"),
         ("mode,p_num,p_tp,d_num,d_tp,concurrency\npd-pack,0,2,1,2,8\n", "p_num '0' must be above 0"),
         ("mode,p_num,p_tp,d_num,d_tp,concurrency\ncollocated,4,2,2,2,8\n", "p_num is 4 and d_num 2"),
-        ("config,num,tp,concurrency\n4xtp2,2,4,8\n", "'4xtp2' contradicts the columns, which say 2xtp4"),
+        ("config,num,tp,concurrency\n4xtp2,2,4,8\n", "'4xtp2' contradicts the columns, which give 2xtp4"),
         ("config,mode,concurrency\n4xtp2,pd-pack,8\n", "contradicts the configuration"),
         ("config,mode,concurrency\n1xtp2-1xtp2,collocated,8\n", "contradicts the configuration"),
         ("mode,placement,p_tp,d_tp,concurrency\npd-pack,spread,2,2,8\n", "contradicts placement spread"),
         ("mode,placement,p_tp,d_tp,concurrency\npd,diagonal,2,2,8\n", "placement 'diagonal' is not known"),
         ("mode,num,tp,concurrency\ncollocated,4,2,8,9\n", "5 cells for 4 columns"),
-        ("mode,num,tp,TP,concurrency\ncollocated,4,2,2,8\n", "is there twice"),
+        ("mode,num,tp,TP,concurrency\ncollocated,4,2,2,8\n", "occurs twice"),
         ("mode,num,tp,concurrency\ncollocated,4,2,1000000\n", "too many to simulate"),
-        ("mode,num,tp,concurrency,request_rate\ncollocated,4,2,,nan\n", "neither concurrency nor request_rate"),
+        ("mode,num,tp,concurrency,request_rate\ncollocated,4,2,,nan\n", "concurrency and request_rate are both empty"),
     ],
 )
 def test_what_is_left_to_guess_is_refused(text: str, said: str) -> None:
@@ -148,5 +148,5 @@ def test_a_row_that_cannot_run_does_not_take_the_others_with_it(
         assert row["predicted_requests_per_s"] == "" == row["predicted_mean_tpot_ms"]
         assert why in row["prediction_note"]
     assert float(plain["predicted_requests_per_s"]) > 0 and plain["prediction_note"] == ""
-    assert float(wide["predicted_requests_per_s"]) > 0 and "fits no node" in wide["prediction_note"]
+    assert float(wide["predicted_requests_per_s"]) > 0 and "does not fit a node" in wide["prediction_note"]
     assert [line.split(", ")[1] for line in printed.err.splitlines()] == [f"line {n}" for n in (2, 3, 4, 5)]

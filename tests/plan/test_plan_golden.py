@@ -33,7 +33,7 @@ def planned() -> Plan:
 
 def rows(found: Plan) -> list[dict[str, str]]:
     kept = list(found.candidates[:ROWS])
-    base = found.first(collocated=True)
+    base = found.best_candidate(collocated=True)
     if base is not None and base not in kept:
         kept.append(base)
     return [
@@ -43,11 +43,11 @@ def rows(found: Plan) -> list[dict[str, str]]:
                 (
                     candidate.deployment.label,
                     str(candidate.copies),
-                    f"{candidate.shown.load.value:g}",
+                    f"{candidate.best_or_nearest.load.value:g}",
                     f"{candidate.goodput_per_gpu:.3f}",
-                    f"{1e3 * candidate.shown.ttft_s:.0f}",
-                    f"{1e3 * candidate.shown.tpot_s:.2f}",
-                    candidate.shown.bottleneck,
+                    f"{1e3 * candidate.best_or_nearest.ttft_s:.0f}",
+                    f"{1e3 * candidate.best_or_nearest.tpot_s:.2f}",
+                    candidate.best_or_nearest.bottleneck,
                 ),
                 strict=True,
             )

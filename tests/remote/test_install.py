@@ -37,7 +37,7 @@ def test_another_wheel_has_another_digest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "module", "said"),
     [
-        ("../../etc/shipped.whl", b"", None, "no file name of a wheel"),
+        ("../../etc/shipped.whl", b"", None, "not the file name of a wheel"),
         ("shipped-1.0-py3-none-any.whl", b"not a wheel", None, "uv: |pip: |python"),
         (None, None, "no_such_module", "import no_such_module"),
         (None, None, "json", "is loaded from"),

@@ -136,8 +136,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
     def watching(engine: Engine, now_s: float, system: object) -> float | None:
         ends_s = plan(engine, now_s, system)  # type: ignore[arg-type]
-        shares.append((engine.held + engine.steps * len(engine.running)) / engine.capacity)
-        assert engine.held >= -1e-6
+        shares.append((engine.held_tokens + engine.steps * len(engine.running)) / engine.capacity)
+        assert engine.held_tokens >= -1e-6
         return ends_s
 
     monkeypatch.setattr(Engine, "plan", watching)

@@ -94,7 +94,7 @@ def test_spread_is_on_two_nodes_and_a_planted_fault_ends_with_4(folder: Path) ->
     assert done.code == 4
     assert done.out.splitlines()[-1].startswith("CORRUPT: swapped blocks")
     assert "First: decode rank 0, layer 0" in done.out
-    assert "spread is on two Ray nodes of one host" in done.out
+    assert "Ray nodes of this spread are on one host" in done.out
     nothing_is_left(folder)
 
 

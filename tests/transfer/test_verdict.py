@@ -287,7 +287,7 @@ def test_verdicts(changes, code, words) -> None:  # type: ignore[no-untyped-def]
 
 def test_small_requests_are_not_judged_slow() -> None:
     small = seen(**(ONE_HOST | {"gb_per_s": 1.0, "size_bytes": 25_000_000}))
-    assert judge(small).code == OK and any("25.0 MB at a time are too few" in note for note in notes(small))
+    assert judge(small).code == OK and any("25.0 MB per transfer are too few" in note for note in notes(small))
     forced = replace(small, wire=wire("software emulation", "tcp/lo"), traffic={"lo": GIB})
     assert judge(forced).code == SLOW, "a wrong wire is wrong at any size"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.core.text import ROUNDING, percent
-from pdlab.report.verdicts import doubt, lead, times, wide
+from pdlab.report.verdicts import doubt, is_too_wide, lead, lead_factor
 
 pytestmark = pytest.mark.property
 
@@ -34,10 +34,10 @@ def comparisons(draw: st.DrawFn) -> Comparison:
 
 @given(comparisons())
 def test_the_printed_interval_has_the_sign_of_the_verdict(found: Comparison) -> None:
-    if wide(found):
+    if is_too_wide(found):
         return
     low, high = (float(text) for text in FIGURE.findall(lead(found).replace(" to ", " ")))
-    ratios = [float(text) for text in FIGURE.findall(times(found))]
+    ratios = [float(text) for text in FIGURE.findall(lead_factor(found))]
     assert low <= high and ratios[1] <= ratios[2]
     for of, a, b in ((0.0, low, high), (1.0, ratios[1], ratios[2])):
         if found.verdict == "better":
@@ -54,7 +54,7 @@ def test_a_winner_is_further_ahead_than_what_is_not_meaningful(found: Comparison
         return
     least = float(FIGURE.findall(doubt(found, "b"))[0])
     exact = found.high / found.ratio - 1
-    assert least < float(percent(found.ratio - 1, other=exact)) or found.low - 1 < 1e-6
+    assert least < float(percent(found.ratio - 1, reference=exact)) or found.low - 1 < 1e-6
 
 
 @given(st.floats(-0.99, 100))
@@ -84,7 +84,7 @@ def test_borderline_and_degenerate_calls(low: float, ratio: float, high: float, 
         {"ratio": ratio, "low": low, "high": high, "level": 0.95, "verdict": verdict, "basis": "repeats"}
     )
     assert said in doubt(found, "b")
-    assert "-95" not in times(found) and "36.68" not in times(found)
+    assert "-95" not in lead_factor(found) and "36.68" not in lead_factor(found)
 
 
 def test_rounding_of_floats_names_no_winner() -> None:

@@ -1,19 +1,19 @@
-"""Examine result folders, ours or anybody's, for what would make a plot of them wrong. Reads, never writes.
+"""Checks of result folders, ours or others', for faults that would make a plot of them wrong. Reads, never writes.
 
-Every finding says which files, what was seen, what follows for a plot (in per cent where that can be
-computed), and how to mend it. The rules are those that the published measurements of this kind broke:
+Every finding names the files, the evidence, the impact on a plot (in per cent if that can be computed), and the
+fix. The rules are those that published measurements of this kind have broken:
 
 - **identical**: files of different experiments with the same bytes: one of them is not what its name says.
 - **contradiction**: a name or label that says another configuration, other token counts, loads, numbers of requests
   or peaks than the content.
-- **collision**: levels that a reader keyed on concurrency would take for one.
+- **collision**: levels that a reader keyed on concurrency would merge into one.
 - **reused prompts**: levels that share a seed repeat each other's prompts, and the prefix cache answers them.
 - **few prompts**, **ramp**: runs that are mostly ramp-up and drain.
 - **impossible**: more requests in flight than the load allows, by Little's law; rates that do not add up; figures that
   the level's own requests do not give.
 - **GPUs**: a normalisation by another number of GPUs than the deployment uses.
 - **records**: requests that cannot be read, or are not those that the level's figures were computed from.
-- **metadata**: what is needed to repeat the measurement and is not there.
+- **metadata**: missing information that a repetition of the measurement needs.
 - **invalid**: levels that failed the benchmark's own checks.
 """
 
@@ -29,6 +29,7 @@ from typing import Any
 from pdlab.analysis.audit import content_rules
 from pdlab.analysis.audit.content_rules import RATE_SLACK
 from pdlab.analysis.audit.folders import Finding, Folder, Level, read_folder
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.store import MANIFEST
 
@@ -44,50 +45,52 @@ def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[Finding]:
     ``recompute``: compare the figures of our levels with those that their requests give, which takes longest.
     """
     folders = [read_folder(path) for path in paths]
-    found = list(_identical(folders))
+    findings = list(_identical(folders))
     for folder in folders:
         if folder.error:
-            fix = "mend or remove the file, or name the GPUs with viz.py --gpus"
-            found.append(Finding("unreadable", (folder.path.name,), folder.error, "nothing of it can be plotted", fix))
+            fix = "correct or remove the file, or give the number of GPUs with viz.py --gpus"
+            findings.append(
+                Finding("unreadable", (folder.path.name,), folder.error, "the folder cannot be plotted", fix)
+            )
             continue
         for rule in RULES:
-            found += rule(folder)
-        found += content_rules.records(folder, recompute=recompute)
-    return found
+            findings += rule(folder)
+        findings += content_rules.records(folder, recompute=recompute)
+    return findings
 
 
 HARD = ("identical", "contradiction", "impossible", "GPUs", "records")
 
 
 def hard(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that make a plot wrong, whatever is asked of it; the others say how much a figure is worth."""
+    """Findings that make any plot wrong; the others concern the precision of figures."""
     return [finding for finding in findings if finding.kind in HARD]
 
 
 def shared(findings: Sequence[Finding]) -> list[Finding]:
-    """The same with what is said alike of several folders said once, with the files of all."""
-    alike: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
-    for each in findings:
-        alike[each.kind, each.evidence, each.consequence, each.fix, each.percent].append(each)
+    """The findings, equal ones of several folders merged into one with the files of all."""
+    by_statement: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        by_statement[finding.kind, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
     return [
-        replace(same[0], files=tuple(dict.fromkeys(name for each in same for name in each.files)))
-        for same in alike.values()
+        replace(members[0], files=tuple(dict.fromkeys(name for finding in members for name in finding.files)))
+        for members in by_statement.values()
     ]
 
 
 def render(findings: Sequence[Finding], folders: int) -> str:
     """Text for a person; one line when nothing is wrong."""
     if not findings:
-        return f"audit: {_count(folders, 'folder')}, nothing wrong"
+        return f"audit: {counted(folders, 'folder')}, no findings"
     lines = []
-    told = shared(findings)
-    for finding in told:
+    distinct = shared(findings)
+    for finding in distinct:
         names = _names(finding.files)
-        off = f" (up to {finding.percent:.0f} %)" if finding.percent is not None else ""
-        lines += [f"{finding.kind}: {names}", f"  seen: {finding.evidence}"]
-        lines += [f"  then: {finding.consequence}{off}", f"  do:   {finding.fix}", ""]
+        deviation = f" (up to {finding.percent:.0f} %)" if finding.percent is not None else ""
+        lines += [f"{finding.kind}: {names}", f"  evidence: {finding.evidence}"]
+        lines += [f"  impact:   {finding.consequence}{deviation}", f"  fix:      {finding.fix}", ""]
     kinds = sorted({finding.kind for finding in findings})
-    counts = [_count(len(told), "finding"), _count(folders, "folder")]
+    counts = [counted(len(distinct), "finding"), counted(folders, "folder")]
     return "\n".join([*lines, f"audit: {' in '.join(counts)}: {', '.join(kinds)}"])
 
 
@@ -99,38 +102,34 @@ def _names(files: Sequence[str]) -> str:
     return ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
     """Pairs of folders that share files, byte for byte or but for their layout, or records."""
     owners: dict[str, list[tuple[Folder, Level]]] = defaultdict(list)
     for folder in folders:
         for level in folder.levels:
             owners[level.run.raw_sha256 or level.content_sha256].append((folder, level))
-    shared: dict[tuple[Path, Path], list[Level]] = defaultdict(list)
+    shared_levels: dict[tuple[Path, Path], list[Level]] = defaultdict(list)
     for copies in owners.values():
-        (first, _), *others = copies
-        for folder, level in others:
-            shared[first.path, folder.path].append(level)
+        (first_folder, _), *copies_elsewhere = copies
+        for folder, level in copies_elsewhere:
+            shared_levels[first_folder.path, folder.path].append(level)
     by_path = {folder.path: folder for folder in folders}
-    for (one, other), levels in shared.items():
+    for (path_a, path_b), levels in shared_levels.items():
         names = tuple(level.name for level in levels)
-        if one == other:
+        if path_a == path_b:
             yield Finding(
                 "identical",
                 names,
-                f"{len(levels)} files of {one.name} have the bytes of other files there",
+                f"{len(levels)} files of {path_a.name} have the bytes of other files there",
                 "one measurement is drawn as several",
                 "remove the copies",
             )
             continue
-        same = {level.sha256 for level in by_path[one].levels} >= {level.sha256 for level in levels}
+        same = {level.sha256 for level in by_path[path_a].levels} >= {level.sha256 for level in levels}
         how = "byte for byte" if same else "by content"
-        gpus = [by_path[path].experiment.manifest.gpus for path in (one, other)]  # type: ignore[union-attr]
+        gpus = [by_path[path].experiment.manifest.gpus for path in (path_a, path_b)]  # type: ignore[union-attr]
         percent = 100 * abs(gpus[0] / gpus[1] - 1) if gpus[0] and gpus[1] and gpus[0] != gpus[1] else None
-        deployments = [by_path[path].experiment.manifest.deployment for path in (one, other)]  # type: ignore[union-attr]
+        deployments = [by_path[path].experiment.manifest.deployment for path in (path_a, path_b)]  # type: ignore[union-attr]
         if (
             deployments[0] is not None
             and deployments[1] is not None
@@ -139,7 +138,7 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
             yield Finding(
                 "identical",
                 names,
-                f"{len(levels)} files of {other.name} are {how} those of {one.name}",
+                f"{len(levels)} files of {path_b.name} are {how} those of {path_a.name}",
                 "one is a copy of the other: one measurement is drawn as two that agree",
                 "remove one of the two folders",
             )
@@ -147,7 +146,7 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
         yield Finding(
             "identical",
             names,
-            f"{len(levels)} files of {other.name} are {how} those of {one.name}",
+            f"{len(levels)} files of {path_b.name} are {how} those of {path_a.name}",
             "one of the two curves is another configuration's"
             + (f", normalised by {gpus[1]} GPUs where it ran on {gpus[0]}, or the other way" if percent else ""),
             "find out which of the two was measured, and remove the other",
@@ -158,13 +157,13 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
 def _contradictions(folder: Folder) -> Iterator[Finding]:
     for level in folder.levels:
         run, load = level.run, level.run.load
-        said = [reason for reason in run.validity.reasons if "name says" in reason]
-        for reason in said:
+        name_conflicts = [reason for reason in run.validity.reasons if "name says" in reason]
+        for reason in name_conflicts:
             yield Finding(
                 "contradiction",
                 (level.name,),
                 reason,
-                "the point stands at a load or workload that was not measured",
+                "the point is drawn at a load or workload that was not measured",
                 "rename the file after its content, or measure again",
             )
         peak = level.raw.get("max_concurrent_requests")
@@ -175,7 +174,7 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
                 "contradiction",
                 (level.name,),
                 f"concurrency {load.value:g}, but at most {peak:g} requests were in flight in any second",
-                "the point stands at another load than it had",
+                "the point is drawn at another load than it had",
                 "measure again",
                 100 * abs(peak / load.value - 1),
             )
@@ -192,9 +191,9 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
                 (level.name,),
                 f"{load.value:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
                 f"{rate:.2f} requests/s were served",
-                "from there on it was a closed loop: the point stands at a rate that was not offered, and its TTFT "
-                "lacks the wait at the client",
-                "draw it by what was served, or measure without a limit in flight",
+                "from then on it was a closed loop: the point is drawn at a rate that was not offered, and its TTFT "
+                "excludes the wait at the client",
+                "draw it at the served rate, or measure without a limit of requests in flight",
                 100 * (load.value / rate - 1) if rate else None,
             )
         if folder.ours and level.path.stem != run.key.stem:
@@ -208,11 +207,11 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
 
 
 def _collisions(folder: Folder) -> Iterator[Finding]:
-    seen: dict[Any, list[Level]] = defaultdict(list)
+    by_limit: dict[Any, list[Level]] = defaultdict(list)
     for level in folder.levels:
         if isinstance(level.run.load, Open) and "max_concurrency" in level.raw:
-            seen[level.raw["max_concurrency"]].append(level)
-    for limit, levels in seen.items():
+            by_limit[level.raw["max_concurrency"]].append(level)
+    for limit, levels in by_limit.items():
         if limit is not None and len({level.run.load.value for level in levels}) > 1:
             yield Finding(
                 "collision",
@@ -228,7 +227,7 @@ def _collisions(folder: Folder) -> Iterator[Finding]:
             tuple(level.name for level in repeated),
             "several files have the same load",
             "taken as repeats: their mean is drawn; a reader that keys on the load keeps the last one",
-            "say in the names that they are repeats (_r1, _r2), or keep one",
+            "mark them as repeats in their names (_r1, _r2), or keep one",
         )
 
 
@@ -238,43 +237,47 @@ def _reused_prompts(folder: Folder) -> Iterator[Finding]:
         folder.levels,
         key=lambda level: (str(level.raw.get("date") or level.run.started_at or ""), level.run.num_requests),
     )
-    drawn: dict[tuple[int | None, str], int] = {}
-    shares: list[tuple[Level, float]] = []
+    prompts_drawn: dict[tuple[int | None, str], int] = {}
+    reused_shares: list[tuple[Level, float]] = []
     for level in levels:
         run = level.run
         stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}))
-        before = drawn.get(stream, 0)
+        before = prompts_drawn.get(stream, 0)
         if before and run.num_requests and run.workload.sent_input_tokens > 1:
-            shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
-        drawn[stream] = max(before, run.num_requests)
-    if shares:
-        told = ", ".join(f"{level.path.stem} {share:.0f} %" for level, share in shares)
-        seeds = "no seed is recorded: the client's default is the same for all" if shares[0][0].run.seed is None else ""
+            reused_shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
+        prompts_drawn[stream] = max(before, run.num_requests)
+    if reused_shares:
+        share_list = ", ".join(f"{level.path.stem} {share:.0f} %" for level, share in reused_shares)
+        seeds = (
+            "no seed is recorded: the client's default is the same for all"
+            if reused_shares[0][0].run.seed is None
+            else ""
+        )
         yield Finding(
             "reused prompts",
-            tuple(level.name for level, _ in shares),
-            f"prompts that an earlier level drew from the same seed, upper bound per level: {told}"
+            tuple(level.name for level, _ in reused_shares),
+            f"prompts that an earlier level drew from the same seed, upper bound per level: {share_list}"
             + (f" ({seeds})" if seeds else ""),
             "the prefix cache may have answered that share of the prompts: TTFT too low, throughput too high, and most "
             "so with few prefill replicas",
             "a seed of its own for every level, or caches off",
-            max(share for _, share in shares),
+            max(share for _, share in reused_shares),
         )
 
 
 def _few_prompts(folder: Folder) -> Iterator[Finding]:
-    few = [
+    short_runs = [
         (level, level.run.num_requests / level.run.load.concurrency)
         for level in folder.levels
         if isinstance(level.run.load, Closed)
         and level.run.num_requests < LEAST_PER_CONCURRENCY * level.run.load.concurrency
     ]
-    if few:
-        least = min(waves for _, waves in few)
+    if short_runs:
+        least = min(waves for _, waves in short_runs)
         yield Finding(
             "few prompts",
-            tuple(level.name for level, _ in few),
-            f"{least:.1f} requests per unit of concurrency at the least (wanted: {LEAST_PER_CONCURRENCY})",
+            tuple(level.name for level, _ in short_runs),
+            f"{least:.1f} requests per unit of concurrency at the least (recommended: {LEAST_PER_CONCURRENCY})",
             "the first wave (all prompts at once) and the last one (draining) are that share of the run",
             "more prompts per level, and figures of the steady window alone",
             100 * min(2 / least, 1.0) if least else None,
@@ -287,8 +290,8 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
         yield Finding(
             "few prompts",
             tuple(level.name for level in short),
-            f"{fewest} requests in an open loop (wanted: {LEAST_OPEN})",
-            "by chance alone the rate of so few Poisson arrivals is off by as much",
+            f"{fewest} requests in an open loop (recommended: {LEAST_OPEN})",
+            "the rate of so few Poisson arrivals has a random error of that size",
             "more prompts per level",
             100 / fewest**0.5 if fewest else None,
         )
@@ -296,7 +299,7 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
 
 def _ramps(folder: Folder) -> Iterator[Finding]:
     """Closed loops alone: the rate of an open loop is the client's, and its peaks are its own."""
-    found: list[tuple[Level, float]] = []
+    ramps: list[tuple[Level, float]] = []
     for level in folder.levels:
         run = level.run
         peak = run.steady.output_tokens_per_s if run.steady else level.raw.get("max_output_tokens_per_s")
@@ -304,16 +307,16 @@ def _ramps(folder: Folder) -> Iterator[Finding]:
         if not isinstance(run.load, Closed) or run.workload.sent_output_tokens < 2:
             continue
         if isinstance(peak, int | float) and 0 < mean < RAMP_SHARE * peak:
-            found.append((level, peak / mean))
-    if found:
-        told = ", ".join(f"{level.path.stem} {1 / ratio:.2f}" for level, ratio in found)
+            ramps.append((level, peak / mean))
+    if ramps:
+        ratio_list = ", ".join(f"{level.path.stem} {1 / ratio:.2f}" for level, ratio in ramps)
         yield Finding(
             "ramp",
-            tuple(level.name for level, _ in found),
-            f"mean output rate as a share of the steady window's, or of the best second's: {told}",
+            tuple(level.name for level, _ in ramps),
+            f"mean output rate as a share of the steady window's, or of the best second's: {ratio_list}",
             "ramp-up, drain or stalls make up the average: the deployment's rate is higher than drawn",
             "a longer run, or the steady window's figures",
-            100 * (max(ratio for _, ratio in found) - 1),
+            100 * (max(ratio for _, ratio in ramps) - 1),
         )
 
 
@@ -322,18 +325,18 @@ def _impossible(folder: Folder) -> Iterator[Finding]:
         whole = level.run.whole
         if whole.requests_per_s > 0 and whole.duration_s > 0:
             counted = whole.completed / whole.duration_s
-            for what, value, expected in (
+            for rate_name, value, expected in (
                 ("requests/s", whole.requests_per_s, counted),
                 ("stated requests/s", level.raw.get("request_throughput", counted), counted),
                 ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
                 ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
             ):
-                known = isinstance(value, int | float) and math.isfinite(value)
-                if known and value and expected and abs(value / expected - 1) > RATE_SLACK:
+                is_number = isinstance(value, int | float) and math.isfinite(value)
+                if is_number and value and expected and abs(value / expected - 1) > RATE_SLACK:
                     yield Finding(
                         "impossible",
                         (level.name,),
-                        f"{what} {value:.2f}, but counts over duration give {expected:.2f}",
+                        f"{rate_name} {value:.2f}, but counts over duration give {expected:.2f}",
                         "the figure was edited, or belongs to another run",
                         "measure again",
                         100 * abs(value / expected - 1),
@@ -345,17 +348,19 @@ def _gpus(folder: Folder) -> Iterator[Finding]:
     manifest = folder.experiment.manifest
     if manifest.deployment is None:
         return
-    uses = manifest.deployment.gpus
-    placed = sum(len(slots) for slots in manifest.placement.used_slots.values()) if manifest.placement else uses
-    for what, count in (("says", manifest.gpus or uses), ("places", placed)):
-        if count != uses:
+    deployed_gpus = manifest.deployment.gpus
+    placed = (
+        sum(len(slots) for slots in manifest.placement.used_slots.values()) if manifest.placement else deployed_gpus
+    )
+    for verb, count in (("says", manifest.gpus or deployed_gpus), ("places", placed)):
+        if count != deployed_gpus:
             yield Finding(
                 "GPUs",
                 (f"{folder.path.name}/{MANIFEST}",),
-                f"the deployment {manifest.deployment.label} uses {uses} GPUs, the manifest {what} {count}",
-                "throughput per node is off by the ratio",
+                f"the deployment {manifest.deployment.label} uses {deployed_gpus} GPUs, the manifest {verb} {count}",
+                "throughput per node is wrong by that ratio",
                 "correct the manifest from the launch's own output",
-                100 * abs(count / uses - 1),
+                100 * abs(count / deployed_gpus - 1),
             )
 
 
@@ -363,20 +368,20 @@ def _metadata(folder: Folder) -> Iterator[Finding]:
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
     if not folder.ours:
-        missing = ["a manifest: versions, hardware, commands, placement"]
+        unrecorded = ["a manifest: versions, hardware, commands, placement"]
         if all(level.run.seed is None for level in folder.levels):
-            missing.append("seeds")
+            unrecorded.append("seeds")
     else:
-        missing = [name for name in NEEDED if not getattr(manifest, name)]
+        unrecorded = [name for name in NEEDED if not getattr(manifest, name)]
         if any(level.run.seed is None for level in folder.levels):
-            missing.append("seeds")
+            unrecorded.append("seeds")
         if manifest.canary is None and manifest.origin == "measured":
-            missing.append("a canary result: whether the answers were right")
-    if missing:
+            unrecorded.append("a canary result (whether the answers were right)")
+    if unrecorded:
         yield Finding(
             "metadata",
             (folder.path.name,),
-            f"not recorded: {'; '.join(missing)}",
+            f"not recorded: {'; '.join(unrecorded)}",
             "the measurement cannot be repeated, and differences to others cannot be explained",
             "measure with run_bm.sh, which records all of it",
         )
@@ -390,7 +395,7 @@ def _invalid(folder: Folder) -> Iterator[Finding]:
                 "invalid",
                 (level.name,),
                 "; ".join(reasons),
-                "viz shows the point crossed and compares it with nothing; other readers take it as good",
+                "viz draws the point crossed and excludes it from comparisons; other readers would use it",
                 "find the cause, and measure the level again with --force",
             )
 

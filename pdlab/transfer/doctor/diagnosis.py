@@ -1,8 +1,8 @@
-"""Facts of nodes (`pdlab.remote.node`) -> findings: what stands in the way of a fast and correct KV transfer. Pure.
+"""Facts of nodes (`pdlab.remote.node`) -> findings: obstacles to a fast and correct KV transfer. Pure.
 
-Every finding says what was seen, what follows from it, and what to do. ``error``: a PD deployment fails,
-or transfers are wrong or many times too slow. ``warning``: slower, or fails under some conditions.
-``note``: worth knowing. A rule that lacks its facts says nothing.
+Every finding has the evidence, its impact and the fix. ``error``: a PD deployment fails, or transfers are
+wrong or many times too slow. ``warning``: slower, or fails under some conditions. ``note``: information.
+A rule that lacks its facts yields nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pdlab.core.text import counted
 from pdlab.transfer.doctor import settings_rules, software_rules
 from pdlab.transfer.doctor.findings import Facts, Finding, Rule, Severity
 
@@ -19,13 +20,13 @@ RULES = (*software_rules.RULES, *settings_rules.RULES)
 
 
 def diagnose(
-    facts: Facts, *, asked_s: tuple[float, float] | None = None, rules: Sequence[Rule] = RULES
+    facts: Facts, *, query_clock_s: tuple[float, float] | None = None, rules: Sequence[Rule] = RULES
 ) -> list[Finding]:
-    """All findings, worst first. ``asked_s``: the asker's clock before the question and after the answers."""
-    found = [finding for rule in rules for finding in rule(facts)]
-    if asked_s is not None:
-        found += settings_rules.clocks(facts, asked_s)
-    return sorted(_joined(found), key=lambda finding: (ORDER.index(finding.severity), finding.topic))
+    """All findings, worst first. ``query_clock_s``: this machine's clock before the query and after the answers."""
+    findings = [finding for rule in rules for finding in rule(facts)]
+    if query_clock_s is not None:
+        findings += settings_rules.clocks(facts, query_clock_s)
+    return sorted(_joined(findings), key=lambda finding: (ORDER.index(finding.severity), finding.topic))
 
 
 def _joined(findings: Sequence[Finding]) -> list[Finding]:
@@ -33,19 +34,19 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
     merged: dict[tuple[str, ...], Finding] = {}
     for finding in findings:
         key = (finding.severity, finding.topic, finding.evidence, finding.consequence, finding.fix)
-        before = merged.get(key)
-        nodes = (*before.nodes, *finding.nodes) if before else finding.nodes
+        known = merged.get(key)
+        nodes = (*known.nodes, *finding.nodes) if known else finding.nodes
         merged[key] = Finding(finding.severity, finding.topic, nodes, *key[2:])
     return list(merged.values())
 
 
 def render(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Nodes, then findings with what follows and what to do, then one line that sums up."""
+    """Nodes, then findings with impact and fix, then a one-line summary."""
     lines = []
     for node, fact in facts.items():
         versions = ", ".join(f"{name} {version or '-'}" for name, version in fact.get("versions", {}).items())
         loaded = fact.get("loaded") or {}
-        ucx = f", UCX {loaded['ucx']} ({_whose(loaded['libraries'])})" if loaded.get("ucx") else ""
+        ucx = f", UCX {loaded['ucx']} ({_library_origin(loaded['libraries'])})" if loaded.get("ucx") else ""
         efa = sum(device["driver"] == "efa" for device in fact.get("rdma", ()))
         lines.append(f"{node}  {fact.get('host')}: {versions}{ucx}; {fact.get('gpus', 0)} GPUs, {efa} EFA devices")
         works = [name for name, why in loaded.get("backends", {}).items() if why is None]
@@ -53,23 +54,23 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
             lines.append(f"  NIXL backends that load: {', '.join(works) or 'none'}")
     for finding in findings:
         where = ", ".join(finding.nodes) if len(finding.nodes) < len(facts) or len(facts) == 1 else "every node"
-        lines += ["", f"{finding.severity.upper()}  {finding.topic}  [{where}]", f"  seen: {finding.evidence}"]
-        lines += [f"  then: {finding.consequence}", f"  do:   {finding.fix}"]
+        lines += ["", f"{finding.severity.upper()}  {finding.topic}  [{where}]", f"  evidence: {finding.evidence}"]
+        lines += [f"  impact:   {finding.consequence}", f"  fix:      {finding.fix}"]
     return "\n".join([*lines, "", summary(findings)])
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """One line."""
     counts = [(severity, sum(f.severity == severity for f in findings)) for severity in ORDER]
-    told = ", ".join(f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counts if number)
-    return f"doctor: {told or 'nothing found'}"
+    count_texts = ", ".join(counted(number, severity) for severity, number in counts if number)
+    return f"doctor: {count_texts or 'no findings'}"
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
-    """For scripts: everything that was asked, and everything that was found."""
+    """All facts and findings, for scripts."""
     return {"nodes": dict(facts), "findings": [asdict(finding) for finding in findings]}
 
 
-def _whose(libraries: Sequence[str]) -> str:
+def _library_origin(libraries: Sequence[str]) -> str:
     paths = [path for path in libraries if "libucp" in path]
     return "bundled with nixl" if paths and "nixl_cu" in paths[0] else paths[0] if paths else "?"

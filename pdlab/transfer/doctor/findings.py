@@ -1,4 +1,4 @@
-"""What the doctor says (`pdlab.transfer.doctor.diagnosis`), and what its rules are. Pure."""
+"""Types of the doctor's findings and rules (`pdlab.transfer.doctor.diagnosis`). Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Facts = Mapping[str, Mapping[str, Any]]  # node -> facts
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing seen on ``nodes``."""
+    """One problem or observation on ``nodes``."""
 
     severity: Severity
     topic: str

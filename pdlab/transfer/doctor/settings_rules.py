@@ -20,8 +20,8 @@ OPEN_PORT = "open port"
 
 
 class Listening(NamedTuple):
-    """A process that listens: how its command line or title looks, what a caller can do there, and whether Ray's
-    token stands before that where it is on."""
+    """A process that listens: pattern of its command line or title, what a caller can do there, and whether Ray's
+    token, if it is on, protects it."""
 
     pattern: str
     name: str
@@ -59,7 +59,7 @@ LISTENING = (
     ),
     Listening(r"^ray::", "Ray's worker", "runs code in it", True),
 )
-ENGINES = ("VLLM::", "ray::")  # what vLLM's and Ray's processes call themselves
+ENGINES = ("VLLM::", "ray::")  # titles of vLLM's and Ray's processes
 
 
 def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
@@ -69,12 +69,12 @@ def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
     (kv_transfer/base.py); of a data parallel engine base plus its rank, to which vLLM adds that rank once more
     (nixl/base_scheduler.py).
     """
-    found: list[int] = []
+    ports: list[int] = []
     for role, pool in pools.items():
         base = SIDE_CHANNEL_BASES[role]
         count, step = (pool.dp, 2) if pool.dp > 1 else (pool.replicas, pool.tp * pool.pp)
-        found += [base + step * rank for rank in range(count)]
-    return tuple(found)
+        ports += [base + step * rank for rank in range(count)]
+    return tuple(ports)
 
 
 def _exported_port(facts: Facts) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def _exported_port(facts: Facts) -> Iterator[Finding]:
                 "exported port",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_PORT={value}",
-                "every engine of the node takes that one port: the second waits for it for ever and logs nothing",
+                "every engine of the node uses that one port: the second waits for it for ever and logs nothing",
                 "unset it where `ray start` runs, and restart Ray there",
             )
 
@@ -101,7 +101,7 @@ def _log_levels(facts: Facts) -> Iterator[Finding]:
                     "debug logging",
                     (node,),
                     f"{name}={value}",
-                    "KV transfers are 5 to 10 times slower while it is on",
+                    "KV transfers are 5 to 10 times slower",
                     f"unset {name} where `ray start` runs, and restart Ray there",
                 )
 
@@ -111,15 +111,15 @@ def _ucx_settings(facts: Facts) -> Iterator[Finding]:
         env = fact.get("environment", {})
         yield from _tls(node, fact, env.get("UCX_TLS"))
         devices = env.get("UCX_NET_DEVICES", "")
-        known = {*fact.get("interfaces", ()), *(device["name"] for device in fact.get("rdma", ()))}
-        missing = [d for d in devices.split(",") if d and d != "all" and d.split(":")[0] not in known]
-        if missing:
+        node_devices = {*fact.get("interfaces", ()), *(device["name"] for device in fact.get("rdma", ()))}
+        unknown_devices = [d for d in devices.split(",") if d and d != "all" and d.split(":")[0] not in node_devices]
+        if unknown_devices:
             yield Finding(
                 "error",
                 "UCX_NET_DEVICES",
                 (node,),
-                f"UCX_NET_DEVICES={devices}; this node has {', '.join(sorted(known)) or 'none'}",
-                "UCX uses the named devices only: no transport between nodes",
+                f"UCX_NET_DEVICES={devices}; this node has {', '.join(sorted(node_devices)) or 'none'}",
+                "UCX uses the named devices only, so there is no transport between nodes",
                 "unset UCX_NET_DEVICES, or name devices that every node has",
             )
         if env.get("UCX_PROTO_EMULATION_ENABLE", "").lower() in ("n", "no", "0", "off"):
@@ -128,8 +128,8 @@ def _ucx_settings(facts: Facts) -> Iterator[Finding]:
                 "UCX emulation",
                 (node,),
                 f"UCX_PROTO_EMULATION_ENABLE={env['UCX_PROTO_EMULATION_ENABLE']}",
-                "a silent fallback to software becomes an error: good on EFA; TCP reads fail",
-                "leave it on EFA; set y where TCP is the wire",
+                "a silent fallback to software becomes an error: useful on EFA, but TCP reads fail",
+                "leave it on EFA; set y if the wire is TCP",
             )
 
 
@@ -138,9 +138,9 @@ def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Find
         return
     text = f"UCX_TLS={value}"
     efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
-    names = {part.strip().split(":")[0] for part in value.removeprefix("^").split(",") if part.strip()}
+    names = {entry.strip().split(":")[0] for entry in value.removeprefix("^").split(",") if entry.strip()}
     if value.startswith("^"):
-        yield from _left_out(node, fact, names, text, efa)
+        yield from _excluded_transports(node, fact, names, text, efa)
         return
     if not names & NETWORK:
         yield Finding(
@@ -157,7 +157,7 @@ def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Find
             "UCX_TLS",
             (node,),
             text,
-            "EFA devices are there and left out: KV crosses nodes over TCP, some hundred times slower",
+            "EFA devices exist and are excluded: KV crosses nodes over TCP, some hundred times slower",
             "unset UCX_TLS, or add srd",
         )
     if fact.get("gpus") and not names & SAME_NODE_GPU:
@@ -180,7 +180,9 @@ def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Find
         )
 
 
-def _left_out(node: str, fact: Mapping[str, Any], names: set[str], text: str, efa: bool) -> Iterator[Finding]:
+def _excluded_transports(
+    node: str, fact: Mapping[str, Any], names: set[str], text: str, efa: bool
+) -> Iterator[Finding]:
     """UCX_TLS=^... takes all transports but those."""
     if efa and names & {"srd", "ib", "efa"}:
         yield Finding(
@@ -188,7 +190,7 @@ def _left_out(node: str, fact: Mapping[str, Any], names: set[str], text: str, ef
             "UCX_TLS",
             (node,),
             text,
-            "EFA devices are there and left out: KV crosses nodes over TCP, some hundred times slower",
+            "EFA devices exist and are excluded: KV crosses nodes over TCP, some hundred times slower",
             "unset UCX_TLS",
         )
     same = {"cuda_ipc", "cuda"} if fact.get("gpus") else {"cma", "sm", "shm"}
@@ -220,7 +222,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
                 "huge pages",
                 (node,),
                 "HugePages_Total: 0",
-                "libfabric's EFA provider uses them for its buffers where there are some",
+                "libfabric's EFA provider uses huge pages for its buffers if there are any",
                 "the EFA installer reserves them; not needed for UCX",
             )
 
@@ -234,8 +236,8 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
                 "GPU visibility",
                 (node,),
                 f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
-                "cuda_ipc needs both GPUs in sight of both processes: pack placement goes through host memory",
-                "run one container per node with all its GPUs, and let Ray hand them out",
+                "cuda_ipc needs both GPUs visible to both processes: in a pack, KV goes through host memory",
+                "run one container per node with all its GPUs, and let Ray assign them",
             )
 
 
@@ -253,7 +255,7 @@ def _namespaces(facts: Facts) -> Iterator[Finding]:
                     f"{kind} namespaces",
                     tuple(nodes),
                     f"Ray nodes of one machine in {len(spaces)} {kind} namespaces (containers)",
-                    "no shared memory and no cuda_ipc between them: their KV goes over the network",
+                    "there is no shared memory and no cuda_ipc between them: their KV goes over the network",
                     f"one Ray node per machine, or containers with --{kind}=host",
                 )
 
@@ -268,88 +270,90 @@ def _ports(facts: Facts) -> Iterator[Finding]:
                 "error",
                 SIDE_CHANNEL_PORT,
                 (node,),
-                _told(strangers),
-                "the engine that wants it cannot start, or peers shake hands with a stranger",
-                "stop what listens there (ss -ltnp)",
+                _holders_text(strangers),
+                "the engine that needs the port cannot start, or peers shake hands with another process",
+                "stop the process that listens there (ss -ltnp)",
             )
         if engines:
             yield Finding(
                 "note",
                 SIDE_CHANNEL_PORT,
                 (node,),
-                _told(engines),
-                "right while that deployment serves; if none should, a new one finds its port taken",
-                "launch_gptoss.py --shutdown ends what a launch left",
+                _holders_text(engines),
+                "expected while that deployment serves; otherwise a new deployment finds its port taken",
+                "run launch_gptoss.py --shutdown to end the remaining engines",
             )
 
 
-def _told(holders: Mapping[int, str]) -> str:
-    told = [f"{port} ({holder})" for port, holder in holders.items()]
-    return f"taken: {', '.join(told[:4])}" + (f" and {len(told) - 4} more" if len(told) > 4 else "")
+def _holders_text(holders: Mapping[int, str]) -> str:
+    holder_texts = [f"{port} ({holder})" for port, holder in holders.items()]
+    return f"taken: {', '.join(holder_texts[:4])}" + (
+        f" and {len(holder_texts) - 4} more" if len(holder_texts) > 4 else ""
+    )
 
 
 def _addresses(facts: Facts) -> Iterator[Finding]:
     machines = {fact.get("boot") for fact in facts.values()}
     for node, fact in facts.items():
-        told = fact.get("advertised")
-        if not told:
+        advertised = fact.get("advertised")
+        if not advertised:
             continue
-        if not told["mine"]:
+        if not advertised["mine"]:
             yield Finding(
                 "error",
                 "advertised host",
                 (node,),
-                f"VLLM_NIXL_SIDE_CHANNEL_HOST={told['host']} is no address of this node",
-                "peers shake hands with another machine, or with nobody",
+                f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} is not an address of this node",
+                "peers shake hands with another machine, or with none",
                 "unset it: Ray sets each node's own address",
             )
-        elif told.get("loopback") and len(machines) > 1:
+        elif advertised.get("loopback") and len(machines) > 1:
             yield Finding(
                 "error",
                 "advertised host",
                 (node,),
-                f"VLLM_NIXL_SIDE_CHANNEL_HOST={told['host']} on a cluster of several machines",
+                f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} on a cluster of several machines",
                 "peers on other machines shake hands with themselves",
                 "unset it: Ray sets each node's own address",
             )
 
 
 def _auth(facts: Facts) -> Iterator[Finding]:
-    known = {node: fact["auth"] for node, fact in facts.items() if fact.get("auth")}
-    on = {node: auth for node, auth in known.items() if auth.get("mode") == "token"}
-    without = [node for node, auth in on.items() if not auth["token"]]
-    if without:
+    auth_by_node = {node: fact["auth"] for node, fact in facts.items() if fact.get("auth")}
+    token_nodes = {node: auth for node, auth in auth_by_node.items() if auth.get("mode") == "token"}
+    nodes_without_token = [node for node, auth in token_nodes.items() if not auth["token"]]
+    if nodes_without_token:
         yield Finding(
             "error",
             "Ray token",
-            tuple(without),
+            tuple(nodes_without_token),
             "RAY_AUTH_MODE=token, and neither RAY_AUTH_TOKEN nor a token file",
-            "Ray refuses this node's calls",
+            "Ray refuses the calls of this node",
             "copy ~/.ray/auth_token of the head node there (ray get-auth-token)",
         )
-    if len({auth["token"] for auth in on.values() if auth["token"]}) > 1:
+    if len({auth["token"] for auth in token_nodes.values() if auth["token"]}) > 1:
         yield Finding(
             "error",
             "Ray token",
-            tuple(on),
+            tuple(token_nodes),
             "nodes have different tokens",
             "Ray refuses calls between them",
-            "one token everywhere: copy ~/.ray/auth_token of the head node",
+            "use one token everywhere: copy ~/.ray/auth_token of the head node",
         )
 
 
 def _open_ports(facts: Facts) -> Iterator[Finding]:
     for node, fact in facts.items():
         guarded = fact.get("auth", {}).get("mode") == "token"
-        ours: dict[Listening, list[str]] = {}
-        others: list[str] = []
+        by_kind: dict[Listening, list[str]] = {}
+        foreign: list[str] = []
         for port in fact.get("open_ports", ()):
             kind = _listening(port["process"])
             if kind is None:
-                others.append(f"{port['host']} port {port['port']} ({_short(port['process'])})")
+                foreign.append(f"{port['host']} port {port['port']} ({_short(port['process'])})")
             else:
-                ours.setdefault(kind, []).append(f"{port['host']} port {port['port']}")
-        for kind, places in ours.items():
+                by_kind.setdefault(kind, []).append(f"{port['host']} port {port['port']}")
+        for kind, places in by_kind.items():
             risky = kind.token and not guarded
             yield Finding(
                 "warning" if risky or not kind.token else "note",
@@ -358,45 +362,45 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 f"{kind.name} listens beyond loopback: {', '.join(places)}",
                 f"whoever reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
                 ("start Ray with RAY_AUTH_MODE=token, and " if risky else "")
-                + "let the cluster's own nodes through alone (docs/security.md)",
+                + "allow access from the cluster's own nodes only (docs/security.md)",
             )
-        if others:
+        if foreign:
             yield Finding(
                 "note",
                 OPEN_PORT,
                 (node,),
-                f"other processes listen beyond loopback: {', '.join(others)}",
-                "none of Ray's or vLLM's, as far as the names of processes tell",
-                "nothing for pdlab; close what is not needed",
+                f"other processes listen beyond loopback: {', '.join(foreign)}",
+                "by their names they do not belong to Ray or vLLM",
+                "none for pdlab; close ports that are not needed",
             )
 
 
 def _listening(process: str | None) -> Listening | None:
-    """What that process is; None: none of Ray's or vLLM's, or one that the doctor may not look at."""
+    """The kind of that process; None if it is not Ray's or vLLM's, or not readable by the doctor."""
     return next((kind for kind in LISTENING if process and re.search(kind.pattern, process)), None)
 
 
 def _short(process: str | None) -> str:
     if process is None:
-        return "a process that only root may look at"
+        return "a process that only root can inspect"
     words = process.split()
     return words[0].rpartition("/")[2] if words else "a process without a name"
 
 
-def clocks(facts: Facts, asked_s: tuple[float, float]) -> Iterator[Finding]:
-    """``asked_s``: the asker's clock before the question and after the answers."""
-    before, after = asked_s
+def clocks(facts: Facts, query_clock_s: tuple[float, float]) -> Iterator[Finding]:
+    """``query_clock_s``: this machine's clock before the query and after the answers."""
+    before, after = query_clock_s
     for node, fact in facts.items():
         now = fact.get("time_s")
         if now is None:
             continue
-        off = max(before - now, fact.get("answered_s", now) - after, 0.0)
-        if off > MAX_SKEW_S:
+        offset_s = max(before - now, fact.get("answered_s", now) - after, 0.0)
+        if offset_s > MAX_SKEW_S:
             yield Finding(
                 "warning",
                 "clock",
                 (node,),
-                f"its clock is {off:.1f} s off",
+                f"its clock differs by {offset_s:.1f} s",
                 "log lines and KV leases of different nodes cannot be compared",
                 "run a time service (chrony) on every node",
             )

@@ -1,4 +1,4 @@
-"""Rules of the doctor: packages, libraries, devices and what of them really loads. Pure."""
+"""Rules of the doctor: packages, libraries, devices, and which of them load. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     for name in names:
         by_node = {node: fact["versions"].get(name) for node, fact in facts.items() if "versions" in fact}
         if len(set(by_node.values())) > 1:
-            told = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
+            version_list = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
             yield Finding(
                 "error" if name in ("vllm", "nixl") else "warning",
                 f"{name} version",
                 tuple(by_node),
-                told,
+                version_list,
                 "the NIXL handshake compares hashes of vLLM and connector: transfers are refused"
                 if name in ("vllm", "nixl")
                 else "nodes behave differently",
@@ -41,19 +41,21 @@ def _versions(facts: Facts) -> Iterator[Finding]:
 
 
 def _ucx_versions(facts: Facts) -> Iterator[Finding]:
-    used = {node: fact["loaded"].get("ucx") for node, fact in facts.items() if fact.get("loaded", {}).get("ucx")}
-    if len(set(used.values())) > 1:
-        told = ", ".join(f"{node} {version}" for node, version in used.items())
+    ucx_versions = {
+        node: fact["loaded"].get("ucx") for node, fact in facts.items() if fact.get("loaded", {}).get("ucx")
+    }
+    if len(set(ucx_versions.values())) > 1:
+        version_list = ", ".join(f"{node} {version}" for node, version in ucx_versions.items())
         yield Finding(
             "error",
             "UCX version",
-            tuple(used),
-            told,
-            "UCX of different versions may choose different protocols, or fail to talk",
+            tuple(ucx_versions),
+            version_list,
+            "UCX of different versions may choose different protocols, or fail to connect",
             "use the same UCX on every node: unset LD_LIBRARY_PATH, or debug/install_on_nodes.py",
         )
-    for node, version in used.items():
-        old = tuple(int(part) for part in version.split(".")[:2]) < (1, 20)
+    for node, version in ucx_versions.items():
+        old = tuple(int(number) for number in version.split(".")[:2]) < (1, 20)
         if old and any(device["driver"] == "efa" for device in facts[node].get("rdma", ())):
             yield Finding(
                 "error",
@@ -75,7 +77,7 @@ def _system_ucx(facts: Facts) -> Iterator[Finding]:
                 "UCX twice",
                 (node,),
                 ", ".join(loaded),
-                "two copies of UCX in one process: crashes, or settings that reach only one",
+                "two copies of UCX in one process crash, or settings reach only one of them",
                 "unset LD_LIBRARY_PATH and LD_PRELOAD, or use a NIXL built against the system's UCX",
             )
         elif outside:
@@ -85,7 +87,7 @@ def _system_ucx(facts: Facts) -> Iterator[Finding]:
                 (node,),
                 outside[0],
                 "NIXL runs on this UCX instead of the one in its wheel",
-                "intended if you built it (debug/build_nixl_ucx_efa.sh); check that every node has it",
+                "none if you built it (debug/build_nixl_ucx_efa.sh) and every node has it",
             )
 
 
@@ -104,7 +106,7 @@ def _duplicates(facts: Facts) -> Iterator[Finding]:
                     f"{name} twice",
                     (node,),
                     ", ".join(sorted(paths)),
-                    "two copies keep two lists of devices: UCX sees none and falls back to TCP and logs nothing",
+                    "two copies keep two lists of devices: UCX sees none, falls back to TCP and logs nothing",
                     "build NIXL and UCX against the system's rdma-core (debug/build_nixl_ucx_efa.sh)",
                 )
 
@@ -131,7 +133,7 @@ def _efa(facts: Facts) -> Iterator[Finding]:
                 "libefa missing",
                 (node,),
                 "EFA devices, but the dynamic loader finds no libefa",
-                "UCX's EFA module does not load, and says so only with UCX_MODULE_LOG_LEVEL=info",
+                "UCX's EFA module does not load, and logs that only with UCX_MODULE_LOG_LEVEL=info",
                 "install the EFA installer's rdma-core (docs/setup.md)",
             )
         bundled = [path for path in fact.get("bundled_libraries", ()) if "libibverbs" in path]
@@ -143,7 +145,7 @@ def _efa(facts: Facts) -> Iterator[Finding]:
                 (node,),
                 f"libibverbs 1.14.{newer[0]} of the system, 1.14.{newer[1]} in the nixl wheel",
                 "providers of a newer rdma-core do not load into an older libibverbs: UCX may see no EFA",
-                "prove the wire with debug/test_nixl_connector_ray.py; if it is not srd, debug/build_nixl_ucx_efa.sh",
+                "check the wire with debug/test_nixl_connector_ray.py; if not srd, run debug/build_nixl_ucx_efa.sh",
             )
         rails = fact.get("environment", {}).get("UCX_MAX_RMA_RAILS", "2")
         per_gpu = len(devices) // max(fact.get("gpus", 0), 1)
@@ -155,7 +157,7 @@ def _efa(facts: Facts) -> Iterator[Finding]:
                 f"{per_gpu} EFA devices per GPU, UCX_MAX_RMA_RAILS {rails} (2 where not set)",
                 f"a transfer uses {rails} of {per_gpu} devices: at most {int(rails) * EFA_GBIT_PER_S / 8:g} "
                 f"of {per_gpu * EFA_GBIT_PER_S / 8:g} GB/s",
-                f"UCX_MAX_RMA_RAILS={per_gpu} on every node",
+                f"set UCX_MAX_RMA_RAILS={per_gpu} on every node",
             )
 
 
@@ -172,29 +174,29 @@ def _modules(facts: Facts) -> Iterator[Finding]:
             continue
         efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
         for module, why in failed_modules(loaded.get("log", "")).items():
-            wanted = (efa and "efa" in module) or (fact.get("gpus") and "cuda" in module)
+            needed = (efa and "efa" in module) or (fact.get("gpus") and "cuda" in module)
             yield Finding(
-                "error" if wanted else "note",
+                "error" if needed else "note",
                 f"UCX module {module}",
                 (node,),
                 why,
-                "UCX goes on without it, silently" + ("" if wanted else "; nothing on this node needs it"),
-                "install what it names" if wanted else "nothing to do here",
+                "UCX continues without it and logs nothing" + ("" if needed else "; this node does not need it"),
+                "install the library that it names" if needed else "none needed",
             )
 
 
 def hashes(facts: Facts) -> dict[str, dict[str, str]]:
     """Library -> node -> hash of the file that NIXL loads there; a node that does not load it is left out."""
-    found: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     for node, fact in facts.items():
         for path, digest in ((fact.get("loaded") or {}).get("digests") or {}).items():
             # libucp-bcc5ee2e.so.0.0.0: the wheel's tool puts a hash into the name
-            found.setdefault(re.split(r"(?:-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
-    return found
+            digests.setdefault(re.split(r"(?:-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
+    return digests
 
 
 def loads_alike(facts: Facts) -> str | None:
-    """None where every node loads the same libraries and every backend; else what does not, and where."""
+    """None if every node loads the same libraries and every backend; else the first difference, with its node."""
     for node, fact in facts.items():
         loaded = fact.get("loaded") or {"error": "no answer"}
         failed = [f"{name}: {why}" for name, why in loaded.get("backends", {}).items() if why]
@@ -207,7 +209,7 @@ def loads_alike(facts: Facts) -> str | None:
 
 
 def _builds(facts: Facts) -> Iterator[Finding]:
-    """A version is what a library says of itself: two builds of one version may still differ."""
+    """Compares hashes: two builds of one version may differ."""
     differing = {library: nodes for library, nodes in hashes(facts).items() if len(set(nodes.values())) > 1}
     if differing:
         library, nodes = next(iter(differing.items()))
@@ -215,9 +217,10 @@ def _builds(facts: Facts) -> Iterator[Finding]:
             "warning",
             "builds differ",
             tuple(dict.fromkeys(node for nodes in differing.values() for node in nodes)),
-            f"{', '.join(differing)}; hashes of {library}: " + ", ".join(f"{n} {what}" for n, what in nodes.items()),
-            "other builds may choose other protocols, or find other devices",
-            "the same wheel on every node: debug/install_on_nodes.py",
+            f"{', '.join(differing)}; hashes of {library}: "
+            + ", ".join(f"{n} {digest}" for n, digest in nodes.items()),
+            "different builds may choose different protocols, or find different devices",
+            "install the same wheel on every node: debug/install_on_nodes.py",
         )
 
 
@@ -242,23 +245,23 @@ def _backends(facts: Facts) -> Iterator[Finding]:
                     f"NIXL backend {name}",
                     (node,),
                     why,
-                    "its plugin is there or not, but it does not load: a deployment that asks for it fails",
-                    "another --kv-backend, or install what the plugin needs (docs/debugging.md)",
+                    "the backend does not load: a deployment that uses it fails",
+                    "use another --kv-backend, or install the libraries that the plugin needs (docs/debugging.md)",
                 )
 
 
 def _shadowed(facts: Facts) -> Iterator[Finding]:
     for name in ("vllm", "nixl"):
-        found = {node: fact.get("modules", {}).get(name) for node, fact in facts.items()}
-        for node, path in found.items():
+        module_paths = {node: fact.get("modules", {}).get(name) for node, fact in facts.items()}
+        for node, path in module_paths.items():
             if path and "site-packages" not in path and "dist-packages" not in path:
                 yield Finding(
                     "warning",
                     f"{name} from elsewhere",
                     (node,),
                     path,
-                    "what is imported is not the installed package: versions above may not be what runs",
-                    "look at PYTHONPATH and the working directory of `ray start`",
+                    "the imported package is not the installed one: the versions above may not be those that run",
+                    "check PYTHONPATH and the working directory of `ray start`",
                 )
 
 
@@ -266,34 +269,34 @@ LEAST_DRIVER = 580  # of CUDA 13, for which torch is built
 
 
 def _toolchain(facts: Facts) -> Iterator[Finding]:
-    """What compiles when an engine starts: Triton always, FlashInfer where its sampler is on."""
+    """The tools that compile when an engine starts: for Triton always, for FlashInfer if its sampler is on."""
     for node, fact in facts.items():
         tools = fact.get("toolchain")
         if not tools or not fact.get("gpus"):
             continue
         flashinfer = fact.get("environment", {}).get("VLLM_USE_FLASHINFER_SAMPLER", "0") != "0"
-        wanted = ["gcc", "Python.h", *(["nvcc", "ninja"] if flashinfer else [])]
-        missing = [tool for tool in wanted if not tools.get(tool)]
-        if missing:
-            who = "FlashInfer compiles its sampler and Triton its launchers" if flashinfer else "Triton compiles"
+        required_tools = ["gcc", "Python.h", *(["nvcc", "ninja"] if flashinfer else [])]
+        missing_tools = [tool for tool in required_tools if not tools.get(tool)]
+        if missing_tools:
+            compilers = "FlashInfer compiles its sampler and Triton its launchers" if flashinfer else "Triton compiles"
             yield Finding(
                 "error",
                 "compiler",
                 (node,),
-                f"not found for the Python that Ray runs: {', '.join(missing)}",
-                f"{who} when an engine starts: it fails there, minutes after the launch",
+                f"not found for the Python that Ray runs: {', '.join(missing_tools)}",
+                f"{compilers} when an engine starts: it fails there, minutes after the launch",
                 "apt-get install build-essential python3-dev; unset VLLM_USE_FLASHINFER_SAMPLER, or install the CUDA "
                 "toolkit, and start Ray with the environment's bin folder on PATH (docs/setup.md)",
             )
         elif not flashinfer and (not tools.get("ninja") or not tools.get("nvcc")):
-            lacks = [tool for tool in ("nvcc", "ninja") if not tools.get(tool)]
+            absent_tools = [tool for tool in ("nvcc", "ninja") if not tools.get(tool)]
             yield Finding(
                 "note",
                 "compiler",
                 (node,),
-                f"not found for the Python that Ray runs: {', '.join(lacks)}",
-                "nothing needs it as pdlab starts engines: FlashInfer's sampler is off",
-                "nothing to do, unless an engine argument brings FlashInfer back",
+                f"not found for the Python that Ray runs: {', '.join(absent_tools)}",
+                "engines started by pdlab do not need them: FlashInfer's sampler is off",
+                "none needed, unless an engine argument turns FlashInfer on",
             )
 
 
@@ -307,7 +310,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
                 (node,),
                 f"driver {version}",
                 "torch is built for CUDA 13: no engine starts",
-                f"driver {LEAST_DRIVER} or later on every node",
+                f"install driver {LEAST_DRIVER} or later on every node",
             )
 
 
@@ -321,26 +324,26 @@ def _gpu_direct(facts: Facts) -> Iterator[Finding]:
                 (node,),
                 "EFA devices and GPUs, but no kernel module efa_nv_peermem (/sys/module)",
                 "EFA may not reach GPU memory: KV cache goes through host memory, many times slower",
-                "sudo modprobe efa_nv_peermem; AWS's EFA installer brings it",
+                "sudo modprobe efa_nv_peermem; AWS's EFA installer provides it",
             )
 
 
 def _no_srd(facts: Facts) -> Iterator[Finding]:
-    """What UCX itself finds is the proof; versions and files are circumstantial."""
+    """UCX's own list of transports is the proof; versions and files are circumstantial."""
     for node, fact in facts.items():
         transports = (fact.get("loaded") or {}).get("transports")
         efa = sum(device["driver"] == "efa" for device in fact.get("rdma", ()))
         if not efa or transports is None:
             continue
         if not any(name.startswith("srd/") for name in transports):
-            has = ", ".join(sorted({name.split("/")[0] for name in transports})) or "none"
+            transport_names = ", ".join(sorted({name.split("/")[0] for name in transports})) or "none"
             yield Finding(
                 "error",
                 SRD,
                 (node,),
-                f"{efa} EFA devices, and UCX finds none of them (its transports: {has})",
+                f"{efa} EFA devices, and UCX finds none of them (its transports: {transport_names})",
                 "KV crosses nodes over TCP, some hundred times slower, and nothing reports it",
-                "debug/build_nixl_ucx_efa.sh, or --kv-backend LIBFABRIC where its plugin loads",
+                "debug/build_nixl_ucx_efa.sh, or --kv-backend LIBFABRIC if its plugin loads",
             )
 
 
@@ -353,13 +356,14 @@ def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
                 NCCL_PLUGIN,
                 (node,),
                 "EFA devices, and no libnccl-net*.so (aws-ofi-nccl)",
-                "NCCL between nodes goes over sockets: wide expert parallel and TP over nodes crawl; engines within a "
-                "node do not need it",
-                "AWS's EFA installer has it (/opt/amazon/ofi-nccl); put its lib folder on LD_LIBRARY_PATH before Ray",
+                "NCCL between nodes goes over sockets: wide expert parallel and TP over nodes are very slow; engines "
+                "within a node do not need it",
+                "AWS's EFA installer provides it (/opt/amazon/ofi-nccl); add its lib folder to LD_LIBRARY_PATH "
+                "before Ray starts",
             )
 
 
-# What stands in the way of engines without KV transfer too.
+# Obstacles to any engine, without KV transfer too.
 ENGINE_RULES: tuple[Rule, ...] = (_toolchain, _driver)
 
 RULES: tuple[Rule, ...] = (

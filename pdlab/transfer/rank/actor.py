@@ -10,7 +10,7 @@ from pdlab.transfer.rank.rank import Rank
 
 
 class RankActor:
-    """What Ray runs: one rank, and where it is."""
+    """The Ray actor of one rank."""
 
     def __init__(self, options: RankOptions) -> None:
         self.rank = Rank(options)
@@ -27,7 +27,7 @@ class RankActor:
 
 
 def end_ranks(pids: list[int]) -> list[int]:
-    """Runs on a node: kill the actors' processes that are still there a moment after Ray was told to end them."""
+    """Runs on a node: kill the actors' processes that still exist shortly after Ray ended the actors."""
     import contextlib
     import os
     import signal
@@ -36,19 +36,19 @@ def end_ranks(pids: list[int]) -> list[int]:
 
     deadline = time.monotonic() + 2.0
 
-    def left() -> list[int]:
-        found = []
+    def remaining_pids() -> list[int]:
+        alive = []
         for pid in pids:
             with contextlib.suppress(OSError):
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
                 title = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if state != "Z" and title.startswith(b"ray::"):
-                    found.append(pid)
-        return found
+                    alive.append(pid)
+        return alive
 
-    while left() and time.monotonic() < deadline:
+    while remaining_pids() and time.monotonic() < deadline:
         time.sleep(0.02)
-    killed = left()
+    killed = remaining_pids()
     for pid in killed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

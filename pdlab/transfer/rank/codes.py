@@ -1,7 +1,7 @@
-"""A code in every 8-byte word of a KV cache, the exact check of what arrived, and the name of what went wrong.
+"""A code in every 8-byte word of a KV cache, the exact check of the received words, and the name of each fault.
 
-A code says whose word it is: request, rank, layer (region), block, KV head, K or V, and the offset in
-that head's K or V. So a word out of place tells where it came from. Words that no transfer may touch
+A code identifies its word: request, rank, layer (region), block, KV head, K or V, and the offset in
+that head's K or V. So a misplaced word shows its origin. Words that no transfer may touch
 carry codes of another kind. Pure numpy; runs on the nodes too, sent by value.
 """
 
@@ -19,7 +19,7 @@ FIELDS = ("offset", "kv", "head", "block", "region", "rank", "request")  # lowes
 KIND_SHIFT = 62
 SOURCE, UNTOUCHED = 1, 2  # the two top bits; a zero word is no code
 CHUNK_WORDS = 1 << 16  # 512 KiB, so that a chunk stays in the core's cache over all passes
-MOST_WRONG = 1 << 20  # wrong words that are looked at to find the pattern
+MOST_WRONG = 1 << 20  # wrong words examined to find the pattern
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def fill(region: Words, blocks: npt.ArrayLike, pages: Words, words: Words) -> No
 
 
 def fill_source(book: CodeBook, regions: Sequence[Words], tp: int, rank: int, tables: Sequence[Table] = ()) -> None:
-    """Prefill's cache: all blocks as nobody's (request 0), or only those of ``tables`` as theirs."""
+    """Prefill's cache: all blocks with codes of request 0, or only those of ``tables`` with codes of their requests."""
     for number, region in enumerate(regions):
         words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
         if tables:
@@ -128,7 +128,7 @@ def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int,
 
 @dataclass(frozen=True)
 class Wrong:
-    """One wrong word: what should be there and what is."""
+    """One wrong word: the expected and the found code."""
 
     rank: int
     region: int
@@ -141,8 +141,8 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What a check of one decode rank found. ``wrong_words`` is 0 when every word is right."""
+class Inspection:
+    """Result of the check of one decode rank. ``wrong_words`` is 0 if every word is right."""
 
     words: int
     outside_words: int
@@ -151,7 +151,7 @@ class Finding:
     patterns: tuple[tuple[str, int], ...] = ()
 
     def text(self) -> str:
-        """One line: the pattern, the first wrong word, and where its content came from."""
+        """One line: the pattern, the first wrong word, and the origin of its content."""
         if self.first is None:
             return f"{self.words} words exact, {self.outside_words} words outside untouched"
         wrong = self.first
@@ -167,18 +167,18 @@ class Finding:
 def check(
     book: CodeBook, regions: Sequence[Words], tp: int, rank: int, slices: Sequence[Pair], prefill_tp: int,
     tables: Sequence[Table],
-) -> Finding:  # fmt: skip
-    """Compare every word of a decode rank's cache with what must be there after the transfers of ``tables``.
+) -> Inspection:  # fmt: skip
+    """Compare every word of a decode rank's cache with the word expected after the transfers of ``tables``.
 
     ``slices`` are the rank's own pairs. Not part of any timing. Shapes: (num_blocks, words of a page)
     per region.
     """
-    bad = _Bad()
+    wrong = _WrongWords()
     num_blocks = len(regions[0])
     outside = np.ones(num_blocks, dtype=bool)
     for table in tables:
         outside[table.decode] = False
-    rest = np.flatnonzero(outside)
+    outside_blocks = np.flatnonzero(outside)
     words = 0
     for number, region in enumerate(regions):
         for pair in slices:
@@ -187,90 +187,91 @@ def check(
             inside = book.words(head, pair.prefill_offset // WORD, count)
             for table in tables:
                 pages = book.pages(SOURCE, table.request, pair.prefill, number, table.prefill)
-                _compare(bad, region, number, table.decode, first, pages, inside, True)
+                _compare(wrong, region, number, table.decode, first, pages, inside, True)
                 words += count * len(table.decode)
         untouched = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
-        _compare(bad, region, number, rest, 0, book.pages(UNTOUCHED, 0, rank, number, rest), untouched, False)
-    outside_words = len(rest) * sum(region.shape[1] for region in regions)
-    if not bad.total:
-        return Finding(words, outside_words)
-    return bad.finding(book, rank, tables, words, outside_words)
+        pages = book.pages(UNTOUCHED, 0, rank, number, outside_blocks)
+        _compare(wrong, region, number, outside_blocks, 0, pages, untouched, False)
+    outside_words = len(outside_blocks) * sum(region.shape[1] for region in regions)
+    if not wrong.total:
+        return Inspection(words, outside_words)
+    return wrong.finding(book, rank, tables, words, outside_words)
 
 
-class _Bad:
+class _WrongWords:
     """Wrong words while they are collected: columns region, block, word, inside, expected, found."""
 
     def __init__(self) -> None:
         self.total = 0
-        self.kept = 0
+        self.collected = 0
         self.columns: list[tuple[npt.NDArray[np.uint64], ...]] = []
 
     def add(self, region: int, blocks: Words, words: Words, inside: bool, expected: Words, found: Words) -> None:
         self.total += len(found)
-        room = MOST_WRONG - self.kept
+        room = MOST_WRONG - self.collected
         if room > 0:
             same = (np.full(len(found), region, np.uint64), blocks, words, np.full(len(found), inside, np.uint64))
             self.columns.append(tuple(column[:room] for column in (*same, expected, found)))
-            self.kept += min(room, len(found))
+            self.collected += min(room, len(found))
 
-    def finding(self, book: CodeBook, rank: int, tables: Sequence[Table], words: int, outside: int) -> Finding:
+    def finding(self, book: CodeBook, rank: int, tables: Sequence[Table], words: int, outside: int) -> Inspection:
         columns = zip(*self.columns, strict=True)
         region, block, word, inside, expected, found = (np.concatenate(column) for column in columns)
         order = np.lexsort((word, block, region))
-        first = int(order[0])
+        first_index = int(order[0])
         wrong = Wrong(
-            rank, int(region[first]), int(block[first]), int(word[first]), bool(inside[first]),
-            book.decode(int(expected[first])), int(found[first]), book.decode(int(found[first])),
+            rank, int(region[first_index]), int(block[first_index]), int(word[first_index]), bool(inside[first_index]),
+            book.decode(int(expected[first_index])), int(found[first_index]), book.decode(int(found[first_index])),
         )  # fmt: skip
         names = patterns(book, {table.request: table for table in tables}, expected, found, inside.astype(bool))
-        return Finding(words, outside, self.total, wrong, names)
+        return Inspection(words, outside, self.total, wrong, names)
 
 
 def _compare(
-    bad: _Bad, region: Words, number: int, blocks: npt.NDArray[np.int64], first: int, pages: Words, words: Words,
-    inside: bool,
+    wrong: _WrongWords, region: Words, number: int, blocks: npt.NDArray[np.int64], first_word: int, pages: Words,
+    words: Words, inside: bool,
 ) -> None:  # fmt: skip
     """Gather, subtract what a page shares, compare with the rest: three passes over a chunk that stays in the cache."""
     count = len(words)
     step = max(1, CHUNK_WORDS // count)
-    whole = region if first == 0 and count == region.shape[1] else region[:, first : first + count]
+    whole = region if first_word == 0 and count == region.shape[1] else region[:, first_word : first_word + count]
     for at in range(0, len(blocks), step):
         rows = blocks[at : at + step]
-        got = whole[rows]
-        left = np.bitwise_xor(got, pages[at : at + step, None], out=got)
-        if np.array_equal(left, np.broadcast_to(words, left.shape)):
+        rows_words = whole[rows]
+        residue = np.bitwise_xor(rows_words, pages[at : at + step, None], out=rows_words)
+        if np.array_equal(residue, np.broadcast_to(words, residue.shape)):
             continue
-        row, column = np.nonzero(left != words)
+        row, column = np.nonzero(residue != words)
         expected = pages[at : at + step][row] | words[column]
-        bad.add(
-            number, rows[row].astype(np.uint64), (column + first).astype(np.uint64), inside, expected,
-            left[row, column] ^ pages[at : at + step][row],
+        wrong.add(
+            number, rows[row].astype(np.uint64), (column + first_word).astype(np.uint64), inside, expected,
+            residue[row, column] ^ pages[at : at + step][row],
         )  # fmt: skip
 
 
 def patterns(
     book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words, inside: npt.NDArray[np.bool_]
 ) -> tuple[tuple[str, int], ...]:
-    """Names of what went wrong, each with its number of words; the most frequent first."""
+    """Names of the faults, each with its number of words; the most frequent first."""
     kind = (found >> np.uint64(KIND_SHIFT)).astype(np.int64)
     differs = {name: book.field(expected, name) != book.field(found, name) for name in FIELDS}
     code = kind == SOURCE
     past = ~np.isin(book.field(found, "request"), list(tables))
     one_bit = _popcount(expected ^ found) == 1
-    left = np.ones(len(found), dtype=bool)
+    unexplained = np.ones(len(found), dtype=bool)
     names: list[tuple[str, int]] = []
 
     def take(name: str, which: npt.NDArray[np.bool_]) -> None:
-        count = int((which & left).sum())
+        count = int((which & unexplained).sum())
         if count:
             names.append((name, count))
-            left[which] = False
+            unexplained[which] = False
 
     take("written outside the transferred blocks", ~inside)
     take("zeros: never filled, or cleared", found == 0)
     # A neighbour's code may differ by one bit too, but then the whole page came from the neighbour.
     take("flipped bit", one_bit & (found != 0) & ~_in_a_crowd(expected, book))
-    take(_missing(book, tables, expected[left & (kind == UNTOUCHED)]), kind == UNTOUCHED)
+    take(_missing_blocks(book, tables, expected[unexplained & (kind == UNTOUCHED)]), kind == UNTOUCHED)
     place = ("block", "region", "rank", "head", "kv", "offset")
     in_place = ~np.logical_or.reduce([differs[name] for name in place])
     take("stale: content of an earlier request", code & past & (in_place | (book.field(found, "request") > 0)))
@@ -285,42 +286,42 @@ def patterns(
     take("wrong head slice", only("head"))
     take("wrong head slice, of another rank", only("head", "rank"))
     moved = only("block")
-    take(_moved(book, tables, expected[moved & left], found[moved & left]), moved)
+    take(_moved_blocks(book, tables, expected[moved & unexplained], found[moved & unexplained]), moved)
     take("wrong layer", only("region"))
     take("wrong rank", only("rank"))
     take("shifted inside the page", only("offset") | only("offset", "kv") | only("offset", "head"))
     take("content of another place of the cache", code)
-    take("content that is no code of this test", left.copy())
+    take("content that is no code of this test", unexplained.copy())
     return tuple(sorted(names, key=lambda item: -item[1]))
 
 
-def _missing(book: CodeBook, tables: Mapping[int, Table], expected: Words) -> str:
+def _missing_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words) -> str:
     """Which blocks never came: the last one of their requests, or others."""
     if not len(expected):
         return "blocks that never came"
     requests, blocks = book.field(expected, "request"), book.field(expected, "block")
-    last = all(
+    only_last = all(
         set(np.unique(blocks[requests == request]).tolist()) == {int(tables[int(request)].prefill[-1])}
         for request in np.unique(requests)
     )
-    return "missing last block" if last else "blocks that never came"
+    return "missing last block" if only_last else "blocks that never came"
 
 
-def _moved(book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words) -> str:
+def _moved_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words) -> str:
     """How whole blocks are out of place: swapped in pairs, all shifted by the same distance, or neither."""
     if not len(expected):
         return "blocks in the wrong place"
-    wanted, got = book.field(expected, "block"), book.field(found, "block")
-    moves = set(zip(wanted.tolist(), got.tolist(), strict=True))
+    expected_blocks, found_blocks = book.field(expected, "block"), book.field(found, "block")
+    moves = set(zip(expected_blocks.tolist(), found_blocks.tolist(), strict=True))
     if all((b, a) in moves for a, b in moves):
         return "swapped blocks"
-    if len(set((got - wanted).tolist())) == 1:
-        return f"shifted block: content of block {int(got[0] - wanted[0]):+d}"
+    if len(set((found_blocks - expected_blocks).tolist())) == 1:
+        return f"shifted block: content of block {int(found_blocks[0] - expected_blocks[0]):+d}"
     steps = set()
     for table in tables.values():
         index = {int(block): i for i, block in enumerate(table.prefill)}
-        mine = {(index[a], index.get(b)) for a, b in moves if a in index}
-        steps |= {None if b is None else (b - a) % len(index) for a, b in mine}
+        offsets = {(index[a], index.get(b)) for a, b in moves if a in index}
+        steps |= {None if b is None else (b - a) % len(index) for a, b in offsets}
     if len(steps) == 1 and None not in steps:
         return f"shifted block: every block holds the one {steps.pop()} further in its request"
     return "blocks in the wrong place"
@@ -330,8 +331,8 @@ def _in_a_crowd(expected: Words, book: CodeBook) -> npt.NDArray[np.bool_]:
     """Whether most words of the same page are wrong too: then no single bit flipped."""
     page = expected >> np.uint64(book.shift["head"])
     _, index, counts = np.unique(page, return_inverse=True, return_counts=True)
-    here = counts[index.ravel()]
-    crowd: npt.NDArray[np.bool_] = (here > 1) & (here * 4 >= book.shape.head_words)
+    page_counts = counts[index.ravel()]
+    crowd: npt.NDArray[np.bool_] = (page_counts > 1) & (page_counts * 4 >= book.shape.head_words)
     return crowd
 
 

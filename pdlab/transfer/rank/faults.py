@@ -1,4 +1,4 @@
-"""Faults planted between the ranks, to see that the check catches and names them. Runs on the nodes too."""
+"""Faults planted between the ranks, to test that the check detects and names them. Runs on the nodes too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from pdlab.transfer.rank.codes import SOURCE, CodeBook
 from pdlab.transfer.rank.layout import WORD, Blocks, Pair, Table, Words
 
-# Fault -> how a finding must name it. The first group sends wrong descriptors, so that the real transfer
-# misplaces; the second rewrites what arrived.
+# Fault -> the name that a finding must give it. The first group sends wrong descriptors, so that the real transfer
+# misplaces blocks; the second rewrites received words.
 WRONG_DESCRIPTORS = {
     "swap-blocks": "swapped blocks",
     "shift-block": "shifted block",
@@ -28,9 +28,9 @@ FAULTS = WRONG_DESCRIPTORS | REWRITTEN
 
 def refusal(fault: str, blocks: int, kv_heads: int) -> str | None:
     """Why a fault cannot be planted into a request of that many blocks; None when it can."""
-    needed = {"swap-blocks": 2, "drop-last": 2, "shift-block": 3}.get(fault, 1)
-    if blocks < needed:
-        return f"fault {fault} needs a request of at least {needed} blocks, this one has {blocks}"
+    least_blocks = {"swap-blocks": 2, "drop-last": 2, "shift-block": 3}.get(fault, 1)
+    if blocks < least_blocks:
+        return f"fault {fault} needs a request of at least {least_blocks} blocks, this one has {blocks}"
     if fault == "wrong-head" and kv_heads < 2:
         return "fault wrong-head needs a model with at least 2 KV heads"
     return None
@@ -69,6 +69,6 @@ def rewrite(
         page[:] ^= np.uint64(1 << book.shift["kv"])
     elif fault == "wrong-head":
         heads = book.field(words, "head").astype(np.uint64)
-        other = (heads + np.uint64(1)) % np.uint64(book.shape.kv_heads)
+        next_heads = (heads + np.uint64(1)) % np.uint64(book.shape.kv_heads)
         shift = np.uint64(book.shift["head"])
-        page[:] = page ^ (heads << shift) ^ (other << shift)
+        page[:] = page ^ (heads << shift) ^ (next_heads << shift)

@@ -84,12 +84,12 @@ def model_kv_shape(
     head_bytes = 2 * block_tokens * head_dim * dtype_bytes
     half_bytes = head_dim * dtype_bytes if k_per_token else head_bytes // 2
     if half_bytes % WORD:
-        raise ValueError(f"K of {half_bytes} bytes is no multiple of {WORD} bytes (head_dim {head_dim})")
+        raise ValueError(f"K of {half_bytes} bytes is not a multiple of {WORD} bytes (head_dim {head_dim})")
     regions = layers
     windows: tuple[int, ...] = ()
     if sliding_window and full_attention_layers and full_attention_layers < layers:
         if layers % full_attention_layers:
-            raise ValueError(f"{layers} layers are no whole groups of {full_attention_layers} full-attention layers")
+            raise ValueError(f"{layers} layers are not whole groups of {full_attention_layers} full-attention layers")
         regions = full_attention_layers
         windows = (-(-sliding_window // block_tokens) + 1,) * (layers // full_attention_layers - 1)
     return KvShape(name, layers, regions, kv_heads, block_tokens, head_bytes, half_bytes, windows)
@@ -118,7 +118,7 @@ class Pair:
 
 
 def refusal(prefill_tp: int, decode_tp: int, kv_heads: int) -> str | None:
-    """Why vLLM's connector would not pair these TP degrees; None when it does."""
+    """Why vLLM's connector does not pair these TP degrees; None if it does."""
     low, high = sorted((prefill_tp, decode_tp))
     if low < 1 or high % low:
         return f"prefill TP {prefill_tp} and decode TP {decode_tp}: one must divide the other"
@@ -131,14 +131,14 @@ def refusal(prefill_tp: int, decode_tp: int, kv_heads: int) -> str | None:
 
 
 def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[Pair, ...]:
-    """Who gets which slice of every page from whom, in the order in which vLLM's decode ranks read.
+    """The slices of every page between prefill and decode ranks, in the order in which vLLM's decode ranks read.
 
     Raises ValueError for TP degrees that vLLM does not pair.
     """
     if reason := refusal(prefill_tp, decode_tp, shape.kv_heads):
         raise ValueError(reason)
     decode_page, prefill_page = shape.page_bytes(decode_tp), shape.page_bytes(prefill_tp)
-    found = []
+    all_pairs = []
     for decode in range(decode_tp):
         if decode_tp >= prefill_tp:
             prefill = decode * prefill_tp // decode_tp
@@ -148,12 +148,12 @@ def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[Pair, ...]:
                 slot = shape.first_head(decode_tp, decode) - shape.first_head(prefill_tp, prefill)
             else:
                 slot = decode % (decode_tp // prefill_tp)
-            found.append(Pair(prefill, decode, slot * decode_page, 0, decode_page))
+            all_pairs.append(Pair(prefill, decode, slot * decode_page, 0, decode_page))
         else:
             ratio = prefill_tp // decode_tp
             for slot in range(ratio):
-                found.append(Pair(decode * ratio + slot, decode, 0, slot * prefill_page, prefill_page))
-    return tuple(found)
+                all_pairs.append(Pair(decode * ratio + slot, decode, 0, slot * prefill_page, prefill_page))
+    return tuple(all_pairs)
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,11 @@ def descriptors(
     vLLM registers all blocks of the cache once and picks from them by index.
     """
     blocks = np.arange(num_blocks, dtype=np.uint64) * np.uint64(page_bytes) + np.uint64(offset)
-    out = np.empty((len(bases) * num_blocks, 3), dtype=np.uint64)
-    out[:, 0] = (np.array(bases, dtype=np.uint64)[:, None] + blocks[None, :]).ravel()
-    out[:, 1] = length
-    out[:, 2] = device
-    return out
+    descriptor_table = np.empty((len(bases) * num_blocks, 3), dtype=np.uint64)
+    descriptor_table[:, 0] = (np.array(bases, dtype=np.uint64)[:, None] + blocks[None, :]).ravel()
+    descriptor_table[:, 1] = length
+    descriptor_table[:, 2] = device
+    return descriptor_table
 
 
 def descriptor_ids(blocks: Blocks, regions: int, num_blocks: int) -> npt.NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""What the driver and the ranks of a KV-transfer check tell each other. Runs on the nodes too, sent by value."""
+"""Messages between the driver and the ranks of a KV-transfer check. Runs on the nodes too, sent by value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RankError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What all ranks of a check have in common. ``num_blocks``: blocks of the cache. ``fault``: one of
+    """Options that all ranks of a check share. ``num_blocks``: blocks of the cache. ``fault``: one of
     `pdlab.transfer.rank.faults.FAULTS`, planted."""
 
     shape: KvShape
@@ -32,9 +32,9 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions(CheckOptions):
-    """What one rank is and has. ``requests``: how many the whole run makes. ``vram``: GPU memory, else DRAM.
+    """Options of one rank. ``requests``: of the whole run. ``vram``: GPU memory, else DRAM.
 
-    ``proto_info`` is UCX_PROTO_INFO: what was used, or (``y``) all candidates, which is all that UCX before 1.21 tells.
+    ``proto_info`` is UCX_PROTO_INFO: the protocols used, or (``y``) all candidates, the only form before UCX 1.21.
     """
 
     side: str
@@ -60,7 +60,7 @@ class RankOptions(CheckOptions):
 
 @dataclass(frozen=True)
 class Moved:
-    """What one transfer of this rank took. ``begin_s`` and ``end_s`` are readings of the host's monotonic clock.
+    """Times and sizes of a transfer by this rank. ``begin_s`` and ``end_s`` are readings of the host's monotonic clock.
 
     ``request_s``: per request, from its own start to its last descriptor. ``post_s``: NIXL's own count of
     the time spent posting, all handles together. ``descriptors`` before and after NIXL merged neighbours.
@@ -71,7 +71,6 @@ class Moved:
     end_s: float
     request_s: tuple[float, ...]
     post_s: float
-    transfer_s: float
     bytes: int
     descriptors: int
     merged: int

@@ -33,7 +33,7 @@ def nixl_api(tensors: bool) -> Any:
 
 
 def _torch_version() -> ModuleType | None:
-    """torch/version.py of the installed torch, a file of constants; None where there is none."""
+    """torch/version.py of the installed torch, a file of constants; None without torch."""
     torch = importlib.util.find_spec("torch")
     path = Path(torch.origin).with_name("version.py") if torch and torch.origin else None
     if path is None or not path.is_file():

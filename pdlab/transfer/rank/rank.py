@@ -1,4 +1,4 @@
-"""One TP rank of prefill or decode, in a process of its own: what vLLM's NixlConnector does, and the codes around it.
+"""One TP rank of prefill or decode in its own process: the steps of vLLM's NixlConnector, with codes to check them.
 
 Same agent configuration, registration (every layer, whole), descriptors of all blocks prepared once, requests
 picked from them by index, notification at the producer's side, release. Runs inside Ray's actors, sent by
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pdlab.remote.network import Host, counters, host_facts, moved, settled_counters
-from pdlab.transfer.rank.codes import CodeBook, Finding, check, fill_source, fill_untouched
+from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, fill_untouched
 from pdlab.transfer.rank.faults import misplace, rewrite
 from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors, pairs
 from pdlab.transfer.rank.memory import KvMemory
@@ -47,10 +47,10 @@ class Rank:
         self._notices: Counter[str] = Counter()
         self._registered: Any = None
         self._raw: RawUcx | None = None
-        self._told = 0
+        self._log_end = 0
         self._born_s = self._imported_s = self._opened_s = time.monotonic()
         self._environment()
-        # It goes on while the driver sees to the other ranks.
+        # The import continues while the driver starts the other ranks.
         self._importing = threading.Thread(target=self._import_early, daemon=True, name="import-nixl")
         self._importing.start()
 
@@ -64,11 +64,11 @@ class Rank:
             return "memory", f"{self.options.name}: {error or 'out of memory'}"
 
     def ping(self) -> int:
-        """To see whether this process answers at all."""
+        """Shows that this process answers."""
         return os.getpid()
 
     def early_s(self) -> float:
-        """Seconds that NIXL's import went on before `open` was called: start-up that the driver does not see."""
+        """Seconds of NIXL's import before `open` was called: start-up that the driver does not measure."""
         return min(self._imported_s, self._opened_s) - self._born_s
 
     def facts(self, ip: str) -> Host:
@@ -76,7 +76,7 @@ class Rank:
         return host_facts(ip)
 
     def open(self) -> Registered:
-        """Set up memory and agent; returns what peers need. Raises RankError (plugin, backend, memory)."""
+        """Set up memory and agent; returns the registration for peers. Raises RankError (plugin, backend, memory)."""
         self._opened_s = time.monotonic()
         options = self.options
         shape = options.shape
@@ -99,12 +99,11 @@ class Rank:
         except Exception as error:  # NIXL's bindings raise classes of their own
             raise RankError(
                 "backend",
-                f"{options.name}: NIXL cannot start {options.backend}: {error}; does its plugin load? "
-                "debug/doctor.py tells",
+                f"{options.name}: NIXL cannot start {options.backend}: {error}; check its plugin with debug/doctor.py",
             ) from error
         if options.backend not in self.agent.backends:
-            there = ", ".join(self.agent.get_plugin_list())
-            raise RankError("plugin", f"{options.name}: NIXL has no plugin {options.backend}; it has {there}")
+            plugins = ", ".join(self.agent.get_plugin_list())
+            raise RankError("plugin", f"{options.name}: NIXL has no plugin {options.backend}; it has {plugins}")
         try:
             self._registered = self.agent.register_memory(
                 self.agent.get_reg_descs(self.memory.spans, self.memory.kind), backends=[options.backend]
@@ -129,32 +128,40 @@ class Rank:
         for pair in self._pairs():
             peer = pair.prefill if options.side == "decode" else pair.decode
             try:
-                there = ask(host, port, peer, min(options.timeout_s, 10.0))
+                registered = ask(host, port, peer, min(options.timeout_s, 10.0))
             except (OSError, ValueError) as error:
                 raise RankError(
                     "side-channel",
                     f"{options.name} gets no answer from the side channel at {host}:{port}: {error}; "
-                    "is the port open between the nodes, and is the address the right interface?",
+                    "check that the port is open between the nodes and that the address is of the right interface",
                 ) from error
-            if there.software != self._software():
+            if registered.software != self._software():
                 raise RankError(
-                    "software", f"{options.name} has {self._software()}, its peer {there.software}; vLLM refuses that"
+                    "software",
+                    f"{options.name} has {self._software()}, its peer {registered.software}; vLLM refuses that",
                 )
             if peer not in self._peers:
-                self._peers[peer] = self._guard("peer", self.agent.add_remote_agent, there.agent)
-            mine, theirs = pair.decode_offset, pair.prefill_offset
+                self._peers[peer] = self._guard("peer", self.agent.add_remote_agent, registered.agent)
+            own_offset, peer_offset = pair.decode_offset, pair.prefill_offset
             if options.side == "prefill":
-                mine, theirs = theirs, mine
+                own_offset, peer_offset = peer_offset, own_offset
             page = options.shape.page_bytes(options.tp)
-            near = descriptors(self.memory.bases, options.num_blocks, page, mine, pair.length, 0)
-            far = descriptors(there.bases, there.num_blocks, there.page_bytes, theirs, pair.length, there.device)
+            near = descriptors(self.memory.bases, options.num_blocks, page, own_offset, pair.length, 0)
+            far = descriptors(
+                registered.bases,
+                registered.num_blocks,
+                registered.page_bytes,
+                peer_offset,
+                pair.length,
+                registered.device,
+            )
             local = self._guard("peer", self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
             remote = self._guard("peer", self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
-            self._handles.append((pair, local, remote, there.num_blocks))
+            self._handles.append((pair, local, remote, registered.num_blocks))
         return time.perf_counter() - began
 
-    def prepare(self, tables: Sequence[Table], used: Sequence[Table]) -> float:
-        """Before a transfer, untimed: prefill writes the requests' codes, decode wipes what the last ones left.
+    def prepare(self, tables: Sequence[Table], previous: Sequence[Table]) -> float:
+        """Before a transfer, untimed: prefill writes the requests' codes, decode clears the previous blocks.
 
         Returns the host's monotonic clock, so that several ranks can start together.
         """
@@ -162,8 +169,8 @@ class Rank:
         if options.side == "prefill":
             fill_source(self.book, self.memory.regions, options.tp, options.rank, tables)
             self.memory.push(np.concatenate([table.prefill for table in tables]))
-        elif used:
-            blocks = np.concatenate([table.decode for table in used])
+        elif previous:
+            blocks = np.concatenate([table.decode for table in previous])
             fill_untouched(self.book, self.memory.regions, options.tp, options.rank, blocks)
             self.memory.push(blocks)
         return time.monotonic()
@@ -178,12 +185,12 @@ class Rank:
         planned = []
         for table in tables:
             notice = f"{table.request}:{self._consumers()}".encode()
-            for pair, local, remote, there in self._handles:
+            for pair, local, remote, peer_blocks in self._handles:
                 prefill, decode = misplace(options.fault, table.prefill, table.decode)
                 near, far = (decode, prefill) if options.side == "decode" else (prefill, decode)
                 ids = descriptor_ids(near, options.shape.regions, options.num_blocks)
-                planned.append((table, pair, local, ids, remote, (far, there), notice))
-        far_ids = [descriptor_ids(far, options.shape.regions, there) for *_, (far, there), _ in planned]
+                planned.append((table, pair, local, ids, remote, (far, peer_blocks), notice))
+        far_ids = [descriptor_ids(far, options.shape.regions, peer_blocks) for *_, (far, peer_blocks), _ in planned]
         before = counters()
         while time.monotonic() < start_s:
             pass
@@ -191,7 +198,7 @@ class Rank:
         begin_s = time.monotonic()
         begun: dict[int, float] = {}
         ended: dict[int, float] = {}
-        flying, done = [], []
+        flying, finished = [], []
         try:
             for (table, _, local, near_ids, remote, _, notice), there_ids in zip(planned, far_ids, strict=True):
                 begun.setdefault(table.request, time.monotonic())
@@ -203,7 +210,7 @@ class Rank:
                     now = agent.check_xfer_state(handle) if state == "PROC" else state
                     if now == "DONE":
                         ended[request] = time.monotonic()
-                        done.append(handle)
+                        finished.append(handle)
                     elif now == "PROC":
                         still.append((request, handle, now))
                     else:
@@ -213,8 +220,8 @@ class Rank:
                     late = sorted({request for request, *_ in flying})
                     raise RankError(
                         "timeout",
-                        f"{options.name}: requests {late} not done within {options.timeout_s:g} s (--timeout-s): "
-                        "the peer hangs, or the wire is far slower than it should be",
+                        f"{options.name}: requests {late} did not end within {options.timeout_s:g} s (--timeout-s): "
+                        "the peer hangs, or the wire is far slower than expected",
                     )
         except RankError:
             raise
@@ -222,18 +229,17 @@ class Rank:
             raise RankError("peer", f"{options.name}: lost its peer during a transfer: {error}") from error
         end_s = time.monotonic()
         traffic = moved(before, settled_counters())
-        told = [agent.get_xfer_telemetry(handle) for handle in done]
-        for handle in done:
+        telemetry = [agent.get_xfer_telemetry(handle) for handle in finished]
+        for handle in finished:
             agent.release_xfer_handle(handle)
         return Moved(
             begin_s,
             end_s,
             tuple(ended[table.request] - begun[table.request] for table in tables),
-            sum(_seconds(each.postDuration) for each in told),
-            sum(_seconds(each.xferDuration) for each in told),
-            sum(each.totalBytes for each in told),
+            sum(_seconds(handle_telemetry.postDuration) for handle_telemetry in telemetry),
+            sum(handle_telemetry.totalBytes for handle_telemetry in telemetry),
             sum(len(ids) for ids in far_ids),
-            sum(each.descCount for each in told),
+            sum(handle_telemetry.descCount for handle_telemetry in telemetry),
             traffic,
         )
 
@@ -268,7 +274,7 @@ class Rank:
         """After `close`: let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
         return self._raw_ucx().expose()
 
-    def raw_rates(self, there: Exposed, table: Table, repeats: int) -> list[float]:
+    def raw_rates(self, exposed: Exposed, table: Table, repeats: int) -> list[float]:
         """GB/s of UCX alone, moving one request's pages of a pair of one rank each.
 
         Overwrites the cache. Raises RankError (raw).
@@ -278,17 +284,17 @@ class Rank:
         raw, until_s = self._raw_ucx(), time.monotonic() + options.timeout_s
         page = options.shape.page_bytes(options.tp)
         try:
-            return raw.rates(there, near.tolist(), far.tolist(), page, options.direction == "write", repeats, until_s)
+            return raw.rates(exposed, near.tolist(), far.tolist(), page, options.direction == "write", repeats, until_s)
         except RawUcxError as error:
             raise RankError("raw", str(error)) from error
 
     def raw_close(self) -> str:
-        """End UCX alone; returns what it wrote to UCX's log."""
+        """Close raw UCX; returns its part of UCX's log."""
         if self._raw is None:
             return ""
         self._raw.close()
         self._raw = None
-        return os.pread(self._log, self._log_size() - self._told, self._told).decode(errors="replace")
+        return os.pread(self._log, self._log_size() - self._log_end, self._log_end).decode(errors="replace")
 
     def _raw_ucx(self) -> RawUcx:
         if self._raw is None:
@@ -298,25 +304,25 @@ class Rank:
                 raise RankError("raw", str(error)) from error
         return self._raw
 
-    def inspect(self, tables: Sequence[Table]) -> tuple[Finding, float]:
-        """Check decode's whole cache after a transfer; returns what was found and the seconds that took."""
+    def inspect(self, tables: Sequence[Table]) -> tuple[Inspection, float]:
+        """Check decode's whole cache after a transfer; returns the inspection and its duration in seconds."""
         options = self.options
         began = time.perf_counter()
         self.memory.pull()
-        mine = [pair for pair in self._all_pairs() if pair.decode == options.rank]
-        rewrite(options.fault, self.book, self.memory.regions, mine, options.prefill_tp, tables[0])
-        found = check(self.book, self.memory.regions, options.tp, options.rank, mine, options.prefill_tp, tables)
-        return found, time.perf_counter() - began
+        own_pairs = [pair for pair in self._all_pairs() if pair.decode == options.rank]
+        rewrite(options.fault, self.book, self.memory.regions, own_pairs, options.prefill_tp, tables[0])
+        finding = check(self.book, self.memory.regions, options.tp, options.rank, own_pairs, options.prefill_tp, tables)
+        return finding, time.perf_counter() - began
 
     def close(self) -> str:
-        """Release everything, in vLLM's order; returns UCX's log (its table is printed when the agent goes)."""
+        """Release everything, in vLLM's order; returns UCX's log (UCX prints its table when the agent is destroyed)."""
         if self.agent is not None:
             self._release()
             gc.collect()
         if self._channel is not None:
             self._channel.close()
-        self._told = self._log_size()
-        return os.pread(self._log, self._told, 0).decode(errors="replace")
+        self._log_end = self._log_size()
+        return os.pread(self._log, self._log_end, 0).decode(errors="replace")
 
     def _log_size(self) -> int:
         ctypes.CDLL(None).fflush(None)
@@ -343,7 +349,7 @@ class Rank:
         return tuple(sorted(path for path in paths if path.rsplit("/", 1)[-1].startswith(names)))
 
     def _environment(self) -> None:
-        """What UCX reads when it is loaded: it writes to a file in memory, so that nothing is left on the disk."""
+        """Environment that UCX reads when it is loaded; its log goes to a file in memory, so that no file is left."""
         self._log = os.memfd_create("ucx.log")
         os.environ.update(
             UCX_LOG_LEVEL="info",
@@ -356,7 +362,7 @@ class Rank:
             os.environ["UCX_TLS"] = self.options.ucx_tls
 
     def _import_early(self) -> None:
-        with contextlib.suppress(ImportError):  # `open` imports it again, and says so
+        with contextlib.suppress(ImportError):  # `open` imports it again and reports the error
             nixl_api(self.options.vram)
             self._imported_s = time.monotonic()
 
@@ -379,7 +385,7 @@ class Rank:
         return [pair for pair in self._all_pairs() if getattr(pair, side) == rank]
 
     def _consumers(self) -> int:
-        """How many ranks tell one producer that they are done (vLLM sends it along)."""
+        """Number of ranks that notify one producer at the end of a transfer, as vLLM counts them."""
         options = self.options
         if options.direction == "write":
             return 1

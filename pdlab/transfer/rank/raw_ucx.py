@@ -1,4 +1,4 @@
-"""The same pages moved by UCX alone, one thread, through the very libucp that NIXL loaded: what NIXL adds is the rest.
+"""The same pages moved by UCX alone, by one thread, through the libucp that NIXL loaded: a baseline for NIXL.
 
 Structures and constants are those of ucp.h, whose layout up to the fields used here is the same in UCX 1.19 to
 1.23. Runs on the nodes too, sent by value: imports the standard library alone.
@@ -24,7 +24,7 @@ POSTS_PER_LOOK = 16
 
 
 class RawUcxError(Exception):
-    """UCX refused, or is not there."""
+    """UCX refused an operation, or is not loaded."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Exposed:
 class RawUcx:
     """A context and a worker over the regions (base, length). Raises RawUcxError.
 
-    Endpoints have UCX's default error handling (none), with which it may use every transport; NIXL asks for
-    peer failures to be told.
+    Endpoints have UCX's default error handling (none), with which it may use every transport; NIXL enables
+    the reporting of peer failures.
     """
 
     def __init__(self, regions: Sequence[tuple[int, int]]) -> None:
@@ -52,33 +52,35 @@ class RawUcx:
         numbers = [ctypes.c_uint() for _ in range(3)]
         self._ucp.ucp_get_version(*(ctypes.byref(number) for number in numbers))
         config = ctypes.c_void_p()
-        self._must(self._ucp.ucp_config_read(None, None, ctypes.byref(config)), "read its configuration")
-        params = _words(PARAM_FEATURES, FEATURE_RMA | FEATURE_AM)
+        self._check_status(self._ucp.ucp_config_read(None, None, ctypes.byref(config)), "read its configuration")
+        params = _parameters(PARAM_FEATURES, FEATURE_RMA | FEATURE_AM)
         status = self._ucp.ucp_init_version(numbers[0], numbers[1], params, config, ctypes.byref(self._context))
         self._ucp.ucp_config_release(config)
-        self._must(status, "make a context")
-        params = _words(WORKER_THREAD_MODE, THREAD_SINGLE)
-        self._must(self._ucp.ucp_worker_create(self._context, params, ctypes.byref(self._worker)), "make a worker")
+        self._check_status(status, "make a context")
+        params = _parameters(WORKER_THREAD_MODE, THREAD_SINGLE)
+        self._check_status(
+            self._ucp.ucp_worker_create(self._context, params, ctypes.byref(self._worker)), "make a worker"
+        )
         self.bases = [base for base, _ in regions]
         for base, length in regions:
             memory = ctypes.c_void_p()
-            params = _words(MAP_ADDRESS | MAP_LENGTH, base, length)
-            self._must(self._ucp.ucp_mem_map(self._context, params, ctypes.byref(memory)), "map the cache")
+            params = _parameters(MAP_ADDRESS | MAP_LENGTH, base, length)
+            self._check_status(self._ucp.ucp_mem_map(self._context, params, ctypes.byref(memory)), "map the cache")
             self._maps.append(memory)
 
     def expose(self) -> Exposed:
-        """Let the peer in: a thread makes progress from now on, for tcp needs the target's help."""
+        """Allow the peer's access: a thread drives progress from now on, because tcp needs the target to take part."""
         address, length = ctypes.c_void_p(), ctypes.c_size_t()
-        self._must(
+        self._check_status(
             self._ucp.ucp_worker_get_address(self._worker, ctypes.byref(address), ctypes.byref(length)),
-            "tell its address",
+            "return its address",
         )
         worker = ctypes.string_at(address, length.value)
         self._ucp.ucp_worker_release_address(self._worker, address)
         keys = []
         for base, memory in zip(self.bases, self._maps, strict=True):
             buffer, size = ctypes.c_void_p(), ctypes.c_size_t()
-            self._must(
+            self._check_status(
                 self._ucp.ucp_rkey_pack(self._context, memory, ctypes.byref(buffer), ctypes.byref(size)), "pack a key"
             )
             keys.append((base, ctypes.string_at(buffer, size.value)))
@@ -93,7 +95,7 @@ class RawUcx:
                 time.sleep(0)
 
     def rates(
-        self, there: Exposed, near: Sequence[int], far: Sequence[int], page: int, write: bool, repeats: int,
+        self, exposed: Exposed, near: Sequence[int], far: Sequence[int], page: int, write: bool, repeats: int,
         until_s: float,
     ) -> list[float]:  # fmt: skip
         """GB/s of ``repeats`` passes over the blocks ``near`` here and ``far`` there, ``page`` bytes in every region.
@@ -101,47 +103,47 @@ class RawUcx:
         Raises RawUcxError when UCX refuses, or when a pass is not done at ``until_s`` of the monotonic clock.
         """
         ucp, ep = self._ucp, ctypes.c_void_p()
-        address = ctypes.create_string_buffer(there.worker, len(there.worker))
-        params = _words(EP_REMOTE_ADDRESS, ctypes.addressof(address))
-        self._must(ucp.ucp_ep_create(self._worker, params, ctypes.byref(ep)), "connect")
+        address = ctypes.create_string_buffer(exposed.worker, len(exposed.worker))
+        params = _parameters(EP_REMOTE_ADDRESS, ctypes.addressof(address))
+        self._check_status(ucp.ucp_ep_create(self._worker, params, ctypes.byref(ep)), "connect")
         self._eps.append(ep)
         keys = []
-        for _, packed in there.regions:
+        for _, packed in exposed.regions:
             key = ctypes.c_void_p()
-            self._must(ucp.ucp_ep_rkey_unpack(ep, packed, ctypes.byref(key)), "unpack a key")
+            self._check_status(ucp.ucp_ep_rkey_unpack(ep, packed, ctypes.byref(key)), "unpack a key")
             keys.append(key)
         move = ucp.ucp_put_nbx if write else ucp.ucp_get_nbx
         attributes = []
         for memory in self._maps:
-            words = _words(ATTR_MEMH)
+            words = _parameters(ATTR_MEMH)
             words[AT_MEMH] = memory.value or 0
             attributes.append(words)
         work = [
-            (mine + here * page, theirs + away * page, key, words)
-            for mine, (theirs, _), key, words in zip(self.bases, there.regions, keys, attributes, strict=True)
-            for here, away in zip(near, far, strict=True)
+            (own_base + own_block * page, peer_base + peer_block * page, key, words)
+            for own_base, (peer_base, _), key, words in zip(self.bases, exposed.regions, keys, attributes, strict=True)
+            for own_block, peer_block in zip(near, far, strict=True)
         ]
         rates = []
         for _ in range(repeats + 1):
             began = time.perf_counter()
-            for number, (to, out, key, words) in enumerate(work):
-                self._let_go(move(ep, to, page, out, key, words))
+            for number, (local_address, remote_address, key, words) in enumerate(work):
+                self._free_request(move(ep, local_address, page, remote_address, key, words))
                 if number % POSTS_PER_LOOK == 0:
                     ucp.ucp_worker_progress(self._worker)
-            self._finish(ucp.ucp_worker_flush_nbx(self._worker, _words(0)), until_s)
+            self._finish(ucp.ucp_worker_flush_nbx(self._worker, _parameters(0)), until_s)
             rates.append(len(work) * page / (time.perf_counter() - began) / 1e9)
         for key in keys:
             ucp.ucp_rkey_destroy(key)
         return rates[1:]
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         for ep in self._eps:
-            request = self._ucp.ucp_ep_close_nbx(ep, _words(0))
+            request = self._ucp.ucp_ep_close_nbx(ep, _parameters(0))
             try:
                 self._finish(request, time.monotonic() + 2.0)
             except RawUcxError:
-                continue  # the peer is gone already
+                continue  # the peer has closed already
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -150,7 +152,7 @@ class RawUcx:
         self._ucp.ucp_worker_destroy(self._worker)
         self._ucp.ucp_cleanup(self._context)
 
-    def _let_go(self, request: int | None) -> None:
+    def _free_request(self, request: int | None) -> None:
         if request is None:
             return
         if request >= 2**64 - 100:
@@ -167,11 +169,11 @@ class RawUcx:
             if time.monotonic() > until_s:
                 raise RawUcxError("raw UCX did not finish in time")
         self._ucp.ucp_request_free(request)
-        self._must(status, "finish")
+        self._check_status(status, "finish")
 
-    def _must(self, status: int, what: str) -> None:
+    def _check_status(self, status: int, action: str) -> None:
         if status != 0:
-            raise RawUcxError(f"UCX cannot {what}: {self._text(status)}")
+            raise RawUcxError(f"UCX cannot {action}: {self._text(status)}")
 
     def _text(self, status: int) -> str:
         return str(_ucs().ucs_status_string(status).decode())
@@ -223,6 +225,6 @@ def _ucs() -> Any:
     return ucs
 
 
-def _words(*first: int) -> Any:
+def _parameters(*leading: int) -> Any:
     """A parameter structure: its first words, and zeros well beyond its end."""
-    return (ctypes.c_uint64 * 64)(*first)
+    return (ctypes.c_uint64 * 64)(*leading)

@@ -1,6 +1,6 @@
 """The side channel over which a rank asks its peer for NIXL metadata before the first transfer, as vLLM's does.
 
-One listener per side hands out what its ranks registered: one JSON line asks, one JSON line answers.
+One listener per side returns the registrations of its ranks: one JSON line per request and per answer.
 Runs on the nodes too, sent by value: imports the standard library alone.
 """
 
@@ -22,7 +22,7 @@ LISTEN = "PDLAB_LISTEN"
 
 @dataclass(frozen=True)
 class Registered:
-    """What a rank registered: where its regions start, and NIXL's own blob. ``software`` must match the peer's."""
+    """A rank's registration: the addresses of its regions, and NIXL's metadata. ``software`` must match the peer's."""
 
     rank: int
     agent: bytes
@@ -51,8 +51,8 @@ class SideChannel:
             with peer, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 peer.settimeout(10)
                 with peer.makefile("rwb") as stream:
-                    wanted = json.loads(stream.readline(1024))["rank"]
-                    stream.write(self._answers[wanted] + b"\n")
+                    requested_rank = json.loads(stream.readline(1024))["rank"]
+                    stream.write(self._answers[requested_rank] + b"\n")
 
     def close(self) -> None:
         """Stop answering."""
@@ -62,16 +62,16 @@ class SideChannel:
 
 
 def ask(host: str, port: int, rank: int, timeout_s: float) -> Registered:
-    """What rank ``rank`` of the peer registered.
+    """The registration of rank ``rank`` of the peer.
 
-    Raises OSError when nobody answers, ValueError for a strange answer.
+    Raises OSError without an answer, ValueError for an invalid one.
     """
     with socket.create_connection((host, port), timeout_s) as peer, peer.makefile("rwb") as stream:
         stream.write(json.dumps({"rank": rank}).encode() + b"\n")
         stream.flush()
         line = stream.readline(MAX_LINE)
     if not line.endswith(b"\n"):
-        raise ValueError(f"{host}:{port} answers, but not as a side channel of this test")
+        raise ValueError(f"{host}:{port} answers, but is not a side channel of this test")
     return _decode(json.loads(line))
 
 

@@ -144,7 +144,7 @@ def test_silent_on_clean_folders(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folders = [ours(tmp_path / name) for name in ("one", "two")]
     assert audit(folders) == []
     assert viz.main(["--audit", *map(str, folders)]) == 0
-    assert capsys.readouterr().out == "audit: 2 folders, nothing wrong\n"
+    assert capsys.readouterr().out == "audit: 2 folders, no findings\n"
 
 
 def test_an_slo_search_is_no_level(tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_a_fault_planted_in_ours_and_nothing_else(
     ("content", "said"),
     [
         (b"", "0 bytes"),
-        (gzip.compress(b""), "not the bytes"),
-        (gzip.compress(b"{}"), "not the bytes"),
+        (gzip.compress(b""), "the hash of the file is not"),
+        (gzip.compress(b"{}"), "the hash of the file is not"),
         (b"no gzip", "cannot be read"),
         (gzip.compress(b"x" * 1000)[:-9], "cannot be read"),
     ],

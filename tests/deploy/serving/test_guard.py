@@ -11,7 +11,7 @@ import pytest
 from pdlab.deploy.serving.guard import ROUTES, Guard, Rules
 
 
-class Asked:
+class RequestedRow:
     """An application that keeps what reached it."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def ask(
     data = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
     step = max(1, -(-len(data) // pieces))
     waiting = [data[i : i + step] for i in range(0, len(data), step)] or [b""]
-    app = Asked()
+    app = RequestedRow()
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -201,7 +201,7 @@ def test_generated_tokens(body: dict[str, Any], status: int) -> None:
 
 
 def test_a_client_that_went_away_is_not_answered() -> None:
-    app, sent = Asked(), []
+    app, sent = RequestedRow(), []
 
     async def receive() -> Any:
         return {"type": "http.disconnect"}
@@ -215,7 +215,7 @@ def test_a_client_that_went_away_is_not_answered() -> None:
 
 
 def test_lifespan_is_the_applications_own() -> None:
-    app = Asked()
+    app = RequestedRow()
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

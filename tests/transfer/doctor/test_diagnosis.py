@@ -87,7 +87,7 @@ def listens(process: str | None, port: int = 6379) -> dict[str, Any]:
 
 
 def test_healthy_clusters_have_no_findings() -> None:
-    assert diagnose({"a": healthy(), "b": healthy(boot="machine-b")}, asked_s=(999.5, 1001.0)) == []
+    assert diagnose({"a": healthy(), "b": healthy(boot="machine-b")}, query_clock_s=(999.5, 1001.0)) == []
     assert diagnose({"a": cpu_node(), "b": cpu_node()}) == []
 
 
@@ -185,7 +185,7 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
 )
 def test_a_planted_fault_is_found_and_nothing_else(severity: str, topic: str, changes: dict[str, Any]) -> None:
     facts = {"good": healthy(), "bad": healthy(**{"boot": "machine-b", **changes})}
-    found = diagnose(facts, asked_s=(999.5, 1001.0))
+    found = diagnose(facts, query_clock_s=(999.5, 1001.0))
     assert [(finding.severity, finding.topic) for finding in found] == [(severity, topic)]
     assert "bad" in found[0].nodes
     assert found[0].evidence and found[0].consequence and found[0].fix

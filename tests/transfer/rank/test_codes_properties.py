@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdlab.transfer.rank.codes import CodeBook, Finding, check, fill_source, fill_untouched
+from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, fill_untouched
 from pdlab.transfer.rank.faults import FAULTS, misplace, refusal, rewrite
 from pdlab.transfer.rank.layout import (
     DTYPE_BYTES,
@@ -93,7 +93,7 @@ class Caches:
     def of(self, rank: int) -> list[object]:
         return [pair for pair in self.pairs if pair.decode == rank]
 
-    def findings(self, tables: tuple[Table, ...]) -> list[Finding]:
+    def findings(self, tables: tuple[Table, ...]) -> list[Inspection]:
         setup = self.setup
         return [
             check(self.book, memory, setup.decode_tp, rank, self.of(rank), setup.prefill_tp, tables)

@@ -14,7 +14,16 @@ import pytest
 from support.rank_processes import ProcessRanks
 
 from pdlab.core.errors import TransferError
-from pdlab.transfer.check import BackendResult, Plan, Size, cache_blocks, glance, run_backend, wire_untold, with_wire_of
+from pdlab.transfer.check import (
+    BackendResult,
+    Size,
+    TransferPlan,
+    cache_blocks,
+    probe_plan,
+    run_backend,
+    wire_unreported,
+    with_wire_of,
+)
 from pdlab.transfer.rank.faults import FAULTS
 from pdlab.transfer.rank.layout import KvShape, model_kv_shape
 from pdlab.transfer.rank.messages import RankOptions
@@ -26,13 +35,13 @@ SHAPE = model_kv_shape(
 )  # fmt: skip
 
 
-def plan(shape: KvShape = SHAPE, blocks: Sequence[int] = (24,), **changes: Any) -> Plan:
+def plan(shape: KvShape = SHAPE, blocks: Sequence[int] = (24,), **changes: Any) -> TransferPlan:
     sizes = tuple(Size(count) for count in blocks)
     fields = {"strategy": "pack", "repeats": 5, "timeout_s": 30.0, "seed": 3} | changes
-    return Plan(shape=shape, sizes=sizes, num_blocks=cache_blocks(sizes, fields.get("concurrent", 1)), **fields)
+    return TransferPlan(shape=shape, sizes=sizes, num_blocks=cache_blocks(sizes, fields.get("concurrent", 1)), **fields)
 
 
-def run(made: Plan, backend: str = "UCX", proto_info: str = "used") -> BackendResult:
+def run(made: TransferPlan, backend: str = "UCX", proto_info: str = "used") -> BackendResult:
     options = [replace(each, proto_info=proto_info) for each in made.ranks(backend, vram=False)]
     with ProcessRanks(options) as ranks:
         return run_backend(made, options, ranks)
@@ -97,9 +106,9 @@ def test_tcp_on_one_host_is_the_wrong_wire(direction: str) -> None:
 
 def test_a_ucx_that_counts_nothing_tells_its_candidates() -> None:
     silent = run(plan(), proto_info="n")
-    assert wire_untold(silent) and any("counters alone" in note for note in silent.notes)
-    told = run(glance(plan()), proto_info="y")
-    result = with_wire_of(silent, told)
+    assert wire_unreported(silent) and any("counters alone" in note for note in silent.notes)
+    probe = run(probe_plan(plan()), proto_info="y")
+    result = with_wire_of(silent, probe)
     assert result.wire is not None and not result.wire.counted
     assert result.wire.transports == ("cma",) and "over cma/memory, zero-copy" in result.verdict.text
     assert result.sizes == silent.sizes
@@ -130,7 +139,9 @@ class Meddled(ProcessRanks):
         return super().call(ranks, method, args, timeout_s)
 
 
-def meddle(made: Plan, step: str, deed: Callable[[ProcessRanks], None]) -> tuple[TransferError, float, list[int]]:
+def meddle(
+    made: TransferPlan, step: str, deed: Callable[[ProcessRanks], None]
+) -> tuple[TransferError, float, list[int]]:
     """(the error, seconds until it came, process ids of the ranks)."""
     options = made.ranks("UCX", vram=False)
     with Meddled(options, step, deed) as ranks, pytest.raises(TransferError) as failure:
