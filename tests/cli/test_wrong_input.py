@@ -158,7 +158,7 @@ LAUNCH = [
     case("launch", (*COLLOCATED, "--engine-arg", "max_model_len=0"), "--max-model-len 0: must be at least 1"),
     case("launch", (*COLLOCATED, "--export", "loop"), "--export loop: cannot be written (a loop of links)"),
     case("launch", (*COLLOCATED, "--expose", "/a b"), "--expose: '/a b' is not the path of a route"),
-    case("launch", (*PACK, "--ucx-env", "PATH=/x"), "--ucx-env: 'PATH' is no variable of UCX"),
+    case("launch", (*PACK, "--ucx-env", "PATH=/x"), "--ucx-env: 'PATH' is not a UCX variable"),
     case("launch", (*COLLOCATED, "--api-key", "--no-api-key"), "--api-key and --no-api-key exclude each other"),
     case("launch", (*COLLOCATED, "--no-api-key", "--api-key-file", "kept.txt"), "--no-api-key and --api-key-file"),
 ]
