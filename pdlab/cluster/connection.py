@@ -55,6 +55,8 @@ class Cluster:
         if self.env:
             options["runtime_env"] = {"env_vars": self.env}
         address = self.local.address if self.local else os.environ.get("RAY_ADDRESS", "auto")
+        if not self.local:
+            _refuse_without_its_token(address)
         try:
             ray.init(address=address, **options)
         except Exception as error:  # Ray raises what its layers raise: ConnectionError, ValueError, RuntimeError
@@ -180,22 +182,13 @@ class Cluster:
         """Whether Ray's head refuses a caller without a token: asked without one. Raises ClusterError."""
         import ray
 
-        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        if _uses_tls():
             return True  # Ray's TLS is mutual: a caller without a certificate is not heard
-        grpc = importlib.import_module("grpc")
         address = ray.get_runtime_context().gcs_address
-        with grpc.insecure_channel(address) as channel:
-            # An empty request for a key that does not exist; the bytes are the message.
-            get = channel.unary_unary("/ray.rpc.InternalKVGcsService/InternalKVGet")
-            try:
-                get(b"", timeout=TOKEN_TIMEOUT_S)
-            except grpc.RpcError as error:
-                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise ClusterError(
-                        f"unknown whether Ray requires a token: {address} answers {error.code().name}"
-                    ) from error
-                return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
-        return False
+        status = _status_of_call(address)
+        if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            raise ClusterError(f"unknown whether Ray requires a token: {address} answers {status}")
+        return status == "UNAUTHENTICATED"
 
     def metrics_urls(self) -> tuple[str, ...]:
         """The Prometheus page of every node."""
@@ -226,3 +219,38 @@ def hush() -> None:
     """Ray Serve sets its logger up again and again; warnings are enough for a person at the launcher."""
     for name in ("ray", "ray.serve", "vllm"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _refuse_without_its_token(address: str) -> None:
+    """Raises ClusterError where Ray's head refuses the token of this process, or wants one: ``ray.init`` would go on
+    asking without an end."""
+    if _uses_tls():
+        return
+    services = importlib.import_module("ray._private.services")
+    try:
+        head = services.canonicalize_bootstrap_address(address)
+    except Exception:  # an address that is none: ray.init says so
+        return
+    token = importlib.import_module("ray._private.authentication.grpc_authentication_client_interceptor")
+    if head and _status_of_call(head, token._get_authentication_metadata_tuple()) == "UNAUTHENTICATED":
+        raise ClusterError(
+            f"Ray at {head} requires a token that this process does not have: export RAY_AUTH_MODE=token with the "
+            "cluster's token in ~/.ray/auth_token (docs/setup.md), or name another cluster with RAY_ADDRESS"
+        )
+
+
+def _status_of_call(address: str, metadata: tuple[tuple[str, str], ...] = ()) -> str:
+    """How Ray's head answers a call, as the name of gRPC's status."""
+    grpc = importlib.import_module("grpc")
+    with grpc.insecure_channel(address) as channel:
+        # An empty request for a key that does not exist; the bytes are the message.
+        get = channel.unary_unary("/ray.rpc.InternalKVGcsService/InternalKVGet")
+        try:
+            get(b"", timeout=TOKEN_TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"
+
+
+def _uses_tls() -> bool:
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")

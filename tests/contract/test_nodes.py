@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,37 +163,63 @@ print("CHANGED")
         assert done.stdout.strip().endswith("CHANGED"), done.stderr[-2000:]
 
 
+@contextlib.contextmanager
+def head_that_answers(status: str | None, calls: list[Any]) -> Iterator[str]:
+    """The address of a gRPC server that answers everything with that status, like Ray's head a stranger."""
+    grpc = quietly("grpc")
+
+    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc,name-defined]
+        def service(self, details: Any) -> Any:
+            calls.append(details)
+
+            def behave(_: bytes, context: Any) -> bytes:
+                if status:
+                    context.abort(getattr(grpc.StatusCode, status), "no")
+                return b""
+
+            return grpc.unary_unary_rpc_method_handler(behave)
+
+    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(Handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
 class TestToken:
     """Cluster.asks_for_token, against servers that answer like Ray's."""
 
+    def test_a_head_that_requires_another_token_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Somebody else's Ray on this machine: without this, ray.init asks it for ever."""
+        quietly("ray")
+        monkeypatch.delenv("RAY_USE_TLS", raising=False)
+        monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+        calls: list[Any] = []
+        with head_that_answers("UNAUTHENTICATED", calls) as address:
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            with pytest.raises(ClusterError, match=rf"Ray at {address} requires a token .*RAY_AUTH_MODE=token"):
+                Cluster().__enter__()
+        assert len(calls) == 1
+
+    def test_how_ray_finds_the_head_and_its_token(self) -> None:
+        assert "get_ray_address_from_environment" in inspect.getsource(
+            quietly("ray._private.services").canonicalize_bootstrap_address
+        )
+        token = quietly("ray._private.authentication.grpc_authentication_client_interceptor")
+        assert isinstance(token._get_authentication_metadata_tuple(), tuple)
+
     @pytest.mark.parametrize(("status", "asks"), [("UNAUTHENTICATED", True), (None, False), ("NOT_FOUND", False)])
     def test_asked_without_a_token(self, status: str | None, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        ray, grpc = quietly("ray"), quietly("grpc")
-        asked: list[str] = []
-
-        class Handler(grpc.GenericRpcHandler):  # type: ignore[misc,name-defined]
-            def service(self, details: Any) -> Any:
-                asked.append(details.method)
-                assert "authorization" not in dict(details.invocation_metadata)
-
-                def behave(_: bytes, context: Any) -> bytes:
-                    if status:
-                        context.abort(getattr(grpc.StatusCode, status), "no")
-                    return b""
-
-                return grpc.unary_unary_rpc_method_handler(behave)
-
-        server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(Handler(),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        context = SimpleNamespace(gcs_address=f"127.0.0.1:{port}")
-        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        ray = quietly("ray")
+        calls: list[Any] = []
         monkeypatch.delenv("RAY_USE_TLS", raising=False)
-        try:
+        with head_that_answers(status, calls) as address:
+            monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
             assert Cluster().asks_for_token() is asks
-        finally:
-            server.stop(None).wait()
-        assert asked == ["/ray.rpc.InternalKVGcsService/InternalKVGet"]
+        assert [call.method for call in calls] == ["/ray.rpc.InternalKVGcsService/InternalKVGet"]
+        assert "authorization" not in dict(calls[0].invocation_metadata)
         with pytest.raises(ClusterError, match="unknown whether Ray requires a token"):
             Cluster().asks_for_token()
         monkeypatch.setenv("RAY_USE_TLS", "1")
