@@ -16,8 +16,9 @@ from pydantic import Field
 
 from pdlab.core.errors import BenchError
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Ramp, Workload
-from pdlab.results.schema import CanaryResult, NixlCounters, RequestRecord, Run, Validity
+from pdlab.core.workload import Closed, Open, Ramp, Workload
+from pdlab.results import metrics
+from pdlab.results.schema import CanaryResult, NixlCounters, RequestRecord, Run, Trend, Validity
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
@@ -29,9 +30,16 @@ ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
 CACHE_SLACK = 0.01
 LEAST_STEADY = 9  # from there on the 95 % interval of a median stays off the sample's extremes
 MAX_CHANGE = 0.2
-MAX_GROWTH = 0.1
+MAX_GROWTH = 0.05
+# Answers may take longer at an open loop's end by so much of its length, or of what they took at its begin.
+MAX_DELAY, MAX_LONGER = 0.05, 0.5
+# Number in flight against rate x time in the system: the part of it that the edges of a window explain, in standard
+# deviations, and what is let pass beside that.
+LITTLE_SIGMA, LITTLE_SHARE = 4.0, 0.2
 # Student's t, two-sided 0.1 %, by degrees of freedom (slices - 2).
 T_LIMIT = {3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41, 8: 5.04}
+# The same at 2 %, for the number in flight: its size limits alone keep a lumpy level from being called a drift.
+T_GROWTH = {3: 4.54, 4: 3.75, 5: 3.36, 6: 3.14, 7: 3.00, 8: 2.90}
 FILLED_LEAST = 0.99
 # Ray Serve LLM hands tokens on every 50 ms, so a short answer may come in one piece. 64 tokens in 50 ms are 0.8 ms
 # each: no engine decodes one request so fast. Chunks that arrive together are microseconds apart.
@@ -306,24 +314,55 @@ def few_requests(evidence: Evidence) -> Iterator[str]:
     found = steady.completed if steady else 0
     if found < needed:
         seen = f"{found} requests finish in it" if steady else "there is none"
-        yield f"too few requests for a steady window: {needed} must finish in it, {seen}; give more prompts per level"
+        more = "give more prompts per level" if isinstance(load, Closed) else "hold the rate longer (--hold-s)"
+        yield f"too few requests for a steady window: {needed} must finish in it, {seen}; {more}"
 
 
 def steady_state(evidence: Evidence) -> Iterator[str]:
     """Throughput or the number in flight drifts inside the window that is called steady."""
     drift = evidence.run.trend
+    if behind := list(_falls_behind(evidence)):
+        yield from behind
+        return
     if drift is None:
         return
-    limit = T_LIMIT[min(drift.slices - 2, max(T_LIMIT))]
+    freedom = min(drift.slices - 2, max(T_LIMIT))
     if isinstance(evidence.run.load, Closed):
-        if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > limit:
+        if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > T_LIMIT[freedom]:
             yield f"no steady state: output tokens/s changed by {drift.throughput_change:+.0%} within the window"
         return
-    least = max(MAX_GROWTH * drift.arrivals, 3 * drift.in_flight_mean**0.5)
-    if drift.in_flight_growth > least and drift.in_flight_t > limit:
+    least = max(MAX_GROWTH * drift.arrivals, 3 * (2 * drift.in_flight_mean) ** 0.5)
+    if drift.in_flight_growth > least and drift.in_flight_t > T_GROWTH[freedom]:
         yield (
             f"no steady state: requests in flight grew by {drift.in_flight_growth:.0f} while {drift.arrivals} arrived: "
             "the rate is above what is served"
+        )
+    yield from _little(evidence, drift)
+
+
+def _falls_behind(evidence: Evidence) -> Iterator[str]:
+    """An open loop whose answers take ever longer, with a window or without."""
+    found = metrics.delays_s(evidence.records) if isinstance(evidence.run.load, Open) else None
+    if found is None:
+        return
+    moments = [record.arrival_s for record in evidence.records]
+    first_s, last_s, lasted_s = *found, max(moments) - min(moments)
+    if last_s - first_s > max(MAX_DELAY * lasted_s, MAX_LONGER * first_s):
+        yield (
+            f"no steady state: answers took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
+            f"{lasted_s:.0f} s of load: the rate is above what is served"
+        )
+
+
+def _little(evidence: Evidence, drift: Trend) -> Iterator[str]:
+    """The number in flight is not rate x time in the system."""
+    by_rate = drift.in_flight_by_rate
+    if by_rate is None or drift.in_flight_error is None:
+        return
+    if abs(drift.in_flight_mean - by_rate) > LITTLE_SHARE * by_rate + LITTLE_SIGMA * drift.in_flight_error:
+        yield (
+            f"no steady state: {drift.in_flight_mean:.1f} requests were in flight, rate x time in the system is "
+            f"{by_rate:.1f} (Little's law)"
         )
 
 
@@ -417,7 +456,9 @@ def _short(evidence: Evidence) -> str | None:
 
 
 def _trend_missing(evidence: Evidence) -> str | None:
-    return _short(evidence) or (None if evidence.run.trend else "too few requests finish in the window to fit a trend")
+    if evidence.run.trend or any(_falls_behind(evidence)):
+        return _short(evidence)
+    return _short(evidence) or "too few requests finish in the window to fit a trend"
 
 
 GATES: tuple[Gate, ...] = (

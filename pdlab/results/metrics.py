@@ -8,14 +8,16 @@
   first token (the burst of simultaneous prompts at the start is over) and closes when the last
   request arrives (from then on the number in flight falls). Not defined when fewer than 2 N
   requests finish inside.
-- Open loop: the window goes from the arrival after the first 10 % of requests to the arrival
-  before the last 10 %. Not defined when fewer than 20 requests arrive inside.
+- Open loop: the window is one of time. It opens when the system has filled: 2 times the 95th percentile of
+  E2EL after the first arrival, and not before the truncation point of MSER-5 (`filled`). It closes so that load is
+  kept up until the last judged request has ended: with the last arrival before the first request that was still
+  in flight when the last one arrived. Not defined when fewer than 20 requests arrive inside.
 
 Rates count what happens inside the window: a finish as one request and its input tokens, a received
 chunk as its share of the request's output tokens (a chunk may carry several). Latencies are of
 requests that arrive inside it and, for the closed loop, also finish inside: with equal lengths that
 leaves out the first and the last wave and nothing else. For the open loop later finishes count too,
-because leaving them out would drop the slowest.
+because leaving them out would drop the slowest; by its rule they end while load is kept up.
 
 A ramp has no steady state. The rules after which a level does not count are in `pdlab.bench.gates`.
 """
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
-OPEN_CUT = 0.1
+FILL = 2.0  # times the 95th percentile of E2EL
 OPEN_LEAST = 20
+BATCH = 5  # requests whose mean is one value of MSER-5
 CLOSED_LEAST = 2  # times the concurrency
 MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
 MOST_T = 1e6  # stands for a fit without any residue
@@ -132,14 +135,20 @@ def steady_window(records: Sequence[RequestRecord], load: Load) -> Window | None
     """The window by the rule above; None when it would be empty."""
     ordered = sorted(records, key=lambda record: record.arrival_s)
     return window_of(
-        load, [record.arrival_s for record in ordered], [_or_nan(record.first_token_s) for record in ordered]
+        load,
+        [record.arrival_s for record in ordered],
+        [_or_nan(record.first_token_s) for record in ordered],
+        [_or_nan(record.finish_s) if record.ok else math.nan for record in ordered],
     )
 
 
 def window_of(
-    load: Load, arrival_s: Sequence[float] | Column, first_token_s: Sequence[float] | Column
+    load: Load,
+    arrival_s: Sequence[float] | Column,
+    first_token_s: Sequence[float] | Column,
+    finish_s: Sequence[float] | Column,
 ) -> Window | None:
-    """`steady_window` of columns, both in the order of arrival; NaN where no token came."""
+    """`steady_window` of columns, all in the order of arrival; NaN where no token came, where none was the last."""
     count = len(arrival_s)
     if not count or isinstance(load, Ramp):
         return None
@@ -148,12 +157,57 @@ def window_of(
         if not burst:
             return None
         window = Window(max(burst), float(arrival_s[-1]))
-    else:
-        cut = math.ceil(OPEN_CUT * count)
-        if 2 * cut >= count:
-            return None
-        window = Window(float(arrival_s[cut]), float(arrival_s[-1 - cut]))
+        return window if window.closes_s > window.opens_s else None
+    return open_window([float(value) for value in arrival_s], [float(value) for value in finish_s])
+
+
+def open_window(arrival_s: Sequence[float], finish_s: Sequence[float]) -> Window | None:
+    """The window of an open loop, of columns in the order of arrival (NaN: not answered); None when it would be empty.
+
+    A request that was not answered ends nothing and opens nothing: it is judged, as one that failed.
+    """
+    if not arrival_s:
+        return None
+    last_s = arrival_s[-1]
+    ended = 0
+    while ended < len(arrival_s) and not finish_s[ended] > last_s:
+        ended += 1
+    while 0 < ended < len(arrival_s) and arrival_s[ended - 1] == arrival_s[ended]:
+        ended -= 1
+    e2el_s = [end - begin for begin, end in zip(arrival_s, finish_s, strict=True) if end == end]
+    if not e2el_s or not ended:
+        return None
+    filled_s = arrival_s[0] + FILL * percentile(sorted(e2el_s), 95)
+    known = [number for number in range(ended) if finish_s[number] == finish_s[number]]
+    if cut := filled([finish_s[number] - arrival_s[number] for number in known]):
+        filled_s = max(filled_s, arrival_s[known[cut]])
+    window = Window(filled_s, arrival_s[ended - 1])
     return window if window.closes_s > window.opens_s else None
+
+
+def filled(e2el_s: Sequence[float]) -> int:
+    """How many of the first requests met a system that was still filling, by MSER-5: the truncation after which the
+    squared standard error of the mean of the rest is least, over means of 5, at most half of them (K. P. White, An
+    effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997).
+
+    0 where what it would cut is not shorter than the rest: an empty system answers sooner, and to cut a busy spell
+    at the start would choose among what was measured.
+    """
+    count = len(e2el_s) // BATCH
+    means = [math.fsum(e2el_s[BATCH * i : BATCH * (i + 1)]) / BATCH for i in range(count)]
+    total = squares = 0.0
+    best, least = 0, math.inf
+    middle = math.fsum(means) / count if count else 0.0  # moved there, sums of squares keep their digits
+    for index in range(count - 1, -1, -1):
+        total += means[index] - middle
+        squares += (means[index] - middle) ** 2
+        rest = count - index
+        error = max(0.0, squares - total * total / rest) / rest**2
+        if index <= count // 2 and error <= least:
+            best, least = index, error
+    if not best or math.fsum(means[:best]) / best >= math.fsum(means[best:]) / (count - best):
+        return 0
+    return BATCH * best
 
 
 def judged(records: Sequence[RequestRecord], load: Load, window: Window | None = None) -> list[RequestRecord]:
@@ -167,6 +221,20 @@ def judged(records: Sequence[RequestRecord], load: Load, window: Window | None =
 
 def _or_nan(moment_s: float | None) -> float:
     return math.nan if moment_s is None else moment_s
+
+
+def delays_s(records: Sequence[RequestRecord]) -> tuple[float, float] | None:
+    """Median E2EL of the first and of the last fifth of the arrivals; None with fewer than 3 answers in either. It
+    says that a rate is far above what is served where answers take too long to leave a window."""
+    ordered = sorted(records, key=lambda record: record.arrival_s)
+    part = len(ordered) // 5
+    ends = []
+    for some in (ordered[:part], ordered[len(ordered) - part :]):
+        known = sorted(record.e2el_s for record in some if record.ok and record.e2el_s is not None)
+        if len(known) < PER_SLICE:
+            return None
+        ends.append(percentile(known, 50))
+    return ends[0], ends[1]
 
 
 def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
@@ -194,6 +262,8 @@ def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
     mean_tokens = math.fsum(tokens) / slices
     if not mean_tokens:
         return None
+    judging = [record for record in judged(answered, load, window) if record.e2el_s is not None]
+    inside = sum(opens_s <= record.arrival_s <= closes_s for record in records)
     throughput_change, throughput_t = _fitted(tokens)
     in_flight = [seconds / width_s for seconds in busy_s]
     growth, growth_t = _fitted(in_flight)
@@ -204,8 +274,22 @@ def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
         in_flight_growth=growth,
         in_flight_t=growth_t,
         in_flight_mean=math.fsum(in_flight) / slices,
-        arrivals=sum(opens_s <= record.arrival_s <= closes_s for record in records),
+        arrivals=inside,
+        **_little(judging, inside, closes_s - opens_s) if judging and not isinstance(load, Closed) else {},
     )
+
+
+def _little(judged: Sequence[RequestRecord], arrivals: int, width_s: float) -> dict[str, float]:
+    """Rate x time in the system, and its standard error against the number in flight: what is left of the requests
+    in flight when the window opens, and when it closes, counts on one side alone. Of Poisson arrivals at rate r the
+    sum of what is left has the variance r E[W^3] / 3."""
+    times_s = [record.e2el_s or 0.0 for record in judged]
+    rate = arrivals / width_s
+    cubes = math.fsum(time_s**3 for time_s in times_s) / len(times_s)
+    return {
+        "in_flight_by_rate": rate * math.fsum(times_s) / len(times_s),
+        "in_flight_error": math.sqrt(2 * rate * cubes / 3) / width_s,
+    }
 
 
 def _fitted(values: Sequence[float]) -> tuple[float, float]:

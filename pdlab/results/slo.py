@@ -1,4 +1,4 @@
-"""Whether requests meet an SLO, how sure a share of them is, and the bracket of a search. Pure."""
+"""Whether requests meet an SLO, how sure a share of them is, and what that makes of a search's points. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pdlab.core.text import plain
 from pdlab.core.workload import Slo
+from pdlab.results.metrics import percentile
 from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
 
 if TYPE_CHECKING:
     from pdlab.results.metrics import Column, Mask
 
 PILED_UP = "requests piled up"
+BLOCKS = 20
+LEAST_BLOCK = 5  # requests
+CLEAR = 5.0  # standard deviations; Student's t of 19 degrees of freedom is 3.6 at 0.1 %
+
+Verdict = Literal["meets", "misses", "undecided", "invalid"]
 
 
 def bounds_text(slo: Slo) -> str:
@@ -25,9 +31,87 @@ def bounds_text(slo: Slo) -> str:
 
 
 def meets(record: RequestRecord, slo: Slo) -> bool:
-    """Whether an answered request is within every bound (`within`)."""
+    """Whether an answered request is within every bound: `within`, and its own gaps. An answer in one chunk has no
+    gap to miss."""
     times_s = (math.nan if time_s is None else time_s for time_s in (record.ttft_s, record.tpot_s, record.e2el_s))
-    return record.ok and within(slo, *times_s)
+    return record.ok and within(slo, *times_s) and gap_stress(record, slo) <= 1
+
+
+def gap_stress(record: RequestRecord, slo: Slo) -> float:
+    """The 99th percentile of a request's gaps between chunks and the longest one over their bounds: the worse; 0
+    without a bound or a gap."""
+    if not slo.of_gaps or not record.itl_s:
+        return 0.0
+    gaps_s = sorted(record.itl_s)
+    return max(
+        percentile(gaps_s, 99) / slo.itl_p99_s if slo.itl_p99_s else 0.0,
+        gaps_s[-1] / slo.stall_s if slo.stall_s else 0.0,
+    )
+
+
+def stress(record: RequestRecord, slo: Slo) -> float:
+    """The worst latency of a request over its bound, above 1 where it misses; infinite where it was not answered."""
+    if not record.ok:
+        return math.inf
+    of_times = slo.stress(record.ttft_s or 0.0, record.tpot_s or 0.0, record.e2el_s or 0.0)
+    return max(of_times, gap_stress(record, slo))
+
+
+def effective(records: Sequence[RequestRecord], slo: Slo) -> float:
+    """To how many independent requests a row of neighbours comes, for the share of them that meets an SLO.
+
+    n / tau with the integrated autocorrelation time tau of "misses the SLO" and of "is worse than the SLO's quantile of
+    its own row", whichever is longer: the second says how requests cluster where hardly one misses.
+    """
+    import numpy as np
+
+    if not records:
+        return 0.0
+    worst = np.array([stress(record, slo) for record in records])
+    missed = np.array([not meets(record, slo) for record in records], dtype=np.float64)
+    ordered = np.sort(worst)
+    own = (worst > ordered[max(math.ceil(slo.quantile * len(worst)) - 1, 0)]).astype(np.float64)
+    return len(records) / max(correlation_time(missed), correlation_time(own))
+
+
+def clearly_within(records: Sequence[RequestRecord], slo: Slo) -> bool:
+    """Whether a row of neighbours is so far within bounds on TPOT and gaps that how alike they are does not matter: the
+    SLO's quantile of 20 blocks in turn, their mean and 5 standard deviations, is within. False with a bound on TTFT or
+    E2EL, in which queues have tails that a quiet level does not show."""
+    import numpy as np
+
+    size = len(records) // BLOCKS
+    if size < LEAST_BLOCK or slo.ttft_s is not None or slo.e2el_s is not None or not slo.bounded:
+        return False
+    worst = np.array([stress(record, slo) for record in records[: size * BLOCKS]]).reshape(BLOCKS, size)
+    if not np.isfinite(worst).all():
+        return False
+    quantiles = np.quantile(worst, slo.quantile, axis=1)
+    return bool(quantiles.mean() + CLEAR * quantiles.std(ddof=1) <= 1)
+
+
+def correlation_time(values: Column) -> float:
+    """Integrated autocorrelation time of a row, in its elements, at least 1: the longer of two estimates. The sum of
+    autocorrelations up to where a pair of them is no longer positive (C. J. Geyer, Practical Markov Chain Monte Carlo,
+    Statistical Science 7, 1992), and the variance of the means of 20 blocks over what independent values would have.
+    """
+    import numpy as np
+
+    n = len(values)
+    off = values - values.mean()
+    variance = float(off @ off) / n
+    if n < 2 or variance <= 0:
+        return 1.0
+    spectrum = np.fft.rfft(off, 2 * n)
+    rho = np.fft.irfft(spectrum * np.conj(spectrum), 2 * n)[:n] / (n * variance)
+    pairs = rho[: n - n % 2].reshape(-1, 2).sum(axis=1)
+    ends = np.flatnonzero(pairs <= 0)
+    tau = 2 * float(pairs[: ends[0] if len(ends) else None].sum()) - 1
+    size = n // BLOCKS
+    if size >= 2:
+        means = off[: size * BLOCKS].reshape(BLOCKS, size).mean(axis=1)
+        tau = max(tau, size * float(means.var(ddof=1)) / variance)
+    return max(1.0, tau)
 
 
 @overload
@@ -62,25 +146,34 @@ def share_bounds(met: int, judged: int, confidence: float) -> tuple[float, float
     return low, high
 
 
-def verdict_of(
-    usable: bool, piled: bool, low: float, high: float, quantile: float
-) -> Literal["meets", "misses", "undecided", "invalid"]:
-    if not usable:
-        return "invalid"
-    if piled or high < quantile:
-        return "misses"
-    return "meets" if low >= quantile else "undecided"
+def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int) -> SloPoint:
+    """The point with its bounds and its verdict (an invalid one keeps that), where ``error_shares`` looks share the
+    allowed error, half of it for either side.
+
+    It *meets* where the lower bound is at or above the quantile, or it is clearly within the bounds
+    (`clearly_within`), and every look was in a steady state; it *misses* where
+    the upper bound is below, or requests piled up in every look of several. What its latest look alone contradicts
+    is undecided, as is everything else.
+    """
+    size = point.judged if point.effective is None else point.effective
+    one_sided = 1 - (1 - confidence) / 2 / error_shares
+    # Whole requests, rounded against either conclusion.
+    low = share_bounds(math.floor(point.share * size + 1e-9), size, one_sided)[0]
+    high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided)[1]
+    latest = point.share if point.latest is None else point.latest
+    verdict: Verdict = "undecided"
+    if point.verdict == "invalid":
+        verdict = "invalid"
+    elif (point.reason == PILED_UP and point.looks > 1) or (high < quantile and latest < quantile):
+        verdict = "misses"
+    elif (low >= quantile or point.clear) and latest >= quantile and point.steady is True:
+        verdict = "meets"
+    return point.model_copy(update={"low": low, "high": high, "verdict": verdict})
 
 
 def bracket_at(search: SloSearch, confidence: float) -> tuple[float | None, float | None]:
     """The ends of a finished search (`bracket`), its requests judged at another confidence."""
-    again = []
-    for point in search.points:
-        low, high = share_bounds(point.met, point.judged, 1 - (1 - confidence) / 2)
-        usable, piled = point.verdict != "invalid", point.reason == PILED_UP
-        verdict = verdict_of(usable, piled, low, high, search.slo.quantile)
-        again.append(point.model_copy(update={"low": low, "high": high, "verdict": verdict}))
-    return bracket(again)
+    return bracket([judge(point, search.slo.quantile, confidence, search.error_shares) for point in search.points])
 
 
 def bracket(found: Sequence[SloPoint]) -> tuple[float | None, float | None]:

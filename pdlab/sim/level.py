@@ -170,7 +170,7 @@ def _steady(level: SimulatedLevel) -> Summary | None:
     if not isinstance(load, Closed):
         return None
     count = len(level.arrival_s)
-    window = window_of(load, level.arrival_s, level.first_token_s)
+    window = window_of(load, level.arrival_s, level.first_token_s, level.finish_s)
     if window is None:
         return None
     finished = [i for i in range(count) if window.holds(level.finish_s[i])]

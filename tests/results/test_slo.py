@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.core.workload import Slo
 from pdlab.results.schema import RequestRecord
-from pdlab.results.slo import meets, within
+from pdlab.results.slo import meets, stress, within
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
 
@@ -31,6 +31,22 @@ SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
 def test_one_request_and_a_column(slo: Slo, times_s: tuple[float, float, float], met: bool) -> None:
     assert within(slo, *times_s) is met
     assert within(slo, *(np.array([time_s, time_s]) for time_s in times_s)).tolist() == [met, met]
+
+
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [(Slo(stall_s=0.5), True), (Slo(stall_s=0.49), False), (Slo(itl_p99_s=0.46), True), (Slo(itl_p99_s=0.4), False),
+     (Slo(ttft_s=0.5, stall_s=1.0), False)],
+)  # fmt: skip
+def test_the_gaps_of_one_request(slo: Slo, met: bool) -> None:
+    gaps = (*[0.01] * 10, 0.5)
+    stalled = RequestRecord(
+        arrival_s=0, first_token_s=1, finish_s=1.6, input_tokens=1, output_tokens=12, itl_s=gaps
+    )  # p99 of 11 gaps: 0.451
+    assert meets(stalled, slo) is met
+    assert (stress(stalled, slo) <= 1) is met
+    assert meets(stalled.model_copy(update={"itl_s": ()}), Slo(stall_s=0.1)), "one chunk has no gap"
+    assert stress(stalled.model_copy(update={"error": "x"}), slo) == math.inf
 
 
 def test_a_record() -> None:

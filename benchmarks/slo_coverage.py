@@ -1,0 +1,191 @@
+"""How often the search for an SLO's highest rate holds the truth, with the real search, windows and gates in the loop.
+
+    python benchmarks/slo_coverage.py [--searches 100] [--seed 0] [--only NAME] [--hold-s 60]
+
+M/D/1 queues, whose truth is known in closed form, at four bounds, and the project's simulator at four workloads of
+E2EL from 0.1 to 20 s, whose truth is read off long runs. One line per case: how often the truth was inside the bracket,
+how often the lower end was above it, the median width of the brackets, and how many levels and seconds of load a
+search took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pdlab.bench.slo_offline import Drive, search_over  # noqa: E402
+from pdlab.bench.slo_search import Search  # noqa: E402
+from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
+from pdlab.results import slo as judging  # noqa: E402
+from pdlab.results.schema import RequestRecord, SloSearch  # noqa: E402
+from pdlab.sim.hardware import load_hardware  # noqa: E402
+from pdlab.sim.level import open_arrivals, records  # noqa: E402
+from pdlab.sim.simulator import simulate  # noqa: E402
+
+SERVICE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One truth to be found. ``above``: no answer may lie above this rate."""
+
+    name: str
+    slo: Slo
+    workload: Workload
+    drive: Drive
+    truth_rps: float
+    above_rps: float
+    start_rps: float
+
+
+def md1(level: Level) -> list[RequestRecord]:
+    """Poisson arrivals before one server of constant service time; TTFT is the wait and the service."""
+    assert isinstance(level.load, Open)
+    free_s, found = 0.0, []
+    for arrival_s in open_arrivals(level.load, level.num_requests, random.Random(level.seed)):
+        begins_s = max(arrival_s, free_s)
+        free_s = begins_s + SERVICE_S
+        found.append(
+            RequestRecord(arrival_s=arrival_s, first_token_s=free_s, finish_s=free_s, input_tokens=1, output_tokens=1)
+        )
+    return found
+
+
+def waits_at_most(t: float, rate: float, service: float = SERVICE_S) -> float:
+    """P(W <= t) of an M/D/1 queue (Erlang, 1909), for t up to some tens of service times."""
+    terms = (
+        (-rate * (t - k * service)) ** k / math.factorial(k) * math.exp(rate * (t - k * service))
+        for k in range(math.floor(t / service + 1e-9) + 1)
+    )
+    return (1 - rate * service) * math.fsum(terms)
+
+
+def md1_truth(bound_s: float, quantile: float) -> float:
+    low, high = 0.0, 1 / SERVICE_S
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if waits_at_most(bound_s - SERVICE_S, middle) >= quantile else (low, middle)
+    return low
+
+
+def md1_case(bound_s: float) -> Case:
+    slo = Slo(ttft_s=bound_s)
+    return Case(
+        name=f"M/D/1 {bound_s:g} s",
+        slo=slo,
+        workload=Workload(input_tokens=1, output_tokens=1),
+        drive=md1,
+        truth_rps=md1_truth(bound_s, slo.quantile),
+        above_rps=1 / SERVICE_S,
+        start_rps=1.0,
+    )
+
+
+def simulated(label: str, workload: Workload) -> Drive:
+    deployment, hardware, shape = Deployment(topology=parse_label(label)), *PARTS
+
+    def drive(level: Level) -> Sequence[RequestRecord]:
+        (done,) = simulate(deployment, [level], workload, hardware, shape, seed=level.seed)
+        return records(done)
+
+    return drive
+
+
+PARTS = (load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b"))
+SIMULATED = {
+    "2000:4": ("collocated-4xtp2", Workload(input_tokens=2000, output_tokens=4), Slo(ttft_s=0.3)),
+    "5000:250": ("collocated-4xtp2", Workload(), Slo(tpot_s=0.015)),
+    "5000:250 PD": ("pd-pack-p1xtp2-d3xtp2", Workload(), Slo(ttft_s=2.0, tpot_s=0.015)),
+    "1000:1000": ("collocated-4xtp2", Workload(input_tokens=1000, output_tokens=1000), Slo(tpot_s=0.02)),
+}
+
+
+def simulated_case(name: str, long_s: float) -> Case:
+    """The truth by halving, each rate held for ``long_s`` after as long as it takes to fill."""
+    label, workload, slo = SIMULATED[name]
+    drive = simulated(label, workload)
+
+    def share(rate_rps: float) -> float:
+        level = Level(load=Open(rate_rps=rate_rps), num_requests=max(2000, round(long_s * rate_rps)), seed=99)
+        found = drive(level)
+        part = found[len(found) // 5 : len(found) * 9 // 10]
+        return sum(judging.meets(record, slo) for record in part) / len(part)
+
+    high = 1.0
+    while share(high) >= slo.quantile:
+        high *= 2
+    low = high / 2
+    for _ in range(7):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if share(middle) >= slo.quantile else (low, middle)
+    truth = math.sqrt(low * high)
+    return Case(f"{name} {label}", slo, workload, drive, truth, math.inf, truth / 4)
+
+
+def held(found: SloSearch, truth_rps: float) -> tuple[bool, bool]:
+    """(the truth is inside the bracket, the lower end is above it)."""
+    above = found.low_rps is not None and found.low_rps > truth_rps
+    return not above and (found.high_rps is None or found.high_rps >= truth_rps), above
+
+
+def trial(case: Case, searches: int, seed: int, hold_s: float) -> str:
+    """One line of the table."""
+    seconds = [0.0]
+
+    def drive(level: Level) -> Sequence[RequestRecord]:
+        found = case.drive(level)
+        seconds[0] += found[-1].arrival_s
+        return found
+
+    search = Search(slo=case.slo, start_rps=case.start_rps)
+    began_s, inside, above, beyond, finished, widths, counts = time.perf_counter(), 0, 0, 0, 0, [], []
+    for number in range(searches):
+        found = search_over(drive, search, case.workload, label=case.name, seed=seed + number, hold_s=hold_s)
+        within, over = held(found, case.truth_rps)
+        inside, above, finished = inside + within, above + over, finished + found.finished
+        beyond += found.low_rps is not None and found.low_rps > case.above_rps
+        counts.append(sum(point.looks for point in found.points))
+        if found.low_rps and found.high_rps:
+            widths.append(found.high_rps / found.low_rps)
+    width = f"{median(widths):.2f}" if widths else "-"
+    return (
+        f"| {case.name} | {case.truth_rps:.3g} | {inside} of {searches} | {above} | {beyond} | {finished} | {width} | "
+        f"{median(counts):g} | {seconds[0] / searches:.0f} | {time.perf_counter() - began_s:.0f} |"
+    )
+
+
+def cases(only: str) -> list[Callable[[], Case]]:
+    made: dict[str, Callable[[], Case]] = {f"M/D/1 {b:g} s": (lambda b=b: md1_case(b)) for b in (0.3, 0.5, 1.0, 2.0)}  # type: ignore[misc]
+    made |= {name: (lambda name=name: simulated_case(name, 1500.0)) for name in SIMULATED}  # type: ignore[misc]
+    return [make for name, make in made.items() if only in name]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--searches", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hold-s", type=float, default=60.0)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    args = parser.parse_args()
+    head = "case", "truth /s", "inside", "low above truth", "low above capacity", "finished", "high / low"
+    print("| " + " | ".join((*head, "levels", "s of load", "s taken")) + " |", flush=True)
+    print("|---" * (len(head) + 3) + "|", flush=True)
+    for make in cases(args.only):
+        print(trial(make(), args.searches, args.seed, args.hold_s), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
