@@ -7,12 +7,12 @@ passed but *unchecked*, with the reason. New gates join `GATES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from pdlab.core.errors import BenchError
 from pdlab.core.schema import Frozen
@@ -52,15 +52,20 @@ class Evidence(Frozen):
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
     could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
     appeared in it. ``ingress_replicas`` None: none stands in front of the engines, but a router that HAProxy asks.
-    ``smoke``: too short by intention."""
+    ``smoke``: too short by intention. ``given``: the requests in columns, where there are no records."""
 
     run: Run
-    records: tuple[RequestRecord, ...]
+    records: tuple[RequestRecord, ...] = ()
+    given: InstanceOf[metrics.Columns] | None = None
     kv_expected: bool = False
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
     ingress_replicas: int | None = Field(default=None, ge=1)
     smoke: bool = False
+
+    @property
+    def columns(self) -> metrics.Columns:
+        return metrics.columns(self.records) if self.given is None else self.given
 
     @property
     def answered(self) -> list[RequestRecord]:
@@ -342,11 +347,11 @@ def steady_state(evidence: Evidence) -> Iterator[str]:
 
 def _falls_behind(evidence: Evidence) -> Iterator[str]:
     """An open loop whose answers take ever longer, with a window or without."""
-    found = metrics.delays_s(evidence.records) if isinstance(evidence.run.load, Open) else None
+    found = metrics.delays_s(evidence.columns) if isinstance(evidence.run.load, Open) else None
     if found is None:
         return
-    moments = [record.arrival_s for record in evidence.records]
-    first_s, last_s, lasted_s = *found, max(moments) - min(moments)
+    moments = evidence.columns.arrival_s
+    first_s, last_s, lasted_s = *found, float(moments[-1] - moments[0])
     if last_s - first_s > max(MAX_DELAY * lasted_s, MAX_LONGER * first_s):
         yield (
             f"no steady state: answers took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
@@ -512,8 +517,14 @@ def after_canary(validity: Validity, result: CanaryResult) -> Validity:
     )
 
 
-def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True) -> Validity:
-    """Ask every gate. ``moves_kv`` False: the deployment has no KV transfers to ask for.
+OF_TIMES = {"few_requests", "steady_state"}
+"""Gates that need nothing but when requests came and went."""
+
+
+def validate_level(
+    evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True, only: Collection[str] | None = None
+) -> Validity:
+    """Ask every gate, or ``only`` some. ``moves_kv`` False: the deployment has no KV transfers to ask for.
 
     Metrics that could not be read where KV transfers must be proven fail ``kv_transfers``: HTTP 200 alone
     proves no transfer.
@@ -523,6 +534,8 @@ def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv:
     unchecked: dict[str, str] = {}
     for gate in GATES:
         if not gate.applies(evidence) or (gate.name == "kv_transfers" and not moves_kv):
+            continue
+        if only is not None and gate.name not in only:
             continue
         missing = gate.missing(evidence)
         if missing and gate.name == "kv_transfers" and evidence.kv_expected:

@@ -14,15 +14,19 @@ not in a steady state, or could not be checked for one; `pdlab.results.slo.judge
 - Without a steady window (answers take too long) all requests are judged: they began in an empty system and ended in
   one, which only helps them, so that they can show a miss and never that the SLO is met.
 
+- No rate meets above what was served at a higher one at which requests piled up: just above its capacity a server's
+  queue grows too slowly for one level to show it.
+
 The search goes up or down by a factor until one rate meets and one misses, then divides the wider of the
 gaps beside the undecided band (geometric middle) until both are within the resolution, looks again at what is
-undecided, and confirms.
+undecided, and confirms. A rate that lacks independent requests alone is looked at again before any other is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -30,13 +34,27 @@ from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
 from pdlab.results import metrics
 from pdlab.results.schema import RequestRecord, Run, SloPoint, SloSearch
-from pdlab.results.slo import PILED_UP, bracket, clearly_within, effective, judge, meets
+from pdlab.results.slo import (
+    PILED_UP,
+    bracket,
+    clearly_within,
+    effective,
+    judge,
+    judge_all,
+    most_served,
+    served_rps,
+    stress,
+)
+
+if TYPE_CHECKING:
+    from pdlab.results.metrics import Column, Columns
 
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
 STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
 POWER = 2.0
 MOST_LOOKS = 3  # at one rate
+SURER = 3  # times as many requests
 ALONE = 0.2  # requests in flight: who misses then gains nothing from a lower rate
 # What these find is what the search asks about: that the server cannot keep up.
 PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preemptions"}
@@ -82,7 +100,8 @@ class Search(SearchLimits):
 class Sample(Frozen):
     """One level at one rate: of ``judged`` requests, which come to ``effective`` independent ones (None: all of them),
     ``met`` the SLO. ``steady``: whether it was in a steady state (None: not checked). ``in_flight``: mean number.
-    ``clear``: it is far within the bounds. ``invalid``: why its figures cannot be used."""
+    ``clear``: it is far within the bounds. ``served_rps``: where requests piled up, what was served at least.
+    ``invalid``: why its figures cannot be used."""
 
     rate_rps: float
     repeat: int
@@ -93,6 +112,7 @@ class Sample(Frozen):
     steady: bool | None = True
     in_flight: float | None = None
     clear: bool = False
+    served_rps: float | None = None
     invalid: str | None = None
 
     @property
@@ -112,27 +132,38 @@ class Step(Frozen):
 
 def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> Sample:
     """A finished open-loop level with its requests as the search takes it."""
+    import numpy as np
+
+    ordered = sorted(records, key=lambda record: record.arrival_s)
+    worst = np.array([stress(record, slo) for record in ordered], dtype=np.float64)
+    return sample_of(run, metrics.columns(ordered), worst, slo)
+
+
+def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> Sample:
+    """`sample` of requests in columns, with the worst latency of each over its bound."""
+    import numpy as np
+
     unusable = [g for g in run.validity.failed_gates if g not in PERFORMANCE_GATES]
     invalid = "; ".join(run.validity.reasons) if unusable else None
-    window = metrics.steady_window(records, run.load)
-    judged = metrics.judged(records, run.load, window) if window else list(records)
+    window = metrics.window_over(found, run.load)
+    judged = worst[window.judges(found.arrival_s, found.finish_s, run.load)] if window else worst
     steady: bool | None = True
     if "steady_state" in run.validity.failed_gates:
         steady = False
     elif window is None or "few_requests" in run.validity.failed_gates or "steady_state" in run.validity.unchecked:
         steady = None
-    times_s = [record.e2el_s for record in records if record.ok and record.e2el_s is not None]
-    ordered = sorted(judged, key=lambda record: record.arrival_s)
+    times_s = found.e2el_s[~np.isnan(found.finish_s)]
     return Sample(
         rate_rps=run.key.value,
         repeat=run.key.repeat,
         look=run.key.look,
         judged=len(judged),
-        met=sum(meets(record, slo) for record in judged),
-        effective=effective(ordered, slo),
+        met=int((judged <= 1).sum()),
+        effective=effective(judged, slo.quantile),
         steady=steady,
-        in_flight=run.key.value * math.fsum(times_s) / len(times_s) if times_s else None,
-        clear=clearly_within(ordered, slo),
+        in_flight=run.key.value * float(times_s.mean()) if len(times_s) else None,
+        clear=clearly_within(judged, slo),
+        served_rps=served_rps(found) if steady is False else None,
         invalid=invalid,
     )
 
@@ -142,10 +173,11 @@ def points(samples: Iterable[Sample], search: Search) -> tuple[SloPoint, ...]:
     by_rate: dict[float, list[Sample]] = {}
     for found in samples:
         by_rate.setdefault(found.rate_rps, []).append(found)
-    return tuple(_point(rate_rps, by_rate[rate_rps], search) for rate_rps in sorted(by_rate))
+    pooled = [_point(rate_rps, by_rate[rate_rps]) for rate_rps in sorted(by_rate)]
+    return judge_all(pooled, search.slo.quantile, search.confidence, search.max_points)
 
 
-def _point(rate_rps: float, pooled: Sequence[Sample], search: Search) -> SloPoint:
+def _point(rate_rps: float, pooled: Sequence[Sample]) -> SloPoint:
     good = sorted((found for found in pooled if found.invalid is None), key=lambda found: (found.look, found.repeat))
     # A level too short to be checked says nothing that a longer one does not say better.
     counted = [found for found in good if found.steady is not None] or good
@@ -153,7 +185,8 @@ def _point(rate_rps: float, pooled: Sequence[Sample], search: Search) -> SloPoin
     piled = bool(counted) and all(found.steady is False for found in counted)
     size = sum(found.judged if found.effective is None else found.effective for found in counted)
     flying = [found.in_flight for found in counted if found.in_flight is not None]
-    point = SloPoint(
+    served = [found.served_rps for found in counted if found.served_rps is not None]
+    return SloPoint(
         rate_rps=rate_rps,
         judged=judged,
         met=met,
@@ -168,9 +201,9 @@ def _point(rate_rps: float, pooled: Sequence[Sample], search: Search) -> SloPoin
         steady=_all_steady(counted),
         in_flight=math.fsum(flying) / len(flying) if flying else None,
         clear=bool(counted) and all(found.clear for found in counted),
+        served_rps=min(served, default=None),
         reason=pooled[0].invalid if not good else PILED_UP if piled else None,
     )
-    return judge(point, search.slo.quantile, search.confidence, search.max_points)
 
 
 def _all_steady(samples: Sequence[Sample]) -> bool | None:
@@ -218,11 +251,15 @@ def _next_rate(
             return top.rate_rps
         return rounded(factor * top.rate_rps) if factor * top.rate_rps <= MOST_RPS else None
     if low is None:
-        if _unclear(bottom, taken):
+        if _unclear(bottom, taken) or _promising(bottom, taken, search):
             return bottom.rate_rps
         alone = bottom.verdict == "misses" and bottom.in_flight is not None and bottom.in_flight < ALONE
         return rounded(bottom.rate_rps / factor) if not alone and bottom.rate_rps / factor >= LEAST_RPS else None
     between = [point for point in found if low < point.rate_rps < high]
+    most_rps = most_served(found)
+    for point in reversed(between):
+        if (most_rps is None or point.rate_rps <= most_rps) and _promising(point, taken, search):
+            return point.rate_rps
     if (middle := _middle(low, high, [point.rate_rps for point in between], found, search)) is not None:
         return middle
     for point in between:
@@ -234,6 +271,16 @@ def _next_rate(
 def _unclear(point: SloPoint, taken: dict[float, int]) -> bool:
     """Whether a longer look, rather than another rate, is what tells more: it was not in a steady state."""
     return point.verdict == "undecided" and point.steady is not True and taken.get(point.rate_rps, 1) < MOST_LOOKS
+
+
+def _promising(point: SloPoint, taken: dict[float, int], search: Search) -> bool:
+    """Whether a rate that is undecided would meet if a further look, `SURER` times as much in all, says the same: that
+    tells more than a lower rate, at which as few independent requests would leave it undecided again."""
+    if point.verdict != "undecided" or point.steady is not True or taken.get(point.rate_rps, 1) >= MOST_LOOKS:
+        return False
+    sized = {"effective": SURER * (point.judged if point.effective is None else point.effective), "reason": None}
+    more = judge(point.model_copy(update=sized), search.slo.quantile, search.confidence, search.max_points)
+    return more.verdict == "meets"
 
 
 def _middle(
@@ -256,7 +303,8 @@ def result(
     low, high = bracket(found)
     quantile = search.slo.quantile
     good = [p for p in found if p.judged and p.verdict != "misses" and p.share >= quantile]
-    best = max((p.rate_rps for p in good if high is None or p.rate_rps < high), default=None)
+    ends = [end for end in (high, most_served(found)) if end is not None]
+    best = max((p.rate_rps for p in good if all(p.rate_rps < end for end in ends)), default=None)
     unlimited = search.model_copy(update={"max_points": 1 << 30})
     finished = None not in (low, high) and next_step(found, unlimited, looks=looks) is None
     finished = finished and not any(point.verdict == "invalid" for point in found)

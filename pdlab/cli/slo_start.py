@@ -10,9 +10,10 @@ from pdlab.core.catalog import load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Level, Workload
 from pdlab.deploy.endpoint import load_running
-from pdlab.results.schema import Manifest, RequestRecord, SloSearch
+from pdlab.results.metrics import Columns
+from pdlab.results.schema import Manifest, SloSearch
 from pdlab.sim.hardware import load_hardware
-from pdlab.sim.level import records
+from pdlab.sim.level import columns
 from pdlab.sim.simulator import simulate
 
 GPU_HARDWARE, LOCAL_HARDWARE = "h100-vllm-0.11", "cpu-vllm-0.29"
@@ -57,7 +58,7 @@ def simulated(search: Search, workload: Workload, manifest: Manifest, hardware: 
         raise UsageError("--start-from plan: gaps between chunks are not simulated; bound TTFT, TPOT or E2EL too")
     calibrated = load_hardware(hardware or (LOCAL_HARDWARE if manifest.local else GPU_HARDWARE))
 
-    def drive(level: Level) -> tuple[RequestRecord, ...]:
+    def drive(level: Level) -> Columns:
         (done,) = simulate(
             deployment,
             [level],
@@ -67,7 +68,7 @@ def simulated(search: Search, workload: Workload, manifest: Manifest, hardware: 
             seed=level.seed,
             prefix_hit_rate=workload.declared_cached_share,
         )
-        return records(done)
+        return columns(done)
 
     quick = search.model_copy(update={**QUICK, "slo": slo})
     return search_over(drive, quick, workload, label=deployment.label, seed=workload.seed)

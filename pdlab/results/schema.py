@@ -265,7 +265,8 @@ class SloPoint(Frozen):
     left of the search's error for one look); ``verdict`` follows from them. ``repeats`` are the levels that were
     pooled, ``looks`` their number, ``latest`` the share in the last one alone. ``steady``: every one was checked
     for a steady state and was in it; None: some could not be checked. ``in_flight``: mean number, over all of them.
-    ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`).
+    ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`). ``served_rps``:
+    where requests piled up, what was served at least (`pdlab.results.slo.served_rps`).
     """
 
     rate_rps: float
@@ -282,6 +283,7 @@ class SloPoint(Frozen):
     steady: bool | None = None
     in_flight: float | None = None
     clear: bool = False
+    served_rps: float | None = None
     reason: str | None = None
 
 

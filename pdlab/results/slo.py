@@ -13,11 +13,12 @@ from pdlab.results.metrics import percentile
 from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
 
 if TYPE_CHECKING:
-    from pdlab.results.metrics import Column, Mask
+    from pdlab.results.metrics import Column, Columns, Mask
 
 PILED_UP = "requests piled up"
 BLOCKS = 20
 LEAST_BLOCK = 5  # requests
+SERVED_SLICES, SERVED_T = 10, 2.82  # Student's t of 9 degrees of freedom, one-sided 99 %
 CLEAR = 5.0  # standard deviations; Student's t of 19 degrees of freedom is 3.6 at 0.1 %
 
 Verdict = Literal["meets", "misses", "undecided", "invalid"]
@@ -57,36 +58,53 @@ def stress(record: RequestRecord, slo: Slo) -> float:
     return max(of_times, gap_stress(record, slo))
 
 
-def effective(records: Sequence[RequestRecord], slo: Slo) -> float:
-    """To how many independent requests a row of neighbours comes, for the share of them that meets an SLO.
+def stresses(found: Columns, slo: Slo) -> Column:
+    """`stress` of columns, which know no gaps between chunks."""
+    import numpy as np
+
+    several = found.output_tokens > 1
+    after = np.where(several, found.output_tokens - 1, 1)
+    tpot_s = np.where(several, (found.finish_s - found.first_token_s) / after, 0)
+    worst = np.zeros(len(found))
+    for times_s, bound_s in (
+        (found.first_token_s - found.arrival_s, slo.ttft_s),
+        (tpot_s, slo.tpot_s),
+        (found.e2el_s, slo.e2el_s),
+    ):
+        if bound_s is not None:
+            worst = np.maximum(worst, times_s / bound_s)
+    return np.where(np.isnan(found.finish_s), np.inf, worst)
+
+
+def effective(worst: Column, quantile: float) -> float:
+    """To how many independent requests a row of neighbours comes, for the share of them that meets an SLO, by the
+    `stress` of each.
 
     n / tau with the integrated autocorrelation time tau of "misses the SLO" and of "is worse than the SLO's quantile of
     its own row", whichever is longer: the second says how requests cluster where hardly one misses.
     """
     import numpy as np
 
-    if not records:
+    if not len(worst):
         return 0.0
-    worst = np.array([stress(record, slo) for record in records])
-    missed = np.array([not meets(record, slo) for record in records], dtype=np.float64)
-    ordered = np.sort(worst)
-    own = (worst > ordered[max(math.ceil(slo.quantile * len(worst)) - 1, 0)]).astype(np.float64)
-    return len(records) / max(correlation_time(missed), correlation_time(own))
+    missed = (worst > 1).astype(np.float64)
+    own = (worst > np.sort(worst)[max(math.ceil(quantile * len(worst)) - 1, 0)]).astype(np.float64)
+    return len(worst) / max(correlation_time(missed), correlation_time(own))
 
 
-def clearly_within(records: Sequence[RequestRecord], slo: Slo) -> bool:
+def clearly_within(worst: Column, slo: Slo) -> bool:
     """Whether a row of neighbours is so far within bounds on TPOT and gaps that how alike they are does not matter: the
     SLO's quantile of 20 blocks in turn, their mean and 5 standard deviations, is within. False with a bound on TTFT or
     E2EL, in which queues have tails that a quiet level does not show."""
     import numpy as np
 
-    size = len(records) // BLOCKS
+    size = len(worst) // BLOCKS
     if size < LEAST_BLOCK or slo.ttft_s is not None or slo.e2el_s is not None or not slo.bounded:
         return False
-    worst = np.array([stress(record, slo) for record in records[: size * BLOCKS]]).reshape(BLOCKS, size)
-    if not np.isfinite(worst).all():
+    blocks = worst[: size * BLOCKS].reshape(BLOCKS, size)
+    if not np.isfinite(blocks).all():
         return False
-    quantiles = np.quantile(worst, slo.quantile, axis=1)
+    quantiles = np.quantile(blocks, slo.quantile, axis=1)
     return bool(quantiles.mean() + CLEAR * quantiles.std(ddof=1) <= 1)
 
 
@@ -171,9 +189,45 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     return point.model_copy(update={"low": low, "high": high, "verdict": verdict})
 
 
+def judge_all(
+    points: Sequence[SloPoint], quantile: float, confidence: float, error_shares: int
+) -> tuple[SloPoint, ...]:
+    """`judge` each point; then none *meets* above what was served (`most_served`): where a server cannot keep up with
+    a rate just above its capacity the queue grows too slowly to be seen in one level, and TPOT and gaps do not tell."""
+    judged = [judge(point, quantile, confidence, error_shares) for point in points]
+    most_rps = most_served(judged)
+    if most_rps is None:
+        return tuple(judged)
+    beyond = {"verdict": "undecided", "reason": f"not more than {most_rps:.4g} requests/s were served at a higher rate"}
+    return tuple(
+        point.model_copy(update=beyond) if point.verdict == "meets" and point.rate_rps > most_rps else point
+        for point in judged
+    )
+
+
+def most_served(points: Sequence[SloPoint]) -> float | None:
+    """What was served at the lowest rate at which requests piled up, at least; None where they never did."""
+    known = [(point.rate_rps, point.served_rps) for point in points if point.served_rps is not None]
+    return min(known)[1] if known else None
+
+
+def served_rps(found: Columns) -> float | None:
+    """What is served where requests pile up, at least: answers/s in the second half of the time in which load is kept
+    up, in 10 slices of it, the lower end of the one-sided 99 % interval of their mean (Student's t). None without
+    answers in it."""
+    import numpy as np
+
+    begin_s, end_s = (found.arrival_s[0] + found.arrival_s[-1]) / 2, found.arrival_s[-1]
+    counts, _ = np.histogram(found.finish_s[~np.isnan(found.finish_s)], SERVED_SLICES, (begin_s, end_s))
+    if not counts.any():
+        return None
+    rates = counts * SERVED_SLICES / (end_s - begin_s)
+    return max(0.0, float(rates.mean() - SERVED_T * rates.std(ddof=1) / math.sqrt(SERVED_SLICES)))
+
+
 def bracket_at(search: SloSearch, confidence: float) -> tuple[float | None, float | None]:
     """The ends of a finished search (`bracket`), its requests judged at another confidence."""
-    return bracket([judge(point, search.slo.quantile, confidence, search.error_shares) for point in search.points])
+    return bracket(judge_all(search.points, search.slo.quantile, confidence, search.error_shares))
 
 
 def bracket(found: Sequence[SloPoint]) -> tuple[float | None, float | None]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
-from pdlab.results.metrics import distribution, is_short, window_of
+from pdlab.results.metrics import Columns, distribution, is_short, window_of
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 
 
@@ -139,6 +139,19 @@ def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
             level.input_tokens,
             level.output_tokens,
             strict=True,
+        )
+    )
+
+
+def columns(level: SimulatedLevel) -> Columns:
+    """Every request, as windows and searches take it."""
+    import numpy as np
+
+    order = np.argsort(level.arrival_s, kind="stable")
+    return Columns(
+        *(
+            np.array(values, dtype=np.float64)[order]
+            for values in (level.arrival_s, level.first_token_s, level.finish_s, level.output_tokens)
         )
     )
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.queues import served
 
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import Sample, Search, Step, next_step, points, result
-from pdlab.core.workload import Open, RunKey, Slo, Workload
+from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results import slo as results_slo
 from pdlab.results.schema import RequestRecord, Run, SloPoint, Validity
@@ -113,6 +114,18 @@ def test_from_a_plan_it_goes_in_small_steps_at_first() -> None:
     assert rate_after([sample(10, False)], near) == 8
 
 
+def test_a_rate_that_lacks_independent_requests_alone_is_looked_at_again_before_a_lower_one() -> None:
+    few, missed = sample(4, True, effective=60.0), sample(8, False)
+    assert rate_after([few, missed]) == 4
+    again = few.model_copy(update={"look": 1, "effective": 40.0})
+    assert rate_after([few, again, missed]) == 4
+    assert rate_after([few, again, again.model_copy(update={"look": 2, "effective": 3.0}), missed]) == 2, "not for ever"
+    assert rate_after([sample(4, True, met=291), missed]) == 2, "its share would not meet it then either"
+    assert rate_after([sample(1, True), few, missed]) == 4, "nor is the gap below it divided"
+    beyond = sample(8, True, steady=False, served_rps=3.0)
+    assert rate_after([sample(1, True), few, beyond, beyond.model_copy(update={"look": 1})]) == 2
+
+
 def test_measured_points_are_not_measured_again() -> None:
     def measure(step: Step) -> Sample:
         return sample(step.rate_rps, step.rate_rps <= 3, look=step.look)
@@ -169,6 +182,26 @@ def test_a_longer_look_stands_in_for_one_that_was_not_checked() -> None:
     assert (point.verdict, point.judged, point.looks) == ("meets", 300, 1)
     (drifted,) = points([sample(2, True, steady=False), sample(2, True, look=1)], SEARCH)
     assert drifted.verdict == "undecided"
+
+
+def test_none_meets_above_what_was_served_where_requests_piled_up() -> None:
+    piled = sample(4, True, steady=False, served_rps=2.9)
+    low, near, top = points([sample(2, True), sample(3, True, clear=True), piled], SEARCH)
+    assert (low.verdict, near.verdict, top.verdict) == ("meets", "undecided", "undecided")
+    assert near.reason == "not more than 2.9 requests/s were served at a higher rate" and top.served_rps == 2.9
+    found = answer([sample(2, True), sample(3, True), piled, piled.model_copy(update={"look": 1})])
+    assert (found.low_rps, found.high_rps, found.best_rps) == (2, 4, 2)
+    assert results_slo.bracket_at(found, 0.9) == (2, 4), "and judged again at another confidence"
+    far = sample(8, True, steady=False, served_rps=1.0)
+    assert points([sample(2, True), piled, far], SEARCH)[0].verdict == "meets", "what a flood serves may be less"
+
+
+def test_what_is_served_where_requests_pile_up() -> None:
+    queue = served(Level(load=Open(rate_rps=14), num_requests=1400, seed=1), 0.1)
+    at_least = results_slo.served_rps(queue)
+    assert at_least is not None and 9.8 < at_least <= 10.001
+    never = metrics.columns([record(0.1, 0.01, error="x")] * 30)
+    assert results_slo.served_rps(never) is None
 
 
 def test_requests_that_pile_up_twice_miss_whatever_the_share() -> None:
@@ -278,34 +311,52 @@ def test_levels_become_samples(gates: tuple[str, ...], unchecked: Any, steady: b
     assert (found.look, found.in_flight) == (1, pytest.approx(0.8, rel=0.1))
 
 
+@pytest.mark.parametrize("slo", [SLO, Slo(e2el_s=0.4), Slo(tpot_s=0.001)])
+def test_records_and_columns_say_the_same(slo: Slo) -> None:
+    records = arriving(200, tpot_s=0.02)
+    records[30] = record(0.0, 0.0, arrival_s=7.5, error="planted")
+    records[31] = records[31].model_copy(update={"output_tokens": 1})
+    run, found = level_of(records), metrics.columns(records)
+    worst_of = results_slo.stresses(found, slo)
+    assert worst_of == pytest.approx([results_slo.stress(each, slo) for each in records])
+    assert slo_search.sample_of(run, found, worst_of, slo) == slo_search.sample(run, records, slo)
+
+
 def test_without_a_window_all_requests_are_judged_and_can_only_miss() -> None:
     records = arriving(40, ttft_s=8.0)
     found = slo_search.sample(level_of(records), records, SLO)
     assert (found.judged, found.met, found.steady) == (40, 0, None)
 
 
+def worst(records: list[RequestRecord], slo: Slo = SLO) -> Any:
+    return np.array([results_slo.stress(each, slo) for each in records])
+
+
 def test_independent_requests_count_whole_and_bursts_do_not() -> None:
     rng = random.Random(3)
-    alone = [record(0.3 if rng.random() < 0.1 else 0.1, 0.01) for _ in range(1000)]
-    assert results_slo.effective(alone, SLO) > 600
-    bursts = [record(0.3 if i % 200 < 20 else 0.1, 0.01) for i in range(1000)]
-    assert results_slo.effective(bursts, SLO) < 100
-    near = [record(0.19 if i % 200 < 9 else 0.1, 0.01) for i in range(1000)]
-    assert results_slo.effective(near, SLO) < 300, "none misses, and yet those that are slow come together"
-    assert results_slo.effective([record(0.1, 0.01)] * 50, SLO) == 50
-    assert results_slo.effective([], SLO) == 0
+    alone = worst([record(0.3 if rng.random() < 0.1 else 0.1, 0.01) for _ in range(1000)])
+    assert results_slo.effective(alone, 0.95) > 600
+    bursts = worst([record(0.3 if i % 200 < 20 else 0.1, 0.01) for i in range(1000)])
+    assert results_slo.effective(bursts, 0.95) < 100
+    near = worst([record(0.19 if i % 200 < 9 else 0.1, 0.01) for i in range(1000)])
+    assert results_slo.effective(near, 0.95) < 300, "none misses, and yet those that are slow come together"
+    assert results_slo.effective(worst([record(0.1, 0.01)] * 50), 0.95) == 50
+    assert results_slo.effective(worst([]), 0.95) == 0
 
 
 def test_far_within_a_bound_on_tpot_is_clear_however_alike_neighbours_are() -> None:
-    def wave(middle: float, width: float) -> list[RequestRecord]:
-        return [record(0.1, middle + width * math.sin(i / 30)) for i in range(400)]
-
     slo = Slo(tpot_s=0.05)
+
+    def wave(middle: float, width: float, slo: Slo = slo) -> Any:
+        return worst([record(0.1, middle + width * math.sin(i / 30)) for i in range(400)], slo)
+
     assert results_slo.clearly_within(wave(0.03, 0.002), slo)
     assert not results_slo.clearly_within(wave(0.045, 0.002), slo), "within, and not by far"
-    assert not results_slo.clearly_within(wave(0.03, 0.002), Slo(tpot_s=0.05, ttft_s=9.0)), "queues have tails"
+    both = Slo(tpot_s=0.05, ttft_s=9.0)
+    assert not results_slo.clearly_within(wave(0.03, 0.002, both), both), "queues have tails"
     assert not results_slo.clearly_within(wave(0.03, 0.002)[:90], slo)
-    assert not results_slo.clearly_within([*wave(0.03, 0.002), record(0.1, 0.03, error="x")][-400:], slo)
+    failed = worst([record(0.1, 0.03)] * 399 + [record(0.1, 0.03, error="x")], slo)
+    assert not results_slo.clearly_within(failed, slo)
     (point,) = points([sample(2, True, effective=20.0, clear=True)], SEARCH)
     assert point.verdict == "meets" and point.low < 0.95
     (unsteady,) = points([sample(2, True, effective=20.0, clear=True, steady=None)], SEARCH)
