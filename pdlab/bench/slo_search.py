@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
@@ -65,7 +65,9 @@ class SearchLimits(Frozen):
 
     ``start_rps`` None: from the closed-loop levels measured before, else 1; from there it goes by a factor ``step``,
     then by more, up to 2. ``max_points``: levels, at most, which share the allowed error. ``longest_s``: for want of
-    independent requests a first look takes no longer than that.
+    independent requests a first look takes no longer than that. ``start_from`` plan: the command line puts in
+    ``start_rps`` and ``step`` what the simulator finds, on ``hardware`` (None: by where it is deployed), before
+    anything is measured.
     """
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
@@ -74,6 +76,16 @@ class SearchLimits(Frozen):
     step: float = Field(default=2.0, gt=1, le=2)
     max_points: int = Field(default=20, ge=2)
     longest_s: float = Field(default=600.0, gt=0)
+    start_from: Literal["plan"] | None = None
+    hardware: str | None = None
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if self.start_from is not None and self.start_rps is not None:
+            raise ValueError("start_from and start_rps both say where the search begins: give one of the two")
+        if self.hardware is not None and self.start_from is None:
+            raise ValueError("hardware belongs to start_from: plan")
+        return self
 
 
 class Search(SearchLimits):

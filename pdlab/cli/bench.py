@@ -215,7 +215,7 @@ def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
             raise UsageError("--start-from belongs to --slo, and none is given")
         return ()
     slo = parse_slo(args.slo, 0.95 if args.slo_quantile is None else args.slo_quantile)
-    asked = {"slo": slo, "start_rps": args.slo_start}
+    asked = {"slo": slo, "start_rps": args.slo_start, "start_from": args.start_from, "hardware": args.hardware}
     asked |= {"resolution": args.slo_resolution} if args.slo_resolution is not None else {}
     asked |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
     asked |= {"requests": args.prompts_per_level}
@@ -305,13 +305,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv and not argv[0].startswith("-"):
             near = choices(argv[0], ("run", "ratio"))
             raise UsageError(f"{argv[0]!r} is neither run nor ratio, and every other word follows a flag; {near}")
-        asked, args = options(argv), parser().parse_args(argv)
+        asked, dry_run = options(argv), parser().parse_args(argv).dry_run
         check_folder(asked.out, "--out")
-        if args.dry_run:
-            print(describe(asked, from_plan=args.start_from is not None))
+        if dry_run:
+            print(describe(asked))
             return 0
-        if args.start_from is not None:
-            asked = _started(asked, args.hardware)
+        asked = _started(asked)
         with reach(normal_url(asked.base_url)):
             result = run_sweep(asked)
         report(result)
@@ -320,18 +319,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(run, resume=_again(argv))
 
 
-def _started(asked: SweepOptions, hardware: str | None) -> SweepOptions:
-    from pdlab.cli.slo_start import from_plan
-
+def _started(asked: SweepOptions) -> SweepOptions:
     searches = []
     for search in asked.searches:
-        begun, words = from_plan(search, asked.workload, normal_url(asked.base_url), hardware)
-        print(words, file=sys.stderr)
-        searches.append(begun)
+        if search.start_from is not None:
+            from pdlab.cli.slo_start import from_plan
+
+            search, words = from_plan(search, asked.workload, normal_url(asked.base_url))
+            print(words, file=sys.stderr)
+        searches.append(search)
     return asked.model_copy(update={"searches": tuple(searches)})
 
 
-def describe(asked: SweepOptions, *, from_plan: bool = False) -> str:
+def describe(asked: SweepOptions) -> str:
     """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
     w = asked.workload
     lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
@@ -347,14 +347,12 @@ def describe(asked: SweepOptions, *, from_plan: bool = False) -> str:
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
     for search in asked.searches:
-        start = (
-            f"from {search.start_rps:g} requests/s"
-            if search.start_rps
-            else "from half of what closed loops reached, or 1"
-        )
-        lines.append(
-            f"  highest rate under {search.slo.label}, {'from what the simulator finds' if from_plan else start}:"
-        )
+        start = "half of what closed loops reached, or 1"
+        if search.start_from:
+            start = "what the simulator finds"
+        elif search.start_rps:
+            start = f"{search.start_rps:g} requests/s"
+        lines.append(f"  highest rate under {search.slo.label}, from {start}:")
         lines.append(
             f"    at most {search.max_points} levels, each of at least {search.requests_needed} requests and held for "
             f"{asked.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
