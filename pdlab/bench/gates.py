@@ -24,6 +24,8 @@ MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
 # 50 ms after which Ray Serve LLM hands tokens on, for no latency is measured finer than that.
 LATE_SHARE, LATE_FLOOR_S = 0.25, 0.05
+# At the 99th percentile of an open loop: from there on a note says that the load generator does not keep the schedule.
+NOTED_LATE_S = 0.02
 # Linux slews a clock by at most 500 ppm (adjtimex(2)): twice that, and a little, is a step.
 CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
 ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
@@ -547,4 +549,20 @@ def validate_level(
             found = list(gate.judge(evidence))
         reasons += found
         failed += [gate.name] if found else []
+    notes = (*notes, *_behind_schedule(evidence))
     return Validity(reasons=tuple(reasons), failed_gates=tuple(failed), unchecked=unchecked, notes=notes)
+
+
+def _behind_schedule(evidence: Evidence) -> Iterator[str]:
+    """What the load generator could not do, where that fails no gate."""
+    load = evidence.run.load
+    late = sorted(record.lateness_s for record in evidence.records if record.lateness_s is not None)
+    if isinstance(load, Closed) or not late:
+        return
+    p99_s = metrics.percentile(late, 99)
+    if p99_s > NOTED_LATE_S:
+        rate_rps = load.rate_rps if isinstance(load, Open) else max(load.start_rps, load.end_rps)
+        yield (
+            f"the load generator does not keep to {rate_rps:g} requests/s: requests were sent {1000 * p99_s:.0f} ms "
+            f"after they were due (p99, noted above {1000 * NOTED_LATE_S:.0f} ms); let it grow with --client-processes"
+        )

@@ -194,6 +194,21 @@ def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
     assert validate_level(evidence(records=late)).valid
 
 
+def test_a_schedule_that_is_not_kept_is_noted() -> None:
+    def notes(p99_s: float, load: Any) -> tuple[str, ...]:
+        late = [request(0.5 * i, lateness_s=p99_s if i % 50 < 2 else 0.001) for i in range(100)]
+        judged = validate_level(evidence(records=tuple(late), load=load, num_requests=100))
+        assert "lateness" not in judged.failed_gates
+        return judged.notes
+
+    (said,) = notes(0.03, Open(rate_rps=200))
+    assert said.startswith(
+        "the load generator does not keep to 200 requests/s: requests were sent 30 ms after they were"
+    )
+    assert notes(0.019, Open(rate_rps=200)) == () == notes(0.03, Closed(concurrency=2))
+    assert "keep to 8 requests/s" in notes(0.03, Ramp(start_rps=1, end_rps=8))[0]
+
+
 def test_every_gate_is_in_the_list_of_faults() -> None:
     tested = {gate for gate, _, _ in FAULTS} | {"decode_context", "steady_state"}
     assert tested == set(NAMES)
