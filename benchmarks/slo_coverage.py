@@ -36,7 +36,7 @@ from pdlab.sim.level import columns  # noqa: E402
 from pdlab.sim.simulator import simulate  # noqa: E402
 
 SERVICE_S = 0.1
-TRUTH_REQUESTS = 30_000
+TRUTH_REQUESTS, TOLD = 20_000, 10
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ def simulated(label: str, workload: Workload) -> Drive:
 
 PARTS = (load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b"))
 SIMULATED = {
-    "1000:2": ("collocated-1xtp2", Workload(input_tokens=1000, output_tokens=2), Slo(ttft_s=0.3)),
+    "4000:2": ("collocated-1xtp2", Workload(input_tokens=4000, output_tokens=2), Slo(ttft_s=0.5)),
     "5000:250": ("collocated-1xtp2", Workload(), Slo(tpot_s=0.015)),
-    "5000:250 PD": ("pd-spread-p1xtp2-d1xtp2", Workload(), Slo(ttft_s=2.0, tpot_s=0.015)),
-    "1000:1000": ("collocated-1xtp2", Workload(input_tokens=1000, output_tokens=1000), Slo(tpot_s=0.02)),
+    "10000:250 PD": ("pd-spread-p1xtp1-d1xtp2", Workload(input_tokens=10_000), Slo(ttft_s=3.0, tpot_s=0.015)),
+    "3000:1000": ("collocated-1xtp1", Workload(input_tokens=3000, output_tokens=1000), Slo(tpot_s=0.02)),
 }
 
 
@@ -144,8 +144,8 @@ def held(found: SloSearch, truth_rps: float) -> tuple[bool, bool]:
     return not above and (found.high_rps is None or found.high_rps >= truth_rps), above
 
 
-def trial(case: Case, searches: int, seed: int, hold_s: float) -> str:
-    """One line of the table."""
+def trial(case: Case, searches: int, seed: int, hold_s: float) -> None:
+    """One line of the table; what it would be so far on standard error, now and then."""
     seconds = [0.0]
 
     def drive(level: Level) -> Columns:
@@ -163,11 +163,14 @@ def trial(case: Case, searches: int, seed: int, hold_s: float) -> str:
         counts.append(sum(point.looks for point in found.points))
         if found.low_rps and found.high_rps:
             widths.append(found.high_rps / found.low_rps)
-    width = f"{median(widths):.2f}" if widths else "-"
-    return (
-        f"| {case.name} | {case.truth_rps:.3g} | {inside} of {searches} | {above} | {beyond} | {finished} | {width} | "
-        f"{median(counts):g} | {seconds[0] / searches:.0f} | {time.process_time() - began_s:.0f} |"
-    )
+        if (number + 1) % TOLD == 0 or number + 1 == searches:
+            width = f"{median(widths):.2f}" if widths else "-"
+            told = (
+                f"| {case.name} | {case.truth_rps:.3g} | {inside} of {number + 1} | {above} | {beyond} | {finished} | "
+                f"{width} | {median(counts):g} | {seconds[0] / (number + 1):.0f} | "
+                f"{time.process_time() - began_s:.0f} |"
+            )
+            print(told, file=sys.stderr if number + 1 < searches else sys.stdout, flush=True)
 
 
 def cases(only: str) -> list[Callable[[], Case]]:
@@ -188,7 +191,7 @@ def main() -> int:
     print("| " + " | ".join((*head, "levels", "s of load", "CPU s")) + " |", flush=True)
     print("|---" * (len(head) + 3) + "|", flush=True)
     for make in cases(args.only):
-        print(trial(make(), args.searches, args.seed, args.hold_s), flush=True)
+        trial(make(), args.searches, args.seed, args.hold_s)
     return 0
 
 

@@ -139,6 +139,11 @@ def parser() -> argparse.ArgumentParser:
         default="any",
         help="default any: pack where one node takes it",
     )
+    how.add_argument(
+        "--assume-merged",
+        action="store_true",
+        help="scattered KV blocks are not copied one by one, as test_nixl_connector_ray.py --random-blocks showed",
+    )
     how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
     how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
     how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
@@ -217,11 +222,17 @@ def _applies(args: argparse.Namespace) -> None:
     load = ["--itl", "--otl", "--workload", "--rate", "--burstiness", "--trace", "--concurrency", "--prefix-hit-rate"]
     slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
     cluster = ["--node", "--gpus", "--placement", "--top"]
+    blocks = ["--assume-merged"]
     if args.predict:
-        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo]
+        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks]
         not_for(args, parser(), unused, "--predict: the file's columns say it")
     elif args.compare:
-        not_for(args, parser(), ["--out", *cluster, *load, *slo], "--compare: the measured runs say what is predicted")
+        not_for(
+            args,
+            parser(),
+            ["--out", *cluster, *load, *slo, *blocks],
+            "--compare: the measured runs say what is predicted",
+        )
     elif args.explain:
         not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster], "--explain")
     else:
@@ -316,7 +327,17 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
     if trace is not None:
         means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
-    return Scene(hardware, shape, workload, slo, args.prefix_hit_rate, args.seed, args.burstiness or 1.0, trace)
+    return Scene(
+        hardware,
+        shape,
+        workload,
+        slo,
+        args.prefix_hit_rate,
+        args.seed,
+        args.burstiness or 1.0,
+        trace,
+        not args.assume_merged,
+    )
 
 
 def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:

@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +19,10 @@ from support import folders
 from pdlab.analysis.crossovers import stretches
 from pdlab.cli import launch, plan
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
-from pdlab.core.deployment import Deployment, Pool, launch_flags, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Slo, Workload
-from pdlab.plan import csv_predictions, csv_rows, planner
+from pdlab.plan import csv_predictions, csv_rows, planner, text
 from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist, units
 from pdlab.plan.planner import Scene, capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
@@ -326,6 +327,36 @@ class TestRanking:
         loads = [outcome.load.value for outcome in found.outcomes]
         assert loads == sorted(set(loads)) and loads[0] < 15
         assert found.best is not None and found.best.good_share >= 0.9
+
+    def test_what_depends_on_scattered_blocks_is_ranked_by_the_worse_case_and_shown_in_both(self) -> None:
+        asked = scene(tpot_s=0.012, ttft_s=2.0)
+        copied, merged = (
+            planner.plan(replace(asked, scattered=case), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 26])
+            for case in (True, False)
+        )
+
+        def of(candidates: Sequence[planner.Candidate]) -> dict[str, float]:
+            return {candidate.deployment.label: candidate.goodput_per_gpu for candidate in candidates}
+
+        depending = set(of(copied.other))
+        assert "pd-pack-p1xtp2-d1xtp2" in depending, "equal TP within a node"
+        for candidate in copied.candidates:
+            topology = candidate.deployment.topology
+            equal = isinstance(topology, Disaggregated) and topology.prefill.tp == topology.decode.tp
+            assert (candidate.deployment.label in depending) is (equal and topology.placement == "pack")
+        assert of(merged.candidates).items() >= of(copied.other).items()
+        assert of(copied.candidates).items() >= of(merged.other).items()
+        assert all(of(copied.candidates)[label] <= of(copied.other)[label] for label in depending)
+        label = "pd-pack-p1xtp2-d1xtp2"
+        assert of(copied.candidates)[label] < 0.6 * of(copied.other)[label]
+        said = text.ranking(copied, asked, nodes(1), 8)
+        (row,) = [line.split() for line in said.splitlines() if line.startswith(label + " ")]
+        assert f"{of(copied.other)[label]:.2f}" in row
+        assert "The ranking takes it that they are:" in said and f"{label}~" in said
+        assert "Where scattered blocks merge, pd-pack" in text.verdict(copied, asked)
+        flipped = text.ranking(merged, replace(asked, scattered=False), nodes(1), 8)
+        assert "with --assume-merged that they are not:" in flipped
+        assert f"Where scattered blocks are copied one by one, {copied.candidates[0].deployment.label}" in flipped
 
     def test_no_verdict_comes_of_where_it_was_looked(self) -> None:
         """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""
