@@ -17,16 +17,20 @@ import pytest
 from support import folders
 
 from pdlab.analysis.crossovers import stretches
+from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.cli import launch, plan
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
-from pdlab.core.workload import Slo, Workload
-from pdlab.plan import csv_predictions, csv_rows, planner, text
+from pdlab.core.workload import Open, RunKey, Slo, Workload
+from pdlab.plan import csv_predictions, csv_rows, open_loop, planner, text
 from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist, units
 from pdlab.plan.planner import Scene, capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.plan.text import regimes
+from pdlab.results import metrics
+from pdlab.results.schema import Manifest, RequestRecord, Run
+from pdlab.results.store import Store
 from pdlab.sim.hardware import FitError, Hardware, load_hardware
 
 CONFIGURATIONS = """\
@@ -327,6 +331,62 @@ class TestRanking:
         loads = [outcome.load.value for outcome in found.outcomes]
         assert loads == sorted(set(loads)) and loads[0] < 15
         assert found.best is not None and found.best.good_share >= 0.9
+
+    def test_a_goodput_map_has_what_is_measured_in_place_of_its_simulation(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from pdlab.report import goodput_map as picture
+
+        drawn: list[tuple[GoodputMap, str]] = []
+        draw = picture.draw
+
+        def spy(found: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None) -> None:
+            drawn.append((found, title))
+            draw(found, path, title=title, price_per_gpu_hour=price_per_gpu_hour)
+
+        monkeypatch.setattr(picture, "draw", spy)
+        monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
+        monkeypatch.setattr(open_loop, "MOST", 600)
+        store = Store(tmp_path / "mine")
+        deployment = Deployment(topology=parse_label("collocated-2xtp4"))
+        store.write_manifest(
+            Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=8, workload=Workload())
+        )
+        load = Open(rate_rps=5)
+        records = tuple(
+            RequestRecord(
+                arrival_s=0.2 * i,
+                first_token_s=0.2 * i + 0.4,
+                finish_s=0.2 * i + 2,
+                input_tokens=5000,
+                output_tokens=250,
+            )
+            for i in range(300)
+        )
+        run = Run(
+            origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5), workload=Workload(), load=load,
+            num_requests=300, completed=300, failed=0, whole=metrics.whole(records),
+            steady=metrics.steady(records, load),
+        )  # fmt: skip
+        store.write(run, records)
+        out = tmp_path / "map.png"
+        asked = ["--gpus", "8", "--concurrency", "16", "--slo-tpot-ms", "12", "--slo-ttft-ms", "2000", "--top", "1"]
+        asked += ["--goodput-map", str(out), "--price-per-gpu-hour", "2.5"]
+        assert plan.main([*asked, "--measured", str(tmp_path / "mine")]) == 0
+        assert capsys.readouterr().out.endswith(f"Goodput map (measured and simulated): {out}\n")
+        ((found, title),) = drawn
+        origins = {each.label: each.origin for each in found.served}
+        assert origins.pop("collocated-2xtp4") == "measured" and set(origins.values()) == {"simulated"} and origins
+        assert (
+            found.ttft_s == (0.5, 1.0, 2.0, 4.0, 8.0) and "hatched: simulated" in title and "2.5 per GPU hour" in title
+        )
+        assert out.stat().st_size > 10_000
+        for cells in found.cells[1:]:
+            assert max(cell.goodput for line in cells for cell in line) > 0
+        assert plan.main([*asked, "--measured", str(tmp_path / "mine"), "--otl", "100"]) == 2
+        assert "is of 5000:250 tokens, the plan of 5000:100" in capsys.readouterr().err
+        assert plan.main(["--measured", str(tmp_path / "mine")]) == 2
+        assert "--measured" in capsys.readouterr().err
 
     def test_what_depends_on_scattered_blocks_is_ranked_by_the_worse_case_and_shown_in_both(self) -> None:
         asked = scene(tpot_s=0.012, ttft_s=2.0)
