@@ -171,7 +171,8 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     It *meets* where the lower bound is at or above the quantile, or it is clearly within the bounds
     (`clearly_within`), and every look was in a steady state; it *misses* where
     the upper bound is below, or requests piled up in every look of several. What its latest look alone contradicts
-    is undecided, as is everything else.
+    is undecided, as is everything else. A point of an earlier search, which kept neither the effective sample nor the
+    steady state, is judged as it was then.
     """
     size = point.judged if point.effective is None else point.effective
     one_sided = 1 - (1 - confidence) / 2 / error_shares
@@ -179,12 +180,13 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     low = share_bounds(math.floor(point.share * size + 1e-9), size, one_sided)[0]
     high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided)[1]
     latest = point.share if point.latest is None else point.latest
+    earlier = point.effective is None
     verdict: Verdict = "undecided"
     if point.verdict == "invalid":
         verdict = "invalid"
     elif (point.reason == PILED_UP and point.looks > 1) or (high < quantile and latest < quantile):
         verdict = "misses"
-    elif (low >= quantile or point.clear) and latest >= quantile and point.steady is True:
+    elif (low >= quantile or point.clear) and latest >= quantile and (point.steady is True or earlier):
         verdict = "meets"
     return point.model_copy(update={"low": low, "high": high, "verdict": verdict})
 
