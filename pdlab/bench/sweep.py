@@ -20,6 +20,7 @@ from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
 from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
+from pdlab.core.arguments import MAX_REQUESTS
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
@@ -222,6 +223,12 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
         hold_s=options.hold_s,
     )
     found = list(sweep.levels)
+    for level in found:
+        if level.num_requests > MAX_REQUESTS:
+            raise UsageError(
+                f"{level.load.kind} {level.load.value:g} held for {options.hold_s:g} s is {level.num_requests} "
+                f"requests, at most {MAX_REQUESTS} are drawn for a level: hold it less long, or lower the rate"
+            )
     if options.shuffle is not None:
         random.Random(options.shuffle).shuffle(found)
     return tuple(found)

@@ -24,6 +24,7 @@ from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import normal_url
 from pdlab.core.arguments import (
+    MAX_HOLD_S,
     MAX_LOAD,
     MAX_REPEATS,
     MAX_REQUESTS,
@@ -202,6 +203,8 @@ def _hold_s(args: argparse.Namespace, *, timed: bool) -> float:
         raise UsageError(f"{flag} belongs to request rates, ramps and --slo, and none is asked for")
     if args.final:
         return FINAL_HOLD_S
+    if args.hold_s > MAX_HOLD_S:
+        raise UsageError(f"--hold-s {args.hold_s:g}: a rate is held for at most {MAX_HOLD_S} s, a day")
     return float(args.hold_s)
 
 

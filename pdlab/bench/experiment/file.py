@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
-from pdlab.core.arguments import MAX_REPEATS, MAX_REQUESTS
+from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
@@ -198,7 +198,7 @@ class ExperimentFile(Frozen):
     repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = Field(default=0, ge=0)
     prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
-    hold_s: float = Field(default=HOLD_S, gt=0)
+    hold_s: float = Field(default=HOLD_S, gt=0, le=MAX_HOLD_S)
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()
