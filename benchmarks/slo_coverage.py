@@ -165,9 +165,10 @@ def trial(case: Case, searches: int, seed: int, hold_s: float) -> None:
             widths.append(found.high_rps / found.low_rps)
         if (number + 1) % TOLD == 0 or number + 1 == searches:
             width = f"{median(widths):.2f}" if widths else "-"
+            over_capacity = "-" if math.isinf(case.above_rps) else str(beyond)
             told = (
-                f"| {case.name} | {case.truth_rps:.3g} | {inside} of {number + 1} | {above} | {beyond} | {finished} | "
-                f"{width} | {median(counts):g} | {seconds[0] / (number + 1):.0f} | "
+                f"| {case.name} | {case.truth_rps:.3g} | {inside} of {number + 1} | {above} | {over_capacity} | "
+                f"{finished} | {width} | {median(counts):g} | {seconds[0] / (number + 1):.0f} | "
                 f"{time.process_time() - began_s:.0f} |"
             )
             print(told, file=sys.stderr if number + 1 < searches else sys.stdout, flush=True)

@@ -443,7 +443,7 @@ def _draw_map(args: argparse.Namespace, scene: Scene, found: Plan, measured: Seq
     from pdlab.report.goodput_map import draw
 
     shown = list(found.candidates[: max(args.top, MAPPED)])
-    collocated = found.first(collocated=True)
+    collocated = found.best_candidate(collocated=True)
     shown += [collocated] if collocated is not None and collocated not in shown else []
     labels = {served.label for served in measured}
     every = [*measured]
