@@ -367,8 +367,12 @@ def gpus_of(experiment: Experiment) -> Gpus:
 
 
 def _points(runs: Iterable[Run], requests: RequestsOf) -> Iterable[Point]:
+    # A repeat is a start: of several looks of a search in one of them the longest stands for it.
+    longest: dict[tuple[LoadKind, float, int], Run] = {}
+    for run in sorted(runs, key=lambda run: run.num_requests if run.key.look else 0):
+        longest[run.key.kind, run.key.value, run.key.repeat] = run
     levels: dict[tuple[LoadKind, float], list[Run]] = {}
-    for run in runs:
+    for run in sorted(longest.values(), key=lambda run: run.key.repeat):
         levels.setdefault((run.key.kind, run.key.value), []).append(run)
     for kind, value in sorted(levels):
         yield _point(kind, value, levels[kind, value], requests)

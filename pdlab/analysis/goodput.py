@@ -6,6 +6,8 @@ requests were kept. Where only percentiles are known, each bound alone is held a
 percentile: that is a necessary condition, not the same one (a request may miss one bound or the other).
 Where that very SLO was searched for (`pdlab.bench.slo_search`), the search's bracket is the answer, at its confidence.
 
+A bound on the gaps between chunks (ITL p99, the longest stall) is answered by a search alone: gaps are not loaded here.
+
 Between two neighbouring valid levels share and throughput are taken as straight; nothing is extended
 beyond the levels measured.
 """
@@ -129,7 +131,7 @@ def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
 def share_at(point: Point, slo: Slo) -> Estimate | None:
     """Share of a level's requests within the SLO, mean over repeats; None where requests are not known."""
     known = [sample.requests for sample in point.samples if sample.requests is not None]
-    if len(known) < point.repeats:
+    if len(known) < point.repeats or slo.of_gaps:
         return None
     return of_repeats([met_share(each, slo) for each in known]) if len(known) > 1 else met_estimate(known[0], slo)
 
@@ -137,7 +139,7 @@ def share_at(point: Point, slo: Slo) -> Estimate | None:
 def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     """Requests/s within the SLO at one level, whole deployment; None where requests are not known."""
     known = [(sample.requests, sample) for sample in point.samples if sample.requests is not None]
-    if len(known) < point.repeats:
+    if len(known) < point.repeats or slo.of_gaps:
         return None
     if len(known) > 1:
         return of_repeats([met_share(requests, slo) * sample.requests_per_s for requests, sample in known])
@@ -221,7 +223,7 @@ def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
 
 def _how(points: Sequence[Point], slo: Slo) -> How | None:
     """How the SLO can be judged at every one of these levels; None where it cannot."""
-    if not points:
+    if not points or slo.of_gaps:
         return None
     if all(sample.requests is not None for point in points for sample in point.samples):
         return "requests"

@@ -153,7 +153,7 @@ def window(table: Array, load: Load, steady: bool) -> Requests:
     """Cut the rows of `parse` to the window that `pdlab.results.metrics` uses for this load."""
     arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]
     answered = ~np.isnan(finish)
-    of_steady = window_of(load, arrival, first) if steady else None
+    of_steady = window_of(load, arrival, first, finish) if steady else None
     if of_steady is None:
         opens = float(arrival[0]) if len(arrival) else 0.0
         span = Window(opens, float(np.max(finish[answered], initial=opens)))

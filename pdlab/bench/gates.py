@@ -7,31 +7,41 @@ passed but *unchecked*, with the reason. New gates join `GATES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from pdlab.core.errors import BenchError
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Ramp, Workload
-from pdlab.results.schema import CanaryResult, NixlCounters, RequestRecord, Run, Validity
+from pdlab.core.workload import Closed, Open, Ramp, Workload
+from pdlab.results import metrics
+from pdlab.results.schema import CanaryResult, NixlCounters, RequestRecord, Run, Trend, Validity
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
 # 50 ms after which Ray Serve LLM hands tokens on, for no latency is measured finer than that.
 LATE_SHARE, LATE_FLOOR_S = 0.25, 0.05
+# At the 99th percentile of an open loop: from there on a note says that the load generator does not keep the schedule.
+NOTED_LATE_S = 0.02
 # Linux slews a clock by at most 500 ppm (adjtimex(2)): twice that, and a little, is a step.
 CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
 ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
 CACHE_SLACK = 0.01
 LEAST_STEADY = 9  # from there on the 95 % interval of a median stays off the sample's extremes
 MAX_CHANGE = 0.2
-MAX_GROWTH = 0.1
+MAX_GROWTH = 0.05
+# Answers may take longer at an open loop's end by so much of its length, or of what they took at its begin.
+MAX_DELAY, MAX_LONGER = 0.05, 0.5
+# Number in flight against rate x time in the system: the part of it that the edges of a window explain, in standard
+# deviations, and what is let pass beside that.
+LITTLE_SIGMA, LITTLE_SHARE = 4.0, 0.2
 # Student's t, two-sided 0.1 %, by degrees of freedom (slices - 2).
 T_LIMIT = {3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41, 8: 5.04}
+# The same at 2 %, for the number in flight: its size limits alone keep a lumpy level from being called a drift.
+T_GROWTH = {3: 4.54, 4: 3.75, 5: 3.36, 6: 3.14, 7: 3.00, 8: 2.90}
 FILLED_LEAST = 0.99
 # Ray Serve LLM hands tokens on every 50 ms, so a short answer may come in one piece. 64 tokens in 50 ms are 0.8 ms
 # each: no engine decodes one request so fast. Chunks that arrive together are microseconds apart.
@@ -44,15 +54,20 @@ class Evidence(Frozen):
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
     could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
     appeared in it. ``ingress_replicas`` None: none stands in front of the engines, but a router that HAProxy asks.
-    ``smoke``: too short by intention."""
+    ``smoke``: too short by intention. ``given``: the requests in columns, where there are no records."""
 
     run: Run
-    records: tuple[RequestRecord, ...]
+    records: tuple[RequestRecord, ...] = ()
+    given: InstanceOf[metrics.Columns] | None = None
     kv_expected: bool = False
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
     ingress_replicas: int | None = Field(default=None, ge=1)
     smoke: bool = False
+
+    @property
+    def columns(self) -> metrics.Columns:
+        return metrics.columns(self.records) if self.given is None else self.given
 
     @property
     def answered(self) -> list[RequestRecord]:
@@ -306,24 +321,55 @@ def few_requests(evidence: Evidence) -> Iterator[str]:
     found = steady.completed if steady else 0
     if found < needed:
         seen = f"{found} requests finish in it" if steady else "there is none"
-        yield f"too few requests for a steady window: {needed} must finish in it, {seen}; give more prompts per level"
+        more = "give more prompts per level" if isinstance(load, Closed) else "hold the rate longer (--hold-s)"
+        yield f"too few requests for a steady window: {needed} must finish in it, {seen}; {more}"
 
 
 def steady_state(evidence: Evidence) -> Iterator[str]:
     """Throughput or the number in flight drifts inside the window that is called steady."""
     drift = evidence.run.trend
+    if behind := list(_falls_behind(evidence)):
+        yield from behind
+        return
     if drift is None:
         return
-    limit = T_LIMIT[min(drift.slices - 2, max(T_LIMIT))]
+    freedom = min(drift.slices - 2, max(T_LIMIT))
     if isinstance(evidence.run.load, Closed):
-        if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > limit:
+        if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > T_LIMIT[freedom]:
             yield f"no steady state: output tokens/s changed by {drift.throughput_change:+.0%} within the window"
         return
-    least = max(MAX_GROWTH * drift.arrivals, 3 * drift.in_flight_mean**0.5)
-    if drift.in_flight_growth > least and drift.in_flight_t > limit:
+    least = max(MAX_GROWTH * drift.arrivals, 3 * (2 * drift.in_flight_mean) ** 0.5)
+    if drift.in_flight_growth > least and drift.in_flight_t > T_GROWTH[freedom]:
         yield (
             f"no steady state: requests in flight grew by {drift.in_flight_growth:.0f} while {drift.arrivals} arrived: "
             "the rate is above what is served"
+        )
+    yield from _little(evidence, drift)
+
+
+def _falls_behind(evidence: Evidence) -> Iterator[str]:
+    """An open loop whose answers take ever longer, with a window or without."""
+    found = metrics.delays_s(evidence.columns) if isinstance(evidence.run.load, Open) else None
+    if found is None:
+        return
+    moments = evidence.columns.arrival_s
+    first_s, last_s, lasted_s = *found, float(moments[-1] - moments[0])
+    if last_s - first_s > max(MAX_DELAY * lasted_s, MAX_LONGER * first_s):
+        yield (
+            f"no steady state: answers took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
+            f"{lasted_s:.0f} s of load: the rate is above what is served"
+        )
+
+
+def _little(evidence: Evidence, drift: Trend) -> Iterator[str]:
+    """The number in flight is not rate x time in the system."""
+    by_rate = drift.in_flight_by_rate
+    if by_rate is None or drift.in_flight_error is None:
+        return
+    if abs(drift.in_flight_mean - by_rate) > LITTLE_SHARE * by_rate + LITTLE_SIGMA * drift.in_flight_error:
+        yield (
+            f"no steady state: {drift.in_flight_mean:.1f} requests were in flight, rate x time in the system is "
+            f"{by_rate:.1f} (Little's law)"
         )
 
 
@@ -417,7 +463,9 @@ def _short(evidence: Evidence) -> str | None:
 
 
 def _trend_missing(evidence: Evidence) -> str | None:
-    return _short(evidence) or (None if evidence.run.trend else "too few requests finish in the window to fit a trend")
+    if evidence.run.trend or any(_falls_behind(evidence)):
+        return _short(evidence)
+    return _short(evidence) or "too few requests finish in the window to fit a trend"
 
 
 GATES: tuple[Gate, ...] = (
@@ -471,8 +519,14 @@ def after_canary(validity: Validity, result: CanaryResult) -> Validity:
     )
 
 
-def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True) -> Validity:
-    """Ask every gate. ``moves_kv`` False: the deployment has no KV transfers to ask for.
+OF_TIMES = {"few_requests", "steady_state"}
+"""Gates that need nothing but when requests came and went."""
+
+
+def validate_level(
+    evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True, only: Collection[str] | None = None
+) -> Validity:
+    """Ask every gate, or ``only`` some. ``moves_kv`` False: the deployment has no KV transfers to ask for.
 
     Metrics that could not be read where KV transfers must be proven fail ``kv_transfers``: HTTP 200 alone
     proves no transfer.
@@ -482,6 +536,8 @@ def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv:
     unchecked: dict[str, str] = {}
     for gate in GATES:
         if not gate.applies(evidence) or (gate.name == "kv_transfers" and not moves_kv):
+            continue
+        if only is not None and gate.name not in only:
             continue
         missing = gate.missing(evidence)
         if missing and gate.name == "kv_transfers" and evidence.kv_expected:
@@ -493,4 +549,20 @@ def validate_level(evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv:
             found = list(gate.judge(evidence))
         reasons += found
         failed += [gate.name] if found else []
+    notes = (*notes, *_behind_schedule(evidence))
     return Validity(reasons=tuple(reasons), failed_gates=tuple(failed), unchecked=unchecked, notes=notes)
+
+
+def _behind_schedule(evidence: Evidence) -> Iterator[str]:
+    """What the load generator could not do, where that fails no gate."""
+    load = evidence.run.load
+    late = sorted(record.lateness_s for record in evidence.records if record.lateness_s is not None)
+    if isinstance(load, Closed) or not late:
+        return
+    p99_s = metrics.percentile(late, 99)
+    if p99_s > NOTED_LATE_S:
+        rate_rps = load.rate_rps if isinstance(load, Open) else max(load.start_rps, load.end_rps)
+        yield (
+            f"the load generator does not keep to {rate_rps:g} requests/s: requests were sent {1000 * p99_s:.0f} ms "
+            f"after they were due (p99, noted above {1000 * NOTED_LATE_S:.0f} ms); let it grow with --client-processes"
+        )

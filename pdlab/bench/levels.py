@@ -13,24 +13,26 @@ from pdlab.core.workload import Closed, Level, Load, Ramp, RunKey, Sweep, Worklo
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
-RATE_SECONDS = 60
+HOLD_S, FINAL_HOLD_S = 60.0, 600.0
+HOLD_E2EL = 10  # times E2EL, at least: two go by until the system has filled, one after the last judged arrival
 SMOKE_PROMPTS_PER_CONCURRENCY = 2
 SMOKE_RATE_SECONDS = 10
 MIN_SMOKE_PROMPTS = 8
 MIN_WARMUP = 8
 
 
-def num_requests(load: Load, *, smoke: bool = False) -> int:
+def num_requests(load: Load, *, smoke: bool = False, hold_s: float = HOLD_S, e2el_s: float = 0.0) -> int:
     """Requests of one level.
 
-    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: 60 s worth of arrivals,
-    at least 20. Smoke: 2 per unit or 10 s worth, at least 8.
+    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: arrivals of ``hold_s``, or of 10 times
+    ``e2el_s`` (how long a request takes, as far as is known) where that is longer, at least 20. Smoke: 2 per unit
+    or 10 s worth, at least 8.
     """
     least = MIN_SMOKE_PROMPTS if smoke else MIN_PROMPTS
     if isinstance(load, Closed):
         per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
         return max(least, per_unit * load.concurrency)
-    seconds = SMOKE_RATE_SECONDS if smoke else RATE_SECONDS
+    seconds = SMOKE_RATE_SECONDS if smoke else max(hold_s, HOLD_E2EL * e2el_s)
     return max(least, math.ceil(seconds * (load.mean_rps if isinstance(load, Ramp) else load.rate_rps)))
 
 
@@ -51,7 +53,8 @@ def prompt_stream(workload: Workload, *, smoke: bool = False) -> str:
 def level_seed(workload: Workload, key: RunKey, *, smoke: bool = False, attempt: int = 0) -> int:
     """Seed of one level. ``attempt`` tells it from earlier starts of the sweep and from earlier sweeps of the same
     deployment: a level that is measured again must not find its prompts in the prefix cache."""
-    return derive_seed(workload, "smoke" if smoke else "level", key.kind, key.value, key.repeat, attempt)
+    look = (f"look {key.look}",) if key.look else ()  # seeds of first looks stay what they were
+    return derive_seed(workload, "smoke" if smoke else "level", key.kind, key.value, key.repeat, attempt, *look)
 
 
 def prefix_seed(workload: Workload) -> int:
@@ -88,6 +91,7 @@ def build_sweep(
     smoke: bool = False,
     attempt: int = 0,
     only_repeat: int | None = None,
+    hold_s: float = HOLD_S,
 ) -> Sweep:
     """Levels in the order in which they are measured: every load once, then all again per repeat
     (so that drift hits all loads alike). ``smoke``: the first load alone, once, short;
@@ -111,7 +115,7 @@ def build_sweep(
                 Level(
                     load=load,
                     repeat=repeat,
-                    num_requests=prompts_per_level or num_requests(load, smoke=smoke),
+                    num_requests=prompts_per_level or num_requests(load, smoke=smoke, hold_s=hold_s),
                     seed=level_seed(workload, key, smoke=smoke, attempt=attempt),
                 )
             )

@@ -62,6 +62,8 @@ class Driver:
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
         self._moves_kv = deployment is not None and isinstance(deployment.topology, Disaggregated)
         self._snapshot: Snapshot | None = None
+        self.warm_e2el_s: float | None = None
+        """E2EL of the warm-up's fastest answer: the first ones may be slow."""
         self._error: str | None = None
         self._exports = bool(target.metrics_urls)
         self._export_s = LOCAL_EXPORT_S if target.manifest.local else CLUSTER_EXPORT_S
@@ -84,6 +86,7 @@ class Driver:
             self._watch.require_replicas(HEALTH_LAG_S)
             why = complaint(self._target.base_url, self._target.model_id)
             raise BenchError(f"no warm-up request was answered (first: {failed[0]}){f'; {why}' if why else ''}")
+        self.warm_e2el_s = min((r.e2el_s for r in answer.records if r.ok and r.e2el_s is not None), default=None)
         for note in gates.judge_warm_up(answer.records, self._workload):
             self._progress.note(note)
         self._read_counters(len(answer.records) - len(failed), sent=None)

@@ -2,30 +2,60 @@
 
 A rate *meets* the SLO when the share of its judged requests within every bound is shown to be at
 least the quantile, and *misses* it when it is shown to be below: by the Clopper-Pearson bound of
-that share (Clopper and Pearson, Biometrika 26, 1934), one-sided at half of the allowed error on
-either side, so that the two ends of the answer together hold at the confidence. In between it is
-*undecided*: more requests would tell. A rate at which requests pile up misses it whatever the share.
+that share (Clopper and Pearson, Biometrika 26, 1934). In between it is *undecided*, and so is a rate whose level was
+not in a steady state, or could not be checked for one; `pdlab.results.slo.judge` has the rule.
 
-The search doubles or halves the rate until one meets and one misses, then divides the wider of the
-gaps beside the undecided band (geometric middle) until both are within the resolution.
+- Neighbouring requests are not independent: the bounds are of the number of independent ones that they come to
+  (`pdlab.results.slo.effective`), and the next level is made longer by as much as the nearest rate needed.
+- A search looks often. Half of the allowed error is for either side, and that is shared by all the looks that a search
+  may take (Bonferroni), so that the two ends together hold at the confidence wherever the search stops.
+- Levels of one rate are pooled; where there was no steady state a further look is twice as long. Both ends are
+  confirmed by a look of their own, which alone must not contradict.
+- Without a steady window (answers take too long) all requests are judged: they began in an empty system and ended in
+  one, which only helps them, so that they can show a miss and never that the SLO is met.
+
+- No rate meets above what was served at a higher one at which requests piled up: just above its capacity a server's
+  queue grows too slowly for one level to show it.
+
+The search goes up or down by a factor until one rate meets and one misses, then divides the wider of the
+gaps beside the undecided band (geometric middle) until both are within the resolution, looks again at what is
+undecided, and confirms. A rate that lacks independent requests alone is looked at again before any other is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
+from pdlab.results import metrics
 from pdlab.results.schema import RequestRecord, Run, SloPoint, SloSearch
-from pdlab.results.slo import PILED_UP, bracket, meets, share_bounds, verdict_of
+from pdlab.results.slo import (
+    PILED_UP,
+    bracket,
+    clearly_within,
+    effective,
+    judge,
+    judge_all,
+    most_served,
+    served_rps,
+    stress,
+)
+
+if TYPE_CHECKING:
+    from pdlab.results.metrics import Column, Columns
 
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
-STEADY_SHARE = 0.8  # of an open loop's requests are in its steady window (docs/metrics.md)
+STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
 POWER = 2.0
+MOST_LOOKS = 3  # at one rate
+SURER = 3  # times as many requests
+ALONE = 0.2  # requests in flight: who misses then gains nothing from a lower rate
 # What these find is what the search asks about: that the server cannot keep up.
 PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preemptions"}
 
@@ -33,19 +63,35 @@ PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preempt
 class SearchLimits(Frozen):
     """Where a search begins and ends. ``resolution``: it ends when neighbouring rates are closer than 1 + that.
 
-    ``start_rps`` None: from the closed-loop levels measured before, else 1. ``max_points``: rates, at most.
+    ``start_rps`` None: from the closed-loop levels measured before, else 1; from there it goes by a factor ``step``,
+    then by more, up to 2. ``max_points``: levels, at most, which share the allowed error. ``longest_s``: for want of
+    independent requests a first look takes no longer than that. ``start_from`` plan: the command line puts in
+    ``start_rps`` and ``step`` what the simulator finds, on ``hardware`` (None: by where it is deployed), before
+    anything is measured.
     """
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     resolution: float = Field(default=0.1, gt=0, le=1)
     start_rps: float | None = Field(default=None, gt=0)
-    max_points: int = Field(default=16, ge=2)
+    step: float = Field(default=2.0, gt=1, le=2)
+    max_points: int = Field(default=20, ge=2)
+    longest_s: float = Field(default=600.0, gt=0)
+    start_from: Literal["plan"] | None = None
+    hardware: str | None = None
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if self.start_from is not None and self.start_rps is not None:
+            raise ValueError("start_from and start_rps both say where the search begins: give one of the two")
+        if self.hardware is not None and self.start_from is None:
+            raise ValueError("hardware belongs to start_from: plan")
+        return self
 
 
 class Search(SearchLimits):
     """What is looked for.
 
-    ``requests`` of one rate; None: enough that a true share half-way between the quantile and 1
+    ``requests`` of a first look; None: enough that a true share half-way between the quantile and 1
     has a fair chance to be shown to meet it, see `requests_needed`.
     """
 
@@ -55,36 +101,81 @@ class Search(SearchLimits):
 
     @property
     def requests_needed(self) -> int:
-        """Without a single miss ln(error) / ln(quantile) requests are needed to show that a rate meets the
-        SLO; here twice as many, and the steady window holds 0.8 of them."""
+        """Without a single miss ln(error) / ln(quantile) independent requests are needed to show that a rate meets the
+        SLO; here twice as many, and the steady window holds 0.7 of them."""
         if self.requests is not None:
             return self.requests
-        spotless = math.log((1 - self.confidence) / 2) / math.log(self.slo.quantile)
+        spotless = math.log((1 - self.confidence) / 2 / self.max_points) / math.log(self.slo.quantile)
         return math.ceil(POWER * spotless / STEADY_SHARE)
 
 
 class Sample(Frozen):
-    """One level at one rate: of ``judged`` requests ``met`` the SLO. ``unsustained``: requests piled up.
+    """One level at one rate: of ``judged`` requests, which come to ``effective`` independent ones (None: all of them),
+    ``met`` the SLO. ``steady``: whether it was in a steady state (None: not checked). ``in_flight``: mean number.
+    ``clear``: it is far within the bounds. ``served_rps``: where requests piled up, what was served at least.
     ``invalid``: why its figures cannot be used."""
 
     rate_rps: float
     repeat: int
+    look: int = 0
     judged: int
     met: int
-    unsustained: bool = False
+    effective: float | None = None
+    steady: bool | None = True
+    in_flight: float | None = None
+    clear: bool = False
+    served_rps: float | None = None
     invalid: str | None = None
 
+    @property
+    def share(self) -> float:
+        return self.met / self.judged if self.judged else 0.0
 
-def sample(run: Run, judged: Sequence[RequestRecord], slo: Slo) -> Sample:
-    """A finished open-loop level as the search takes it; ``judged`` are the requests of its steady window."""
+
+class Step(Frozen):
+    """What to measure next: a rate, for which time (0 first), with so many requests at least, for ``longer`` times as
+    long as a first look."""
+
+    rate_rps: float
+    look: int
+    requests: int
+    longer: int = 1
+
+
+def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> Sample:
+    """A finished open-loop level with its requests as the search takes it."""
+    import numpy as np
+
+    ordered = sorted(records, key=lambda record: record.arrival_s)
+    worst = np.array([stress(record, slo) for record in ordered], dtype=np.float64)
+    return sample_of(run, metrics.columns(ordered), worst, slo)
+
+
+def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> Sample:
+    """`sample` of requests in columns, with the worst latency of each over its bound."""
+    import numpy as np
+
     unusable = [g for g in run.validity.failed_gates if g not in PERFORMANCE_GATES]
     invalid = "; ".join(run.validity.reasons) if unusable else None
+    window = metrics.window_over(found, run.load)
+    judged = worst[window.judges(found.arrival_s, found.finish_s, run.load)] if window else worst
+    steady: bool | None = True
+    if "steady_state" in run.validity.failed_gates:
+        steady = False
+    elif window is None or "few_requests" in run.validity.failed_gates or "steady_state" in run.validity.unchecked:
+        steady = None
+    times_s = found.e2el_s[~np.isnan(found.finish_s)]
     return Sample(
         rate_rps=run.key.value,
         repeat=run.key.repeat,
+        look=run.key.look,
         judged=len(judged),
-        met=sum(meets(record, slo) for record in judged),
-        unsustained="steady_state" in run.validity.failed_gates,
+        met=int((judged <= 1).sum()),
+        effective=effective(judged, slo.quantile),
+        steady=steady,
+        in_flight=run.key.value * float(times_s.mean()) if len(times_s) else None,
+        clear=clearly_within(judged, slo),
+        served_rps=served_rps(found) if steady is False else None,
         invalid=invalid,
     )
 
@@ -94,61 +185,141 @@ def points(samples: Iterable[Sample], search: Search) -> tuple[SloPoint, ...]:
     by_rate: dict[float, list[Sample]] = {}
     for found in samples:
         by_rate.setdefault(found.rate_rps, []).append(found)
-    one_sided = 1 - (1 - search.confidence) / 2
-    judged_points = []
-    for rate_rps, pooled in sorted(by_rate.items()):
-        good = [found for found in pooled if found.invalid is None]
-        judged, met = sum(found.judged for found in good), sum(found.met for found in good)
-        low, high = share_bounds(met, judged, one_sided)
-        piled = any(found.unsustained for found in good)
-        verdict = verdict_of(bool(good), piled, low, high, search.slo.quantile)
-        reason = pooled[0].invalid if not good else PILED_UP if piled else None
-        judged_points.append(
-            SloPoint(
-                rate_rps=rate_rps,
-                judged=judged,
-                met=met,
-                share=met / judged if judged else 0.0,
-                low=low,
-                high=high,
-                verdict=verdict,
-                repeats=tuple(sorted(found.repeat for found in good)),
-                reason=reason,
-            )
-        )
-    return tuple(judged_points)
+    pooled = [_point(rate_rps, by_rate[rate_rps]) for rate_rps in sorted(by_rate)]
+    return judge_all(pooled, search.slo.quantile, search.confidence, search.max_points)
 
 
-def next_rate(found: Sequence[SloPoint], search: Search, guess_rps: float | None = None) -> float | None:
-    """The rate to measure next; None when the search is over. ``guess_rps``: where to begin without points."""
+def _point(rate_rps: float, pooled: Sequence[Sample]) -> SloPoint:
+    good = sorted((found for found in pooled if found.invalid is None), key=lambda found: (found.look, found.repeat))
+    # A level too short to be checked says nothing that a longer one does not say better.
+    counted = [found for found in good if found.steady is not None] or good
+    judged, met = sum(found.judged for found in counted), sum(found.met for found in counted)
+    piled = bool(counted) and all(found.steady is False for found in counted)
+    size = sum(found.judged if found.effective is None else found.effective for found in counted)
+    flying = [found.in_flight for found in counted if found.in_flight is not None]
+    served = [found.served_rps for found in counted if found.served_rps is not None]
+    return SloPoint(
+        rate_rps=rate_rps,
+        judged=judged,
+        met=met,
+        share=met / judged if judged else 0.0,
+        low=0.0,
+        high=1.0,
+        verdict="undecided" if good else "invalid",
+        repeats=tuple(sorted({found.repeat for found in good})),
+        effective=math.floor(size),
+        looks=max(1, len(counted)),
+        latest=counted[-1].share if counted else None,
+        steady=_all_steady(counted),
+        in_flight=math.fsum(flying) / len(flying) if flying else None,
+        clear=bool(counted) and all(found.clear for found in counted),
+        served_rps=min(served, default=None),
+        reason=pooled[0].invalid if not good else PILED_UP if piled else None,
+    )
+
+
+def _all_steady(samples: Sequence[Sample]) -> bool | None:
+    if any(found.steady is False for found in samples):
+        return False
+    return True if samples and all(found.steady for found in samples) else None
+
+
+def next_step(
+    found: Sequence[SloPoint], search: Search, guess_rps: float | None = None, looks: dict[float, int] | None = None
+) -> Step | None:
+    """What to measure next; None when the search is over. ``guess_rps``: where to begin without points. ``looks``:
+    levels measured by rate, those that count in no point included (None: as many as the points have)."""
+    taken = looks if looks is not None else {point.rate_rps: point.looks for point in found}
+    rate = _next_rate(found, search, guess_rps, taken)
+    if rate is None or sum(taken.values()) >= search.max_points:
+        return None
+    look, steady = taken.get(rate, 0), any(point.rate_rps == rate and point.steady for point in found)
+    longer = 1 if steady else 2**look
+    return Step(rate_rps=rate, look=look, requests=_requests(rate, found, search), longer=longer)
+
+
+def _requests(rate_rps: float, found: Sequence[SloPoint], search: Search) -> int:
+    """Of a first look: enough independent ones, by how alike neighbours were at the nearest rate."""
+    known = [point for point in found if point.effective and point.steady]
+    if search.requests is not None or not known:
+        return search.requests_needed
+    nearest = min(known, key=lambda point: abs(math.log(point.rate_rps / rate_rps)))
+    alike = nearest.judged / (nearest.effective or 1)
+    return max(search.requests_needed, math.ceil(min(search.requests_needed * alike, search.longest_s * rate_rps)))
+
+
+def _next_rate(
+    found: Sequence[SloPoint], search: Search, guess_rps: float | None, taken: dict[float, int]
+) -> float | None:
     if not found:
         return rounded(search.start_rps or guess_rps or 1.0)
-    if len(found) >= search.max_points or any(point.verdict == "invalid" for point in found):
+    if any(point.verdict == "invalid" for point in found):
         return None
     low, high = bracket(found)
-    rates = [point.rate_rps for point in found]
+    factor = min(2.0, search.step ** (2 ** min(len(found) - 1, 9)))
+    top, bottom = max(found, key=lambda p: p.rate_rps), min(found, key=lambda p: p.rate_rps)
     if high is None:
-        return rounded(2 * max(rates)) if 2 * max(rates) <= MOST_RPS else None
+        if _unclear(top, taken):
+            return top.rate_rps
+        return rounded(factor * top.rate_rps) if factor * top.rate_rps <= MOST_RPS else None
     if low is None:
-        return rounded(min(rates) / 2) if min(rates) / 2 >= LEAST_RPS else None
-    between = [rate for rate in rates if low < rate < high]
-    gaps = [(low, min([*between, high])), (max([*between, low]), high)]
-    for a, b in sorted(set(gaps), key=lambda gap: gap[0] / gap[1]):
+        if _unclear(bottom, taken) or _promising(bottom, taken, search):
+            return bottom.rate_rps
+        alone = bottom.verdict == "misses" and bottom.in_flight is not None and bottom.in_flight < ALONE
+        return rounded(bottom.rate_rps / factor) if not alone and bottom.rate_rps / factor >= LEAST_RPS else None
+    between = [point for point in found if low < point.rate_rps < high]
+    most_rps = most_served(found)
+    for point in reversed(between):
+        if (most_rps is None or point.rate_rps <= most_rps) and _promising(point, taken, search):
+            return point.rate_rps
+    if (middle := _middle(low, high, [point.rate_rps for point in between], found, search)) is not None:
+        return middle
+    for point in between:
+        if taken.get(point.rate_rps, 1) < MOST_LOOKS - 1:
+            return point.rate_rps
+    return next((end for end in (low, high) if taken.get(end, 1) < 2), None)
+
+
+def _unclear(point: SloPoint, taken: dict[float, int]) -> bool:
+    """Whether a longer look, rather than another rate, is what tells more: it was not in a steady state."""
+    return point.verdict == "undecided" and point.steady is not True and taken.get(point.rate_rps, 1) < MOST_LOOKS
+
+
+def _promising(point: SloPoint, taken: dict[float, int], search: Search) -> bool:
+    """Whether a rate that is undecided would meet if a further look, `SURER` times as much in all, says the same: that
+    tells more than a lower rate, at which as few independent requests would leave it undecided again."""
+    if point.verdict != "undecided" or point.steady is not True or taken.get(point.rate_rps, 1) >= MOST_LOOKS:
+        return False
+    sized = {"effective": SURER * (point.judged if point.effective is None else point.effective), "reason": None}
+    more = judge(point.model_copy(update=sized), search.slo.quantile, search.confidence, search.max_points)
+    return more.verdict == "meets"
+
+
+def _middle(
+    low: float, high: float, between: Sequence[float], found: Sequence[SloPoint], search: Search
+) -> float | None:
+    """The middle of the wider gap beside the undecided band; None where both are within the resolution."""
+    rates = [point.rate_rps for point in found]
+    gaps = {(low, min([*between, high])), (max([*between, low]), high)}
+    for a, b in sorted(gaps, key=lambda gap: gap[0] / gap[1]):
         middle = rounded(math.sqrt(a * b))
         if b / a > 1 + search.resolution and middle not in rates:
             return middle
     return None
 
 
-def result(found: Sequence[SloPoint], search: Search, *, label: str, repeat: int) -> SloSearch:
+def result(
+    found: Sequence[SloPoint], search: Search, *, label: str, repeat: int, looks: dict[float, int] | None = None
+) -> SloSearch:
     """What the points prove."""
     low, high = bracket(found)
     quantile = search.slo.quantile
     good = [p for p in found if p.judged and p.verdict != "misses" and p.share >= quantile]
-    best = max((p.rate_rps for p in good if high is None or p.rate_rps < high), default=None)
-    over = next_rate(found, search) is None
-    invalid = [point for point in found if point.verdict == "invalid"]
-    finished = over and not invalid and low is not None and high is not None and not _wide(found, search)
+    ends = [end for end in (high, most_served(found)) if end is not None]
+    best = max((p.rate_rps for p in good if all(p.rate_rps < end for end in ends)), default=None)
+    unlimited = search.model_copy(update={"max_points": 1 << 30})
+    finished = None not in (low, high) and next_step(found, unlimited, looks=looks) is None
+    finished = finished and not any(point.verdict == "invalid" for point in found)
     return SloSearch(
         label=label,
         slo=search.slo,
@@ -161,7 +332,8 @@ def result(found: Sequence[SloPoint], search: Search, *, label: str, repeat: int
         best_rps=best,
         points=tuple(found),
         finished=finished,
-        detail=_sentence(found, search, low, high, invalid, finished),
+        detail=_sentence(found, search, low, high, finished),
+        error_shares=search.max_points,
     )
 
 
@@ -170,36 +342,30 @@ def rounded(rate_rps: float) -> float:
     return float(f"{rate_rps:.3g}")
 
 
-def _wide(found: Sequence[SloPoint], search: Search) -> bool:
-    unlimited = search.model_copy(update={"max_points": len(found) + 1})
-    return next_rate(found, unlimited) is not None
-
-
-def _sentence(
-    found: Sequence[SloPoint],
-    search: Search,
-    low: float | None,
-    high: float | None,
-    invalid: Sequence[SloPoint],
-    finished: bool,
-) -> str:
-    if invalid:
-        return f"not known: {invalid[0].rate_rps:g} requests/s could not be judged ({invalid[0].reason})"
+def _sentence(found: Sequence[SloPoint], search: Search, low: float | None, high: float | None, finished: bool) -> str:
     by_rate = {point.rate_rps: point for point in found}
     parts = []
     for rate, words in ((low, "shown to meet it"), (high, "shown to miss it")):
         if rate is not None:
             point = by_rate[rate]
             why = f": {point.reason}" if point.reason else ""
-            parts.append(f"{rate:g} requests/s is {words} ({point.met} of {point.judged} within all bounds{why})")
+            worth = "" if point.effective in (None, point.judged) else f", worth {point.effective} independent ones"
+            parts.append(
+                f"{rate:g} requests/s is {words} ({point.met} of {point.judged} within all bounds{worth}{why})"
+            )
     sure = f"{search.confidence:.0%} confidence"
     if low is not None and high is not None:
         answer = f"between {low:g} and {high:g} requests/s ({sure})"
     elif low is not None:
-        answer = f"at least {low:g} requests/s ({sure}); no higher rate was shown to miss it"
+        answer = f"at least {low:g} requests/s ({sure}); the upper end is unknown: no higher rate was shown to miss it"
     elif high is not None:
         answer = f"below {high:g} requests/s ({sure}); no rate was shown to meet it"
     else:
         answer = "not known: no rate was decided"
+    parts += [
+        f"{point.rate_rps:g} requests/s could not be judged ({point.reason})"
+        for point in found
+        if point.verdict == "invalid"
+    ][:1]
     more = "" if finished else "; the search ended before its resolution"
     return answer + "".join(f"; {part}" for part in parts) + more

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -19,14 +20,14 @@ from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
 from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
+from pdlab.core.arguments import MAX_REQUESTS
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
-from pdlab.results import metrics
 from pdlab.results.provenance import client_versions, git_state, now
-from pdlab.results.schema import Manifest, Run, SloPoint, SloSearch
+from pdlab.results.schema import Manifest, Run, SloSearch
 from pdlab.results.store import MANIFEST, Store
 
 BASE_URL = "http://127.0.0.1:8000"
@@ -40,7 +41,8 @@ class SweepOptions(Frozen):
     closed loops of so many requests per GPU of the deployment. ``only_repeat``: that repeat alone.
     ``retry_invalid``: measure each invalid level of ``loads`` once more, after all others, and keep the second
     result whatever it is (`Store.replace`).
-    ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
+    ``hold_s``: how long a request rate is held, at least (without ``prompts_per_level``); 10 times E2EL where that is
+    longer. ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
     grow to as many (None: half of this machine's cores). ``command`` is kept in the manifest as the
     exact command line.
     """
@@ -58,6 +60,7 @@ class SweepOptions(Frozen):
     only_repeat: int | None = None
     shuffle: str | None = None
     prompts_per_level: int | None = None
+    hold_s: float = Field(default=levels.HOLD_S, gt=0)
     smoke: bool = False
     resume: bool = False
     force: bool = False
@@ -103,7 +106,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
     """
     progress = progress or Progress()
     workload = options.workload
-    _build(_with_loads(options, 1), attempt=0)  # bad input is said before anything is asked of the server
+    build(with_loads(options, 1), attempt=0)  # bad input is said before anything is asked of the server
     with measured(normal_url(options.base_url)):
         target = resolve_target(
             options.base_url,
@@ -116,7 +119,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
         )
         store = Store(options.out / target.name)
         with store.held():
-            return _run_held(_with_loads(options, target.manifest.gpus), target, store, progress, client)
+            return _run_held(with_loads(options, target.manifest.gpus), target, store, progress, client)
 
 
 def _run_held(
@@ -129,7 +132,7 @@ def _run_held(
         for run in store.runs():
             store.check_records(run)
     attempt = len(earlier.commands) if earlier else 0
-    wanted = _build(options, attempt)
+    wanted = build(options, attempt)
     manifest = _start_manifest(target, earlier, options.command, store.folder)
     todo = _todo(store, wanted, options)
     repeat = options.only_repeat or 0
@@ -141,7 +144,7 @@ def _run_held(
     if todo or searching or again:
         # What another sweep sent to this start of the deployment is in its prefix cache.
         attempt = next_attempt(target.base_url, levels.prompt_stream(workload, smoke=options.smoke), attempt)
-        todo = [level for level in _build(options, attempt) if level.key in {planned.key for planned in todo}]
+        todo = [level for level in build(options, attempt) if level.key in {planned.key for planned in todo}]
         store.write_manifest(manifest)
         with client or LoadClient() as started:
             driver = Driver(
@@ -167,8 +170,9 @@ def _run_held(
     asked = [search.slo for search in options.searches]
     searches = tuple(s for s in store.searches() if s.slo in asked and s.repeat == repeat)
     for search in searches:
-        keys = [RunKey(kind="rate", value=point.rate_rps, repeat=repeat) for point in search.points]
-        runs += [kept[key] for key in keys if key in kept and kept[key] not in runs]
+        rates = {point.rate_rps for point in search.points}
+        of_rates = [run for key, run in kept.items() if key.kind == "rate" and key.repeat == repeat]
+        runs += [run for run in of_rates if run.key.value in rates and run not in runs]
     return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, measured=done)
 
 
@@ -191,7 +195,7 @@ def _check_again(target: Target, store: Store, measured: Collection[RunKey], pro
     store.write_manifest(manifest.model_copy(update={"canaries_after": (*manifest.canaries_after, result)}))
 
 
-def _with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
+def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     """The loads per GPU made absolute. Raises UsageError where the GPUs are not known, or two come out the same."""
     if not options.per_gpu:
         return options
@@ -204,8 +208,9 @@ def _with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     return options.model_copy(update={"loads": options.loads + loads, "per_gpu": ()})
 
 
-def _build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
-    if not options.loads and options.searches:
+def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
+    """The levels of ``options.loads`` in the order in which they are measured. Raises UsageError."""
+    if not options.loads and (options.searches or options.per_gpu):
         return ()
     sweep: Sweep = levels.build_sweep(
         options.workload,
@@ -215,8 +220,15 @@ def _build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
         smoke=options.smoke,
         attempt=attempt,
         only_repeat=options.only_repeat,
+        hold_s=options.hold_s,
     )
     found = list(sweep.levels)
+    for level in found:
+        if level.num_requests > MAX_REQUESTS:
+            raise UsageError(
+                f"{level.load.kind} {level.load.value:g} held for {options.hold_s:g} s is {level.num_requests} "
+                f"requests, at most {MAX_REQUESTS} are drawn for a level: hold it less long, or lower the rate"
+            )
     if options.shuffle is not None:
         random.Random(options.shuffle).shuffle(found)
     return tuple(found)
@@ -242,7 +254,10 @@ def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[
     kept = {run.key: run for run in store.runs()}
     for level in finished:
         run = kept[level.key]
-        if run.num_requests != level.num_requests or run.load != level.load:
+        # A rate is held longer where answers turned out to take long.
+        timed = options.prompts_per_level is None and not isinstance(level.load, Closed)
+        enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
+        if not enough or run.load != level.load:
             raise StoreError(
                 f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "
                 "asked; repeat the first command line, use --force, or another --exp-name"
@@ -331,14 +346,30 @@ class _Sweeper:
             self._search(search)
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
 
-    def _level(self, level: Level) -> None:
+    def _level(self, level: Level, *, longer: int = 1) -> None:
+        level = self._held(level)
+        level = level.model_copy(update={"num_requests": level.num_requests * longer})
         run, records = self._driver.measure(level)
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
+    def _held(self, level: Level) -> Level:
+        """The level, longer where what is known of E2EL asks for it."""
+        options = self._options
+        if isinstance(level.load, Closed) or options.smoke or options.prompts_per_level is not None:
+            return level
+        known = [run.whole.e2el.p50_s for run in self._store.runs() if run.whole.e2el is not None]
+        e2el_s = min([*known, *filter(None, [self._driver.warm_e2el_s])], default=0.0)
+        more = levels.num_requests(level.load, hold_s=options.hold_s, e2el_s=e2el_s) - level.num_requests
+        if more <= 0:
+            return level
+        self._progress.extend(more)
+        return level.model_copy(update={"num_requests": level.num_requests + more})
+
     def _retry(self, level: Level) -> None:
         """Measure an invalid level again, with new prompts, and set its first result aside."""
+        level = self._held(level)
         self._progress.extend(level.num_requests)
         self._progress.note(f"{level.key.stem}: was not valid, is measured again")
         seed = levels.derive_seed(self._options.workload, "retry", level.seed)
@@ -351,36 +382,54 @@ class _Sweeper:
         """Measure rates until the search has its answer; every rate is a level like any other, kept as such."""
         repeat = self._options.only_repeat or 0
         guess = _guess(self._store)
+        known: Known = {}
         while True:
-            found = found_points(self._store, search, repeat)
-            answer = slo_search.result(found, search, label=self._store.read_manifest().label, repeat=repeat)
+            samples = found_samples(self._store, search, repeat, known)
+            found, looks = slo_search.points(samples, search), _looks(samples)
+            label = self._store.read_manifest().label
+            answer = slo_search.result(found, search, label=label, repeat=repeat, looks=looks)
             if found:
                 self._store.write_search(answer)
-            rate = slo_search.next_rate(found, search, guess)
-            if rate is None:
+            step = slo_search.next_step(found, search, guess, looks)
+            if step is None:
                 self._progress.note(f"{search.slo.label}: {answer.detail}")
                 return
-            load = Open(rate_rps=rate, burstiness=search.burstiness)
-            key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
-            requests = search.requests_needed
-            self._progress.extend(requests)
+            load = Open(rate_rps=step.rate_rps, burstiness=search.burstiness)
+            key = RunKey(kind=load.kind, value=load.value, repeat=repeat, look=step.look)
             seed = levels.level_seed(self._options.workload, key, attempt=self._attempt)
-            self._level(Level(load=load, repeat=repeat, num_requests=requests, seed=seed))
+            first = Level(load=load, repeat=repeat, look=step.look, num_requests=step.requests, seed=seed)
+            self._progress.extend(step.requests * step.longer)
+            self._level(first, longer=step.longer)
 
 
-def found_points(store: Store, search: Search, repeat: int) -> tuple[SloPoint, ...]:
-    """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO."""
+Known = dict[tuple[RunKey, str | None], slo_search.Sample]
+
+
+def found_samples(
+    store: Store, search: Search, repeat: int, known: Known | None = None
+) -> tuple[slo_search.Sample, ...]:
+    """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO.
+    ``known`` keeps what each level said, from one call to the next."""
+    known = {} if known is None else known
     samples = []
     for run in store.runs():
         if isinstance(run.load, Open) and run.load.burstiness == search.burstiness and run.key.repeat == repeat:
-            judged = metrics.judged(store.read_records(run.key), run.load)
-            samples.append(slo_search.sample(run, judged, search.slo))
-    return slo_search.points(samples, search)
+            key = (run.key, run.raw_sha256)
+            if key not in known:
+                known[key] = slo_search.sample(run, store.read_records(run.key), search.slo)
+            samples.append(known[key])
+    return tuple(samples)
+
+
+def _looks(samples: Sequence[slo_search.Sample]) -> dict[float, int]:
+    """Levels measured at each rate."""
+    return dict(Counter(found.rate_rps for found in samples))
 
 
 def unfinished(store: Store, search: Search, repeat: int) -> bool:
     """Whether a search has rates left to measure."""
-    return slo_search.next_rate(found_points(store, search, repeat), search) is not None
+    samples = found_samples(store, search, repeat)
+    return slo_search.next_step(slo_search.points(samples, search), search, looks=_looks(samples)) is not None
 
 
 def _guess(store: Store) -> float | None:

@@ -18,10 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
+from pdlab.bench.measure import title
 from pdlab.bench.slo_search import Search
-from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, run_sweep
+from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import normal_url
 from pdlab.core.arguments import (
+    MAX_HOLD_S,
     MAX_LOAD,
     MAX_REPEATS,
     MAX_REQUESTS,
@@ -99,7 +102,10 @@ def parser() -> argparse.ArgumentParser:
     request("--shared-prefix", type=whole(0, MAX_TOKENS), default=0, metavar="TOKENS",
         help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
     request("--prompts-per-level", type=whole(1, MAX_REQUESTS), metavar="N",
-        help="requests of a level (default: 10 per unit of concurrency or 60 s of arrivals, at least 20)")  # fmt: skip
+        help="requests of a level (default: 10 per unit of concurrency, or what a held rate takes)")  # fmt: skip
+    request("--hold-s", type=seconds, metavar="S",
+        help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
+    request("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
     request("--repeats", type=whole(1, MAX_REPEATS), default=1, metavar="N",
         help="measure every level N times, with new prompts (default 1)")  # fmt: skip
     request("--seed", type=seed, default=0, metavar="N",
@@ -109,13 +115,16 @@ def parser() -> argparse.ArgumentParser:
     request("-s", "--smoke", action="store_true",
         help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
     slo = flags.add_argument_group("search for the highest rate within an SLO").add_argument
-    slo("--slo", metavar="ttft_ms=N,tpot_ms=N[,e2el_ms=N]",
-        help="find the highest request rate of which --slo-quantile of the requests meet all bounds")  # fmt: skip
+    slo("--slo", metavar="ttft_ms=N,tpot_ms=N[,...]",
+        help="find the highest request rate of which --slo-quantile of the requests meet all bounds: ttft_ms, tpot_ms, "
+        "e2el_ms, itl_p99_ms (of a request's own gaps), stall_ms (its longest gap)")  # fmt: skip
     slo("--slo-quantile", type=share, metavar="Q", help="share of requests that must (default 0.95)")
     slo("--slo-resolution", type=above_zero, metavar="R",
         help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
     slo("--slo-start", type=above_zero, metavar="RATE",
         help="begin there (default: half of what closed loops reached, or 1)")  # fmt: skip
+    slo("--start-from", choices=("plan",), help="begin the search where the same search ends on the simulator")
+    slo("--hardware", metavar="NAME", help="of --start-from plan: calibrated step times, as plan.py takes them")
     server = flags.add_argument_group("server").add_argument
     server("-u", "--base-url", default=BASE_URL, metavar="URL", help=f"server (default {BASE_URL})")
     server("-m", "--served-model-name", metavar="NAME",
@@ -127,6 +136,8 @@ def parser() -> argparse.ArgumentParser:
     results("-e", "--exp-name", metavar="NAME", help="folder of the results (default: label of the running deployment)")
     results("--out", type=Path, default=Path("bm_results"), metavar="DIR",
         help="where results go (default bm_results)")  # fmt: skip
+    results("--dry-run", action="store_true",
+        help="print what would be measured, and for how long; ask nothing of the server")  # fmt: skip
     results("--resume", action="store_true", help="skip levels that are finished")
     results("--force", action="store_true", help="measure finished levels again and replace them")
     results("--retry-invalid", action="store_true",
@@ -151,8 +162,10 @@ def options(argv: Sequence[str]) -> SweepOptions:
     searches = _searches(args)
     if searches and args.smoke:
         raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
+    loads = _loads(args, implied=not searches)
     return SweepOptions(
-        loads=_loads(args, implied=not searches),
+        loads=loads,
+        hold_s=_hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
         per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
         searches=searches,
         workload=validate(Workload, workload, where="the workload", names=WORKLOAD_FLAGS),
@@ -174,11 +187,38 @@ def options(argv: Sequence[str]) -> SweepOptions:
     )
 
 
+def _hold_s(args: argparse.Namespace, *, timed: bool) -> float:
+    flag = "--final" if args.final else "--hold-s"
+    if not args.final and args.hold_s is None:
+        return HOLD_S
+    if args.final and args.hold_s is not None:
+        raise UsageError(f"--final holds every rate for {FINAL_HOLD_S:g} s: leave --hold-s out")
+    if args.prompts_per_level is not None:
+        raise UsageError(
+            f"{flag} holds a rate for a time, --prompts-per-level for so many requests: give one of the two"
+        )
+    if args.smoke:
+        raise UsageError(f"--smoke is one short level: leave {flag} out")
+    if not timed:
+        raise UsageError(f"{flag} belongs to request rates, ramps and --slo, and none is asked for")
+    if args.final:
+        return FINAL_HOLD_S
+    if args.hold_s > MAX_HOLD_S:
+        raise UsageError(f"--hold-s {args.hold_s:g}: a rate is held for at most {MAX_HOLD_S} s, a day")
+    return float(args.hold_s)
+
+
 def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
+    if args.hardware is not None and args.start_from is None:
+        raise UsageError("--hardware belongs to --start-from plan")
+    if args.start_from is not None and args.slo_start is not None:
+        raise UsageError("--start-from and --slo-start both say where the search begins: give one of the two")
     if args.slo is None:
+        if args.start_from is not None:
+            raise UsageError("--start-from belongs to --slo, and none is given")
         return ()
     slo = parse_slo(args.slo, 0.95 if args.slo_quantile is None else args.slo_quantile)
-    asked = {"slo": slo, "start_rps": args.slo_start}
+    asked = {"slo": slo, "start_rps": args.slo_start, "start_from": args.start_from, "hardware": args.hardware}
     asked |= {"resolution": args.slo_resolution} if args.slo_resolution is not None else {}
     asked |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
     asked |= {"requests": args.prompts_per_level}
@@ -268,14 +308,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv and not argv[0].startswith("-"):
             near = choices(argv[0], ("run", "ratio"))
             raise UsageError(f"{argv[0]!r} is neither run nor ratio, and every other word follows a flag; {near}")
-        asked = options(argv)
+        asked, dry_run = options(argv), parser().parse_args(argv).dry_run
         check_folder(asked.out, "--out")
+        if dry_run:
+            print(describe(asked))
+            return 0
+        asked = _started(asked)
         with reach(normal_url(asked.base_url)):
             result = run_sweep(asked)
         report(result)
         return 0 if result.valid else INVALID
 
     return exit_code(run, resume=_again(argv))
+
+
+def _started(asked: SweepOptions) -> SweepOptions:
+    searches = []
+    for search in asked.searches:
+        if search.start_from is not None:
+            from pdlab.cli.slo_start import from_plan
+
+            search, words = from_plan(search, asked.workload, normal_url(asked.base_url))
+            print(words, file=sys.stderr)
+        searches.append(search)
+    return asked.model_copy(update={"searches": tuple(searches)})
+
+
+def describe(asked: SweepOptions) -> str:
+    """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
+    w = asked.workload
+    lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
+    lines.append(f"workload: {w.mode} {w.input_tokens}:{w.output_tokens}, seed {w.seed}")
+    asked = with_loads(asked, asked.gpus) if asked.gpus is not None else asked
+    lines += [
+        f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in asked.per_gpu
+    ]
+    for level in build(asked, attempt=0):
+        held = ""
+        if not isinstance(level.load, Closed) and asked.prompts_per_level is None and not asked.smoke:
+            held = f", held for {asked.hold_s:g} s, or 10 times E2EL where that is longer"
+        repeat = f", repeat {level.repeat}" if level.repeat else ""
+        lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
+    for search in asked.searches:
+        start = "half of what closed loops reached, or 1"
+        if search.start_from:
+            start = "what the simulator finds"
+        elif search.start_rps:
+            start = f"{search.start_rps:g} requests/s"
+        lines.append(f"  highest rate under {search.slo.label}, from {start}:")
+        lines.append(
+            f"    at most {search.max_points} levels, each of at least {search.requests_needed} requests and held for "
+            f"{asked.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
+        )
+    lines.append(f"results: {asked.out / asked.name if asked.name else f'{asked.out}/(label of what is deployed)'}")
+    return "\n".join(lines)
 
 
 def _again(argv: Sequence[str]) -> str:

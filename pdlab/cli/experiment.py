@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
             print(describe(plan, args.out / plan.file.name, resume=args.resume))
             return 0
         result = run(
-            plan,
+            _started(plan),
             RunOptions(
                 out=args.out,
                 port=args.port,
@@ -86,6 +87,18 @@ def main(argv: Sequence[str]) -> int:
         return 0 if result.valid else INVALID
 
     return exit_code(measure, resume=_again(argv))
+
+
+def _started(plan: Plan) -> Plan:
+    """With the starts that the simulator gives its searches."""
+    if not any(search.start_from for visit in plan.visits for part in visit.parts for search in part.searches):
+        return plan
+    from pdlab.cli.slo_start import of_experiment
+
+    plan, words = of_experiment(plan)
+    for said in words:
+        print(said, file=sys.stderr)
+    return plan
 
 
 def _again(argv: Sequence[str]) -> str:
@@ -111,7 +124,10 @@ def describe(plan: Plan, folder: Path, *, resume: bool = False) -> str:
             w = part.workload
             seconds = part_s(file, part, part.loads, part.searches)
             loads = ", ".join(title(load) for load in part.loads)
-            searches = ", ".join(f"highest rate under {search.slo.label}" for search in part.searches)
+            searches = ", ".join(
+                f"highest rate under {search.slo.label}{', from what the simulator finds' * bool(search.start_from)}"
+                for search in part.searches
+            )
             what = "; ".join(filter(None, [loads, searches]))
             lines.append(
                 f"  {part.folder}: {w.mode} {w.input_tokens}:{w.output_tokens}; {what} (about {minutes(seconds)})"

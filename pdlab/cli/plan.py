@@ -32,10 +32,11 @@ from pdlab.core.arguments import (
 from pdlab.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from pdlab.analysis.goodput_map import Served
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
-    from pdlab.plan.planner import Scene
+    from pdlab.plan.planner import Plan, Scene
     from pdlab.results.schema import Experiment
     from pdlab.sim.hardware import Hardware
     from pdlab.sim.level import Trace
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "gpt-oss-120b"
 MAX_GPUS = 1024  # more are copies of what is best on fewer
 MAX_IN_FLIGHT = 20_000
+MAPPED = 5  # of the ranking, in a goodput map
 SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
 EPILOG = """\
@@ -139,10 +141,31 @@ def parser() -> argparse.ArgumentParser:
         default="any",
         help="default any: pack where one node takes it",
     )
+    how.add_argument(
+        "--assume-merged",
+        action="store_true",
+        help="scattered KV blocks are not copied one by one, as test_nixl_connector_ray.py --random-blocks showed",
+    )
     how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
     how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
     how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
     how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
+    how.add_argument(
+        "--goodput-map",
+        type=Path,
+        metavar="FILE",
+        help="draw goodput per GPU under Poisson arrivals over bounds on TTFT and TPOT (png, svg or pdf)",
+    )
+    how.add_argument(
+        "--measured",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="with --goodput-map: experiments at request rates, which stand in for what is simulated of them",
+    )
+    how.add_argument(
+        "--price-per-gpu-hour", type=above_zero, metavar="PRICE", help="with --goodput-map: cost of a million tokens"
+    )
     instead = p.add_argument_group("instead of a ranking")
     other = instead.add_mutually_exclusive_group()
     other.add_argument("--explain", metavar="LABEL", help="where a request's time goes in one deployment")
@@ -217,15 +240,23 @@ def _applies(args: argparse.Namespace) -> None:
     load = ["--itl", "--otl", "--workload", "--rate", "--burstiness", "--trace", "--concurrency", "--prefix-hit-rate"]
     slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
     cluster = ["--node", "--gpus", "--placement", "--top"]
+    blocks = ["--assume-merged", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
-        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo]
+        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks]
         not_for(args, parser(), unused, "--predict: the file's columns say it")
     elif args.compare:
-        not_for(args, parser(), ["--out", *cluster, *load, *slo], "--compare: the measured runs say what is predicted")
+        not_for(
+            args,
+            parser(),
+            ["--out", *cluster, *load, *slo, *blocks],
+            "--compare: the measured runs say what is predicted",
+        )
     elif args.explain:
-        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster], "--explain")
+        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[1:]], "--explain")
     else:
         not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
+        if args.goodput_map is None:
+            not_for(args, parser(), ["--measured", "--price-per-gpu-hour"], "a plan without --goodput-map")
     if args.rate and args.concurrency:
         raise UsageError("--rate and --concurrency exclude each other: plan for one load")
 
@@ -316,7 +347,17 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
     if trace is not None:
         means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
-    return Scene(hardware, shape, workload, slo, args.prefix_hit_rate, args.seed, args.burstiness or 1.0, trace)
+    return Scene(
+        hardware,
+        shape,
+        workload,
+        slo,
+        args.prefix_hit_rate,
+        args.seed,
+        args.burstiness or 1.0,
+        trace,
+        not args.assume_merged,
+    )
 
 
 def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
@@ -326,8 +367,13 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
 
     if args.plot:
         check_picture(args.plot, "--plot")
+    if args.goodput_map:
+        check_picture(args.goodput_map, "--goodput-map")
+        if args.trace:
+            raise UsageError("--goodput-map is of Poisson arrivals at growing rates; leave --trace out")
     if args.out:
         check_folder(args.out, "--out")
+    measured = _measured(args) if args.measured else []
     scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
     progress = _Progress()
     found = plan(
@@ -362,7 +408,61 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
         drawn += [collocated] if collocated is not None and collocated not in drawn else []
         plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware)
         print(f"Plot (simulated): {args.plot}")
+    if args.goodput_map:
+        _draw_map(args, scene, found, measured)
     return 0
+
+
+def _measured(args: argparse.Namespace) -> list[Served]:
+    """Experiments for the map. Raises UsageError for one that is not of this workload, or has no request rates."""
+    from pdlab.analysis import goodput_map, loading
+    from pdlab.results.store import experiment_folders
+
+    workload, found = _workload(args), []
+    for loaded in loading.load(experiment_folders(args.measured), {}, every_request=True):
+        theirs = loaded.experiment.manifest.workload
+        lengths = (workload.sent_input_tokens, workload.sent_output_tokens)
+        if theirs is not None and (theirs.sent_input_tokens, theirs.sent_output_tokens) != lengths:
+            raise UsageError(
+                f"--measured {loaded.folder}: is of {theirs.sent_input_tokens}:{theirs.sent_output_tokens} tokens, the "
+                f"plan of {lengths[0]}:{lengths[1]}; give --itl and --otl as measured"
+            )
+        served = goodput_map.measured(loaded)
+        if served is None:
+            raise UsageError(
+                f"--measured {loaded.folder}: no valid level at a request rate whose requests were kept; measure some "
+                "with run_bm.sh -t request-rate"
+            )
+        found.append(served)
+    return found
+
+
+def _draw_map(args: argparse.Namespace, scene: Scene, found: Plan, measured: Sequence[Served]) -> None:
+    from pdlab.analysis.goodput_map import goodput_map
+    from pdlab.plan.open_loop import under_rates
+    from pdlab.report.goodput_map import draw
+
+    shown = list(found.candidates[: max(args.top, MAPPED)])
+    collocated = found.best_candidate(collocated=True)
+    shown += [collocated] if collocated is not None and collocated not in shown else []
+    labels = {served.label for served in measured}
+    every = [*measured]
+    every += [under_rates(scene, candidate) for candidate in shown if candidate.deployment.label not in labels]
+    ttft_s = [factor * (scene.slo.ttft_s or 1.0) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
+    tpot_s = [factor * (scene.slo.tpot_s or 0.016) for factor in (0.5, 0.75, 1.0, 1.5, 2.0)]
+    workload = scene.workload
+    price = args.price_per_gpu_hour
+    cost = f", and cost of a million output tokens at {price:g} per GPU hour" if price is not None else ""
+    draw(
+        goodput_map(every, ttft_s, tpot_s, scene.slo.quantile),
+        args.goodput_map,
+        title=f"Goodput, requests/s per GPU used, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
+        f"{scene.shape.name}, {workload.sent_input_tokens}:{workload.sent_output_tokens} tokens, Poisson arrivals; "
+        "hatched: simulated",
+        price_per_gpu_hour=price,
+    )
+    origin = "measured and simulated" if measured else "simulated"
+    print(f"Goodput map ({origin}): {args.goodput_map}")
 
 
 class _Progress:

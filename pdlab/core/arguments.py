@@ -21,6 +21,7 @@ PICTURES = (".png", ".svg", ".pdf")
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 100_000_000  # of a request: more than any model takes
 MAX_REPEATS = 1000
+MAX_HOLD_S = 86_400  # of one request rate: a day
 MAX_REQUESTS = 1_000_000  # of a level: their prompts are drawn before it
 MIN_RATE_RPS = 1e-4  # a request in three hours
 MAX_LOAD = 100_000  # requests in flight, or per second: far beyond what one load generator makes

@@ -120,7 +120,8 @@ Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
 class Slo(Frozen):
     """A request meets it when every bound holds, a load when at least ``quantile`` of requests do.
 
-    Bounds in seconds; None is no bound, and without any every request meets it. This is the goodput of
+    Bounds in seconds; None is no bound, and without any every request meets it. ``itl_p99_s`` bounds the 99th
+    percentile of a request's own gaps between chunks, ``stall_s`` the longest of them. This is the goodput of
     DistServe (Zhong et al., OSDI 2024): the highest rate at which the share of requests within all bounds
     is at least the quantile.
     """
@@ -128,17 +129,25 @@ class Slo(Frozen):
     ttft_s: float | None = Field(default=None, gt=0)
     tpot_s: float | None = Field(default=None, gt=0)
     e2el_s: float | None = Field(default=None, gt=0)
+    itl_p99_s: float | None = Field(default=None, gt=0)
+    stall_s: float | None = Field(default=None, gt=0)
     quantile: float = Field(default=0.95, gt=0, lt=1)
 
     @property
     def bounded(self) -> bool:
-        return (self.ttft_s, self.tpot_s, self.e2el_s) != (None, None, None)
+        return self.of_gaps or (self.ttft_s, self.tpot_s, self.e2el_s) != (None, None, None)
+
+    @property
+    def of_gaps(self) -> bool:
+        """Whether it bounds the gaps between a request's chunks, which only its record has."""
+        return (self.itl_p99_s, self.stall_s) != (None, None)
 
     @property
     def label(self) -> str:
         """``ttft2000ms-tpot50ms-q0.95``: names a search's file."""
-        bounds = [(n, getattr(self, f"{n}_s")) for n in ("ttft", "tpot", "e2el")]
-        return "-".join([*(f"{n}{1000 * s:g}ms" for n, s in bounds if s is not None), f"q{self.quantile:g}"])
+        names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el", "itl_p99": "itl-p99-", "stall": "stall"}
+        bounds = [(text, getattr(self, f"{name}_s")) for name, text in names.items()]
+        return "-".join([*(f"{text}{1000 * s:g}ms" for text, s in bounds if s is not None), f"q{self.quantile:g}"])
 
     def stress(self, ttft_s: float, tpot_s: float, e2el_s: float) -> float:
         """The latency that is worst in relation to its bound, over that bound: at most 1 meets the SLO."""
@@ -164,11 +173,14 @@ def parse_slo(text: str, quantile: float) -> Slo:
     """
     bounds: dict[str, float] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(ttft|tpot|e2el)_ms\s*=\s*(\d*\.?\d+(?:[eE][+-]?\d{1,3})?|\d+\.)\s*", part)
+        match = re.fullmatch(
+            r"\s*(ttft|tpot|e2el|itl_p99|stall)_ms\s*=\s*(\d*\.?\d+(?:[eE][+-]?\d{1,3})?|\d+\.)\s*", part
+        )
         number = float(match[2]) if match else 0.0
         if not match or not 0 < number < float("inf"):
             raise UsageError(
-                f"--slo {text}: {part.strip()!r} is no bound; expected ttft_ms=2000,tpot_ms=50[,e2el_ms=N], above 0"
+                f"--slo {text}: {part.strip()!r} is no bound; expected ttft_ms=2000,tpot_ms=50"
+                "[,e2el_ms=N,itl_p99_ms=N,stall_ms=N], above 0"
             )
         if f"{match[1]}_s" in bounds:
             raise UsageError(f"--slo {text}: {match[1]}_ms is there twice; keep one")
@@ -177,16 +189,21 @@ def parse_slo(text: str, quantile: float) -> Slo:
 
 
 class RunKey(Frozen):
-    """Identity of one level within an experiment: (load kind, load value, repeat)."""
+    """Identity of one level within an experiment: (load kind, load value, repeat).
+
+    ``look`` tells further measurements of a level apart that an SLO search asked for in the same repeat.
+    """
 
     kind: LoadKind
     value: float
     repeat: int = Field(default=0, ge=0)
+    look: int = Field(default=0, ge=0)
 
     @property
     def stem(self) -> str:
-        """File name without suffix: ``concurrency8``, ``rate2.5-r1``."""
-        return f"{self.kind}{self.value:g}" + (f"-r{self.repeat}" if self.repeat else "")
+        """File name without suffix: ``concurrency8``, ``rate2.5-r1``, ``rate2.5-look1``."""
+        repeat, look = (f"-r{self.repeat}" if self.repeat else "", f"-look{self.look}" if self.look else "")
+        return f"{self.kind}{self.value:g}{repeat}{look}"
 
 
 class Level(Frozen):
@@ -194,12 +211,13 @@ class Level(Frozen):
 
     load: Load
     repeat: int = Field(default=0, ge=0)
+    look: int = Field(default=0, ge=0)
     num_requests: int = Field(ge=1)
     seed: int = Field(ge=0)
 
     @property
     def key(self) -> RunKey:
-        return RunKey(kind=self.load.kind, value=self.load.value, repeat=self.repeat)
+        return RunKey(kind=self.load.kind, value=self.load.value, repeat=self.repeat, look=self.look)
 
 
 class Sweep(Frozen):

@@ -18,6 +18,7 @@ from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
 
 ROWS = 12
+DEPENDENT = 5  # rows on scattered blocks
 LONG_TTFT_S = 1.0
 MATCHED = 4  # pairs of TP degrees in the rate-matching check
 
@@ -44,6 +45,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         table(head, rows, left=(1, 11, 12)),
         "",
         *_remarks(plan, slo),
+        *_on_scattered_blocks(plan, scene),
         "",
         verdict(plan, scene),
     ]
@@ -80,7 +82,9 @@ def _row(number: int, candidate: Candidate, base: Candidate | None, scene: Scene
         over = percent(advantage)
     return [
         str(number),
-        candidate.deployment.label + ("*" if experimental(candidate) else ""),
+        candidate.deployment.label
+        + ("*" if experimental(candidate) else "")
+        + ("~" if scene.depends(candidate.deployment) else ""),
         str(candidate.copies),
         str(candidate.copies * candidate.deployment.gpus),
         f"{outcome.load.value:.3g}" + ("/s" if outcome.load.kind == "rate" else ""),
@@ -128,8 +132,60 @@ def _remarks(plan: Plan, slo: Slo) -> list[str]:
     return lines
 
 
+def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
+    """What of the plan depends on whether scattered blocks are copied one by one, both cases side by side."""
+    if not plan.other:
+        return []
+    base = plan.best_candidate(collocated=True)
+    here = {candidate.deployment.label: candidate for candidate in plan.candidates}
+
+    def cells(candidate: Candidate) -> list[str]:
+        found = gain(candidate, base, scene) if base is not None else None
+        goodput = f"{candidate.goodput_per_gpu:.2f}" if candidate.best else "-"
+        return [goodput, percent(found) if found else "-"]
+
+    rows = []
+    for other in plan.other[:DEPENDENT]:
+        copied, merged = here[other.deployment.label], other
+        if not scene.scattered:
+            copied, merged = merged, copied
+        rows.append([other.deployment.label, *cells(copied), *cells(merged)])
+    head = ["", "goodput/s per GPU, copied", "over collocated", "merged", "over collocated"]
+    ranked = "that they are" if scene.scattered else "with --assume-merged that they are not"
+    return [
+        "~: KV pools are simulated as they are once each has served more tokens than it holds (minutes): free blocks "
+        "lie apart.",
+        "With vLLM 0.11 a decode engine copied such blocks one by one within a node; no other version was looked at.",
+        f"The ranking takes it {ranked}:",
+        "",
+        table(head, rows, left=(0,)),
+        "",
+        "Which it is on your nodes: debug/test_nixl_connector_ray.py --strategy pack with and without --random-blocks; "
+        "as fast with: --assume-merged.",
+    ]
+
+
+def if_otherwise(plan: Plan, scene: Scene) -> str:
+    """What would be first if scattered blocks behaved the other way; empty where that changes nothing."""
+    first, label = plan.candidates[0], plan.candidates[0].deployment.label
+    here = {candidate.deployment.label: candidate for candidate in plan.other}
+    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in here]
+    best = max([*plan.other, *rest], key=lambda candidate: candidate.goodput_per_gpu)
+    if not best.best or not first.best or best.deployment.label == label:
+        return ""
+    case = "merge" if scene.scattered else "are copied one by one"
+    return (
+        f" Where scattered blocks {case}, {best.deployment.label} is first, with {best.goodput_per_gpu:.2f} goodput/s "
+        f"per GPU ({label}: {here.get(label, first).goodput_per_gpu:.2f})."
+    )
+
+
 def verdict(plan: Plan, scene: Scene) -> str:
-    """Whether PD pays, by how much, and with which uncertainty."""
+    """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied."""
+    return _verdict(plan, scene) + if_otherwise(plan, scene)
+
+
+def _verdict(plan: Plan, scene: Scene) -> str:
     base, split, slo = plan.best_candidate(collocated=True), plan.best_candidate(collocated=False), plan.slo
     if not any(candidate.best for candidate in plan.candidates):
         nearest = min(plan.candidates, key=lambda c: c.best_or_nearest.stress)

@@ -8,14 +8,16 @@
   first token (the burst of simultaneous prompts at the start is over) and closes when the last
   request arrives (from then on the number in flight falls). Not defined when fewer than 2 N
   requests finish inside.
-- Open loop: the window goes from the arrival after the first 10 % of requests to the arrival
-  before the last 10 %. Not defined when fewer than 20 requests arrive inside.
+- Open loop: the window is one of time. It opens when the system has filled: 2 times the 95th percentile of
+  E2EL after the first arrival, and not before the truncation point of MSER-5 (`filled`). It closes so that load is
+  kept up until the last judged request has ended: with the last arrival before the first request that was still
+  in flight when the last one arrived. Not defined when fewer than 20 requests arrive inside.
 
 Rates count what happens inside the window: a finish as one request and its input tokens, a received
 chunk as its share of the request's output tokens (a chunk may carry several). Latencies are of
 requests that arrive inside it and, for the closed loop, also finish inside: with equal lengths that
 leaves out the first and the last wave and nothing else. For the open loop later finishes count too,
-because leaving them out would drop the slowest.
+because leaving them out would drop the slowest; by its rule they end while load is kept up.
 
 A ramp has no steady state. The rules after which a level does not count are in `pdlab.bench.gates`.
 """
@@ -23,7 +25,8 @@ A ramp has no steady state. The rules after which a level does not count are in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -37,8 +40,9 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
-OPEN_CUT = 0.1
+FILL = 2.0  # times the 95th percentile of E2EL
 OPEN_LEAST = 20
+BATCH = 5  # requests whose mean is one value of MSER-5
 CLOSED_LEAST = 2  # times the concurrency
 MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
 MOST_T = 1e6  # stands for a fit without any residue
@@ -67,6 +71,40 @@ class Window(NamedTuple):
         """Whether the level is judged by that request, failed ones (NaN finish) included."""
         arrived = (arrival_s >= self.opens_s) & (arrival_s <= self.closes_s)
         return arrived & ((finish_s <= self.closes_s) | (finish_s != finish_s)) if isinstance(load, Closed) else arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The requests of one level in the order of arrival, a number each: seconds since the level began, NaN where it did
+    not get that far or failed; and output tokens. Cheap where there are many, and nothing else is known of them."""
+
+    arrival_s: Column
+    first_token_s: Column
+    finish_s: Column
+    output_tokens: Column
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def e2el_s(self) -> Column:
+        return self.finish_s - self.arrival_s
+
+    def part(self, which: Mask | slice) -> Columns:
+        return Columns(*(getattr(self, name)[which] for name in self.__slots__))
+
+
+def columns(records: Iterable[RequestRecord]) -> Columns:
+    """What windows and trends need of records."""
+    import numpy as np
+
+    ordered = sorted(records, key=lambda record: record.arrival_s)
+    return Columns(
+        arrival_s=np.array([record.arrival_s for record in ordered], dtype=np.float64),
+        first_token_s=np.array([_or_nan(record.first_token_s) for record in ordered], dtype=np.float64),
+        finish_s=np.array([_or_nan(r.finish_s) if r.ok else math.nan for r in ordered], dtype=np.float64),
+        output_tokens=np.array([record.output_tokens for record in ordered], dtype=np.float64),
+    )
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
@@ -130,16 +168,21 @@ def is_short(load: Load, finished: int, judged: int) -> bool:
 
 def steady_window(records: Sequence[RequestRecord], load: Load) -> Window | None:
     """The window by the rule above; None when it would be empty."""
-    ordered = sorted(records, key=lambda record: record.arrival_s)
-    return window_of(
-        load, [record.arrival_s for record in ordered], [_or_nan(record.first_token_s) for record in ordered]
-    )
+    return window_over(columns(records), load)
+
+
+def window_over(found: Columns, load: Load) -> Window | None:
+    """`steady_window` of columns."""
+    return window_of(load, found.arrival_s, found.first_token_s, found.finish_s)
 
 
 def window_of(
-    load: Load, arrival_s: Sequence[float] | Column, first_token_s: Sequence[float] | Column
+    load: Load,
+    arrival_s: Sequence[float] | Column,
+    first_token_s: Sequence[float] | Column,
+    finish_s: Sequence[float] | Column,
 ) -> Window | None:
-    """`steady_window` of columns, both in the order of arrival; NaN where no token came."""
+    """`steady_window` of columns, all in the order of arrival; NaN where no token came, where none was the last."""
     count = len(arrival_s)
     if not count or isinstance(load, Ramp):
         return None
@@ -148,12 +191,53 @@ def window_of(
         if not burst:
             return None
         window = Window(max(burst), float(arrival_s[-1]))
-    else:
-        cut = math.ceil(OPEN_CUT * count)
-        if 2 * cut >= count:
-            return None
-        window = Window(float(arrival_s[cut]), float(arrival_s[-1 - cut]))
+        return window if window.closes_s > window.opens_s else None
+    return _open_window(arrival_s, finish_s)
+
+
+def _open_window(arrival: Sequence[float] | Column, finish: Sequence[float] | Column) -> Window | None:
+    """A request that was not answered ends nothing and opens nothing: it is judged, as one that failed."""
+    import numpy as np
+
+    arrival_s, finish_s = np.asarray(arrival, dtype=np.float64), np.asarray(finish, dtype=np.float64)
+    late = np.flatnonzero(finish_s > arrival_s[-1])
+    ended = int(late[0]) if len(late) else len(arrival_s)
+    while 0 < ended < len(arrival_s) and arrival_s[ended - 1] == arrival_s[ended]:
+        ended -= 1
+    known = np.flatnonzero(~np.isnan(finish_s))
+    if not len(known) or not ended:
+        return None
+    e2el_s = finish_s - arrival_s
+    filled_s = float(arrival_s[0] + FILL * np.percentile(e2el_s[known], 95))
+    known = known[known < ended]
+    if cut := filled(e2el_s[known]):
+        filled_s = max(filled_s, float(arrival_s[known[cut]]))
+    window = Window(filled_s, float(arrival_s[ended - 1]))
     return window if window.closes_s > window.opens_s else None
+
+
+def filled(e2el_s: Sequence[float] | Column) -> int:
+    """How many of the first requests met a system that was still filling, by MSER-5: the truncation after which the
+    squared standard error of the mean of the rest is least, over means of 5, at most half of them (K. P. White, An
+    effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997).
+
+    0 where what it would cut is not shorter than the rest: an empty system answers sooner, and to cut a busy spell
+    at the start would choose among what was measured.
+    """
+    import numpy as np
+
+    count = len(e2el_s) // BATCH
+    if not count:
+        return 0
+    means = np.asarray(e2el_s, dtype=np.float64)[: BATCH * count].reshape(count, BATCH).mean(axis=1)
+    off = means - means.mean()  # moved there, sums of squares keep their digits
+    rest = np.arange(count, 0, -1)
+    total, squares = off[::-1].cumsum()[::-1], (off**2)[::-1].cumsum()[::-1]
+    error = np.maximum(0.0, squares - total**2 / rest) / rest**2
+    best = int(error[: count // 2 + 1].argmin())
+    if not best or means[:best].mean() >= means[best:].mean():
+        return 0
+    return BATCH * best
 
 
 def judged(records: Sequence[RequestRecord], load: Load, window: Window | None = None) -> list[RequestRecord]:
@@ -169,32 +253,60 @@ def _or_nan(moment_s: float | None) -> float:
     return math.nan if moment_s is None else moment_s
 
 
+def delays_s(found: Columns) -> tuple[float, float] | None:
+    """Median E2EL of the first and of the last fifth of the arrivals; None with fewer than 3 answers in either. It
+    says that a rate is far above what is served where answers take too long to leave a window."""
+    import numpy as np
+
+    part = len(found) // 5
+    ends = []
+    for some in (found.e2el_s[:part], found.e2el_s[len(found) - part :]):
+        known = some[~np.isnan(some)]
+        if len(known) < PER_SLICE:
+            return None
+        ends.append(float(np.median(known)))
+    return ends[0], ends[1]
+
+
 def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
     """Lines fitted by least squares to output tokens/s and to the mean number in flight, over equal slices
     of the steady window: 10, or fewer so that 3 requests finish in each; None below 5 slices."""
-    window = steady_window(records, load)
+    return trend_over(columns(records), load, [chunk for record in records if record.ok for chunk in _received(record)])
+
+
+def trend_over(
+    found: Columns, load: Load, chunks: Sequence[tuple[float, float]] | None = None, window: Window | None = None
+) -> Trend | None:
+    """`trend` of columns; ``chunks``: (moment, output tokens) of what was received (None: each answer at once, when it
+    begins); ``window``: the columns' own if not given."""
+    import numpy as np
+
+    window = window or window_over(found, load)
     if window is None:
         return None
-    opens_s, closes_s = window
-    answered = [record for record in records if record.ok]
-    finished = sum(window.holds(_or_nan(record.finish_s)) for record in answered)
-    slices = min(MOST_SLICES, finished // PER_SLICE)
+    answered = found.part(~np.isnan(found.finish_s))
+    slices = min(MOST_SLICES, int(window.holds(answered.finish_s).sum()) // PER_SLICE)
     if slices < FEWEST_SLICES:
         return None
-    width_s = (closes_s - opens_s) / slices
-    tokens, busy_s = [0.0] * slices, [0.0] * slices
-    for record in answered:
-        for moment_s, share in _received(record):
-            if window.holds(moment_s):
-                tokens[min(slices - 1, int((moment_s - opens_s) / width_s))] += share
-        assert record.finish_s is not None
-        for index in range(slices):
-            begin_s = opens_s + index * width_s
-            busy_s[index] += max(0.0, min(record.finish_s, begin_s + width_s) - max(record.arrival_s, begin_s))
-    mean_tokens = math.fsum(tokens) / slices
+    width_s = (window.closes_s - window.opens_s) / slices
+    if chunks is None:
+        moments, shares = answered.first_token_s, answered.output_tokens
+    else:
+        moments, shares = np.array(chunks, dtype=np.float64).reshape(-1, 2).T
+    inside = window.holds(moments)
+    number = np.minimum(slices - 1, (moments[inside] - window.opens_s) / width_s).astype(np.int64)
+    tokens = np.bincount(number, weights=shares[inside], minlength=slices)
+    begins = window.opens_s + width_s * np.arange(slices)
+    busy_s = [
+        float(np.clip(np.minimum(answered.finish_s, at + width_s) - np.maximum(answered.arrival_s, at), 0, None).sum())
+        for at in begins
+    ]
+    mean_tokens = float(tokens.mean())
     if not mean_tokens:
         return None
-    throughput_change, throughput_t = _fitted(tokens)
+    times_s = answered.e2el_s[window.judges(answered.arrival_s, answered.finish_s, load)]
+    arrivals = int(((found.arrival_s >= window.opens_s) & (found.arrival_s <= window.closes_s)).sum())
+    throughput_change, throughput_t = _fitted(tokens.tolist())
     in_flight = [seconds / width_s for seconds in busy_s]
     growth, growth_t = _fitted(in_flight)
     return Trend(
@@ -204,8 +316,20 @@ def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
         in_flight_growth=growth,
         in_flight_t=growth_t,
         in_flight_mean=math.fsum(in_flight) / slices,
-        arrivals=sum(opens_s <= record.arrival_s <= closes_s for record in records),
+        arrivals=arrivals,
+        **_little(times_s, arrivals, slices * width_s) if len(times_s) and not isinstance(load, Closed) else {},
     )
+
+
+def _little(times_s: Column, arrivals: int, width_s: float) -> dict[str, float]:
+    """Rate x time in the system, and its standard error against the number in flight: what is left of the requests
+    in flight when the window opens, and when it closes, counts on one side alone. Of Poisson arrivals at rate r the
+    sum of what is left has the variance r E[W^3] / 3."""
+    rate = arrivals / width_s
+    return {
+        "in_flight_by_rate": rate * float(times_s.mean()),
+        "in_flight_error": math.sqrt(2 * rate * float((times_s**3).mean()) / 3) / width_s,
+    }
 
 
 def _fitted(values: Sequence[float]) -> tuple[float, float]:
@@ -222,13 +346,12 @@ def _fitted(values: Sequence[float]) -> tuple[float, float]:
     return slope * n, slope / error
 
 
-def _received(record: RequestRecord) -> Iterator[tuple[float, float]]:
+def _received(record: RequestRecord) -> list[tuple[float, float]]:
     """(moment, output tokens) of every chunk of one request."""
     if record.first_token_s is None:
-        return
+        return []
     share = record.output_tokens / (1 + len(record.itl_s))
-    for moment_s in accumulate(record.itl_s, initial=record.first_token_s):
-        yield moment_s, share
+    return [(moment_s, share) for moment_s in accumulate(record.itl_s, initial=record.first_token_s)]
 
 
 def _summary(

@@ -172,7 +172,10 @@ class Trend(Frozen):
 
     ``throughput_change``: of output tokens/s from the window's begin to its end, over their mean;
     ``in_flight_growth``: of requests in flight, in requests, beside the ``arrivals`` in the window and
-    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error.
+    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error. ``in_flight_by_rate``: of an open loop,
+    arrivals/s in the window times the mean time in the system, which is the mean number in flight where nothing
+    drifts (J. D. C. Little, A Proof for the Queuing Formula L = lambda W, Operations Research 9, 1961), within
+    ``in_flight_error``, the standard deviation of what the window's two edges cut.
     """
 
     slices: int
@@ -182,6 +185,8 @@ class Trend(Frozen):
     in_flight_t: float
     in_flight_mean: float
     arrivals: int
+    in_flight_by_rate: float | None = None
+    in_flight_error: float | None = None
 
 
 class ClientLoad(Frozen):
@@ -255,8 +260,13 @@ class Run(Frozen):
 class SloPoint(Frozen):
     """One rate of a search: of ``judged`` requests ``met`` were within every bound.
 
-    ``low`` and ``high`` bound the true share (Clopper-Pearson, each one-sided at the search's
-    confidence); ``verdict`` follows from them. ``repeats`` are the levels that were pooled.
+    ``effective``: to so many independent requests they come, which neighbours in a queue are not (None: not known, in
+    earlier searches). ``low`` and ``high`` bound the true share (Clopper-Pearson of those, each one-sided at what is
+    left of the search's error for one look); ``verdict`` follows from them. ``repeats`` are the levels that were
+    pooled, ``looks`` their number, ``latest`` the share in the last one alone. ``steady``: every one was checked
+    for a steady state and was in it; None: some could not be checked. ``in_flight``: mean number, over all of them.
+    ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`). ``served_rps``:
+    where requests piled up, what was served at least (`pdlab.results.slo.served_rps`).
     """
 
     rate_rps: float
@@ -267,6 +277,13 @@ class SloPoint(Frozen):
     high: float
     verdict: Literal["meets", "misses", "undecided", "invalid"]
     repeats: tuple[int, ...] = ()
+    effective: int | None = None
+    looks: int = 1
+    latest: float | None = None
+    steady: bool | None = None
+    in_flight: float | None = None
+    clear: bool = False
+    served_rps: float | None = None
     reason: str | None = None
 
 
@@ -276,6 +293,7 @@ class SloSearch(Frozen):
     ``low_rps`` is the highest rate shown to meet it (None: none was), ``high_rps`` the lowest shown to
     miss it (None: none was). ``best_rps`` is the highest rate at which the measured share was at least
     the quantile. ``finished`` is False while the search can still narrow; ``detail`` is the plain sentence.
+    ``error_shares``: over so many looks the allowed error is split (1 in earlier searches, which did not split it).
     """
 
     schema_version: Literal[2] = 2
@@ -291,6 +309,7 @@ class SloSearch(Frozen):
     points: tuple[SloPoint, ...]
     finished: bool
     detail: str
+    error_shares: int = 1
 
     @property
     def stem(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether requests meet an SLO, how sure a share of them is, and the bracket of a search. Pure."""
+"""Whether requests meet an SLO, how sure a share of them is, and what that makes of a search's points. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pdlab.core.text import plain
 from pdlab.core.workload import Slo
+from pdlab.results.metrics import percentile
 from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
 
 if TYPE_CHECKING:
-    from pdlab.results.metrics import Column, Mask
+    from pdlab.results.metrics import Column, Columns, Mask
 
 PILED_UP = "requests piled up"
+BLOCKS = 20
+LEAST_BLOCK = 5  # requests
+SERVED_SLICES, SERVED_T = 10, 2.82  # Student's t of 9 degrees of freedom, one-sided 99 %
+CLEAR = 5.0  # standard deviations; Student's t of 19 degrees of freedom is 3.6 at 0.1 %
+
+Verdict = Literal["meets", "misses", "undecided", "invalid"]
 
 
 def bounds_text(slo: Slo) -> str:
@@ -25,9 +32,104 @@ def bounds_text(slo: Slo) -> str:
 
 
 def meets(record: RequestRecord, slo: Slo) -> bool:
-    """Whether an answered request is within every bound (`within`)."""
+    """Whether an answered request is within every bound: `within`, and its own gaps. An answer in one chunk has no
+    gap to miss."""
     times_s = (math.nan if time_s is None else time_s for time_s in (record.ttft_s, record.tpot_s, record.e2el_s))
-    return record.ok and within(slo, *times_s)
+    return record.ok and within(slo, *times_s) and gap_stress(record, slo) <= 1
+
+
+def gap_stress(record: RequestRecord, slo: Slo) -> float:
+    """The 99th percentile of a request's gaps between chunks and the longest one over their bounds: the worse; 0
+    without a bound or a gap."""
+    if not slo.of_gaps or not record.itl_s:
+        return 0.0
+    gaps_s = sorted(record.itl_s)
+    return max(
+        percentile(gaps_s, 99) / slo.itl_p99_s if slo.itl_p99_s else 0.0,
+        gaps_s[-1] / slo.stall_s if slo.stall_s else 0.0,
+    )
+
+
+def stress(record: RequestRecord, slo: Slo) -> float:
+    """The worst latency of a request over its bound, above 1 where it misses; infinite where it was not answered."""
+    if not record.ok:
+        return math.inf
+    of_times = slo.stress(record.ttft_s or 0.0, record.tpot_s or 0.0, record.e2el_s or 0.0)
+    return max(of_times, gap_stress(record, slo))
+
+
+def stresses(found: Columns, slo: Slo) -> Column:
+    """`stress` of columns, which know no gaps between chunks."""
+    import numpy as np
+
+    several = found.output_tokens > 1
+    after = np.where(several, found.output_tokens - 1, 1)
+    tpot_s = np.where(several, (found.finish_s - found.first_token_s) / after, 0)
+    worst = np.zeros(len(found))
+    for times_s, bound_s in (
+        (found.first_token_s - found.arrival_s, slo.ttft_s),
+        (tpot_s, slo.tpot_s),
+        (found.e2el_s, slo.e2el_s),
+    ):
+        if bound_s is not None:
+            worst = np.maximum(worst, times_s / bound_s)
+    return np.where(np.isnan(found.finish_s), np.inf, worst)
+
+
+def effective(worst: Column, quantile: float) -> float:
+    """To how many independent requests a row of neighbours comes, for the share of them that meets an SLO, by the
+    `stress` of each.
+
+    n / tau with the integrated autocorrelation time tau of "misses the SLO" and of "is worse than the SLO's quantile of
+    its own row", whichever is longer: the second says how requests cluster where hardly one misses.
+    """
+    import numpy as np
+
+    if not len(worst):
+        return 0.0
+    missed = (worst > 1).astype(np.float64)
+    own = (worst > np.sort(worst)[max(math.ceil(quantile * len(worst)) - 1, 0)]).astype(np.float64)
+    return len(worst) / max(correlation_time(missed), correlation_time(own))
+
+
+def clearly_within(worst: Column, slo: Slo) -> bool:
+    """Whether a row of neighbours is so far within bounds on TPOT and gaps that how alike they are does not matter: the
+    SLO's quantile of 20 blocks in turn, their mean and 5 standard deviations, is within. False with a bound on TTFT or
+    E2EL, in which queues have tails that a quiet level does not show."""
+    import numpy as np
+
+    size = len(worst) // BLOCKS
+    if size < LEAST_BLOCK or slo.ttft_s is not None or slo.e2el_s is not None or not slo.bounded:
+        return False
+    blocks = worst[: size * BLOCKS].reshape(BLOCKS, size)
+    if not np.isfinite(blocks).all():
+        return False
+    quantiles = np.quantile(blocks, slo.quantile, axis=1)
+    return bool(quantiles.mean() + CLEAR * quantiles.std(ddof=1) <= 1)
+
+
+def correlation_time(values: Column) -> float:
+    """Integrated autocorrelation time of a row, in its elements, at least 1: the longer of two estimates. The sum of
+    autocorrelations up to where a pair of them is no longer positive (C. J. Geyer, Practical Markov Chain Monte Carlo,
+    Statistical Science 7, 1992), and the variance of the means of 20 blocks over what independent values would have.
+    """
+    import numpy as np
+
+    n = len(values)
+    off = values - values.mean()
+    variance = float(off @ off) / n
+    if n < 2 or variance <= 0:
+        return 1.0
+    spectrum = np.fft.rfft(off, 2 * n)
+    rho = np.fft.irfft(spectrum * np.conj(spectrum), 2 * n)[:n] / (n * variance)
+    pairs = rho[: n - n % 2].reshape(-1, 2).sum(axis=1)
+    ends = np.flatnonzero(pairs <= 0)
+    tau = 2 * float(pairs[: ends[0] if len(ends) else None].sum()) - 1
+    size = n // BLOCKS
+    if size >= 2:
+        means = off[: size * BLOCKS].reshape(BLOCKS, size).mean(axis=1)
+        tau = max(tau, size * float(means.var(ddof=1)) / variance)
+    return max(1.0, tau)
 
 
 @overload
@@ -62,25 +164,72 @@ def share_bounds(met: int, judged: int, confidence: float) -> tuple[float, float
     return low, high
 
 
-def verdict_of(
-    usable: bool, piled: bool, low: float, high: float, quantile: float
-) -> Literal["meets", "misses", "undecided", "invalid"]:
-    if not usable:
-        return "invalid"
-    if piled or high < quantile:
-        return "misses"
-    return "meets" if low >= quantile else "undecided"
+def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int) -> SloPoint:
+    """The point with its bounds and its verdict (an invalid one keeps that), where ``error_shares`` looks share the
+    allowed error, half of it for either side.
+
+    It *meets* where the lower bound is at or above the quantile, or it is clearly within the bounds
+    (`clearly_within`), and every look was in a steady state; it *misses* where
+    the upper bound is below, or requests piled up in every look of several. What its latest look alone contradicts
+    is undecided, as is everything else. A point of an earlier search, which kept neither the effective sample nor the
+    steady state, is judged as it was then.
+    """
+    size = point.judged if point.effective is None else point.effective
+    one_sided = 1 - (1 - confidence) / 2 / error_shares
+    # Whole requests, rounded against either conclusion.
+    low = share_bounds(math.floor(point.share * size + 1e-9), size, one_sided)[0]
+    high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided)[1]
+    latest = point.share if point.latest is None else point.latest
+    earlier = point.effective is None
+    verdict: Verdict = "undecided"
+    if point.verdict == "invalid":
+        verdict = "invalid"
+    elif (point.reason == PILED_UP and point.looks > 1) or (high < quantile and latest < quantile):
+        verdict = "misses"
+    elif (low >= quantile or point.clear) and latest >= quantile and (point.steady is True or earlier):
+        verdict = "meets"
+    return point.model_copy(update={"low": low, "high": high, "verdict": verdict})
+
+
+def judge_all(
+    points: Sequence[SloPoint], quantile: float, confidence: float, error_shares: int
+) -> tuple[SloPoint, ...]:
+    """`judge` each point; then none *meets* above what was served (`most_served`): where a server cannot keep up with
+    a rate just above its capacity the queue grows too slowly to be seen in one level, and TPOT and gaps do not tell."""
+    judged = [judge(point, quantile, confidence, error_shares) for point in points]
+    most_rps = most_served(judged)
+    if most_rps is None:
+        return tuple(judged)
+    beyond = {"verdict": "undecided", "reason": f"not more than {most_rps:.4g} requests/s were served at a higher rate"}
+    return tuple(
+        point.model_copy(update=beyond) if point.verdict == "meets" and point.rate_rps > most_rps else point
+        for point in judged
+    )
+
+
+def most_served(points: Sequence[SloPoint]) -> float | None:
+    """What was served at the lowest rate at which requests piled up, at least; None where they never did."""
+    known = [(point.rate_rps, point.served_rps) for point in points if point.served_rps is not None]
+    return min(known)[1] if known else None
+
+
+def served_rps(found: Columns) -> float | None:
+    """What is served where requests pile up, at least: answers/s in the second half of the time in which load is kept
+    up, in 10 slices of it, the lower end of the one-sided 99 % interval of their mean (Student's t). None without
+    answers in it."""
+    import numpy as np
+
+    begin_s, end_s = (found.arrival_s[0] + found.arrival_s[-1]) / 2, found.arrival_s[-1]
+    counts, _ = np.histogram(found.finish_s[~np.isnan(found.finish_s)], SERVED_SLICES, (begin_s, end_s))
+    if not counts.any():
+        return None
+    rates = counts * SERVED_SLICES / (end_s - begin_s)
+    return max(0.0, float(rates.mean() - SERVED_T * rates.std(ddof=1) / math.sqrt(SERVED_SLICES)))
 
 
 def bracket_at(search: SloSearch, confidence: float) -> tuple[float | None, float | None]:
     """The ends of a finished search (`bracket`), its requests judged at another confidence."""
-    again = []
-    for point in search.points:
-        low, high = share_bounds(point.met, point.judged, 1 - (1 - confidence) / 2)
-        usable, piled = point.verdict != "invalid", point.reason == PILED_UP
-        verdict = verdict_of(usable, piled, low, high, search.slo.quantile)
-        again.append(point.model_copy(update={"low": low, "high": high, "verdict": verdict}))
-    return bracket(again)
+    return bracket(judge_all(search.points, search.slo.quantile, confidence, search.error_shares))
 
 
 def bracket(found: Sequence[SloPoint]) -> tuple[float | None, float | None]:

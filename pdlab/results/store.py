@@ -135,9 +135,9 @@ class Store:
                 yield path
 
     def runs(self) -> Iterator[Run]:
-        """All finished levels, ordered by (kind, value, repeat). Raises StoreError on a damaged file."""
+        """All finished levels, ordered by (kind, value, repeat, look). Raises StoreError on a damaged file."""
         found = [_read(path, Run) for path in sorted(self.levels())]
-        yield from sorted(found, key=lambda run: (run.key.kind, run.key.value, run.key.repeat))
+        yield from sorted(found, key=lambda run: (run.key.kind, run.key.value, run.key.repeat, run.key.look))
 
     def write_search(self, search: SloSearch) -> None:
         """Write or replace a search; the levels that it rests on are kept as runs of their own."""

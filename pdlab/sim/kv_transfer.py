@@ -66,6 +66,11 @@ class TransferCosts:
     stall_s_per_token: float  # and so long when blocks do not merge
     always_fragmented: bool
 
+    @property
+    def depend_on_age(self) -> bool:
+        """Whether a pool that has wrapped, so that blocks are scattered, is slower to move into than a young one."""
+        return not self.always_fragmented and self.stall_s_per_token > self.post_s_per_token
+
 
 def link_of(deployment: Deployment) -> LinkKind:
     """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS says so."""

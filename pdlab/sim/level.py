@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
-from pdlab.results.metrics import distribution, is_short, window_of
+from pdlab.results.metrics import Columns, distribution, is_short, window_of
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 
 
@@ -143,6 +143,19 @@ def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
     )
 
 
+def columns(level: SimulatedLevel) -> Columns:
+    """Every request, as windows and searches take it."""
+    import numpy as np
+
+    order = np.argsort(level.arrival_s, kind="stable")
+    return Columns(
+        *(
+            np.array(values, dtype=np.float64)[order]
+            for values in (level.arrival_s, level.first_token_s, level.finish_s, level.output_tokens)
+        )
+    )
+
+
 def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
     """The level as a `Run`. Gaps between tokens are those of the engines' steps, over the whole level."""
     level = simulated.level
@@ -170,7 +183,7 @@ def _steady(level: SimulatedLevel) -> Summary | None:
     if not isinstance(load, Closed):
         return None
     count = len(level.arrival_s)
-    window = window_of(load, level.arrival_s, level.first_token_s)
+    window = window_of(load, level.arrival_s, level.first_token_s, level.finish_s)
     if window is None:
         return None
     finished = [i for i in range(count) if window.holds(level.finish_s[i])]

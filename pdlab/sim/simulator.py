@@ -10,7 +10,8 @@ What is simulated, and as what:
   Decode is chosen when prefill has answered.
 - **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.step_time`.
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
-  link is the node's; a stall of the decode engine where blocks do not merge.
+  link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
+  (``scattered`` None), or is so from the start, or never.
 - **Prompts**: ``fresh`` ones, or ``repeated``: each level of the sweep draws from one list, from its start, so
   that a level of n prompts repeats those of the levels before it; caches live through the whole sweep.
 
@@ -55,16 +56,20 @@ def simulate(
     prefix_hit_rate: float = 0.0,
     link: LinkKind | None = None,
     trace: Trace | None = None,
+    scattered: bool | None = None,
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
     ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
     prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
-    replaces lengths and arrivals of each level. Raises UsageError when the model or one request does not fit an engine.
+    replaces lengths and arrivals of each level. ``scattered``: whether free blocks lie apart, as in pools that
+    have served more tokens than they hold; None: from when they have. Raises UsageError when the model or one
+    request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
     system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link or link_of(deployment))
+    system.scattered = scattered
     return [system.run(level, workload, trace) for level in levels]
 
 
@@ -103,6 +108,7 @@ class _System(EngineSurroundings):
         self.router = Router(self.random, value("router_news_ms") * 1e-3)
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
+        self.scattered: bool | None = None
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         costs = step_costs(self.hardware, self.shape, pool)
@@ -321,7 +327,7 @@ class _System(EngineSurroundings):
             arrives_s = self.links.carry(sender, decoder, size, now_s)
             if moved:
                 wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
-                fragmented = costs.always_fragmented or wrapped
+                fragmented = costs.always_fragmented or (wrapped if self.scattered is None else self.scattered)
                 stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * moved
                 arrives_s += stall_s
                 if stall_s and decoder.running:

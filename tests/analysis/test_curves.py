@@ -187,6 +187,15 @@ def test_concurrency_and_rate_are_never_one_line() -> None:
     }
 
 
+def test_of_several_looks_in_one_start_the_longest_stands_for_it() -> None:
+    short, long = run(Open(rate_rps=4), 4, 10), run(Open(rate_rps=4), 5, 12)
+    long = long.model_copy(update={"key": long.key.model_copy(update={"look": 1}), "num_requests": 900})
+    other = run(Open(rate_rps=4), 7, 10, repeat=1)
+    for runs in ((short, long, other), (other, long, short)):
+        (level,) = one(*runs).points
+        assert level.repeats == 2 and level.requests_per_s == 6
+
+
 def test_frontier_is_over_all_valid_points() -> None:
     fast = experiment("collocated-8xtp1", closed(4, 1, 5), closed(8, 2, 9))
     slow = experiment("collocated-4xtp2", closed(4, 1.5, 6), closed(8, 2.5, 20), closed(16, 9, 7, reasons=("bad",)))

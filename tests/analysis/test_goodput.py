@@ -244,8 +244,8 @@ def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
 
 
 def test_brackets_widen_where_many_are_compared() -> None:
-    """93.25 % of 400 is above 90 % at 95 % confidence, not at what is left for each of 20 comparisons."""
-    close = searched("best", {5.0: 0.99, 7.0: 0.9325, 7.7: 0.6})
+    """95 % of 400 is above 90 % at 95 % confidence, not at what is left for each of 20 comparisons."""
+    close = searched("best", {5.0: 0.99, 7.0: 0.95, 7.7: 0.6})
     others = [with_search(f"other{i}", searched("x", {5.0: 0.99, 6.0: 0.6})) for i in range(20)]
     two, many = (pick([with_search("best", close), *others[:n]], SLO, View()) for n in (1, 20))
     assert close.low_rps == 7.0
@@ -279,6 +279,15 @@ def test_searches_that_found_nothing_or_no_end() -> None:
     found = capacity(unproven, SLO, View())
     assert not isinstance(found, str) and verdicts.bracket(found) == "below 5.5 requests/s (95 % confidence)"
     assert pick([unproven, closed], SLO, View()).best is None
+
+
+def test_bounds_on_gaps_are_answered_by_a_search_alone() -> None:
+    slo = Slo(stall_s=0.5, quantile=0.9)
+    level = point(2, 2, [shared(0.95)])
+    assert capacity(curve("a", level), slo, View()) == "unknown"
+    assert share_at(level, slo) is None and goodput_at(level, slo) is None
+    found = capacity(with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}, slo=slo)), slo, View())
+    assert not isinstance(found, str) and found.bracket_rps == (7.0, 7.7)
 
 
 def test_published_tables_are_never_picked() -> None:

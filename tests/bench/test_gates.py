@@ -63,6 +63,7 @@ def evidence(**changes: Any) -> Evidence:
     }
     given = {**clean, **changes}
     given.setdefault("steady", metrics.steady(given["records"], given["load"]))
+    given.setdefault("steady_window_s", metrics.steady_window(given["records"], given["load"]))
     given.setdefault("trend", metrics.trend(given["records"], given["load"]))
     beside = {name: given.pop(name) for name in Evidence.model_fields if name in given}
     answered = sum(record.ok for record in beside["records"])
@@ -152,7 +153,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "lateness",
-        {"records": waves(lateness_s=0.3), "load": Open(rate_rps=1.0)},
+        {"records": waves(40, lateness_s=0.3), "num_requests": 80, "load": Open(rate_rps=1.0)},
         "load generator late: requests were sent 300 ms after they were due (p95, limit 250 ms, 25% of the median TTFT",
     ),
     ("clock", client(clock_step_s=-0.2), "clock: the wall clock moved -0.200 s"),
@@ -191,6 +192,21 @@ def test_lag_is_judged_by_what_it_is_measured_beside(ttft_s: float, gaps: tuple[
 def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
     late = (*waves()[:-1], request(22.0, lateness_s=5.0))
     assert validate_level(evidence(records=late)).valid
+
+
+def test_a_schedule_that_is_not_kept_is_noted() -> None:
+    def notes(p99_s: float, load: Any) -> tuple[str, ...]:
+        late = [request(0.5 * i, lateness_s=p99_s if i % 50 < 2 else 0.001) for i in range(100)]
+        judged = validate_level(evidence(records=tuple(late), load=load, num_requests=100))
+        assert "lateness" not in judged.failed_gates
+        return judged.notes
+
+    (said,) = notes(0.03, Open(rate_rps=200))
+    assert said.startswith(
+        "the load generator does not keep to 200 requests/s: requests were sent 30 ms after they were"
+    )
+    assert notes(0.019, Open(rate_rps=200)) == () == notes(0.03, Closed(concurrency=2))
+    assert "keep to 8 requests/s" in notes(0.03, Ramp(start_rps=1, end_rps=8))[0]
 
 
 def test_every_gate_is_in_the_list_of_faults() -> None:
@@ -289,7 +305,7 @@ def closed_loop(
 
 def drifts(records: list[RequestRecord], load: Load) -> bool:
     judged = evidence(records=tuple(records), load=load, num_requests=len(records), steady=None)
-    assert judged.run.trend is not None
+    assert judged.run.trend is not None or isinstance(load, Open)
     return bool(list(gates.steady_state(judged)))
 
 
@@ -329,6 +345,42 @@ def test_sustained_open_loops_are_not_called_drifting_and_overload_is() -> None:
     overload = [queue(random.Random(seed), 10, 7, 200) for seed in range(20)]
     assert sum(drifts(records, load) for records in steady) <= 1
     assert sum(drifts(records, load) for records in overload) >= 19
+    busy = [queue(random.Random(seed), 10, 11, 600) for seed in range(40)]
+    slightly = [queue(random.Random(seed), 10, 9, 600) for seed in range(40)]
+    assert sum(drifts(records, load) for records in busy) <= 1, "a minute at 91 % of what is served"
+    assert sum(drifts(records, load) for records in slightly) >= 26, "a minute at 111 %"
+
+
+def test_long_answers_are_no_overload() -> None:
+    """A server without any limit, whose answers take long against the level."""
+    for e2el_s, seconds in ((0.4, 20), (4.0, 20), (8.0, 20), (19.0, 20)):
+        for seed in range(10):
+            rng, clock, records = random.Random(seed), 0.0, []
+            while (clock := clock + rng.expovariate(10)) < seconds:
+                records.append(request(clock, ttft_s=0.2 * e2el_s, gaps=(0.2 * e2el_s,) * 4))
+            assert not drifts(records, Open(rate_rps=10))
+            steady = metrics.steady(records, Open(rate_rps=10))
+            assert (steady is None) == (e2el_s > 6)
+            assert steady is None or 7 < steady.requests_per_s < 13
+
+
+def test_a_rate_without_a_window_is_told_to_hold_longer_or_that_it_is_too_high() -> None:
+    load = Open(rate_rps=10)
+    far = validate_level(evidence(records=tuple(queue(random.Random(1), 10, 4, 200)), load=load, num_requests=200))
+    assert far.failed_gates == ("few_requests", "steady_state")
+    assert "hold the rate longer (--hold-s)" in far.reasons[0] and "the rate is above what is served" in far.reasons[1]
+
+
+def test_a_number_in_flight_that_is_not_rate_times_time_in_the_system() -> None:
+    records = [request(0.5 * i) for i in range(200)]
+    load = Open(rate_rps=2)
+    trend = metrics.trend(records, load)
+    assert trend is not None
+    clean = evidence(records=tuple(records), load=load, num_requests=200)
+    assert validate_level(clean).valid
+    wrong = trend.model_copy(update={"in_flight_mean": 8.0})
+    judged = validate_level(evidence(records=tuple(records), load=load, num_requests=200, trend=wrong))
+    assert judged.failed_gates == ("steady_state",) and judged.reasons[0].endswith("is 4.0 (Little's law)")
 
 
 def test_clock_steps_within_what_ntp_slews_are_fine() -> None:

@@ -58,6 +58,15 @@ def test_number_of_requests(load: Load, smoke: bool, expected: int) -> None:
     assert levels.num_requests(load, smoke=smoke) == expected
 
 
+def test_a_rate_is_held_for_a_time_and_ten_times_e2el() -> None:
+    assert levels.num_requests(Open(rate_rps=2), hold_s=600) == 1200
+    assert levels.num_requests(Open(rate_rps=2), e2el_s=5.9) == 120
+    assert levels.num_requests(Open(rate_rps=2), e2el_s=20) == 400
+    assert levels.num_requests(Closed(concurrency=4), hold_s=600, e2el_s=20) == 40
+    (level,) = levels.build_sweep(WORKLOAD, [Open(rate_rps=10)], hold_s=5).levels
+    assert level.num_requests == 50
+
+
 def test_repeats_go_around() -> None:
     sweep = levels.build_sweep(WORKLOAD, [Closed(concurrency=4), Closed(concurrency=8)], repeats=2)
     assert [level.key.stem for level in sweep.levels] == [

@@ -7,26 +7,29 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.queues import served
 
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import Sample, Search, next_rate, points, result
-from pdlab.core.workload import Open, RunKey, Slo, Workload
+from pdlab.bench.slo_search import Sample, Search, Step, next_step, points, result
+from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
+from pdlab.results import metrics
 from pdlab.results import slo as results_slo
-from pdlab.results.schema import RequestRecord, Run, SloPoint, Summary, Validity
+from pdlab.results.schema import RequestRecord, Run, SloPoint, Validity
 from pdlab.results.slo import share_bounds
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05, quantile=0.95)
 SEARCH = Search(slo=SLO)
 
 
-def drive(measure: Callable[[float], Sample], search: Search = SEARCH, guess: float | None = None) -> list[Sample]:
+def drive(measure: Callable[[Step], Sample], search: Search = SEARCH, guess: float | None = None) -> list[Sample]:
     """Measure until the search is over."""
     samples: list[Sample] = []
-    while (rate := next_rate(points(samples, search), search, guess)) is not None:
-        samples.append(measure(rate))
+    while (step := next_step(points(samples, search), search, guess)) is not None:
+        samples.append(measure(step))
         assert len(samples) <= search.max_points
     return samples
 
@@ -65,17 +68,16 @@ def truth(rate: float) -> float:
 def trial(seed: int, share: Callable[[float], float], search: Search = SEARCH) -> Any:
     rng = random.Random(seed)
 
-    def measure(rate: float) -> Sample:
-        judged = int(slo_search.STEADY_SHARE * search.requests_needed)
-        return Sample(
-            rate_rps=rate, repeat=0, judged=judged, met=sum(rng.random() < share(rate) for _ in range(judged))
-        )
+    def measure(step: Step) -> Sample:
+        judged = int(slo_search.STEADY_SHARE * step.requests)
+        met = sum(rng.random() < share(step.rate_rps) for _ in range(judged))
+        return Sample(rate_rps=step.rate_rps, repeat=0, look=step.look, judged=judged, met=met)
 
     return answer(drive(measure, search), search)
 
 
 def test_the_interval_holds_the_truth_at_its_confidence() -> None:
-    """Over 200 seeded trials; each may miss with 5 %: up to 18 misses have a probability of 99.5 %."""
+    """Over 200 seeded trials of independent requests; each may miss with 5 %: up to 18 misses have 99.5 %."""
     found = [trial(seed, truth) for seed in range(200)]
     missed = sum(
         not ((f.low_rps is None or f.low_rps <= 7.3) and (f.high_rps is None or f.high_rps >= 7.3)) for f in found
@@ -85,56 +87,159 @@ def test_the_interval_holds_the_truth_at_its_confidence() -> None:
 
 
 @pytest.mark.parametrize("knee", [0.013, 0.8, 3.0, 250.0])
-def test_a_sharp_knee_is_found_to_the_resolution(knee: float) -> None:
+def test_a_sharp_knee_is_found_to_the_resolution_and_both_ends_are_confirmed(knee: float) -> None:
     found = trial(1, lambda rate: 1.0 if rate <= knee else 0.0)
     assert found.finished and found.low_rps <= knee < found.high_rps
     assert found.high_rps / found.low_rps <= (1 + SEARCH.resolution) * 1.01
     assert f"between {found.low_rps:g} and {found.high_rps:g} requests/s (95% confidence)" in found.detail
+    assert {p.rate_rps for p in found.points if p.looks == 2} == {found.low_rps, found.high_rps}
+
+
+def rate_after(samples: list[Sample], search: Search = SEARCH, guess: float | None = None) -> float | None:
+    step = next_step(points(samples, search), search, guess)
+    return None if step is None else step.rate_rps
 
 
 def test_the_guess_and_the_start_are_where_it_begins() -> None:
-    assert next_rate((), SEARCH) == 1.0
-    assert next_rate((), SEARCH, 3.14159) == 3.14
-    assert next_rate((), SEARCH.model_copy(update={"start_rps": 9.0}), 3.0) == 9.0
+    assert rate_after([]) == 1.0
+    assert rate_after([], guess=3.14159) == 3.14
+    assert rate_after([], SEARCH.model_copy(update={"start_rps": 9.0}), 3.0) == 9.0
+
+
+def test_from_a_plan_it_goes_in_small_steps_at_first() -> None:
+    near = SEARCH.model_copy(update={"start_rps": 10.0, "step": 1.25})
+    assert rate_after([sample(10, True)], near) == 12.5
+    assert rate_after([sample(10, True), sample(12.5, True)], near) == 19.5
+    assert rate_after([sample(10, True), sample(12.5, True), sample(19.5, True)], near) == 39
+    assert rate_after([sample(10, False)], near) == 8
+
+
+def test_a_rate_that_lacks_independent_requests_alone_is_looked_at_again_before_a_lower_one() -> None:
+    few, missed = sample(4, True, effective=60.0), sample(8, False)
+    assert rate_after([few, missed]) == 4
+    again = few.model_copy(update={"look": 1, "effective": 40.0})
+    assert rate_after([few, again, missed]) == 4
+    assert rate_after([few, again, again.model_copy(update={"look": 2, "effective": 3.0}), missed]) == 2, "not for ever"
+    assert rate_after([sample(4, True, met=291), missed]) == 2, "its share would not meet it then either"
+    assert rate_after([sample(1, True), few, missed]) == 4, "nor is the gap below it divided"
+    beyond = sample(8, True, steady=False, served_rps=3.0)
+    assert rate_after([sample(1, True), few, beyond, beyond.model_copy(update={"look": 1})]) == 2
 
 
 def test_measured_points_are_not_measured_again() -> None:
-    first = drive(lambda rate: sample(rate, rate <= 3))
-    assert next_rate(points(first, SEARCH), SEARCH) is None
+    def measure(step: Step) -> Sample:
+        return sample(step.rate_rps, step.rate_rps <= 3, look=step.look)
+
+    first = drive(measure)
+    assert rate_after(first) is None
     some = first[:3]
-    rest: list[float] = []
-    while (rate := next_rate(points(some, SEARCH), SEARCH)) is not None:
-        rest.append(rate)
-        some.append(sample(rate, rate <= 3))
-    assert rest == [found.rate_rps for found in first[3:]]
+    rest: list[Sample] = []
+    while (step := next_step(points(some, SEARCH), SEARCH)) is not None:
+        rest.append(measure(step))
+        some.append(rest[-1])
+    assert rest == first[3:]
 
 
 def sample(rate: float, fine: bool, **more: Any) -> Sample:
-    return Sample(**{"rate_rps": rate, "repeat": 0, "judged": 150, "met": 150 if fine else 0, **more})
+    return Sample(**{"rate_rps": rate, "repeat": 0, "judged": 300, "met": 300 if fine else 0, **more})
 
 
-def test_repeats_of_a_rate_are_pooled() -> None:
-    (pooled,) = points([sample(2, True), sample(2, True, repeat=1, met=148)], SEARCH)
-    assert (pooled.judged, pooled.met, pooled.repeats, pooled.verdict) == (300, 298, (0, 1), "meets")
+def test_looks_at_a_rate_are_pooled() -> None:
+    (pooled,) = points([sample(2, True), sample(2, True, look=1, met=298)], SEARCH)
+    assert (pooled.judged, pooled.met, pooled.looks, pooled.verdict) == (600, 598, 2, "meets")
 
 
-def test_requests_that_pile_up_miss_whatever_the_share() -> None:
-    (point,) = points([sample(2, True, unsustained=True)], SEARCH)
-    assert (point.verdict, point.reason) == ("misses", "requests piled up")
+def test_neighbours_that_are_alike_count_for_less() -> None:
+    (alike,) = points([sample(2, True, effective=100.7)], SEARCH)
+    (alone,) = points([sample(2, True, effective=300.0)], SEARCH)
+    assert (alike.verdict, alike.effective, alone.verdict) == ("undecided", 100, "meets")
+    assert alike.low < 0.95 < alone.low
+    step = next_step([alike], SEARCH)
+    assert step is not None and step.rate_rps == 4
+    assert step.requests == math.ceil(3 * SEARCH.requests_needed), "the next one is as much longer"
+    short = SEARCH.model_copy(update={"longest_s": 200.0})
+    step = next_step([alike], short)
+    assert step is not None and step.requests == 800
+
+
+def test_the_error_is_shared_by_all_looks() -> None:
+    few, many = (SEARCH.model_copy(update={"max_points": n}) for n in (2, 40))
+    assert [points([sample(2, True, judged=110, met=110)], s)[0].verdict for s in (few, many)] == ["meets", "undecided"]
+
+
+@pytest.mark.parametrize("steady", [None, False])
+def test_what_was_not_steady_or_not_checked_never_meets(steady: bool | None) -> None:
+    (point,) = points([sample(2, True, steady=steady)], SEARCH)
+    assert point.verdict == "undecided"
+    step = next_step([point], SEARCH)
+    assert step is not None and (step.rate_rps, step.look, step.longer) == (2, 1, 2), "a longer look tells more"
+    (missed,) = points([sample(2, False, steady=steady)], SEARCH)
+    assert missed.verdict == "misses", "an empty start and a drain only help"
+
+
+def test_a_longer_look_stands_in_for_one_that_was_not_checked() -> None:
+    (point,) = points([sample(2, True, steady=None), sample(2, True, look=1)], SEARCH)
+    assert (point.verdict, point.judged, point.looks) == ("meets", 300, 1)
+    (drifted,) = points([sample(2, True, steady=False), sample(2, True, look=1)], SEARCH)
+    assert drifted.verdict == "undecided"
+
+
+def test_none_meets_above_what_was_served_where_requests_piled_up() -> None:
+    piled = sample(4, True, steady=False, served_rps=2.9)
+    low, near, top = points([sample(2, True), sample(3, True, clear=True), piled], SEARCH)
+    assert (low.verdict, near.verdict, top.verdict) == ("meets", "undecided", "undecided")
+    assert near.reason == "not more than 2.9 requests/s were served at a higher rate" and top.served_rps == 2.9
+    found = answer([sample(2, True), sample(3, True), piled, piled.model_copy(update={"look": 1})])
+    assert (found.low_rps, found.high_rps, found.best_rps) == (2, 4, 2)
+    assert results_slo.bracket_at(found, 0.9) == (2, 4), "and judged again at another confidence"
+    far = sample(8, True, steady=False, served_rps=1.0)
+    assert points([sample(2, True), piled, far], SEARCH)[0].verdict == "meets", "what a flood serves may be less"
+
+
+def test_what_is_served_where_requests_pile_up() -> None:
+    queue = served(Level(load=Open(rate_rps=14), num_requests=1400, seed=1), 0.1)
+    at_least = results_slo.served_rps(queue)
+    assert at_least is not None and 9.8 < at_least <= 10.001
+    never = metrics.columns([record(0.1, 0.01, error="x")] * 30)
+    assert results_slo.served_rps(never) is None
+
+
+def test_requests_that_pile_up_twice_miss_whatever_the_share() -> None:
+    (once,) = points([sample(2, True, steady=False)], SEARCH)
+    assert (once.verdict, once.reason) == ("undecided", "requests piled up")
+    (twice,) = points([sample(2, True, steady=False), sample(2, True, steady=False, look=1)], SEARCH)
+    assert (twice.verdict, twice.reason) == ("misses", "requests piled up")
+
+
+def test_an_end_that_its_confirmation_contradicts_is_undecided() -> None:
+    many = {"judged": 3000, "met": 2940}
+    for last, verdict in ((90, "undecided"), (99, "meets")):
+        (point,) = points([sample(2, True, **many), sample(2, True, look=1, judged=100, met=last)], SEARCH)
+        assert point.low > 0.95 and point.verdict == verdict
+    (point,) = points([sample(2, True, judged=3000, met=2700), sample(2, True, look=1, judged=100, met=99)], SEARCH)
+    assert point.high < 0.95 and point.verdict == "undecided"
+
+
+def test_who_misses_alone_is_not_asked_at_lower_rates() -> None:
+    assert rate_after([sample(1, False, in_flight=5.0)]) == 0.5
+    assert rate_after([sample(1, False, in_flight=5.0), sample(0.5, False, in_flight=0.1)]) is None
 
 
 def test_a_point_that_cannot_be_judged_ends_the_search() -> None:
     samples = [sample(1, True), sample(2, True, invalid="load generator saturated")]
-    assert next_rate(points(samples, SEARCH), SEARCH) is None
+    assert rate_after(samples) is None
     found = answer(samples)
     assert not found.finished
-    assert found.detail == "not known: 2 requests/s could not be judged (load generator saturated)"
+    assert found.detail.startswith("at least 1 requests/s (95% confidence); the upper end is unknown")
+    assert "; 2 requests/s could not be judged (load generator saturated)" in found.detail
 
 
 def test_nothing_misses_and_nothing_meets() -> None:
-    assert answer([sample(1, True), sample(2, True)]).detail.startswith("at least 2 requests/s (95% confidence)")
+    above = answer([sample(1, True), sample(2, True)])
+    assert above.detail.startswith("at least 2 requests/s (95% confidence); the upper end is unknown")
+    assert above.high_rps is None and not above.finished
     assert answer([sample(1, False)]).detail.startswith("below 1 requests/s (95% confidence)")
-    assert answer([sample(1, False, met=140, judged=150)]).detail.startswith("not known: no rate was decided")
+    assert answer([sample(1, False, met=285)]).detail.startswith("not known: no rate was decided")
 
 
 def test_a_rate_that_meets_above_one_that_misses_is_not_believed() -> None:
@@ -146,7 +251,7 @@ def test_enough_requests_for_the_quantile() -> None:
     for quantile in (0.5, 0.9, 0.95, 0.99):
         search = Search(slo=SLO.model_copy(update={"quantile": quantile}))
         judged = math.floor(slo_search.STEADY_SHARE * search.requests_needed)
-        assert share_bounds(judged, judged, 1 - (1 - search.confidence) / 2)[0] > quantile
+        assert share_bounds(judged, judged, 1 - (1 - search.confidence) / 2 / search.max_points)[0] > quantile
     assert Search(slo=SLO, requests=7).requests_needed == 7
 
 
@@ -172,28 +277,110 @@ def test_a_request_meets_every_bound_or_not(request_: RequestRecord, slo: Slo, e
     assert results_slo.meets(request_, slo) is expected
 
 
-@pytest.mark.parametrize(
-    ("gates", "unsustained", "usable"),
-    [((), False, True), (("steady_state",), True, True), (("failed_requests",), False, True),
-     (("client_saturation",), False, False), (("kv_transfers", "steady_state"), True, False)],
-)  # fmt: skip
-def test_levels_become_samples(gates: tuple[str, ...], unsustained: bool, usable: bool) -> None:
-    whole = Summary(duration_s=10, completed=20, requests_per_s=2, input_tokens_per_s=200, output_tokens_per_s=10)
-    run = Run(
-        origin="measured", label="x", key=RunKey(kind="rate", value=4), workload=Workload(), load=Open(rate_rps=4),
-        num_requests=20, completed=20, failed=0, whole=whole, validity=Validity(reasons=gates, failed_gates=gates),
+def level_of(records: list[RequestRecord], **validity: Any) -> Run:
+    return Run(
+        origin="measured", label="x", key=RunKey(kind="rate", value=4, look=1), workload=Workload(),
+        load=Open(rate_rps=4), num_requests=len(records), completed=len(records), failed=0,
+        whole=metrics.whole(records), validity=Validity(**validity),
     )  # fmt: skip
-    found = slo_search.sample(run, [record(0.1, 0.01), record(0.3, 0.01)], SLO)
-    assert (found.judged, found.met, found.unsustained, found.invalid is None) == (2, 1, unsustained, usable)
+
+
+def arriving(count: int, ttft_s: float = 0.1, tpot_s: float = 0.01) -> list[RequestRecord]:
+    return [
+        RequestRecord(
+            arrival_s=i / 4, first_token_s=i / 4 + ttft_s, finish_s=i / 4 + ttft_s + 10 * tpot_s, input_tokens=1,
+            output_tokens=11,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gates", "unchecked", "steady", "usable"),
+    [((), {}, True, True), (("steady_state",), {}, False, True), (("failed_requests",), {}, True, True),
+     (("few_requests",), {}, None, True), ((), {"steady_state": "too few"}, None, True),
+     (("client_saturation",), {}, True, False), (("kv_transfers", "steady_state"), {}, False, False)],
+)  # fmt: skip
+def test_levels_become_samples(gates: tuple[str, ...], unchecked: Any, steady: bool | None, usable: bool) -> None:
+    records = arriving(40)
+    records[20] = records[20].model_copy(update={"first_token_s": records[20].arrival_s + 0.4})
+    run = level_of(records, reasons=gates, failed_gates=gates, unchecked=unchecked)
+    found = slo_search.sample(run, records, SLO)
+    # Filled after two E2ELs of 0.2 s; the last of 40 arrives at 9.75 s and ends after that.
+    assert (found.judged, found.met, found.steady, found.invalid is None) == (37, 36, steady, usable)
+    assert (found.look, found.in_flight) == (1, pytest.approx(0.8, rel=0.1))
+
+
+@pytest.mark.parametrize("slo", [SLO, Slo(e2el_s=0.4), Slo(tpot_s=0.001)])
+def test_records_and_columns_say_the_same(slo: Slo) -> None:
+    records = arriving(200, tpot_s=0.02)
+    records[30] = record(0.0, 0.0, arrival_s=7.5, error="planted")
+    records[31] = records[31].model_copy(update={"output_tokens": 1})
+    run, found = level_of(records), metrics.columns(records)
+    worst_of = results_slo.stresses(found, slo)
+    assert worst_of == pytest.approx([results_slo.stress(each, slo) for each in records])
+    assert slo_search.sample_of(run, found, worst_of, slo) == slo_search.sample(run, records, slo)
+
+
+def test_without_a_window_all_requests_are_judged_and_can_only_miss() -> None:
+    records = arriving(40, ttft_s=8.0)
+    found = slo_search.sample(level_of(records), records, SLO)
+    assert (found.judged, found.met, found.steady) == (40, 0, None)
+
+
+def worst(records: list[RequestRecord], slo: Slo = SLO) -> Any:
+    return np.array([results_slo.stress(each, slo) for each in records])
+
+
+def test_independent_requests_count_whole_and_bursts_do_not() -> None:
+    rng = random.Random(3)
+    alone = worst([record(0.3 if rng.random() < 0.1 else 0.1, 0.01) for _ in range(1000)])
+    assert results_slo.effective(alone, 0.95) > 600
+    bursts = worst([record(0.3 if i % 200 < 20 else 0.1, 0.01) for i in range(1000)])
+    assert results_slo.effective(bursts, 0.95) < 100
+    near = worst([record(0.19 if i % 200 < 9 else 0.1, 0.01) for i in range(1000)])
+    assert results_slo.effective(near, 0.95) < 300, "none misses, and yet those that are slow come together"
+    assert results_slo.effective(worst([record(0.1, 0.01)] * 50), 0.95) == 50
+    assert results_slo.effective(worst([]), 0.95) == 0
+
+
+def test_far_within_a_bound_on_tpot_is_clear_however_alike_neighbours_are() -> None:
+    slo = Slo(tpot_s=0.05)
+
+    def wave(middle: float, width: float, slo: Slo = slo) -> Any:
+        return worst([record(0.1, middle + width * math.sin(i / 30)) for i in range(400)], slo)
+
+    assert results_slo.clearly_within(wave(0.03, 0.002), slo)
+    assert not results_slo.clearly_within(wave(0.045, 0.002), slo), "within, and not by far"
+    both = Slo(tpot_s=0.05, ttft_s=9.0)
+    assert not results_slo.clearly_within(wave(0.03, 0.002, both), both), "queues have tails"
+    assert not results_slo.clearly_within(wave(0.03, 0.002)[:90], slo)
+    failed = worst([record(0.1, 0.03)] * 399 + [record(0.1, 0.03, error="x")], slo)
+    assert not results_slo.clearly_within(failed, slo)
+    (point,) = points([sample(2, True, effective=20.0, clear=True)], SEARCH)
+    assert point.verdict == "meets" and point.low < 0.95
+    (unsteady,) = points([sample(2, True, effective=20.0, clear=True, steady=None)], SEARCH)
+    assert unsteady.verdict == "undecided"
+
+
+def test_the_autocorrelation_time_of_a_known_process() -> None:
+    """AR(1) with coefficient 0.8: (1 + 0.8) / (1 - 0.8) = 9."""
+    rng, value, values = np.random.default_rng(1), 0.0, []
+    for _ in range(20_000):
+        value = 0.8 * value + rng.normal()
+        values.append(value)
+    assert results_slo.correlation_time(np.array(values)) == pytest.approx(9, rel=0.3)
+    assert results_slo.correlation_time(rng.normal(size=20_000)) < 1.8
+    assert results_slo.correlation_time(np.ones(100)) == 1
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0]), st.integers(0, 150)), max_size=8))
 def test_no_order_of_points_breaks_it(raw: list[tuple[float, int]]) -> None:
-    samples = [Sample(rate_rps=rate, repeat=i, judged=150, met=met) for i, (rate, met) in enumerate(raw)]
+    samples = [Sample(rate_rps=rate, repeat=0, look=i, judged=150, met=met) for i, (rate, met) in enumerate(raw)]
     found = points(samples, SEARCH)
-    chosen = next_rate(found, SEARCH)
-    assert chosen is None or chosen not in [point.rate_rps for point in found]
+    chosen = next_step(found, SEARCH)
+    assert chosen is None or chosen.look == sum(point.looks for point in found if point.rate_rps == chosen.rate_rps)
     low, high = results_slo.bracket(found)
     assert low is None or high is None or low < high
     assert answer(samples).points == tuple(sorted(found, key=lambda p: p.rate_rps))

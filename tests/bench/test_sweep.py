@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from pdlab.bench import target
+from pdlab.bench import levels, target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import _check_again, same_experiment
+from pdlab.bench.sweep import SweepOptions, _check_again, _Sweeper, _todo, same_experiment
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.workload import Closed, Open, Ramp, RunKey, Slo, Workload
+from pdlab.core.workload import Closed, Level, Open, Ramp, RunKey, Slo, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import build_parser, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
+from pdlab.results import metrics
 from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary, Validity
 from pdlab.results.store import Store
 
@@ -211,6 +212,116 @@ def test_wrong_loads_of_the_command_line(argv: list[str], words: str) -> None:
     with pytest.raises(UsageError) as refused:
         bench.options(argv)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "hold_s"),
+    [([], 60), (["-r", "2"], 60), (["-r", "2", "--hold-s", "7"], 7), (["--slo", "ttft_ms=5", "--final"], 600)],
+)
+def test_how_long_a_rate_is_held(argv: list[str], hold_s: float) -> None:
+    assert bench.options(argv).hold_s == hold_s
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["-r", "2", "--hold-s", "0"], "--hold-s: '0' is not a number of seconds above 0"),
+        (["-r", "2", "--hold-s", "nan"], "--hold-s: 'nan' is not a number of seconds above 0"),
+        (["-r", "2", "--hold-s", "9", "--final"], "--final holds every rate for 600 s: leave --hold-s out"),
+        (["-r", "2", "--final", "--prompts-per-level", "9"], "give one of the two"),
+        (["-r", "2", "--final", "--smoke"], "--smoke is one short level: leave --final out"),
+        (["-c", "2", "--hold-s", "9"], "--hold-s belongs to request rates, ramps and --slo"),
+    ],
+)
+def test_holds_that_cannot_be(argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        bench.options(argv)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--hardware", "x"], "--hardware belongs to --start-from plan"),
+        (["--start-from", "plan"], "--start-from belongs to --slo"),
+        (["--slo", "ttft_ms=5", "--start-from", "plan", "--slo-start", "3"], "give one of the two"),
+    ],
+)
+def test_starts_that_cannot_be(argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        bench.options(argv)
+    assert words in str(refused.value)
+
+
+def test_a_dry_run_says_what_would_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    slo = ["--slo", "ttft_ms=2000,stall_ms=500", "--slo-quantile", "0.9"]
+    assert bench.main(["--dry-run", "-r", "2", "--repeats", "2", "--hold-s", "90", *slo, "-e", "x"]) == 0
+    assert capsys.readouterr().out == (
+        "dry run: nothing is sent to http://127.0.0.1:8000\n"
+        "workload: mixed 5000:250, seed 0\n"
+        "  2 requests/s: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
+        "  2 requests/s, repeat 1: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
+        "  highest rate under ttft2000ms-stall500ms-q0.9, from half of what closed loops reached, or 1:\n"
+        "    at most 20 levels, each of at least 182 requests and held for 90 s, to within 10% at 95% confidence\n"
+        "results: bm_results/x\n"
+    )
+    assert bench.main(["--dry-run", "--concurrency-per-gpu", "0.5,2", "--gpus", "4"]) == 0
+    assert "  concurrency 2: 20 requests\n  concurrency 8: 80 requests\n" in capsys.readouterr().out
+    assert bench.main(["--dry-run", "--concurrency-per-gpu", "2"]) == 0
+    assert "  2 requests in flight per GPU (how many GPUs is not known: --gpus N)\n" in capsys.readouterr().out
+    assert bench.main(["--dry-run", "-c", "4", "--repeats", "0"]) == 2
+    assert bench.main(["--dry-run", *slo, "--start-from", "plan"]) == 0
+    assert "q0.9, from what the simulator finds:\n" in capsys.readouterr().out
+    assert bench.main(["--dry-run", "-c", "4", "-u", "nowhere"]) == 2
+
+
+class Fake:
+    """A driver that answers every level at once; requests take ``e2el_s``."""
+
+    def __init__(self, e2el_s: float) -> None:
+        self.e2el_s = self.warm_e2el_s = e2el_s
+        self.levels: list[Level] = []
+
+    def warm_up(self, attempt: int) -> None:
+        pass
+
+    def measure(self, level: Level) -> tuple[Run, tuple[RequestRecord, ...]]:
+        self.levels.append(level)
+        records = tuple(
+            RequestRecord(
+                arrival_s=0.1 * i, first_token_s=0.1 * i + self.e2el_s / 2, finish_s=0.1 * i + self.e2el_s,
+                input_tokens=1, output_tokens=1,
+            )
+            for i in range(level.num_requests)
+        )  # fmt: skip
+        run = Run(
+            origin="measured", label="x", key=level.key, workload=Workload(), load=level.load, seed=level.seed,
+            num_requests=level.num_requests, completed=len(records), failed=0, whole=metrics.whole(records),
+        )  # fmt: skip
+        return run, records
+
+
+def sweeper(folder: Path, driver: Fake, **asked: Any) -> _Sweeper:
+    store = Store(folder)
+    store.write_manifest(manifest())
+    return _Sweeper(driver, store, SweepOptions(**asked), Progress(io.StringIO()), 0)  # type: ignore[arg-type]
+
+
+def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
+    loads = (Closed(concurrency=2), Open(rate_rps=2))
+    planned = levels.build_sweep(Workload(), loads).levels
+    for e2el_s, requests in ((1.0, 120), (9.0, 180)):
+        driver = Fake(e2el_s)
+        sweeper(tmp_path / str(e2el_s), driver, loads=loads).run(planned, planned, manifest())
+        assert [level.num_requests for level in driver.levels] == [20, requests]
+        options = SweepOptions(loads=loads, resume=True)
+        assert _todo(Store(tmp_path / str(e2el_s)), planned, options) == []
+    with pytest.raises(StoreError, match="was measured with 180 requests, now 1200 are asked"):
+        _todo(Store(tmp_path / "9.0"), levels.build_sweep(Workload(), loads, hold_s=600).levels, options)
+    counted = Fake(9.0)
+    asked = levels.build_sweep(Workload(), loads, prompts_per_level=30).levels
+    sweeper(tmp_path / "counted", counted, loads=loads, prompts_per_level=30).run(asked, asked, manifest())
+    assert [level.num_requests for level in counted.levels] == [30, 30]
 
 
 def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:

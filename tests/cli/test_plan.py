@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,16 +17,20 @@ import pytest
 from support import folders
 
 from pdlab.analysis.crossovers import stretches
+from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.cli import launch, plan
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
-from pdlab.core.deployment import Deployment, Pool, launch_flags, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
-from pdlab.core.workload import Slo, Workload
-from pdlab.plan import csv_predictions, csv_rows, planner
+from pdlab.core.workload import Open, RunKey, Slo, Workload
+from pdlab.plan import csv_predictions, csv_rows, open_loop, planner, text
 from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist, units
 from pdlab.plan.planner import Scene, capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.plan.text import regimes
+from pdlab.results import metrics
+from pdlab.results.schema import Manifest, RequestRecord, Run
+from pdlab.results.store import Store
 from pdlab.sim.hardware import FitError, Hardware, load_hardware
 
 CONFIGURATIONS = """\
@@ -326,6 +331,92 @@ class TestRanking:
         loads = [outcome.load.value for outcome in found.outcomes]
         assert loads == sorted(set(loads)) and loads[0] < 15
         assert found.best is not None and found.best.good_share >= 0.9
+
+    def test_a_goodput_map_has_what_is_measured_in_place_of_its_simulation(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from pdlab.report import goodput_map as picture
+
+        drawn: list[tuple[GoodputMap, str]] = []
+        draw = picture.draw
+
+        def spy(found: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None) -> None:
+            drawn.append((found, title))
+            draw(found, path, title=title, price_per_gpu_hour=price_per_gpu_hour)
+
+        monkeypatch.setattr(picture, "draw", spy)
+        monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
+        monkeypatch.setattr(open_loop, "MOST", 600)
+        store = Store(tmp_path / "mine")
+        deployment = Deployment(topology=parse_label("collocated-2xtp4"))
+        store.write_manifest(
+            Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=8, workload=Workload())
+        )
+        load = Open(rate_rps=5)
+        records = tuple(
+            RequestRecord(
+                arrival_s=0.2 * i,
+                first_token_s=0.2 * i + 0.4,
+                finish_s=0.2 * i + 2,
+                input_tokens=5000,
+                output_tokens=250,
+            )
+            for i in range(300)
+        )
+        run = Run(
+            origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5), workload=Workload(), load=load,
+            num_requests=300, completed=300, failed=0, whole=metrics.whole(records),
+            steady=metrics.steady(records, load),
+        )  # fmt: skip
+        store.write(run, records)
+        out = tmp_path / "map.png"
+        asked = ["--gpus", "8", "--concurrency", "16", "--slo-tpot-ms", "12", "--slo-ttft-ms", "2000", "--top", "1"]
+        asked += ["--goodput-map", str(out), "--price-per-gpu-hour", "2.5"]
+        assert plan.main([*asked, "--measured", str(tmp_path / "mine")]) == 0
+        assert capsys.readouterr().out.endswith(f"Goodput map (measured and simulated): {out}\n")
+        ((found, title),) = drawn
+        origins = {each.label: each.origin for each in found.served}
+        assert origins.pop("collocated-2xtp4") == "measured" and set(origins.values()) == {"simulated"} and origins
+        assert (
+            found.ttft_s == (0.5, 1.0, 2.0, 4.0, 8.0) and "hatched: simulated" in title and "2.5 per GPU hour" in title
+        )
+        assert out.stat().st_size > 10_000
+        for cells in found.cells[1:]:
+            assert max(cell.goodput for line in cells for cell in line) > 0
+        assert plan.main([*asked, "--measured", str(tmp_path / "mine"), "--otl", "100"]) == 2
+        assert "is of 5000:250 tokens, the plan of 5000:100" in capsys.readouterr().err
+        assert plan.main(["--measured", str(tmp_path / "mine")]) == 2
+        assert "--measured" in capsys.readouterr().err
+
+    def test_what_depends_on_scattered_blocks_is_ranked_by_the_worse_case_and_shown_in_both(self) -> None:
+        asked = scene(tpot_s=0.012, ttft_s=2.0)
+        copied, merged = (
+            planner.plan(replace(asked, scattered=case), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 26])
+            for case in (True, False)
+        )
+
+        def of(candidates: Sequence[planner.Candidate]) -> dict[str, float]:
+            return {candidate.deployment.label: candidate.goodput_per_gpu for candidate in candidates}
+
+        depending = set(of(copied.other))
+        assert "pd-pack-p1xtp2-d1xtp2" in depending, "equal TP within a node"
+        for candidate in copied.candidates:
+            topology = candidate.deployment.topology
+            equal = isinstance(topology, Disaggregated) and topology.prefill.tp == topology.decode.tp
+            assert (candidate.deployment.label in depending) is (equal and topology.placement == "pack")
+        assert of(merged.candidates).items() >= of(copied.other).items()
+        assert of(copied.candidates).items() >= of(merged.other).items()
+        assert all(of(copied.candidates)[label] <= of(copied.other)[label] for label in depending)
+        label = "pd-pack-p1xtp2-d1xtp2"
+        assert of(copied.candidates)[label] < 0.6 * of(copied.other)[label]
+        said = text.ranking(copied, asked, nodes(1), 8)
+        (row,) = [line.split() for line in said.splitlines() if line.startswith(label + " ")]
+        assert f"{of(copied.other)[label]:.2f}" in row
+        assert "The ranking takes it that they are:" in said and f"{label}~" in said
+        assert "Where scattered blocks merge, pd-pack" in text.verdict(copied, asked)
+        flipped = text.ranking(merged, replace(asked, scattered=False), nodes(1), 8)
+        assert "with --assume-merged that they are not:" in flipped
+        assert f"Where scattered blocks are copied one by one, {copied.candidates[0].deployment.label}" in flipped
 
     def test_no_verdict_comes_of_where_it_was_looked(self) -> None:
         """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""

@@ -165,6 +165,9 @@ LAUNCH = [
 PLAN = [
     case("plan", "--seed -1 --slo-tpot-ms 12", "--seed", "'-1' is not a seed"),
     case("plan", "--seed 1.5", "--seed", "not a seed"),
+    case("plan", "--goodput-map x.txt", "--goodput-map x.txt", ".png"),
+    case("plan", "--goodput-map x.png --measured nowhere", "nowhere", "does not exist"),
+    case("plan", "--measured nowhere", "--measured", "--goodput-map"),
     case("plan", "--gpus 10000", "--gpus", "from 1 to 1024"),
     case("plan", "--gpus 99999999999", "--gpus", "from 1 to 1024"),
     case("plan", "--gpus 0", "--gpus"),
@@ -318,7 +321,12 @@ BENCH = [
     case("bench", "-u http://127.0.0.1:9 -e ../x", "--exp-name '../x'"),
     case("bench", "-u http://127.0.0.1:9 -e x --tokenizer ./nowhere", "--tokenizer './nowhere': no such folder"),
     case("bench", "-u http://127.0.0.1:9 -e x --tokenizer ours", "--tokenizer ours: a folder without a tokenizer"),
-    case("bench", "--dry-run", "--dry-run is not a flag"),
+    case("bench", "--plan", "--plan is not a flag"),
+    case("bench", "--dry-run -r 2 --hold-s 1e300", "--hold-s 1e+300: a rate is held for at most 86400 s, a day"),
+    case(
+        "bench", "--dry-run -r 100 --hold-s 20000", "rate 100 held for 20000 s is 2000000 requests", "hold it less long"
+    ),
+    case("bench", "--dry-run --slo ttft_ms=5 --start-from magic", "--start-from", "'magic'", "plan"),
     case("bench", "run", "FILE|NAME is needed"),
     case("bench", "run nowhere", "experiment 'nowhere'", "configs/sweeps/"),
     case("bench", "run local-pack-vs-spred --dry-run", "did you mean local-pack-vs-spread"),

@@ -88,23 +88,57 @@ def test_chunks_of_several_tokens_are_spread() -> None:
     assert steady.output_tokens_per_s == pytest.approx((6 + 8 * 9) / 17)
 
 
-def test_open_window_cuts_a_tenth_at_both_ends() -> None:
+def test_open_window_opens_when_filled_and_closes_when_load_still_lasts() -> None:
     records = [request(0.5 * i) for i in range(100)]
     load = Open(rate_rps=2)
-    assert metrics.steady_window(records, load) == (5.0, 44.5)
+    # E2EL is 2 s: filled after 4 s. The last request arrives at 49.5 s, so what arrives by 47.5 s ends before.
+    assert metrics.steady_window(records, load) == (4.0, 47.5)
     steady = metrics.steady(records, load)
     assert steady is not None
     assert steady.requests_per_s == pytest.approx(2, rel=0.02)
     assert steady.output_tokens_per_s == pytest.approx(10, rel=0.02)
 
 
-def test_open_loop_keeps_the_slow_that_finish_late() -> None:
-    records = [request(0.5 * i) for i in range(99)]
-    slow = request(40.0, ttft_s=100.0)
-    steady = metrics.steady(sorted([*records, slow], key=lambda r: r.arrival_s), Open(rate_rps=2))
-    assert steady and steady.ttft and steady.ttft.mean_s > 2
+def test_open_window_keeps_the_slow_and_ends_before_what_outlasts_the_load() -> None:
+    records = [request(0.5 * i) for i in range(100)]
+    records[60] = request(30.0, ttft_s=15.0)
+    steady = metrics.steady(records, Open(rate_rps=2))
+    assert steady and steady.ttft and steady.ttft.mean_s > 1.1
+    records[60] = request(30.0, ttft_s=30.0)
+    assert metrics.steady_window(records, Open(rate_rps=2)) == (4.0, 29.5)
+
+
+def test_a_failed_request_ends_no_window() -> None:
+    records = [request(0.5 * i) for i in range(100)]
+    records[60] = request(30.0, error="x", finish_s=None)
+    assert metrics.steady_window(records, Open(rate_rps=2)) == (4.0, 47.5)
+    found = metrics.judged(records, Open(rate_rps=2))
+    assert sum(not record.ok for record in found) == 1
+
+
+def test_mser_5_cuts_what_a_filling_system_answers_sooner() -> None:
+    rising = [0.05 * min(i, 40) + 0.02 * (i % 3) for i in range(200)]
+    assert 35 <= metrics.filled(rising) <= 45
+    assert metrics.filled([1.0 + 0.02 * (i % 3) for i in range(200)]) == 0
+    falling = [5.0 - value for value in rising]
+    assert metrics.filled(falling) == 0, "a busy spell at the start is part of what was measured"
+    assert metrics.filled([float(i) for i in range(200)]) == 100, "never filled: half of it at most"
+    assert metrics.filled([1.0, 2.0]) == 0
+
+
+def test_the_window_waits_for_the_truncation_point() -> None:
+    records = [request(0.5 * i, ttft_s=0.1 if i < 60 else 1.0) for i in range(200)]
+    assert metrics.steady_window(records, Open(rate_rps=2)) == (30.0, 97.5)
+
+
+def test_in_flight_is_rate_times_time_in_the_system() -> None:
+    found = metrics.trend([request(0.5 * i) for i in range(200)], Open(rate_rps=2))
+    assert found and found.in_flight_by_rate == pytest.approx(found.in_flight_mean, rel=0.03)
+    assert found.in_flight_mean == pytest.approx(4, rel=0.03)
+    closed = metrics.trend(waves(2, 20), Closed(concurrency=2))
+    assert closed and closed.in_flight_by_rate is None
 
 
 def test_open_loop_too_short() -> None:
     assert metrics.steady([request(0.5 * i) for i in range(20)], Open(rate_rps=2)) is None
-    assert metrics.steady([request(0.5 * i) for i in range(30)], Open(rate_rps=2)) is not None
+    assert metrics.steady([request(0.5 * i) for i in range(40)], Open(rate_rps=2)) is not None

@@ -88,6 +88,15 @@ def test_order_of_records_does_not_matter(found: list[RequestRecord], load: Clos
         assert one.completed == other.completed and np.isclose(one.output_tokens_per_s, other.output_tokens_per_s)
 
 
+@given(level, st.floats(min_value=0.1, max_value=50))
+def test_load_lasts_until_the_last_judged_request_of_an_open_loop_has_ended(
+    found: list[RequestRecord], rate: float
+) -> None:
+    last_s = max((record.arrival_s for record in found), default=0.0)
+    for record in metrics.judged(found, Open(rate_rps=rate)):
+        assert record.finish_s is None or not record.ok or record.finish_s <= last_s
+
+
 keys = st.builds(
     RunKey, kind=st.sampled_from(["concurrency", "rate"]), value=st.integers(1, 64), repeat=st.integers(0, 5)
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pdlab.core.workload import Slo
-from pdlab.results.schema import RequestRecord
-from pdlab.results.slo import meets, within
+from pdlab.results.schema import RequestRecord, SloSearch
+from pdlab.results.slo import bracket_at, meets, stress, within
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
 
@@ -33,9 +33,45 @@ def test_one_request_and_a_column(slo: Slo, times_s: tuple[float, float, float],
     assert within(slo, *(np.array([time_s, time_s]) for time_s in times_s)).tolist() == [met, met]
 
 
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [(Slo(stall_s=0.5), True), (Slo(stall_s=0.49), False), (Slo(itl_p99_s=0.46), True), (Slo(itl_p99_s=0.4), False),
+     (Slo(ttft_s=0.5, stall_s=1.0), False)],
+)  # fmt: skip
+def test_the_gaps_of_one_request(slo: Slo, met: bool) -> None:
+    gaps = (*[0.01] * 10, 0.5)
+    stalled = RequestRecord(
+        arrival_s=0, first_token_s=1, finish_s=1.6, input_tokens=1, output_tokens=12, itl_s=gaps
+    )  # p99 of 11 gaps: 0.451
+    assert meets(stalled, slo) is met
+    assert (stress(stalled, slo) <= 1) is met
+    assert meets(stalled.model_copy(update={"itl_s": ()}), Slo(stall_s=0.1)), "one chunk has no gap"
+    assert stress(stalled.model_copy(update={"error": "x"}), slo) == math.inf
+
+
 def test_a_record() -> None:
     answered = RequestRecord(arrival_s=0, first_token_s=1, finish_s=1.5, input_tokens=1, output_tokens=6)
     assert meets(answered, SLO)
     assert not meets(answered, Slo(tpot_s=0.09))
     assert meets(answered.model_copy(update={"output_tokens": 1, "finish_s": 1.0}), Slo(tpot_s=0.001))
     assert not meets(answered.model_copy(update={"error": "closed"}), Slo())
+
+
+def test_a_search_of_an_earlier_version_is_read_and_judged_as_it_was() -> None:
+    """It knew no looks, no effective sample and no steady state, and its error was not shared."""
+    old = {
+        "schema_version": 2, "label": "x", "slo": {"ttft_s": 2.0, "quantile": 0.95}, "repeat": 0, "burstiness": 1.0,
+        "confidence": 0.95, "resolution": 0.1, "low_rps": 4.0, "high_rps": 8.0, "best_rps": 4.0, "finished": True,
+        "detail": "between 4 and 8 requests/s (95% confidence)",
+        "points": [
+            {"rate_rps": 4.0, "judged": 144, "met": 144, "share": 1.0, "low": 0.974, "high": 1.0, "verdict": "meets",
+             "repeats": [0]},
+            {"rate_rps": 8.0, "judged": 144, "met": 100, "share": 0.694, "low": 0.6, "high": 0.77, "verdict": "misses",
+             "repeats": [0]},
+        ],
+    }  # fmt: skip
+    search = SloSearch.model_validate(old)
+    assert search.error_shares == 1 and search.points[0].served_rps is None
+    assert bracket_at(search, 0.9) == (4.0, 8.0)
+    now = search.points[0].model_copy(update={"effective": 144})
+    assert bracket_at(search.model_copy(update={"points": (now, search.points[1])}), 0.9) == (None, 8.0)

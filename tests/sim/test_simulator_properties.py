@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -33,6 +34,29 @@ def gpt_oss() -> ModelShape:
 
 
 SHAPE = gpt_oss()
+
+
+def test_scattered_blocks_are_what_a_pool_comes_to() -> None:
+    """A pack of equal TP: young at first, copied one by one once a pool has wrapped."""
+    deployment, load = Deployment(topology=parse_label("pd-pack-p1xtp4-d1xtp4")), Closed(concurrency=43)
+
+    def tpot_s(scattered: bool | None, count: int, part: slice) -> float:
+        (done,) = simulate(
+            deployment,
+            [level(load, count)],
+            Workload(),
+            load_hardware("h100-vllm-0.11"),
+            gpt_oss(),
+            scattered=scattered,
+        )
+        return fmean((f - s) / 249 for f, s in zip(done.finish_s[part], done.first_token_s[part], strict=True))
+
+    young, aged = tpot_s(None, 1500, slice(100, 500)), tpot_s(None, 1500, slice(1000, 1400))
+    assert aged > 1.7 * young
+    # Fixed lengths march in step, in another step each time.
+    assert tpot_s(True, 1500, slice(1000, 1400)) == pytest.approx(aged, rel=0.15)
+    assert tpot_s(True, 500, slice(100, 500)) > 1.5 * young, "from the start"
+    assert tpot_s(False, 1500, slice(1000, 1400)) == pytest.approx(young, rel=0.05)
 
 
 def level(load: Load, count: int) -> Level:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import PdlabError
+from pdlab.core.workload import RunKey
 from pdlab.results.published_folders import load_experiment, published_load
 from pdlab.results.schema import SLO_PREFIX, Experiment, Run
 from pdlab.results.store import MANIFEST, Store
@@ -66,7 +67,7 @@ def read_folder(path: Path) -> Folder:
     files = sorted(
         file for file in path.glob("*.json") if file.name != MANIFEST and not file.name.startswith(SLO_PREFIX)
     )
-    by_key: dict[tuple[str, float, int], Run] = {(r.key.kind, r.key.value, r.key.repeat): r for r in experiment.runs}
+    by_key = {run.key: run for run in experiment.runs}
     levels, repeats = [], defaultdict[tuple[str, float], int](int)
     for file in files:
         content = file.read_bytes()
@@ -99,14 +100,13 @@ def _sha256(content: bytes) -> str:
 def _run_of(
     file: Path,
     raw: dict[str, Any],
-    by_key: dict[tuple[str, float, int], Run],
+    by_key: dict[RunKey, Run],
     repeats: dict[tuple[str, float], int],
 ) -> Run | None:
     """The run that came from that file: ours carry their key, others their load, the n-th file the n-th repeat."""
     if "schema_version" in raw:
-        key = raw["key"]
-        return by_key.get((key["kind"], key["value"], key.get("repeat", 0)))
+        return by_key.get(RunKey.model_validate(raw["key"]))
     load = published_load(file, raw)
     number = repeats[load.kind, load.value]
     repeats[load.kind, load.value] += 1
-    return by_key.get((load.kind, load.value, number))
+    return by_key.get(RunKey(kind=load.kind, value=load.value, repeat=number))

@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
-from pdlab.core.arguments import MAX_REPEATS, MAX_REQUESTS
+from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
@@ -27,6 +28,7 @@ from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
 # Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
 # (docs/startup.md), and a guess for a 120b model on a cluster.
+BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
 
 
@@ -100,18 +102,20 @@ class SloAsked(SearchLimits):
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
     e2el_ms: float | None = Field(default=None, gt=0)
+    itl_p99_ms: float | None = Field(default=None, gt=0)
+    stall_ms: float | None = Field(default=None, gt=0)
     quantile: float = Field(default=0.95, gt=0, lt=1)
 
     @property
     def slo(self) -> Slo:
         """Raises UsageError without a bound."""
-        bounds = {f"{n}_s": ms / 1000 for n in ("ttft", "tpot", "e2el") if (ms := getattr(self, f"{n}_ms")) is not None}
+        bounds = {f"{n}_s": ms / 1000 for n in BOUNDS if (ms := getattr(self, f"{n}_ms")) is not None}
         return validate(Slo, {**bounds, "quantile": self.quantile}, where="slo")
 
     @model_validator(mode="after")
     def _some_bound(self) -> SloAsked:
-        if self.ttft_ms is None and self.tpot_ms is None and self.e2el_ms is None:
-            raise ValueError("give at least one bound: ttft_ms, tpot_ms or e2el_ms")
+        if all(getattr(self, f"{name}_ms") is None for name in BOUNDS):
+            raise ValueError(f"give at least one bound: {', '.join(f'{name}_ms' for name in BOUNDS)}")
         return self
 
 
@@ -181,7 +185,8 @@ class ExperimentFile(Frozen):
     """configs/sweeps/*.yaml: every deployment under every workload and load, ``repeats`` times.
 
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
-    the levels of a visit in an order drawn likewise: drift hits all configurations alike.
+    the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``hold_s``: how long a
+    request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -193,6 +198,7 @@ class ExperimentFile(Frozen):
     repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = Field(default=0, ge=0)
     prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
+    hold_s: float = Field(default=HOLD_S, gt=0, le=MAX_HOLD_S)
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()

@@ -162,6 +162,7 @@ def _sweep(part: Part, visit: Planned, plan: Plan, options: RunOptions, progress
             only_repeat=visit.repeat,
             shuffle=f"{file.seed} {part.folder} {visit.repeat}",
             prompts_per_level=file.prompts_per_level,
+            hold_s=file.hold_s,
             resume=True,
             out=options.out / file.name,
             request_timeout_s=file.request_timeout_s,

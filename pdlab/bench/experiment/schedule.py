@@ -32,7 +32,7 @@ from pdlab.results.store import LOCK, RECORD, Store, read_record
 
 # Around a visit's levels: imports of the load generator, its warm-up; after a level: counters that come late.
 CLIENT_START_S, AFTER_LEVEL_S = 15.0, 2.0
-SEARCH_POINTS = 8  # rates that a search takes, as a rule
+SEARCH_POINTS = 15  # levels that a search takes, as a rule (benchmarks/slo_coverage.py)
 
 
 class Part(Frozen):
@@ -119,7 +119,7 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
     request_s = file.expect.ttft_s + (workload.sent_output_tokens - 1) * file.expect.tpot_s
     total = CLIENT_START_S + request_s
     for load in loads:
-        requests = file.prompts_per_level or levels.num_requests(load)
+        requests = file.prompts_per_level or levels.num_requests(load, hold_s=file.hold_s, e2el_s=request_s)
         if isinstance(load, Closed):
             total += requests / load.concurrency * request_s
         else:
@@ -127,7 +127,8 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
         total += AFTER_LEVEL_S
     for search in searches:
         rate = search.start_rps or 1 / request_s
-        total += SEARCH_POINTS * (search.requests_needed / rate + AFTER_LEVEL_S)
+        held_s = max(search.requests_needed / rate, file.hold_s, levels.HOLD_E2EL * request_s)
+        total += SEARCH_POINTS * (held_s + AFTER_LEVEL_S)
     return total
 
 

@@ -165,6 +165,13 @@ def test_an_slo_search_is_no_level(tmp_path: Path) -> None:
     assert audit([folder]) == []
 
 
+def test_looks_of_a_search_are_levels_of_their_own(tmp_path: Path) -> None:
+    again = run(4, 3, key=RunKey(kind="concurrency", value=4, look=1))
+    folder = ours(tmp_path / "one", [run(4, 1), run(8, 2), again])
+    assert (folder / "concurrency4-look1.json").exists()
+    assert not [finding for finding in audit([folder]) if "rename it back" in finding.fix]
+
+
 def test_never_writes(tmp_path: Path) -> None:
     folder = ours(tmp_path / "one")
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.iterdir())}

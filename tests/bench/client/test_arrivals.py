@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
-from pdlab.bench.client.protocol import ClientLevel
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
 from pdlab.core.workload import Ramp
+from pdlab.results import metrics
+from pdlab.results.schema import RequestRecord
 
 
 def level(**more: Any) -> ClientLevel:
@@ -46,6 +48,42 @@ def test_who_needs_a_schedule() -> None:
         and scheduled(level(rate_rps=2.0, parts=2))
         and scheduled(level(ramp=Ramp(start_rps=1, end_rps=2)))
     )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_lateness_at_200_requests_per_second_counts_from_the_one_schedule_of_all_processes(parts: int) -> None:
+    """Every process sends its share of 60 s; each request as much later as was planted."""
+    whole = level(rate_rps=200.0, num_requests=12_000)
+    due = due_s(whole)
+    assert due[-1] == pytest.approx(60.0) and np.diff(due).min() >= 0
+    planted = np.random.default_rng(7).exponential(0.004, len(due))
+    planted[::40] += 0.05
+    planted -= planted.min()
+    answers = []
+    for part in range(parts):
+        own = level(rate_rps=200.0, num_requests=12_000, part=part, parts=parts)
+        assert due_s(own) == due, "all draw the same schedule"
+        began = [100.0 + due[number] + planted[number] for number in own.own_requests]
+        schedule_s = min(moment - due[number] for moment, number in zip(began, own.own_requests, strict=True))
+        records = tuple(
+            RequestRecord(
+                arrival_s=moment - began[0],
+                input_tokens=8,
+                output_tokens=0,
+                error="x",
+                lateness_s=moment - due[number] - schedule_s,
+            )
+            for moment, number in zip(began, own.own_requests, strict=True)
+        )
+        answers.append(
+            ClientAnswer(
+                name="x", records=records, schedule_s=schedule_s, origin_s=began[0], started_at="a", finished_at="b"
+            )
+        )
+    found = merged(answers)
+    late = np.array([record.lateness_s for record in found.records], dtype=float)
+    assert np.sort(late) == pytest.approx(np.sort(planted), abs=2e-6)
+    assert metrics.percentile(sorted(late), 99) == pytest.approx(np.percentile(planted, 99), abs=2e-6)
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 400))

@@ -1,0 +1,131 @@
+"""Goodput per GPU over a grid of bounds on TTFT and TPOT, and who has most of it where.
+
+Goodput is of an open loop (DistServe, Zhong et al., OSDI 2024): levels at request rates alone are taken, never closed
+loops, whose capacity is another figure. Between two levels the share within the bounds is taken as straight; nothing
+is extended beyond the levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdlab.analysis.curves import gpus_of
+from pdlab.analysis.loading import Loaded
+from pdlab.core.workload import Open, Slo
+from pdlab.results.slo import within
+
+Array = NDArray[np.float64]
+MILLION, HOUR_S = 1e6, 3600.0
+ALIKE = 0.05  # of two of which one is measured and one simulated, or both once, no closer ones are told apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RateLevel:
+    """One open-loop level: ``served_rps`` requests/s of the whole deployment, and the latencies of its requests in
+    seconds (TPOT NaN where there was one token); ``failed`` were not answered."""
+
+    served_rps: float
+    ttft_s: Array
+    tpot_s: Array
+    failed: int = 0
+
+    def share(self, slo: Slo) -> float:
+        """Of its requests within every bound."""
+        count = len(self.ttft_s) + self.failed
+        # Without a bound on E2EL any number stands for it.
+        return float(within(slo, self.ttft_s, self.tpot_s, self.ttft_s).sum()) / count if count else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """One configuration under growing request rates. ``output_tokens``: mean of an answer."""
+
+    label: str
+    origin: Literal["measured", "simulated"]
+    gpus: int
+    output_tokens: float
+    levels: tuple[RateLevel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Goodput in requests/s per GPU used; 0 where the lowest rate misses the bounds. ``more``: the highest rate meets
+    them, so there may be more."""
+
+    goodput: float
+    more: bool = False
+
+    def cost(self, price_per_gpu_hour: float, output_tokens: float) -> float | None:
+        """Of a million output tokens; None where nothing is served."""
+        per_s = self.goodput * output_tokens
+        return price_per_gpu_hour / HOUR_S / per_s * MILLION if per_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputMap:
+    """Of each configuration a cell per (TPOT bound, TTFT bound), in their order."""
+
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    quantile: float
+    served: tuple[Served, ...]
+    cells: tuple[tuple[tuple[Cell, ...], ...], ...]
+
+    def winners(self, row: int, column: int) -> tuple[int, ...]:
+        """Who has most there, and who is within 5 % of it, most first; empty where nobody serves anything."""
+        found = [cells[row][column].goodput for cells in self.cells]
+        most = max(found, default=0.0)
+        if not most:
+            return ()
+        order = sorted(range(len(found)), key=lambda number: -found[number])
+        return tuple(number for number in order if found[number] >= (1 - ALIKE) * most)
+
+
+def goodput_map(
+    served: Sequence[Served], ttft_s: Sequence[float], tpot_s: Sequence[float], quantile: float
+) -> GoodputMap:
+    """Every configuration over every pair of bounds."""
+    cells = tuple(
+        tuple(tuple(cell(each, Slo(ttft_s=ttft, tpot_s=tpot, quantile=quantile)) for ttft in ttft_s) for tpot in tpot_s)
+        for each in served
+    )
+    return GoodputMap(tuple(ttft_s), tuple(tpot_s), quantile, tuple(served), cells)
+
+
+def cell(served: Served, slo: Slo) -> Cell:
+    """The highest rate at which the share within the bounds is at least the quantile, below the first that misses."""
+    most, before = 0.0, None
+    for level in sorted(served.levels, key=lambda level: level.served_rps):
+        share = level.share(slo)
+        if share < slo.quantile:
+            if before is not None:
+                part = (before[1] - slo.quantile) / (before[1] - share)
+                most = before[0] + part * (level.served_rps - before[0])
+            return Cell(most / served.gpus)
+        most, before = level.served_rps, (level.served_rps, share)
+    return Cell(most / served.gpus, more=bool(served.levels))
+
+
+def measured(loaded: Loaded) -> Served | None:
+    """The valid open-loop levels of an experiment whose requests were kept; None where there is none."""
+    experiment = loaded.experiment
+    levels = [
+        RateLevel(requests.rate.value, requests.ttft_s, requests.tpot_s, requests.failed)
+        for run in experiment.runs
+        if isinstance(run.load, Open) and run.validity.valid and (requests := loaded.requests.get(run.key)) is not None
+    ]
+    if not levels:
+        return None
+    workload = experiment.manifest.workload
+    return Served(
+        label=experiment.manifest.label,
+        origin="simulated" if experiment.manifest.origin == "simulated" else "measured",
+        gpus=gpus_of(experiment).total,
+        output_tokens=float(workload.sent_output_tokens) if workload else 1.0,
+        levels=tuple(levels),
+    )

@@ -1,0 +1,105 @@
+"""Where a search for an SLO's highest rate begins: at what the same search finds on the simulator."""
+
+from __future__ import annotations
+
+import math
+
+from pdlab.bench.experiment.schedule import Part, Plan
+from pdlab.bench.slo_offline import search_over
+from pdlab.bench.slo_search import Search
+from pdlab.core.catalog import load_model
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Level, Workload
+from pdlab.deploy.endpoint import load_running
+from pdlab.results.metrics import Columns
+from pdlab.results.schema import SloSearch
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.level import columns
+from pdlab.sim.simulator import simulate
+
+GPU_HARDWARE, LOCAL_HARDWARE = "h100-vllm-0.11", "cpu-vllm-0.29"
+STEP = 1.25
+FIX = "give the rate to begin at (--slo-start RATE; start_rps in a file)"
+# The simulator's error is more than what a finer search would tell.
+QUICK = {"confidence": 0.8, "resolution": 0.2, "max_points": 12, "longest_s": 60.0, "requests": None}
+
+
+def from_plan(search: Search, workload: Workload, base_url: str) -> tuple[Search, str]:
+    """`begun` on what is deployed at ``base_url``. Raises UsageError where that is not known, too."""
+    running = load_running(base_url)
+    if running is None or running.manifest.deployment is None:
+        raise UsageError(
+            f"--start-from plan: nothing says what is deployed at {base_url}; launch it with launch_gptoss.py, or {FIX}"
+        )
+    return begun(search, workload, running.manifest.deployment, local=running.manifest.local)
+
+
+def of_experiment(plan: Plan) -> tuple[Plan, list[str]]:
+    """The plan of an experiment, each of its searches that starts from the simulator with its start, and what the
+    simulator said. Raises UsageError."""
+    parts: dict[str, Part] = {}
+    words = []
+    for visit in plan.visits:
+        for part in visit.parts:
+            if part.folder in parts:
+                continue
+            searches = []
+            for search in part.searches:
+                if search.start_from is not None:
+                    local = plan.file.where.local is not None
+                    workload = part.workload.workload(plan.file.seed)
+                    try:
+                        search, said = begun(search, workload, visit.configuration.deployment, local=local)
+                    except UsageError as error:
+                        raise UsageError(f"{plan.path}: {part.folder}: {error}") from None
+                    words.append(f"{part.folder}: {said}")
+                searches.append(search)
+            parts[part.folder] = part.model_copy(update={"searches": tuple(searches)})
+    visits = [
+        visit.model_copy(update={"parts": tuple(parts[part.folder] for part in visit.parts)}) for visit in plan.visits
+    ]
+    return plan.model_copy(update={"visits": tuple(visits)}), words
+
+
+def begun(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> tuple[Search, str]:
+    """The search with its start and a small first step, and what the simulator said, in words.
+
+    Raises UsageError where the simulator knows nothing of what is deployed, or of what is asked.
+    """
+    found = simulated(search, workload, deployment, local=local)
+    ends = [end for end in (found.low_rps, found.high_rps) if end is not None]
+    if not ends:
+        raise UsageError(f"start from plan: the simulator found no rate that meets or misses it; {FIX}")
+    start_rps = math.prod(ends) ** (1 / len(ends))
+    started = {"start_rps": start_rps, "step": STEP, "start_from": None, "hardware": None}
+    said = f"{search.slo.label}: on the simulator {found.detail.split(';')[0]}; measuring begins there"
+    return search.model_copy(update=started), said
+
+
+def simulated(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> SloSearch:
+    """A quick search on the simulator. Bounds on gaps between chunks are left out: it has none. Raises UsageError."""
+    shape = load_model(deployment.model)
+    if shape is None:
+        raise UsageError(f"start from plan: the shape of {deployment.model} is not known; {FIX}")
+    if workload.mode.startswith("decode"):
+        raise UsageError(f"start from plan: mode {workload.mode} is not simulated; {FIX}")
+    slo = search.slo.model_copy(update={"itl_p99_s": None, "stall_s": None})
+    if not slo.bounded:
+        raise UsageError("start from plan: gaps between chunks are not simulated; bound TTFT, TPOT or E2EL too")
+    calibrated = load_hardware(search.hardware or (LOCAL_HARDWARE if local else GPU_HARDWARE))
+
+    def drive(level: Level) -> Columns:
+        (done,) = simulate(
+            deployment,
+            [level],
+            workload,
+            calibrated,
+            shape,
+            seed=level.seed,
+            prefix_hit_rate=workload.declared_cached_share,
+        )
+        return columns(done)
+
+    quick = search.model_copy(update={**QUICK, "slo": slo, "start_rps": None})
+    return search_over(drive, quick, workload, label=deployment.label, seed=workload.seed)

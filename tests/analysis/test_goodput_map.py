@@ -1,0 +1,104 @@
+"""Goodput over a grid of bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import folders
+
+from pdlab.analysis import goodput_map, loading
+from pdlab.analysis.goodput_map import Cell, RateLevel, Served, cell, measured
+from pdlab.core.workload import Open, RunKey, Slo, Workload
+from pdlab.results import metrics
+from pdlab.results.schema import RequestRecord, Run, Validity
+from pdlab.results.store import Store
+
+
+def level(rate_rps: float, ttft_s: float, tpot_s: float, within: float = 1.0, failed: int = 0) -> RateLevel:
+    """100 requests, of which that share has those latencies and the rest ten times as much."""
+    slow = np.arange(100) >= round(100 * within)
+    factor = np.where(slow, 10.0, 1.0)
+    return RateLevel(rate_rps, ttft_s * factor, tpot_s * factor, failed)
+
+
+def served(*levels: RateLevel, gpus: int = 2, label: str = "a", origin: str = "measured") -> Served:
+    return Served(label, origin, gpus, 250.0, levels)  # type: ignore[arg-type]
+
+
+SLO = Slo(ttft_s=1.0, tpot_s=0.02, quantile=0.9)
+
+
+def test_it_is_where_the_share_crosses_the_quantile_per_gpu() -> None:
+    curve = served(level(4, 0.5, 0.01), level(8, 0.5, 0.01, within=0.8), level(16, 5.0, 0.01))
+    assert cell(curve, SLO) == Cell(pytest.approx(3.0)), "half-way between a share of 1 and of 0.8: 6 of 2 GPUs"
+    assert cell(served(*reversed(curve.levels)), SLO) == cell(curve, SLO), "in any order"
+    assert cell(curve, Slo(ttft_s=1.0, tpot_s=0.005, quantile=0.9)) == Cell(0.0)
+    assert cell(served(level(4, 0.5, 0.01)), SLO) == Cell(2.0, more=True)
+    assert cell(served(), SLO) == Cell(0.0)
+
+
+def test_a_rate_that_meets_above_one_that_misses_does_not_count() -> None:
+    assert cell(served(level(4, 0.5, 0.01), level(8, 5.0, 0.01), level(16, 0.5, 0.01)), SLO).goodput < 4
+
+
+def test_who_failed_is_within_nothing_and_one_token_has_no_tpot() -> None:
+    assert level(4, 0.5, 0.01, failed=25).share(SLO) == 0.8
+    one = RateLevel(4, np.full(10, 0.5), np.full(10, np.nan))
+    assert one.share(SLO) == 1.0
+
+
+def test_cost_of_a_million_tokens() -> None:
+    # 2 requests/s of 250 tokens for 3.6 per GPU hour: 0.001 per second over 500 tokens.
+    assert Cell(2.0).cost(3.6, 250.0) == pytest.approx(2.0)
+    assert Cell(0.0).cost(3.6, 250.0) is None
+
+
+def test_a_map_says_who_has_most_and_who_is_as_good() -> None:
+    fast = served(level(4, 0.2, 0.03), label="fast")
+    smooth = served(level(2, 1.5, 0.01), label="smooth")
+    near = served(level(4.1, 0.2, 0.03), label="near")
+    found = goodput_map.goodput_map([fast, smooth, near], (0.5, 2.0), (0.015, 0.04), 0.9)
+    assert [[found.winners(row, column) for column in range(2)] for row in range(2)] == [
+        [(), (1,)],
+        [(2, 0), (2, 0)],
+    ]
+    assert found.cells[1][0][1] == Cell(1.0, more=True)
+
+
+def test_looser_bounds_never_serve_less() -> None:
+    rng = np.random.default_rng(3)
+    levels = [RateLevel(r, rng.exponential(0.1 * r, 200), rng.exponential(0.002 * r, 200)) for r in (1.0, 2, 4, 8)]
+    bounds = (0.1, 0.3, 1.0, 3.0)
+    found = np.array(
+        [[cell(served(*levels), Slo(ttft_s=t, tpot_s=p / 50, quantile=0.9)).goodput for t in bounds] for p in bounds]
+    )
+    assert (np.diff(found, axis=0) >= 0).all() and (np.diff(found, axis=1) >= 0).all() and found.max() > 0
+
+
+def test_measured_levels_at_request_rates_alone_are_taken(tmp_path: Path) -> None:
+    deployment = folders.deployments(1)[0]
+    folder = folders.write(tmp_path / "x", deployment)
+    (closed,) = loading.load([folder], {}, every_request=True)
+    assert measured(closed) is None, "a closed loop's capacity is another figure"
+    store, load = Store(folder), Open(rate_rps=5)
+    for repeat, reasons in ((0, ()), (1, ("planted",))):
+        records = tuple(
+            RequestRecord(
+                arrival_s=0.2 * i, first_token_s=0.2 * i + 0.1, finish_s=0.2 * i + 0.5, input_tokens=1, output_tokens=9
+            )
+            for i in range(300)
+        )
+        run = Run(
+            origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5, repeat=repeat),
+            workload=Workload(input_tokens=512, output_tokens=64), load=load, num_requests=300, completed=300, failed=0,
+            whole=metrics.whole(records), steady=metrics.steady(records, load),
+            validity=Validity(reasons=reasons, failed_gates=reasons),
+        )  # fmt: skip
+        store.write(run, records)
+    (loaded,) = loading.load([folder], {}, every_request=True)
+    found = measured(loaded)
+    assert found is not None and (found.label, found.origin, found.gpus) == (deployment.label, "measured", 1)
+    (only,) = found.levels
+    assert only.served_rps == pytest.approx(5, rel=0.05) and only.share(Slo(ttft_s=0.2, tpot_s=0.06)) == 1

@@ -1,0 +1,126 @@
+"""The start of a search from the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdlab.bench.experiment import schedule
+from pdlab.bench.experiment.schedule import make_plan
+from pdlab.bench.slo_search import Search
+from pdlab.cli import bench, slo_start
+from pdlab.cli import experiment as cli_experiment
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Slo, Workload
+from pdlab.deploy.endpoint import Running, save_running
+from pdlab.results.schema import Manifest
+
+URL = "http://127.0.0.1:9"
+SHORT = Workload(input_tokens=2000, output_tokens=4)
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, cache: Path, model: str = "gpt-oss-120b") -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(cache))
+    deployment = Deployment(model=model, topology=parse_label("collocated-1xtp8"))
+    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=8)
+    save_running(Running(base_url=URL, model_id="m", tokenizer="t", manifest=manifest))
+
+
+def test_it_begins_where_the_simulator_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    publish(monkeypatch, tmp_path)
+    search = Search(slo=Slo(ttft_s=0.5, stall_s=1.0, quantile=0.8), start_from="plan")
+    found, words = slo_start.from_plan(search, SHORT, URL)
+    assert found.start_rps is not None and 5 < found.start_rps < 200
+    assert found.step == 1.25 and found.slo == search.slo and found.confidence == search.confidence
+    assert words.startswith(f"{search.slo.label}: on the simulator between ")
+    again, _ = slo_start.from_plan(search.model_copy(update={"hardware": "h100-vllm-0.11"}), SHORT, URL)
+    assert again == found and found.start_from is None, "the same every time"
+
+
+@pytest.mark.parametrize(
+    ("slo", "workload", "model", "words"),
+    [
+        (Slo(stall_s=1.0), SHORT, "gpt-oss-120b", "gaps between chunks are not simulated; bound TTFT"),
+        (Slo(ttft_s=1.0), Workload(mode="decode-only"), "gpt-oss-120b", "mode decode-only is not simulated"),
+        (Slo(ttft_s=1.0), SHORT, "somebody/else", "the shape of somebody/else is not known; give the rate to begin at"),
+    ],
+)
+def test_what_is_not_simulated(
+    slo: Slo, workload: Workload, model: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    publish(monkeypatch, tmp_path, model)
+    with pytest.raises(UsageError, match=words):
+        slo_start.from_plan(Search(slo=slo), workload, URL)
+
+
+def test_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
+    assert bench.main(["--slo", "ttft_ms=500", "--start-from", "plan", "-u", URL]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --start-from plan: nothing says what is deployed at {URL}; launch it")
+
+
+def experiment(folder: Path, **slo: Any) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "name": "mine",
+                "where": {"cluster": "auto"},
+                "deployments": [{"label": "collocated-4xtp2"}, {"label": "collocated-1xtp8"}],
+                "workloads": [{"input_tokens": 2000, "output_tokens": 4}],
+                "loads": [{"slo": {"ttft_ms": 500, "quantile": 0.8, **slo}}],
+                "repeats": 2,
+            }
+        )
+    )
+    return path
+
+
+def test_an_experiment_begins_each_search_where_its_deployment_ends_on_the_simulator(tmp_path: Path) -> None:
+    plan = make_plan(str(experiment(tmp_path, start_from="plan")))
+    begun, words = slo_start.of_experiment(plan)
+    starts: dict[str, set[Any]] = {}
+    for visit in begun.visits:
+        ((search,),) = [part.searches for part in visit.parts]
+        assert search.step == 1.25 and search.start_from is None
+        starts.setdefault(visit.configuration.name, set()).add(search.start_rps)
+    assert [len(each) for each in starts.values()] == [1, 1], "the same in every repeat"
+    (four,), (one,) = starts["collocated-4xtp2"], starts["collocated-1xtp8"]
+    assert four > 1.2 * one, "four engines prefill more than one of all GPUs"
+    assert len(words) == 2 and all(": on the simulator " in said for said in words)
+    assert schedule.asked_for(begun.file) == schedule.asked_for(plan.file), "the record keeps what was asked"
+    untouched = make_plan(str(experiment(tmp_path)))
+    assert slo_start.of_experiment(untouched) == (untouched, [])
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"),
+    [
+        ({"start_from": "plan", "start_rps": 3}, "both say where the search begins: give one of the two"),
+        ({"hardware": "h100-vllm-0.11"}, "hardware belongs to start_from: plan"),
+        ({"start_from": "magic"}, "start_from"),
+    ],
+)
+def test_starts_of_a_file_that_cannot_be(
+    slo: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli_experiment.main([str(experiment(tmp_path, **slo)), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said
+
+
+def test_what_cannot_be_simulated_is_said_before_anything_is_launched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_experiment, "run", lambda plan, options: pytest.fail("launched"))
+    path = experiment(tmp_path, start_from="plan", hardware="abacus")
+    assert cli_experiment.main([str(path), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "abacus" in said and "collocated-4xtp2" in said
+    assert cli_experiment.main([str(path), "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    assert "q0.8, from what the simulator finds" in capsys.readouterr().out
