@@ -56,7 +56,7 @@ class Cluster:
             options["runtime_env"] = {"env_vars": self.env}
         address = self.local.address if self.local else os.environ.get("RAY_ADDRESS", "auto")
         if not self.local:
-            _refuse_without_its_token(address)
+            _refuse_unanswered(address)
         try:
             ray.init(address=address, **options)
         except Exception as error:  # Ray raises what its layers raise: ConnectionError, ValueError, RuntimeError
@@ -221,9 +221,9 @@ def hush() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _refuse_without_its_token(address: str) -> None:
-    """Raises ClusterError where Ray's head refuses the token of this process, or wants one: ``ray.init`` would go on
-    asking without an end."""
+def _refuse_unanswered(address: str) -> None:
+    """Raises ClusterError where Ray's head does not answer, or requires a token that this process lacks, as local nodes
+    of another cache folder do: ``ray.init`` would go on asking for many minutes."""
     if _uses_tls():
         return
     services = importlib.import_module("ray._private.services")
@@ -231,8 +231,16 @@ def _refuse_without_its_token(address: str) -> None:
         head = services.canonicalize_bootstrap_address(address)
     except Exception:  # an address that is none: ray.init says so
         return
+    if head is None:
+        return
     token = importlib.import_module("ray._private.authentication.grpc_authentication_client_interceptor")
-    if head and _status_of_call(head, token._get_authentication_metadata_tuple()) == "UNAUTHENTICATED":
+    status = _status_of_call(head, token._get_authentication_metadata_tuple())
+    if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        raise ClusterError(
+            f"no Ray cluster answers at {head} ({status}); start Ray on its nodes (docs/setup.md), name another with "
+            "RAY_ADDRESS, or serve on this machine with --local"
+        )
+    if status == "UNAUTHENTICATED":
         raise ClusterError(
             f"Ray at {head} requires a token that this process does not have: export RAY_AUTH_MODE=token with the "
             "cluster's token in ~/.ray/auth_token (docs/setup.md), or name another cluster with RAY_ADDRESS"

@@ -191,17 +191,24 @@ def head_that_answers(status: str | None, calls: list[Any]) -> Iterator[str]:
 class TestToken:
     """Cluster.asks_for_token, against servers that answer like Ray's."""
 
-    def test_a_head_that_requires_another_token_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Somebody else's Ray on this machine: without this, ray.init asks it for ever."""
-        quietly("ray")
+    @pytest.mark.parametrize(
+        ("status", "says"),
+        [("UNAUTHENTICATED", "requires a token .*RAY_AUTH_MODE=token"), ("UNAVAILABLE", "no Ray cluster answers")],
+    )
+    def test_a_head_that_will_not_answer_is_named(
+        self, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody else's Ray on this machine: ray.init asks it for many minutes."""
+        ray, services = quietly("ray"), quietly("ray._private.services")
         monkeypatch.delenv("RAY_USE_TLS", raising=False)
         monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+        monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("asks for many minutes"))
         calls: list[Any] = []
-        with head_that_answers("UNAUTHENTICATED", calls) as address:
-            monkeypatch.setenv("RAY_ADDRESS", address)
-            with pytest.raises(ClusterError, match=rf"Ray at {address} requires a token .*RAY_AUTH_MODE=token"):
+        with head_that_answers(status, calls) as address:
+            monkeypatch.setattr(services, "canonicalize_bootstrap_address", lambda _: address)
+            with pytest.raises(ClusterError, match=says) as refused:
                 Cluster().__enter__()
-        assert len(calls) == 1
+        assert len(calls) == 1 and "\n" not in str(refused.value)
 
     def test_how_ray_finds_the_head_and_its_token(self) -> None:
         assert "get_ray_address_from_environment" in inspect.getsource(
