@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from pdlab.core.schema import Frozen
 from pdlab.results.schema import EngineCounters, NixlCounters
 
 TIMEOUT_S = 30.0  # a page of Ray's agent takes seconds where all cores are busy
+AGAIN_S = 0.2
 _LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
 _SAMPLE = re.compile(
     rf"^(?:ray_)?vllm[:_](?P<name>\w+?)(?P<total>_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
@@ -55,16 +57,22 @@ def samples(page: str) -> Iterator[Sample]:
 
 def read_pages(urls: Iterable[str]) -> list[str]:
     """The pages' texts. Raises ClusterError when one does not answer."""
-    pages = []
-    for url in urls:
+    return [_page(url, time.monotonic() + TIMEOUT_S) for url in urls]
+
+
+def _page(url: str, deadline: float) -> str:
+    """A 500 of Ray's exporter is asked again: it was seen now and then on a page that is read five times a second."""
+    while True:
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-                pages.append(answer.read().decode())
+                return str(answer.read().decode())
         except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
+                if error.code == 500 and time.monotonic() < deadline:
+                    time.sleep(AGAIN_S)
+                    continue
             raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
-    return pages
 
 
 _FIELDS = {

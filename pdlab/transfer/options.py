@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from pdlab.core.arguments import (
-    MAX_REPEATS,
     MAX_TOKENS,
     OneLineParser,
     backends,
@@ -29,6 +28,7 @@ from pdlab.transfer.rank.layout import refusal as tp_refusal
 
 BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
+MAX_TRANSFERS = 100_000  # minutes to hours; more is a typing error
 MODEL = "gpt-oss-120b"
 LOCAL_NODES, MAX_LOCAL_NODES = 2, 64
 
@@ -98,7 +98,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--concurrent-requests", type=positive, default=1, metavar="N", help="in flight together (default %(default)s)"
     )
     transfer.add_argument(
-        "--repeats", type=whole(1, MAX_REPEATS), default=5, help="warm transfers per size, at least 5 (default 5)"
+        "--repeats", type=whole(1, MAX_TRANSFERS), default=5, help="warm transfers per size, at least 5 (default 5)"
     )
     transfer.add_argument(
         "--ucx-tls", type=ucx_transports, metavar="LIST", help="UCX_TLS of the ranks, to force a transport"

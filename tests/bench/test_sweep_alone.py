@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sweep import ROOT, Oracle, environment, pd_deployment, publish, run_bm
+from support.sweep import BUSY_MACHINE, ROOT, Oracle, ended_well, environment, pd_deployment, publish, run_bm
 
 from pdlab.results.store import Store
 
@@ -47,8 +47,8 @@ def test_the_second_of_two_sweeps_is_refused_and_the_first_is_valid(published: O
     with started(published, tmp_path, "-c", "2,3", "-e", "one", "--out", out) as first:
         wait_for(published, "concurrency2-")
         second = run_bm("-u", published.url, *LEVEL, "-c", "4", "-e", "two", "--out", out, cache=tmp_path)
-        _, errors = first.communicate(timeout=100)
-    assert first.returncode == 0, errors
+        output, errors = first.communicate(timeout=100)
+    assert ended_well(first.returncode, output), errors
     assert second.returncode == 2
     assert f"the deployment at {published.url} is held by process {first.pid} (" in second.stderr
     assert "bench" in second.stderr and " s (since " in second.stderr
@@ -66,9 +66,11 @@ def test_requests_that_no_lock_keeps_out_make_the_level_invalid(published: Oracl
         first.communicate(timeout=100)
     assert first.returncode == 3
     during, after = Store(tmp_path / "bm" / "one").runs()
-    assert during.validity.failed_gates == ("other_requests",)
-    assert "the decode engines finished 29 requests during the level, 24 are the client's" in during.validity.reasons[0]
-    assert after.validity.valid
+    assert "other_requests" in during.validity.failed_gates
+    assert set(during.validity.failed_gates) <= {"other_requests", *BUSY_MACHINE}
+    says = "the decode engines finished 29 requests during the level, 24 are the client's"
+    assert any(says in reason for reason in during.validity.reasons)
+    assert set(after.validity.failed_gates) <= BUSY_MACHINE
 
 
 def test_a_folder_is_written_by_one_sweep(tokenizer: Path, published: Oracle, tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_another_experiment_on_the_same_start_sends_other_prompts(
 ) -> None:
     for name in ("one", "two"):
         done = run_bm("-u", published.url, *LEVEL, "-c", "2", "-e", name, "--out", "bm", cache=tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert ended_well(done.returncode, done.stdout), done.stderr
     prompts = Counter(entry["prompt"] for entry in published.log())
     assert len(prompts) == 2 * (24 + 8) and max(prompts.values()) == 1
     one, two = (next(Store(tmp_path / "bm" / name).runs()) for name in ("one", "two"))
@@ -96,13 +98,14 @@ def test_another_experiment_on_the_same_start_sends_other_prompts(
     again.mkdir()
     publish(again, published, tokenizer, pd_deployment())
     done = run_bm("-u", published.url, *LEVEL, "-c", "2", "-e", "three", "--out", "bm", cache=again)
-    assert done.returncode == 0, done.stderr
+    assert ended_well(done.returncode, done.stdout), done.stderr
     assert next(Store(again / "bm" / "three").runs()).seed == one.seed
 
 
 def test_damaged_requests_are_not_resumed_upon(published: Oracle, tmp_path: Path) -> None:
     sweep = ("-u", published.url, *LEVEL, "-c", "2,3", "-e", "one", "--out", "bm")
-    assert run_bm(*sweep, cache=tmp_path).returncode == 0
+    done = run_bm(*sweep, cache=tmp_path)
+    assert ended_well(done.returncode, done.stdout), done.stderr
     path = tmp_path / "bm" / "one" / "concurrency2.records.json.gz"
     path.write_bytes(path.read_bytes()[:-30])
     served = len(published.log())
@@ -112,7 +115,8 @@ def test_damaged_requests_are_not_resumed_upon(published: Oracle, tmp_path: Path
     assert "remove bm/one/concurrency2.json and concurrency2.records.json.gz" in refused.stderr
     path.unlink()
     path.with_name("concurrency2.json").unlink()
-    assert run_bm(*sweep, "--resume", cache=tmp_path).returncode == 0
+    done = run_bm(*sweep, "--resume", cache=tmp_path)
+    assert ended_well(done.returncode, done.stdout), done.stderr
 
 
 @pytest.fixture
@@ -146,7 +150,8 @@ def test_a_full_disk_names_the_file_and_how_to_go_on(published: Oracle, tmp_path
     assert kept == ["concurrency2.json", "concurrency2.records.json.gz", "manifest.json"]
     (small_disk / "ballast").unlink()
     done = run_bm(*sweep, "--resume", cache=tmp_path)
-    assert done.returncode == 0 and "1 of 2 levels were already measured and skipped" in done.stdout, done.stderr
+    assert ended_well(done.returncode, done.stdout), done.stderr
+    assert "1 of 2 levels were already measured and skipped" in done.stdout
 
 
 @pytest.mark.parametrize("way", ["stopped", "accepts nobody"])

@@ -367,7 +367,7 @@ OTHERS = [
     case("calibrate", "--runs ours --out kept.txt --name ../x", "--name '../x'"),
     case("calibrate", "--runs ours --out kept.txt", "--out kept.txt: is there already"),
     case("check-transfer", "--tokens 999999999999", "--tokens 999999999999: at most 100000000"),
-    case("check-transfer", "--repeats 999999999999999999", "--repeats", "from 1 to 1000"),
+    case("check-transfer", "--repeats 999999999999999999", "--repeats", "from 1 to 100000"),
     case("check-transfer", "--json loop", "--json loop: cannot be written (a loop of links)"),
     case("check-transfer", ("--model", ""), "--model needs a value"),
     case("first-hour", "--dry-run --out ours", "ours is not empty"),

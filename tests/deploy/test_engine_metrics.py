@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot, samples
+import http.server
+import threading
+
+import pytest
+
+from pdlab.core.errors import ClusterError
+from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot, read_pages, samples
 
 COMMON = 'Component="core_worker",SessionName="s",Version="2.60.0"'
 OTEL = 'otel_scope_name="ray._private.telemetry.open_telemetry_metric_recorder",otel_scope_version=""'
@@ -42,3 +48,31 @@ def test_exact_sums_are_read_and_of_estimated_ones_the_buckets() -> None:
 def test_labels() -> None:
     sample = next(samples('vllm:request_success_total{model="a}b",ReplicaId="x\\"y"} 1 1790000000\n'))
     assert sample.value == 1.0 and sample.label("model") == "a}b" and sample.label("engine") is None
+
+
+@pytest.mark.parametrize(("codes", "answer"), [((500, 200), "ray_vllm_x 1"), ((404, 200), None)])
+def test_a_page_that_fails_for_a_moment(codes: tuple[int, ...], answer: str | None) -> None:
+    calls: list[str] = []
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(codes[len(calls)])
+            calls.append(self.path)
+            self.end_headers()
+            self.wfile.write(b"ray_vllm_x 1")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        try:
+            if answer is None:
+                with pytest.raises(ClusterError, match="does not answer .*404"):
+                    read_pages([url])
+            else:
+                assert read_pages([url]) == [answer]
+        finally:
+            server.shutdown()
+    assert len(calls) == (1 if answer is None else 2)

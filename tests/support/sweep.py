@@ -74,6 +74,12 @@ def publish(cache: Path, oracle: Oracle, tokenizer: Path, deployment: Deployment
         assert load_running(oracle.url) == running
 
 
+def ended_well(code: int | None, output: str) -> bool:
+    """Whether a sweep found every level valid, but for what this machine was too busy to drive."""
+    invalid = [line for line in output.splitlines() if line.startswith("INVALID ")]
+    return not invalid if code == 0 else code == 3 and all(": load generator " in line for line in invalid)
+
+
 WARM: dict[str, str] = {}  # environment of a sweep whose load generator is forked from `start_template`'s
 
 

@@ -140,6 +140,8 @@ def _wait(end: socket.socket, parent: int) -> NoReturn:
     code = 1
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # It finds the title's place by the environment that the process started with; vLLM names the core later.
+        importlib.import_module("setproctitle").getproctitle()
         word, fds, _, _ = socket.recv_fds(end, 1, 6) if os.getppid() == parent else (b"", [], 0, None)
         code = _run(end, fds) if word else 0
     except BaseException:
