@@ -69,7 +69,7 @@ def test_a_page_that_fails_for_a_moment(codes: tuple[int, ...], answer: str | No
         url = f"http://127.0.0.1:{server.server_port}/metrics"
         try:
             if answer is None:
-                with pytest.raises(ClusterError, match="does not answer .*404"):
+                with pytest.raises(ClusterError, match=r"does not answer .*404"):
                     read_pages([url])
             else:
                 assert read_pages([url]) == [answer]
