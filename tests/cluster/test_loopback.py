@@ -54,7 +54,9 @@ def test_another_version_ends_the_process(package: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("metrics", ["bind :{{ config.metrics_port }}", "bind 10.0.0.1:{{ config.metrics_port }}"])
 def test_haproxy(metrics: str) -> None:
     module: Any = ModuleType("templates")
-    module.HAPROXY_CONFIG_TEMPLATE = f"frontend\n    {metrics}\nlisten stats\n  bind *:{{{{ config.stats_port }}}}\n"
+    defaults = "defaults\n    option httplog\n    option abortonclose\n    option splice-request\n"
+    rest = f"frontend\n    {metrics}\nlisten stats\n  bind *:{{{{ config.stats_port }}}}\n"
+    module.HAPROXY_CONFIG_TEMPLATE = defaults + rest
     if "10." in metrics:
         with pytest.raises(RuntimeError, match="expected one line"):
             loopback._haproxy(module)
@@ -62,6 +64,8 @@ def test_haproxy(metrics: str) -> None:
     loopback._haproxy(module)
     binds = [line.split()[1] for line in module.HAPROXY_CONFIG_TEMPLATE.splitlines() if "bind" in line]
     assert binds == ["127.0.0.1:{{", "127.0.0.1:{{"]
+    options = [line.split()[1] for line in module.HAPROXY_CONFIG_TEMPLATE.splitlines() if "option " in line]
+    assert options == ["httplog", "splice-request"], "a client that leaves would take a core"
 
 
 def test_the_raylet_alone_is_told_that_its_agent_serves_nothing() -> None:
