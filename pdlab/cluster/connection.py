@@ -45,7 +45,7 @@ class Cluster:
         import ray
 
         if self.local:
-            loopback.install()
+            loopback.install_in_driver()
         if self.local and self.local.two_hosts and INSIDE not in os.environ:
             raise ClusterError(
                 "the local Ray nodes are on two hosts, and what uses them has to run there: "

@@ -42,6 +42,11 @@ def install() -> None:
     change_after_import(CHANGES)
 
 
+def install_in_driver() -> None:
+    """The same without the side channel, which is an engine's: a driver has neither its ends nor always the token."""
+    change_after_import({name: change for name, change in CHANGES.items() if change is not _side_channel})
+
+
 def _address() -> str:
     return os.environ.get(LISTEN, LOOPBACK)
 

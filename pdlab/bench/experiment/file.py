@@ -26,9 +26,9 @@ from pdlab.core.workload import Closed, Load, Open, Ramp, Slo, Workload
 from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_parser, request_from, request_to_json
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
+BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 # Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
 # (docs/startup.md), and a guess for a 120b model on a cluster.
-BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
 
 
