@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -215,17 +214,15 @@ def test_bad_input_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_is_quick_and_light() -> None:
+def test_help_is_light() -> None:
     program = (
         "import sys, viz\n"
         "try:\n    viz.main(['--help'])\n"
         "except SystemExit as end:\n"
         "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy', 'pydantic'}), end.code)"
     )
-    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "LOADED [] 0"
-    assert time.monotonic() - began < 5
     for flag in ("--exps", "--latency-mode", "--gpus-per-node", "--throughput-metric", "Pareto", "docs/metrics.md"):
         assert flag in done.stdout
 

@@ -157,5 +157,4 @@ print("SHARES", spinning, share("calm"))
         assert done.returncode == 0, done.stderr
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("SHARES")]
         spinning, calm = (float(word) for word in line.split()[1:])
-        assert calm < 0.5
         assert calm < spinning / 3, "NIXL no longer spins by itself, or the worker module no longer calms it"

@@ -83,11 +83,12 @@ def test_nobody_elses_load_passes_as_valid(stack: Stack) -> None:
     assert f"the deployment at {stack.url} is held by process {first.pid} (" in second.text
     assert "bench" in second.text
     run = json.loads((stack.folder / "results" / "shared" / "concurrency2.json").read_text())
-    assert run["completed"] == 300 and run["validity"]["failed_gates"] == ["other_requests"]
+    failed = set(run["validity"]["failed_gates"])
+    assert run["completed"] == 300 and "other_requests" in failed and failed <= {"other_requests", *BUSY_MACHINE}
+    # One that ended before the counters were read for the first time is not among them.
     for pool in ("prefill", "decode"):
-        assert f"the {pool} engines finished 303 requests during the level, 300 are the client's" in str(
-            run["validity"]
-        )
+        finished = f"the {pool} engines finished 30[123] requests during the level, 300 are the client's"
+        assert re.search(finished, str(run["validity"]))
 
 
 def test_a_decode_replica_that_is_killed_ends_the_level_and_is_called_replaced(stack: Stack) -> None:

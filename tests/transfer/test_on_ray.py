@@ -49,14 +49,14 @@ def command(cache: Path, *words: str) -> subprocess.Popen[str]:
 
 def run(cache: Path, *words: str) -> Done:
     process = command(cache, *words)
-    out, err = process.communicate(timeout=150)
+    out, err = process.communicate(timeout=300)
     print(out, err)
     return Done(process.returncode, out, err)
 
 
 def nothing_is_left(folder: Path) -> None:
     """Ray's agents end a moment after their node: on a loaded machine, seconds after."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while left_of(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left_of(folder) == []
@@ -116,7 +116,7 @@ def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
         time.sleep(0.1)
     time.sleep(4)  # transfers are on their way by then; if not, it hangs in the handshake and is named as well
     os.kill(ranks_of(folder)[0], signal.SIGSTOP)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 5
     said = [line for line in out.splitlines() if line.startswith("CANNOT RUN: UCX: timeout:")]  # Ray may speak before
     assert said and "does not answer: it hangs" in said[0]
@@ -125,11 +125,11 @@ def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
 
 def test_ended_by_a_signal_it_leaves_nothing(folder: Path) -> None:
     process = command(folder, "--local", *SMALL, "--repeats", "500")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not ranks_of(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert time.monotonic() < deadline, "the ranks never came up"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode != 0
     nothing_is_left(folder)
