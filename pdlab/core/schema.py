@@ -16,7 +16,8 @@ from pdlab.core.text import choices
 class Frozen(BaseModel):
     """Base of every value type: immutable, unknown keys are an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A validator is built at its first use: --help needs none, and most commands few.
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
 
 T = TypeVar("T", bound=BaseModel)
