@@ -24,6 +24,7 @@ from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import normal_url
 from pdlab.core.arguments import (
+    LENGTHS_HELP,
     MAX_HOLD_S,
     MAX_LOAD,
     MAX_REPEATS,
@@ -33,6 +34,7 @@ from pdlab.core.arguments import (
     above_zero,
     check_folder,
     exit_code,
+    lengths,
     positive,
     seconds,
     seed,
@@ -92,10 +94,11 @@ def parser() -> argparse.ArgumentParser:
     load("--client-processes", type=positive, metavar="N",
         help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
     request = flags.add_argument_group("requests").add_argument
-    request("--itl", "--isl", "--input-len", dest="itl", type=positive, default=5000, metavar="TOKENS",
+    request("--itl", "--isl", "--input-len", dest="itl", type=positive, metavar="TOKENS",
         help="input tokens of a request (default 5000)")  # fmt: skip
-    request("--otl", "--osl", "--output-len", dest="otl", type=positive, default=250, metavar="TOKENS",
+    request("--otl", "--osl", "--output-len", dest="otl", type=positive, metavar="TOKENS",
         help="output tokens of a request (default 250)")  # fmt: skip
+    request("--lengths", type=lengths, metavar="KIND", help=LENGTHS_HELP)
     request("--mode", choices=get_args(WorkloadMode), default="mixed",
         help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
@@ -155,10 +158,9 @@ def options(argv: Sequence[str]) -> SweepOptions:
         for flag in ("--slo-quantile", "--slo-resolution", "--slo-start"):
             if getattr(args, flag[2:].replace("-", "_")) is not None:
                 raise UsageError(f"{flag} is for --slo, which is not given: add --slo, or leave {flag} out")
-    workload: dict[str, Any] = {
-        "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed,
-        "shared_prefix_tokens": args.shared_prefix,
-    }  # fmt: skip
+    workload: dict[str, Any] = {"mode": args.mode, "seed": args.seed, "shared_prefix_tokens": args.shared_prefix}
+    workload |= {"lengths": args.lengths} if args.lengths is not None else {}
+    workload |= {name: value for name, value in (("input_tokens", args.itl), ("output_tokens", args.otl)) if value}
     searches = _searches(args)
     if searches and args.smoke:
         raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
@@ -338,7 +340,7 @@ def describe(asked: SweepOptions) -> str:
     """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
     w = asked.workload
     lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
-    lines.append(f"workload: {w.mode} {w.input_tokens}:{w.output_tokens}, seed {w.seed}")
+    lines.append(f"workload: {w.mode} {w.label}, seed {w.seed}")
     asked = with_loads(asked, asked.gpus) if asked.gpus is not None else asked
     lines += [
         f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in asked.per_gpu
@@ -388,6 +390,7 @@ ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
 WORKLOAD_FLAGS = {
     "input_tokens": "--itl",
     "output_tokens": "--otl",
+    "lengths": "--lengths",
     "seed": "--seed",
     "shared_prefix_tokens": "--shared-prefix",
 }

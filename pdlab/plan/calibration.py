@@ -52,7 +52,14 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
     if not runs:
         raise StoreError(f"{experiment.name}: no valid level with a TTFT")
     levels = tuple(
-        Level(load=run.load, repeat=run.key.repeat, num_requests=run.num_requests, seed=run.seed or 0) for run in runs
+        Level(
+            load=run.load,
+            repeat=run.key.repeat,
+            look=run.key.look,
+            num_requests=run.num_requests,
+            seed=run.seed or 0,
+        )
+        for run in runs
     )
     return MeasuredSweep(
         name=experiment.name,
