@@ -17,6 +17,7 @@ from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, Level, Open, Ramp, RunKey, Slo, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import Running
@@ -67,6 +68,7 @@ def manifest(**changes: Any) -> Manifest:
     [
         ({"workload": Workload(seed=1)}, "workload seed 0, now it is 1"),
         ({"workload": Workload(input_tokens=7)}, "workload input_tokens 5000, now it is 7"),
+        ({"workload": Workload(lengths=Uniform(low=0.8, high=1))}, "workload 5000:250, now it is 5000:250 uniform 0.8"),
         ({"tp": 2}, "deployment collocated-1xtp1"),
         ({"deployment": None}, "now it is unknown"),
         ({"gpus": 4}, "GPUs 1, now it is 4"),
