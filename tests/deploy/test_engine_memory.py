@@ -139,9 +139,7 @@ def test_a_workload_longer_than_the_given_length_is_refused() -> None:
 
 
 def test_a_longest_request_above_the_given_length_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"the longest request of 5000:250 uniform 0.8-1.2 has 6300 tokens, max_model_"
-    ):
+    with pytest.raises(UsageError, match=r"the longest request of 5000:250 uniform 0.8-1.2 has 6300 tokens, max_"):
         words = "--collocated --lengths uniform:0.8-1.2 --max-model-len 6000"
         deployment_from(build_parser().parse_args(words.split()))
 
