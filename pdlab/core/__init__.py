@@ -1,1 +1,1 @@
-"""Values that every package shares: deployments, workloads, nodes, models, errors, text; reads YAML and lengths alone."""
+"""Values that every package shares: deployments, workloads, nodes, models, errors; reads YAML and lengths alone."""

@@ -287,8 +287,8 @@ class Pairs(Distribution):
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         if not self.pairs:
             raise UsageError(
-                f"the lengths of {self.name} are not kept with results, so its requests cannot be drawn again; "
-                f"give the file itself: --lengths file:{self.name}"
+                f"the lengths in {self.name} are not kept with results, so requests of these cannot be drawn again; "
+                f"only what is given --lengths file:{self.name} draws them"
             )
         count = len(self.pairs)
         while True:

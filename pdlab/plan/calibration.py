@@ -40,7 +40,7 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
     """The levels to fit to. Open-loop levels far below their offered rate are left out; open loops always have
     fresh prompts.
 
-    Raises StoreError if the experiment does not record its deployment.
+    Raises StoreError if the experiment does not record its deployment, or had lengths of a file, which are not kept.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
@@ -61,6 +61,10 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
         )
         for run in runs
     )
+    try:
+        runs[0].workload.draw(levels[0].model_copy(update={"num_requests": 1}))
+    except UsageError as error:
+        raise StoreError(f"{experiment.name}: cannot be simulated: {error}") from error
     return MeasuredSweep(
         name=experiment.name,
         deployment=manifest.deployment,

@@ -157,7 +157,7 @@ def test_what_is_kept_of_a_file_says_that_it_cannot_be_drawn_again(tmp_path: Pat
     lengths = read_pairs(file_of(tmp_path))
     kept = Pairs.model_validate_json(lengths.model_dump_json())
     assert kept == lengths and str(tmp_path) not in lengths.model_dump_json()
-    with pytest.raises(UsageError, match=r"pairs.csv are not kept with results.*--lengths file:pairs.csv"):
+    with pytest.raises(UsageError, match=r"the lengths in pairs.csv are not kept with results.*file:pairs.csv"):
         kept.draw((1, 1), 1, "x")
 
 
