@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.measure import title
@@ -44,7 +44,7 @@ from pdlab.core.arguments import (
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import validate
 from pdlab.core.text import aligned, choices
-from pdlab.core.workload import Closed, Load, Open, Ramp, Workload, WorkloadMode, parse_slo
+from pdlab.core.workload import Closed, Load, Open, Ramp, WorkloadMode, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 
@@ -158,9 +158,9 @@ def options(argv: Sequence[str]) -> SweepOptions:
         for flag in ("--slo-quantile", "--slo-resolution", "--slo-start"):
             if getattr(args, flag[2:].replace("-", "_")) is not None:
                 raise UsageError(f"{flag} is for --slo, which is not given: add --slo, or leave {flag} out")
-    workload: dict[str, Any] = {"mode": args.mode, "seed": args.seed, "shared_prefix_tokens": args.shared_prefix}
-    workload |= {"lengths": args.lengths} if args.lengths is not None else {}
-    workload |= {name: value for name, value in (("input_tokens", args.itl), ("output_tokens", args.otl)) if value}
+    workload = workload_of_flags(
+        args.itl, args.otl, args.lengths, mode=args.mode, seed=args.seed, shared_prefix_tokens=args.shared_prefix
+    )
     searches = _searches(args)
     if searches and args.smoke:
         raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
@@ -170,7 +170,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         hold_s=_hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
         per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
         searches=searches,
-        workload=validate(Workload, workload, where="the workload", names=WORKLOAD_FLAGS),
+        workload=workload,
         base_url=args.base_url,
         name=args.exp_name,
         model=args.served_model_name,
@@ -387,13 +387,6 @@ def report(result: SweepResult) -> None:
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
-WORKLOAD_FLAGS = {
-    "input_tokens": "--itl",
-    "output_tokens": "--otl",
-    "lengths": "--lengths",
-    "seed": "--seed",
-    "shared_prefix_tokens": "--shared-prefix",
-}
 SEARCH_FLAGS = {
     "resolution": "--slo-resolution",
     "start_rps": "--slo-start",

@@ -291,8 +291,8 @@ def _slo(args: argparse.Namespace) -> Slo:
 
 def _workload(args: argparse.Namespace) -> Workload:
     from pdlab.core.lengths import beside
-    from pdlab.core.schema import load_yaml, validate
-    from pdlab.core.workload import Workload
+    from pdlab.core.schema import load_yaml
+    from pdlab.core.workload import Workload, workload_of_flags
 
     if not 0 <= args.prefix_hit_rate < 1:
         raise UsageError(f"--prefix-hit-rate {args.prefix_hit_rate:g} must be from 0 to below 1")
@@ -301,10 +301,7 @@ def _workload(args: argparse.Namespace) -> Workload:
             raise UsageError("--workload replaces --itl, --otl and --lengths; give one or the other")
         path = Path(args.workload)
         return load_yaml(path, Workload, lambda data: beside(data, path.parent))
-    given = {"input_tokens": args.itl, "output_tokens": args.otl, "lengths": args.lengths}
-    names = {"input_tokens": "--itl", "output_tokens": "--otl", "lengths": "--lengths"}
-    asked = {name: value for name, value in given.items() if value is not None}
-    return validate(Workload, asked, where="the workload", names=names)
+    return workload_of_flags(args.itl, args.otl, args.lengths)
 
 
 def _trace(args: argparse.Namespace) -> Trace | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pdlab.core.errors import UsageError
-from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pair, Pairs, parse_lengths
+from pdlab.core.lengths import FIXED, Distribution, Fixed, Lengths, Lognormal, Pair, Pairs, parse_lengths
 from pdlab.core.schema import Frozen, validate
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
@@ -159,6 +159,36 @@ class Workload(Frozen):
         place = [load.kind, load.value] if per_gpu is None else ["per GPU", per_gpu]
         seed = json.dumps([self.seed, self.lengths.identity, *self._nominal, *place, level.repeat, level.look])
         return tuple(self._sent(*pair) for pair in self.lengths.draw(self._nominal, level.num_requests, seed))
+
+
+FLAGS = {
+    "input_tokens": "--itl",
+    "output_tokens": "--otl",
+    "lengths": "--lengths",
+    "seed": "--seed",
+    "shared_prefix_tokens": "--shared-prefix",
+}
+
+
+def workload_of_flags(
+    itl: int | None, otl: int | None, lengths: Distribution | None, default: Workload | None = None, **more: Any
+) -> Workload:
+    """The workload that command lines ask for with ``--itl``, ``--otl`` and ``--lengths`` (None: not given).
+
+    Nominal lengths that are not given are those of ``default``; ``more``: other fields. Raises UsageError.
+    """
+    given = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if isinstance(lengths, Pairs):
+        for name, value in asked.items():
+            if name != "lengths":
+                raise UsageError(
+                    f"{FLAGS[name]} {value}: the file of --lengths says how long requests are; leave {FLAGS[name]} out"
+                )
+    else:
+        nominal = default or Workload()
+        asked = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens, **asked}
+    return validate(Workload, {**asked, **more}, where="the workload", names=FLAGS)
 
 
 class Closed(Frozen):

@@ -40,10 +40,9 @@ from pdlab.core.deployment import (
     Transport,
 )
 from pdlab.core.errors import UsageError
-from pdlab.core.lengths import Pairs
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.schema import parse_yaml, validate, yaml_fault
-from pdlab.core.workload import Workload
+from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
 
@@ -427,12 +426,7 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
 def workload_from(args: argparse.Namespace) -> Workload:
     """The requests that the engines are to hold."""
     default = LOCAL_WORKLOAD if args.local else DEFAULT_WORKLOAD
-    given = {"input_tokens": args.itl, "output_tokens": args.otl, "lengths": args.lengths}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if not isinstance(args.lengths, Pairs):  # a file says the lengths itself
-        asked = {"input_tokens": default.input_tokens, "output_tokens": default.output_tokens} | asked
-    names = {"input_tokens": "--itl", "output_tokens": "--otl", "lengths": "--lengths"}
-    return validate(Workload, asked, where="the workload", names=names)
+    return workload_of_flags(args.itl, args.otl, args.lengths, default)
 
 
 def _max_model_len(args: argparse.Namespace, base: Deployment | None) -> int | None:

@@ -51,6 +51,17 @@ class TestDraw:
         assert workload.draw(level(seed=1)) == workload.draw(level(seed=99))
         assert workload.draw(level(count=10)) == workload.draw(level(count=40))[:10]
 
+    @pytest.mark.parametrize(
+        ("text", "drawn"),
+        [
+            ("uniform:0.8-1.0", ((4646, 236), (4527, 221), (4143, 234))),
+            ("lognormal:0.5", ((3649, 148), (3059, 552), (5032, 362))),
+        ],
+    )
+    def test_draws_stay_the_same(self, text: str, drawn: tuple[tuple[int, int], ...]) -> None:
+        """Of kept results: a change here makes them unrepeatable."""
+        assert varied(lengths=text).draw(level(Closed(concurrency=8), count=3)) == drawn
+
     def test_levels_repeats_looks_and_experiments_differ(self) -> None:
         every = [
             varied().draw(level()),

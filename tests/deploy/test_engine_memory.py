@@ -150,7 +150,7 @@ def test_a_file_of_lengths_says_what_engines_must_hold(tmp_path: Path) -> None:
     args = build_parser().parse_args(["--collocated", "--local", "--lengths", f"file:{path}"])
     assert deployment_from(args).max_model_len == 9216
     assert (workload_from(args).longest, workload_from(args).longest_input) == ((9010 - 10, 10), 9000)
-    with pytest.raises(UsageError, match="input_tokens is 7, but the file of lengths says that itself"):
+    with pytest.raises(UsageError, match="--itl 7: the file of --lengths says how long requests are; leave --itl out"):
         workload_from(build_parser().parse_args(["--collocated", "--itl", "7", "--lengths", f"file:{path}"]))
 
 

@@ -278,6 +278,12 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
                 f"{path}: no workload fits {name}: decode-only runs on deployments with decode_bench: true alone, "
                 "and nothing else does there"
             )
+        for workload in mine:
+            if (needed := sum(workload.longest)) > (deployment.max_model_len or needed):
+                raise UsageError(
+                    f"{path}: {name}: the longest request of workload {workload.name} ({workload.label}) has {needed} "
+                    f"tokens, its max_model_len is {deployment.max_model_len}: make one of them fit the other"
+                )
         found.append(Configuration(name=name, argv=argv, request=request, entry=entry, workloads=tuple(mine)))
     used = {workload.name for configuration in found for workload in configuration.workloads}
     for workload in file.workloads:

@@ -130,6 +130,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "cannot run workload mixed: that takes a workload of mode decode-only"),
     ("bench in pd", {"deployments": [{"label": "pd-pack-p1xtp1-d1xtp1", "decode_bench": True}]}, "--decode-bench"),
     ("prefix", {"workloads": [{"input_tokens": 8, "output_tokens": 8, "shared_prefix_tokens": 8}]}, "needs some of"),
+    ("too long", {"workloads": [{"input_tokens": 64, "output_tokens": 8, "lengths": "uniform:0.5-2.0"}],
+                  "deployments": [{"label": "collocated-1xtp1", "max_model_len": 100}]},
+     "collocated-1xtp1: the longest request of workload mixed (64:8 uniform 0.5-2.0) has 144 tokens, its max_model_len "
+     "is 100: make one"),
     ("repeats", {"repeats": 0}, "repeats: must be at least 1, got 0"),
 ]  # fmt: skip
 
