@@ -476,8 +476,7 @@ def _pool(pool: Pool) -> str:
 
 def workload_name(experiment: Experiment) -> str:
     found = dict.fromkeys(
-        f"{run.workload.sent_input_tokens}:{run.workload.sent_output_tokens}"
-        + ("" if run.workload.mode == "mixed" else f" {run.workload.mode}")
+        run.workload.label + ("" if run.workload.mode == "mixed" else f" {run.workload.mode}")
         for run in experiment.runs
     )
     return ", ".join(found)

@@ -126,6 +126,6 @@ def measured(loaded: Loaded) -> Served | None:
         label=experiment.manifest.label,
         origin="simulated" if experiment.manifest.origin == "simulated" else "measured",
         gpus=gpus_of(experiment).total,
-        output_tokens=float(workload.sent_output_tokens) if workload else 1.0,
+        output_tokens=workload.mean_tokens[1] if workload else 1.0,
         levels=tuple(levels),
     )

@@ -86,6 +86,11 @@ def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[I
             f"{prefill.name} has {p_workload.input_tokens} input tokens, {decode.name} {d_workload.input_tokens}: "
             "the phases must be of the same workload"
         )
+    if p_workload.lengths != d_workload.lengths:
+        raise UsageError(
+            f"{prefill.name} has lengths {p_workload.lengths.asked}, {decode.name} {d_workload.lengths.asked}: "
+            "the phases must be of the same workload"
+        )
     best = max(rates(prefill, "prefill-only"), key=lambda rate: rate.per_replica_rps)
     p_gpus, d_gpus = _pool(prefill).gpus_per_replica, _pool(decode).gpus_per_replica
     levels = []

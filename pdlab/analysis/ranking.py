@@ -69,7 +69,9 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
         names = listed([curve.name for curve in all_curves])
         raise UsageError(f"no request was answered in any level of {names}: nothing can be compared; measure again")
     if any(point.latency_ms for point in points):
-        only_prefill = all("prefill-only" in curve.workload or curve.workload.endswith(":1") for curve in all_curves)
+        only_prefill = all(
+            "prefill-only" in curve.workload or curve.workload.split()[0].endswith(":1") for curve in all_curves
+        )
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
         raise UsageError(f"no level has the {latency}; choose another --stat or --latency-mode{why}")
     reasons = listed(list(dict.fromkeys(reason for point in points for reason in point.reasons)))

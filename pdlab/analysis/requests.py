@@ -149,6 +149,18 @@ def parse(text: bytes) -> Array:
     return table
 
 
+def wrong_counts(text: bytes) -> int:
+    """Answers whose token counts are not those asked of their own request; 0 where lengths do not vary."""
+    if b'"asked":' not in text:
+        return 0
+    records = from_json(b"[" + _GAPS.sub(b"", text).replace(b"\n", b",") + b"]")
+    return sum(
+        [record["input_tokens"], record["output_tokens"]] != record["asked"]
+        for record in records
+        if "asked" in record and record.get("error") is None and "finish_s" in record
+    )
+
+
 def window(table: Array, load: Load, steady: bool) -> Requests:
     """Cut the rows of `parse` to the window that `pdlab.results.metrics` uses for this load."""
     arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]

@@ -15,6 +15,7 @@ from statistics import median
 from pydantic import Field, InstanceOf
 
 from pdlab.core.errors import BenchError
+from pdlab.core.lengths import Pair
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Workload
 from pdlab.results import metrics
@@ -113,32 +114,36 @@ def failed_requests(evidence: Evidence) -> Iterator[str]:
 
 
 def token_counts(evidence: Evidence) -> Iterator[str]:
-    """An answered request whose token counts, as the server reports them, are not those asked for."""
-    yield from _wrong_counts(evidence.answered, evidence.run.workload)
+    """An answered request whose token counts, as the server reports them, are not those asked of it."""
+    workload = evidence.run.workload
+    yield from _wrong_counts(evidence.answered, (workload.sent_input_tokens, workload.sent_output_tokens))
 
 
-def _wrong_counts(answered: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
-    asked = {"input": workload.sent_input_tokens, "output": workload.sent_output_tokens}
-    for side, expected in asked.items():
-        counts = [record.input_tokens if side == "input" else record.output_tokens for record in answered]
-        wrong = [count for count in counts if count != expected]
+def _wrong_counts(answered: Sequence[RequestRecord], asked_of_all: Pair) -> Iterator[str]:
+    """``asked_of_all``: of requests that say nothing themselves, as where lengths are fixed."""
+    for side in (0, 1):
+        counts = [(r.output_tokens if side else r.input_tokens, (r.asked or asked_of_all)[side]) for r in answered]
+        wrong = [(count, asked) for count, asked in counts if count != asked]
         if wrong:
-            yield f"{len(wrong)} of {len(counts)} answers have a wrong {side} token count ({wrong[0]}, not {expected})"
+            count, asked = wrong[0]
+            name = ("input", "output")[side]
+            yield f"{len(wrong)} of {len(counts)} answers have a wrong {name} token count ({count}, not {asked})"
 
 
 def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
-    """What the warm-up's answers say of the levels to come: notes, where it is no proof.
+    """What the warm-up's answers say of the levels to come (notes, where it is no proof); its requests are of
+    typical length.
 
     Raises BenchError where every level would fail its gates or mean nothing: wrong token counts, no streaming.
     """
     answered = [record for record in records if record.ok]
-    wrong = list(_wrong_counts(answered, workload))
+    wrong = list(_wrong_counts(answered, workload.typical))
     if wrong:
         raise BenchError(
             f"warm-up: {'; '.join(wrong)}: every level would be invalid; is --tokenizer the model's own, and does the "
             "server count tokens as OpenAI's usage does?"
         )
-    tokens = workload.sent_output_tokens
+    tokens = workload.typical[1]
     if tokens > 1 and answered and median(sum(record.itl_s) for record in answered) < AT_ONCE_S * (tokens - 1):
         text = (
             f"warm-up: the {tokens} tokens of an answer arrive at once: TTFT is the time of the whole answer then, "
@@ -221,7 +226,7 @@ def prefix_cache(evidence: Evidence) -> Iterator[str]:
     hits, asked = evidence.delta("prefix_cache_hits"), sum(record.input_tokens for record in evidence.answered)
     if not asked or hits is None:
         return
-    share, declared = hits / asked, evidence.run.workload.declared_cached_share
+    share, declared = hits / asked, evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / asked
     if share > declared + CACHE_SLACK:
         yield f"{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}"
 
@@ -229,7 +234,8 @@ def prefix_cache(evidence: Evidence) -> Iterator[str]:
 def decode_context(evidence: Evidence) -> Iterator[str]:
     """decode-only: the engines computed prompts instead of filling their KV cache."""
     filled = evidence.delta("external_cache_hits")
-    wanted = len(evidence.answered) * (evidence.run.workload.sent_input_tokens - 1)
+    every = evidence.run.workload.sent_input_tokens
+    wanted = sum((record.asked[0] if record.asked else every) - 1 for record in evidence.answered)
     if filled is not None and wanted and filled < FILLED_LEAST * wanted:
         yield f"only {filled:g} of {wanted} context tokens were filled: the others were computed, which is no decode"
 

@@ -41,6 +41,9 @@ def derive_seed(workload: Workload, *parts: str | float) -> int:
     data = workload.model_dump(mode="json")
     if not workload.shared_prefix_tokens:
         del data["shared_prefix_tokens"]  # seeds of workloads without one stay what they were
+    del data["lengths"]
+    if workload.varied:
+        data["lengths"] = workload.lengths.identity
     text = json.dumps([data, *parts], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 

@@ -98,13 +98,14 @@ class Driver:
     def warmup_level(self, attempt: int) -> ClientLevel:
         workload, target = self._workload, self._target
         requests = levels.warmup_requests(target.manifest.deployment)
+        input_tokens, output_tokens = workload.typical
         return ClientLevel(
             name="warm-up",
             base_url=target.base_url,
             model=target.model_id,
             tokenizer=target.tokenizer,
-            input_tokens=workload.sent_input_tokens,
-            output_tokens=workload.sent_output_tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
             num_requests=requests,
             seed=levels.warmup_seed(workload, smoke=self._smoke, attempt=attempt),
             prefix_tokens=workload.shared_prefix_tokens,
@@ -190,6 +191,7 @@ class Driver:
             seed=level.seed,
             completed=completed,
             failed=level.num_requests - completed,
+            asked_tokens=metrics.asked_tokens(answer.records),
             whole=metrics.whole(answer.records),
             steady=metrics.steady(answer.records, level.load),
             steady_window_s=metrics.steady_window(answer.records, level.load),

@@ -284,6 +284,8 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
         old = earlier.workload.model_dump() if earlier.workload else {}
         new = current.workload.model_dump() if current.workload else {}
         what = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+        if earlier.workload and current.workload and earlier.workload.lengths != current.workload.lengths:
+            raise refuse("workload", earlier.workload.label, current.workload.label)
         raise refuse(f"workload {what}", old.get(what), new.get(what))
     before, after = earlier.deployment, current.deployment
     if (before and before.fingerprint) != (after and after.fingerprint):

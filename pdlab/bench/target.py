@@ -67,10 +67,11 @@ def resolve_target(
     cards = _served_models(url)
     model_id = _model(url, model, running, list(cards))
     longest = cards[model_id].get("max_model_len")
-    asked = workload.sent_input_tokens + workload.sent_output_tokens
+    asked = sum(workload.longest)
     if isinstance(longest, int) and asked > longest:
+        what = f"the longest request of {workload.label}" if workload.varied else "--itl + --otl"
         raise UsageError(
-            f"--itl + --otl is {asked} tokens, but {model_id} is served with at most {longest}; "
+            f"{what} is {asked} tokens, but {model_id} is served with at most {longest}; "
             "ask for less or launch with a larger max_model_len"
         )
     if running is None or tokenizer not in (None, running.tokenizer):

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.measure import title
@@ -24,6 +24,7 @@ from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import normal_url
 from pdlab.core.arguments import (
+    LENGTHS_HELP,
     MAX_HOLD_S,
     MAX_LOAD,
     MAX_REPEATS,
@@ -33,6 +34,7 @@ from pdlab.core.arguments import (
     above_zero,
     check_folder,
     exit_code,
+    lengths,
     positive,
     seconds,
     seed,
@@ -42,7 +44,7 @@ from pdlab.core.arguments import (
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import validate
 from pdlab.core.text import aligned, choices
-from pdlab.core.workload import Closed, Load, Open, Ramp, Workload, WorkloadMode, parse_slo
+from pdlab.core.workload import Closed, Load, Open, Ramp, WorkloadMode, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 
@@ -92,10 +94,11 @@ def parser() -> argparse.ArgumentParser:
     load("--client-processes", type=positive, metavar="N",
         help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
     request = flags.add_argument_group("requests").add_argument
-    request("--itl", "--isl", "--input-len", dest="itl", type=positive, default=5000, metavar="TOKENS",
+    request("--itl", "--isl", "--input-len", dest="itl", type=positive, metavar="TOKENS",
         help="input tokens of a request (default 5000)")  # fmt: skip
-    request("--otl", "--osl", "--output-len", dest="otl", type=positive, default=250, metavar="TOKENS",
+    request("--otl", "--osl", "--output-len", dest="otl", type=positive, metavar="TOKENS",
         help="output tokens of a request (default 250)")  # fmt: skip
+    request("--lengths", type=lengths, metavar="KIND", help=LENGTHS_HELP)
     request("--mode", choices=get_args(WorkloadMode), default="mixed",
         help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
@@ -155,10 +158,9 @@ def options(argv: Sequence[str]) -> SweepOptions:
         for flag in ("--slo-quantile", "--slo-resolution", "--slo-start"):
             if getattr(args, flag[2:].replace("-", "_")) is not None:
                 raise UsageError(f"{flag} is for --slo, which is not given: add --slo, or leave {flag} out")
-    workload: dict[str, Any] = {
-        "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed,
-        "shared_prefix_tokens": args.shared_prefix,
-    }  # fmt: skip
+    workload = workload_of_flags(
+        args.itl, args.otl, args.lengths, mode=args.mode, seed=args.seed, shared_prefix_tokens=args.shared_prefix
+    )
     searches = _searches(args)
     if searches and args.smoke:
         raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
@@ -168,7 +170,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         hold_s=_hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
         per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
         searches=searches,
-        workload=validate(Workload, workload, where="the workload", names=WORKLOAD_FLAGS),
+        workload=workload,
         base_url=args.base_url,
         name=args.exp_name,
         model=args.served_model_name,
@@ -338,7 +340,7 @@ def describe(asked: SweepOptions) -> str:
     """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
     w = asked.workload
     lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
-    lines.append(f"workload: {w.mode} {w.input_tokens}:{w.output_tokens}, seed {w.seed}")
+    lines.append(f"workload: {w.mode} {w.label}, seed {w.seed}")
     asked = with_loads(asked, asked.gpus) if asked.gpus is not None else asked
     lines += [
         f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in asked.per_gpu
@@ -385,12 +387,6 @@ def report(result: SweepResult) -> None:
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
-WORKLOAD_FLAGS = {
-    "input_tokens": "--itl",
-    "output_tokens": "--otl",
-    "seed": "--seed",
-    "shared_prefix_tokens": "--shared-prefix",
-}
 SEARCH_FLAGS = {
     "resolution": "--slo-resolution",
     "start_rps": "--slo-start",

@@ -129,9 +129,7 @@ def describe(plan: Plan, folder: Path, *, resume: bool = False) -> str:
                 for search in part.searches
             )
             what = "; ".join(filter(None, [loads, searches]))
-            lines.append(
-                f"  {part.folder}: {w.mode} {w.input_tokens}:{w.output_tokens}; {what} (about {minutes(seconds)})"
-            )
+            lines.append(f"  {part.folder}: {w.mode} {w.label}; {what} (about {minutes(seconds)})")
     lines.append("order, drawn from seed " + str(file.seed))
     total = 0.0
     for number, visit in enumerate(plan.visits, start=1):

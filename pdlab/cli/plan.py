@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdlab.core.arguments import (
+    LENGTHS_HELP,
     MAX_LOAD,
     MIN_RATE_RPS,
     OneLineParser,
@@ -22,6 +23,7 @@ from pdlab.core.arguments import (
     check_writable,
     distinct,
     exit_code,
+    lengths,
     not_for,
     numbers,
     positive,
@@ -97,7 +99,8 @@ def parser() -> argparse.ArgumentParser:
     load = p.add_argument_group("workload")
     load.add_argument("--itl", type=positive, metavar="TOKENS", help="input tokens per request (default 5000)")
     load.add_argument("--otl", type=positive, metavar="TOKENS", help="output tokens per request (default 250)")
-    load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl and --otl")
+    load.add_argument("--lengths", type=lengths, metavar="KIND", help=LENGTHS_HELP)
+    load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl, --otl and --lengths")
     load.add_argument("--rate", type=_rate, metavar="RPS", help="plan for this request rate over all GPUs")
     load.add_argument(
         "--burstiness",
@@ -237,7 +240,17 @@ def _in_flight(text: str) -> tuple[int, ...]:
 
 def _applies(args: argparse.Namespace) -> None:
     """A flag that would be passed over without a word is refused. Raises UsageError."""
-    load = ["--itl", "--otl", "--workload", "--rate", "--burstiness", "--trace", "--concurrency", "--prefix-hit-rate"]
+    load = [
+        "--itl",
+        "--otl",
+        "--lengths",
+        "--workload",
+        "--rate",
+        "--burstiness",
+        "--trace",
+        "--concurrency",
+        "--prefix-hit-rate",
+    ]
     slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
     cluster = ["--node", "--gpus", "--placement", "--top"]
     blocks = ["--assume-merged", "--goodput-map", "--measured", "--price-per-gpu-hour"]
@@ -277,16 +290,18 @@ def _slo(args: argparse.Namespace) -> Slo:
 
 
 def _workload(args: argparse.Namespace) -> Workload:
+    from pdlab.core.lengths import beside
     from pdlab.core.schema import load_yaml
-    from pdlab.core.workload import Workload
+    from pdlab.core.workload import Workload, workload_of_flags
 
     if not 0 <= args.prefix_hit_rate < 1:
         raise UsageError(f"--prefix-hit-rate {args.prefix_hit_rate:g} must be from 0 to below 1")
     if args.workload:
-        if args.itl or args.otl:
-            raise UsageError("--workload replaces --itl and --otl; give one or the other")
-        return load_yaml(Path(args.workload), Workload)
-    return Workload(input_tokens=args.itl or 5000, output_tokens=args.otl or 250)
+        if args.itl or args.otl or args.lengths:
+            raise UsageError("--workload replaces --itl, --otl and --lengths; give one or the other")
+        path = Path(args.workload)
+        return load_yaml(path, Workload, lambda data: beside(data, path.parent))
+    return workload_of_flags(args.itl, args.otl, args.lengths)
 
 
 def _trace(args: argparse.Namespace) -> Trace | None:
@@ -295,7 +310,7 @@ def _trace(args: argparse.Namespace) -> Trace | None:
         return None
     from pdlab.sim import traces
 
-    for name in ("rate", "concurrency", "itl", "otl", "workload", "burstiness"):
+    for name in ("rate", "concurrency", "itl", "otl", "lengths", "workload", "burstiness"):
         if getattr(args, name):
             raise UsageError(f"--trace says lengths and moments of its requests itself; leave --{name} out")
     return traces.read(args.trace)
@@ -421,11 +436,10 @@ def _measured(args: argparse.Namespace) -> list[Served]:
     workload, found = _workload(args), []
     for loaded in loading.load(experiment_folders(args.measured), {}, every_request=True):
         theirs = loaded.experiment.manifest.workload
-        lengths = (workload.sent_input_tokens, workload.sent_output_tokens)
-        if theirs is not None and (theirs.sent_input_tokens, theirs.sent_output_tokens) != lengths:
+        if theirs is not None and theirs.label != workload.label:
             raise UsageError(
-                f"--measured {loaded.folder}: is of {theirs.sent_input_tokens}:{theirs.sent_output_tokens} tokens, the "
-                f"plan of {lengths[0]}:{lengths[1]}; give --itl and --otl as measured"
+                f"--measured {loaded.folder}: is of {theirs.label} tokens, the plan of {workload.label}; "
+                "give --itl, --otl and --lengths as measured"
             )
         served = goodput_map.measured(loaded)
         if served is None:
@@ -457,7 +471,7 @@ def _draw_map(args: argparse.Namespace, scene: Scene, found: Plan, measured: Seq
         goodput_map(every, ttft_s, tpot_s, scene.slo.quantile),
         args.goodput_map,
         title=f"Goodput, requests/s per GPU used, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
-        f"{scene.shape.name}, {workload.sent_input_tokens}:{workload.sent_output_tokens} tokens, Poisson arrivals; "
+        f"{scene.shape.name}, {workload.label} tokens, Poisson arrivals; "
         "hatched: simulated",
         price_per_gpu_hour=price,
     )

@@ -1,1 +1,1 @@
-"""Values that every package shares: deployments, workloads, nodes, models, errors, files, text; no I/O but YAML."""
+"""Values that every package shares: deployments, workloads, nodes, models, errors; reads YAML and lengths alone."""

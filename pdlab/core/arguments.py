@@ -9,11 +9,14 @@ import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
 from pdlab.core.text import choices
 from pdlab.core.transports import no_backend, no_transport
+
+if TYPE_CHECKING:
+    from pdlab.core.lengths import Distribution
 
 INTERRUPTED = 130
 READER_GONE = 141  # as a shell tells of SIGPIPE
@@ -25,6 +28,10 @@ MAX_HOLD_S = 86_400  # of one request rate: a day
 MAX_REQUESTS = 1_000_000  # of a level: their prompts are drawn before it
 MIN_RATE_RPS = 1e-4  # a request in three hours
 MAX_LOAD = 100_000  # requests in flight, or per second: far beyond what one load generator makes
+LENGTHS_HELP = (
+    "how lengths vary from request to request: fixed (default), uniform:0.8-1.0 (shares of the nominal length), "
+    "lognormal:SIGMA[,median][,max=TOKENS], or file:PAIRS.csv in place of nominal lengths (docs/methodology.md)"
+)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -321,6 +328,16 @@ def seconds(text: str) -> float:
         return above_zero(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0") from error
+
+
+def lengths(text: str) -> Distribution:
+    """A distribution of lengths, with the pairs of its file."""
+    from pdlab.core.lengths import parse_lengths
+
+    try:
+        return parse_lengths(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def milliseconds(text: str) -> float:

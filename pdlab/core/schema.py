@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -59,8 +59,9 @@ def yaml_fault(error: yaml.YAMLError) -> str:
     return " ".join(str(error).split())
 
 
-def load_yaml(path: Path, kind: type[T]) -> T:
-    """Read one YAML file into ``kind``. Raises UsageError with the file, the key and the rule."""
+def load_yaml(path: Path, kind: type[T], prepare: Callable[[Any], Any] = lambda data: data) -> T:
+    """Read one YAML file into ``kind``, its plain data through ``prepare``. Raises UsageError with the file, the key
+    and the rule."""
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -68,7 +69,7 @@ def load_yaml(path: Path, kind: type[T]) -> T:
         raise UsageError(f"{path}: cannot be read ({reason}); give the path of a YAML file") from error
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: not valid YAML ({yaml_fault(error)})") from error
-    return validate(kind, data, where=str(path))
+    return validate(kind, prepare(data), where=str(path))
 
 
 def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | None = None) -> T:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shlex
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from pdlab.core.errors import UsageError
+from pdlab.core.lengths import FIXED, Distribution, Fixed, Lengths, Lognormal, Pair, Pairs, parse_lengths
 from pdlab.core.schema import Frozen, validate
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
@@ -17,7 +20,10 @@ LoadKind = Literal["concurrency", "rate", "ramp"]
 
 
 class Workload(Frozen):
-    """Random-token requests of fixed lengths, in tokens.
+    """Random-token requests, in tokens.
+
+    ``lengths`` says how the lengths of single requests vary around ``input_tokens`` and ``output_tokens``, which are
+    a file's rounded means where it is a file; text is read by `pdlab.core.lengths.parse_lengths`.
 
     ``prefill-only`` asks for one output token. ``decode-only`` sends the whole prompt to engines that
     fill its KV cache instead of computing it (``Deployment.decode_bench``), so that decode runs at the
@@ -28,33 +34,161 @@ class Workload(Frozen):
 
     input_tokens: int = Field(default=5000, ge=1)
     output_tokens: int = Field(default=250, ge=1)
+    lengths: Lengths = FIXED
     mode: WorkloadMode = "mixed"
     seed: int = Field(default=0, ge=0)
     shared_prefix_tokens: int = Field(default=0, ge=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lengths_as_text(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        found = data.get("lengths")
+        if isinstance(found, str):
+            try:
+                found = parse_lengths(found)
+            except UsageError as error:
+                raise ValueError(f"lengths: {error}") from error
+            data = {**data, "lengths": found}
+        if isinstance(found, Pairs):
+            for name, mean in zip(("input_tokens", "output_tokens"), found.mean_tokens, strict=True):
+                if data.get(name) not in (None, round(mean)):
+                    raise ValueError(f"{name} is {data[name]}, but the file of lengths says that itself: leave it out")
+                data = {**data, name: round(mean)}
+        return data
+
+    @model_validator(mode="after")
+    def _longest_holds_the_nominal(self) -> Workload:
+        nominal = self.input_tokens + self.output_tokens
+        if isinstance(self.lengths, Lognormal) and (self.lengths.most_tokens or nominal) < nominal:
+            raise ValueError(
+                f"lengths: at most {self.lengths.most_tokens} tokens of a request are fewer than "
+                f"{self.input_tokens} + {self.output_tokens}: give a larger max"
+            )
+        return self
+
     @model_validator(mode="after")
     def _prefix_is_part_of_the_input(self) -> Workload:
-        if self.shared_prefix_tokens and self.shared_prefix_tokens >= self.sent_input_tokens:
+        if self.shared_prefix_tokens and self.shared_prefix_tokens >= self.shortest_input:
+            whose = "the shortest request" if self.varied else "a request"
             raise ValueError(
-                f"shared_prefix_tokens is {self.shared_prefix_tokens}, but a request has {self.sent_input_tokens} "
+                f"shared_prefix_tokens is {self.shared_prefix_tokens}, but {whose} has {self.shortest_input} "
                 "input tokens and needs some of its own"
             )
         return self
 
     @property
+    def varied(self) -> bool:
+        """Whether requests differ in length."""
+        return not isinstance(self.lengths, Fixed)
+
+    @property
+    def _nominal(self) -> Pair:
+        return self.input_tokens, self.output_tokens
+
+    def _sent(self, inputs: int, outputs: int) -> Pair:
+        return 1 if self.mode == "decode-approx" else inputs, 1 if self.mode == "prefill-only" else outputs
+
+    @property
     def sent_input_tokens(self) -> int:
-        """Input tokens of one request as sent."""
-        return 1 if self.mode == "decode-approx" else self.input_tokens
+        """Nominal input tokens as sent: those of every request where lengths are fixed."""
+        return self._sent(*self._nominal)[0]
+
+    @property
+    def sent_output_tokens(self) -> int:
+        """Nominal output tokens asked: those of every request where lengths are fixed."""
+        return self._sent(*self._nominal)[1]
+
+    @property
+    def mean_tokens(self) -> tuple[float, float]:
+        """Expected input and output tokens of a request as sent."""
+        inputs, outputs = self.lengths.mean(self._nominal)
+        return 1.0 if self.mode == "decode-approx" else inputs, 1.0 if self.mode == "prefill-only" else outputs
+
+    @property
+    def typical(self) -> Pair:
+        """`mean_tokens` in whole tokens; the lengths themselves where they are fixed."""
+        inputs, outputs = self.mean_tokens
+        return round(inputs), round(outputs)
+
+    @property
+    def longest(self) -> Pair:
+        """Input and output tokens of the possible request that has most of them."""
+        return self._sent(*self.lengths.longest(self._nominal))
+
+    @property
+    def longest_input(self) -> int:
+        return self._sent(self.lengths.longest_input(self._nominal), 1)[0]
+
+    @property
+    def shortest_input(self) -> int:
+        return self._sent(self.lengths.shortest_input(self._nominal), 1)[0]
 
     @property
     def declared_cached_share(self) -> float:
         """Share of the prompt tokens that the prefix cache may answer: the shared prefix of the input."""
-        return self.shared_prefix_tokens / self.sent_input_tokens
+        return self.shared_prefix_tokens / self.mean_tokens[0]
 
     @property
-    def sent_output_tokens(self) -> int:
-        """Output tokens asked of one request."""
-        return 1 if self.mode == "prefill-only" else self.output_tokens
+    def label(self) -> str:
+        """``5000:250`` as sent, ``5000:250 uniform 0.8-1.0``: what workloads are told apart by."""
+        return " ".join(filter(None, [f"{self.sent_input_tokens}:{self.sent_output_tokens}", self.lengths.label]))
+
+    @property
+    def flags(self) -> str:
+        """The flags of run_bm.sh that ask for these lengths."""
+        nominal = f"--itl {self.input_tokens} --otl {self.output_tokens}"
+        if not self.varied:
+            return nominal
+        asked = f"--lengths {shlex.quote(self.lengths.asked)}"
+        return asked if isinstance(self.lengths, Pairs) else f"{nominal} {asked}"
+
+    def draw(self, level: Level) -> tuple[Pair, ...]:
+        """Input and output tokens as sent of each request of a level.
+
+        They follow from the workload and from what the level asks for (load, repeat, look), not from the seed of its
+        prompts: every deployment that is measured or simulated at a level gets the same sequence, however often it
+        was measured before. Deployments of different sizes at so many requests per GPU get longer or shorter parts
+        of one sequence. Raises UsageError where a file's pairs are not known any more.
+        """
+        if not self.varied:
+            return (self._sent(*self._nominal),) * level.num_requests
+        load = level.load
+        per_gpu = load.per_gpu if isinstance(load, Closed) else None
+        place = [load.kind, load.value] if per_gpu is None else ["per GPU", per_gpu]
+        seed = json.dumps([self.seed, self.lengths.identity, *self._nominal, *place, level.repeat, level.look])
+        return tuple(self._sent(*pair) for pair in self.lengths.draw(self._nominal, level.num_requests, seed))
+
+
+FLAGS = {
+    "input_tokens": "--itl",
+    "output_tokens": "--otl",
+    "lengths": "--lengths",
+    "seed": "--seed",
+    "shared_prefix_tokens": "--shared-prefix",
+}
+
+
+def workload_of_flags(
+    itl: int | None, otl: int | None, lengths: Distribution | None, default: Workload | None = None, **more: Any
+) -> Workload:
+    """The workload that command lines ask for with ``--itl``, ``--otl`` and ``--lengths`` (None: not given).
+
+    Nominal lengths that are not given are those of ``default``; ``more``: other fields. Raises UsageError.
+    """
+    given = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if isinstance(lengths, Pairs):
+        for name, value in asked.items():
+            if name != "lengths":
+                raise UsageError(
+                    f"{FLAGS[name]} {value}: the file of --lengths says how long requests are; leave {FLAGS[name]} out"
+                )
+    else:
+        nominal = default or Workload()
+        asked = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens, **asked}
+    return validate(Workload, {**asked, **more}, where="the workload", names=FLAGS)
 
 
 class Closed(Frozen):

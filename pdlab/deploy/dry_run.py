@@ -115,8 +115,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _commands(prepared: Prepared, launch_command: str, base_url: str) -> list[str]:
     name = prepared.deployment.name or prepared.deployment.label
-    workload = prepared.workload
-    lengths = f"--itl {workload.input_tokens} --otl {workload.output_tokens}"
+    lengths = prepared.workload.flags
     served = shlex.join(["-u", base_url, "-m", prepared.model_id])
     return [
         launch_command,

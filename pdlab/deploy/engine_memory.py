@@ -81,7 +81,7 @@ def engine_memory(
 
     longest_bytes = reserved(longest)
     steps = range(longest // LENGTH_STEP * LENGTH_STEP, 0, -LENGTH_STEP)
-    tokens = workload.sent_input_tokens + (1 if role == "prefill" else workload.sent_output_tokens)
+    tokens = workload.longest_input + 1 if role == "prefill" else sum(workload.longest)
     request_bytes = width * kv_bytes(shape, tokens, hybrid=True)
     room = max(left, 0.0)
     return EngineMemory(
@@ -151,8 +151,8 @@ def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
 
 
 def table(found: Sequence[EngineMemory], workload: Workload, unit: str) -> str:
-    """One row per pool."""
-    asked = f"{workload.sent_input_tokens:,}:{workload.sent_output_tokens:,}"
+    """One row per pool; where lengths vary, for the longest request that there can be."""
+    asked = ":".join(f"{tokens:,}" for tokens in workload.longest)
     head = ("engine of", f"{unit}s", "weights, GB each", "KV cache, GB each", "tokens", "max_model_len",
             f"requests of {asked} that fit")  # fmt: skip
     rows = []

@@ -17,8 +17,10 @@ from pydantic_core import PydanticSerializationError
 
 from pdlab.cluster.two_hosts import parse_shape
 from pdlab.core.arguments import (
+    LENGTHS_HELP,
     OneLineParser,
     backends,
+    lengths,
     milliseconds,
     port,
     positive,
@@ -40,7 +42,7 @@ from pdlab.core.deployment import (
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.schema import parse_yaml, validate, yaml_fault
-from pdlab.core.workload import Workload
+from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
 
@@ -306,8 +308,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--max-model-len",
         type=positive,
         metavar="TOKENS",
-        help="longest prompt + answer; vLLM reserves KV cache for one (default: that of --itl and --otl, else of the "
-        "model's file)",
+        help="longest prompt + answer; vLLM reserves KV cache for one (default: that of --itl, --otl "
+        "and --lengths, else of the model's file)",
     )
     group = parser.add_argument_group("workload that the engines are to hold")
     default = f"default {DEFAULT_WORKLOAD.input_tokens}, with --local {LOCAL_WORKLOAD.input_tokens}"
@@ -316,6 +318,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     default = f"default {DEFAULT_WORKLOAD.output_tokens}, with --local {LOCAL_WORKLOAD.output_tokens}"
     group.add_argument("--otl", "--osl", "--output-len", dest="otl", type=positive, metavar="TOKENS",
                        help=f"output tokens of a request ({default})")  # fmt: skip
+    group.add_argument("--lengths", type=lengths, metavar="KIND", help=LENGTHS_HELP)
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
@@ -423,21 +426,22 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
 def workload_from(args: argparse.Namespace) -> Workload:
     """The requests that the engines are to hold."""
     default = LOCAL_WORKLOAD if args.local else DEFAULT_WORKLOAD
-    lengths = {"input_tokens": args.itl, "output_tokens": args.otl}
-    return default.model_copy(update={name: value for name, value in lengths.items() if value is not None})
+    return workload_of_flags(args.itl, args.otl, args.lengths, default)
 
 
 def _max_model_len(args: argparse.Namespace, base: Deployment | None) -> int | None:
     """What is given, else what a workload that is given needs; None: as the model's file says. Raises UsageError."""
     given: int | None = args.max_model_len or (base.max_model_len if base else None)
-    if args.itl is None and args.otl is None:
+    if args.itl is None and args.otl is None and args.lengths is None:
         return given
     workload = workload_from(args)
-    needed = workload.input_tokens + workload.output_tokens
+    needed = sum(workload.longest)
     if given is not None and needed > given:
+        what = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {needed} tokens"
+        if workload.varied:
+            what = f"the longest request of {workload.label} has {needed} tokens"
         raise UsageError(
-            f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {needed} tokens, max_model_len is "
-            f"{given}: give a larger --max-model-len, or leave it out to follow the workload"
+            f"{what}, max_model_len is {given}: give a larger --max-model-len, or leave it out to follow the workload"
         )
     return given or max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
 

@@ -76,7 +76,7 @@ def rankings(
     for experiment in experiments:
         if not any(isinstance(level.load, Open) for level in experiment.levels):
             workload = experiment.workload
-            lengths = f"{workload.sent_input_tokens}:{workload.sent_output_tokens}"
+            lengths = workload.label
             groups.setdefault(lengths, {})[experiment.name] = _curves(experiment, rows, node_gpus)
     by_lengths = {}
     for lengths, curve_pairs in groups.items():

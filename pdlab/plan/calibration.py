@@ -40,7 +40,7 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
     """The levels to fit to. Open-loop levels far below their offered rate are left out; open loops always have
     fresh prompts.
 
-    Raises StoreError if the experiment does not record its deployment.
+    Raises StoreError if the experiment does not record its deployment, or had lengths of a file, which are not kept.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
@@ -52,8 +52,19 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
     if not runs:
         raise StoreError(f"{experiment.name}: no valid level with a TTFT")
     levels = tuple(
-        Level(load=run.load, repeat=run.key.repeat, num_requests=run.num_requests, seed=run.seed or 0) for run in runs
+        Level(
+            load=run.load,
+            repeat=run.key.repeat,
+            look=run.key.look,
+            num_requests=run.num_requests,
+            seed=run.seed or 0,
+        )
+        for run in runs
     )
+    try:
+        runs[0].workload.draw(levels[0].model_copy(update={"num_requests": 1}))
+    except UsageError as error:
+        raise StoreError(f"{experiment.name}: cannot be simulated: {error}") from error
     return MeasuredSweep(
         name=experiment.name,
         deployment=manifest.deployment,

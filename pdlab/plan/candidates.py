@@ -45,7 +45,7 @@ class Sized:
 
 def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
     """One replica of every way to run an engine that holds at least one request. Raises UsageError."""
-    request = workload.sent_input_tokens + workload.sent_output_tokens
+    request = sum(workload.longest)
     if request > shape.max_context:
         raise UsageError(
             f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}: shorten it"

@@ -64,7 +64,7 @@ def commands(
             lines.append(f"  {launch}{f' --cluster {cluster}' if cluster else ''} --dry-run")
         lines += [
             f"  {launch} --detach",
-            f"  ./run_bm.sh -e {deployment.label} {kind} --itl {workload.input_tokens} --otl {workload.output_tokens}",
+            f"  ./run_bm.sh -e {deployment.label} {kind} {workload.flags}",
         ]
     folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
     compare = f"  python plan.py{compare_flags} --compare {folders}"

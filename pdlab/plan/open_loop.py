@@ -43,6 +43,6 @@ def under_rates(scene: Scene, candidate: Candidate) -> Served:
         label=candidate.deployment.label,
         origin="simulated",
         gpus=candidate.deployment.gpus,
-        output_tokens=float(scene.workload.sent_output_tokens),
+        output_tokens=scene.workload.mean_tokens[1],
         levels=tuple(levels),
     )

@@ -121,7 +121,7 @@ class Scene:
 
     @property
     def longest(self) -> Workload:
-        """The request that an engine must be able to hold."""
+        """The requests of which an engine must be able to hold the longest."""
         if self.trace is None:
             return self.workload
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
@@ -170,7 +170,7 @@ class Scene:
         return LoadResult(
             load=load,
             requests_per_s=per_s,
-            output_tokens_per_s=per_s * self.workload.sent_output_tokens,
+            output_tokens_per_s=per_s * self.workload.mean_tokens[1],
             ttft_s=sum(request_latencies[0] for request_latencies in latencies) / len(latencies),
             tpot_s=sum(request_latencies[1] for request_latencies in latencies) / len(latencies),
             good_share=within_slo / len(latencies),

@@ -73,7 +73,7 @@ class Matcher:
         ttft_s: float | None = None,
     ) -> None:
         self.hardware, self.shape, self.ttft_s = hardware, shape, ttft_s
-        self.tokens, self.outputs = workload.sent_input_tokens, workload.sent_output_tokens
+        self.tokens, self.outputs = workload.typical
         hit = int(self.tokens * prefix_hit_rate) // hardware.block_tokens * hardware.block_tokens
         self.computed = max(self.tokens - hit, 1)
         self.costs = lru_cache(maxsize=None)(self._costs)

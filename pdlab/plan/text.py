@@ -35,7 +35,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
     hit = f", {scene.prefix_hit_rate:.0%} of each prompt cached" if scene.prefix_hit_rate else ""
     lines = [
         f"Simulated, not measured: {scene.shape.name} on {gpus} x {hardware.gpu} ({view.name}), "
-        f"{workload.sent_input_tokens}:{workload.sent_output_tokens} tokens{_requests(scene)}{hit}",
+        f"{workload.label} tokens{_requests(scene)}{hit}",
         f"SLO: {_slo(slo)}",
         f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
         f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, "
@@ -308,8 +308,7 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
     largest = sorted(shares, key=lambda name: -shares[name])[:2]
     workload = scene.workload
     lines = [
-        f"{candidate.deployment.label}, {workload.sent_input_tokens}:{workload.sent_output_tokens} tokens, "
-        f"{scene.hardware.name}; mean ms per request, simulated",
+        f"{candidate.deployment.label}, {workload.label} tokens, {scene.hardware.name}; mean ms per request, simulated",
         "",
         table(head, rows, left=(0, 8)),
         "",

@@ -126,6 +126,14 @@ def distribution(values_s: Iterable[float | None]) -> Distribution | None:
     )
 
 
+def asked_tokens(records: Sequence[RequestRecord]) -> tuple[float, float] | None:
+    """Mean input and output tokens asked of all requests; None where their lengths do not vary."""
+    asked = [record.asked for record in records if record.asked is not None]
+    if not asked:
+        return None
+    return math.fsum(tokens for tokens, _ in asked) / len(asked), math.fsum(tokens for _, tokens in asked) / len(asked)
+
+
 def whole(records: Sequence[RequestRecord]) -> Summary:
     """Figures over all requests that were answered. Rates are 0 when none was."""
     answered = [record for record in records if record.ok]

@@ -23,6 +23,7 @@ class RequestRecord(Frozen):
 
     ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
     (open loop: by the schedule; closed loop: when an answer had left its place free); None where that is not known.
+    ``asked`` are the input and output tokens that it was to have where lengths vary; None: those of the workload.
     TTFT, TPOT and E2EL are defined here once; they begin when the request is sent.
     """
 
@@ -34,6 +35,7 @@ class RequestRecord(Frozen):
     itl_s: tuple[float, ...] = ()
     error: str | None = None
     lateness_s: float | None = None
+    asked: tuple[int, int] | None = None
 
     @property
     def ok(self) -> bool:
@@ -218,6 +220,7 @@ class Run(Frozen):
     level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
     ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
     ``front_cores``: cores that ingress and proxy used on their busiest node, where Ray exported that.
+    ``asked_tokens``: mean input and output tokens asked of its requests, where lengths vary.
     ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
@@ -234,6 +237,7 @@ class Run(Frozen):
     seed: int | None = None
     completed: int
     failed: int
+    asked_tokens: tuple[float, float] | None = None
     whole: Summary
     steady: Summary | None = None
     validity: Validity = Validity()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.metrics import Columns, distribution, is_short, window_of
@@ -60,12 +61,13 @@ class Trace:
 
 def empty_level(level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
     """The level before its first event."""
+    drawn = () if trace else workload.draw(level)
     count = len(trace.arrival_s) if trace else level.num_requests
     zeros = [0.0] * count
     return SimulatedLevel(
         level=level,
-        input_tokens=list(trace.input_tokens) if trace else [workload.sent_input_tokens] * count,
-        output_tokens=list(trace.output_tokens) if trace else [workload.sent_output_tokens] * count,
+        input_tokens=list(trace.input_tokens) if trace else [tokens for tokens, _ in drawn],
+        output_tokens=list(trace.output_tokens) if trace else [tokens for _, tokens in drawn],
         arrival_s=zeros[:],
         queued_s=zeros[:],
         prefill_start_s=zeros[:],
@@ -170,6 +172,7 @@ def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
         seed=level.seed,
         completed=len(everything),
         failed=0,
+        asked_tokens=(fmean(simulated.input_tokens), fmean(simulated.output_tokens)) if workload.varied else None,
         whole=_summary(simulated, everything, everything, 0.0, simulated.duration_s).model_copy(
             update={"itl": gaps(simulated)}
         ),

@@ -13,13 +13,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
+from pdlab.core.lengths import INPUTS, OUTPUTS, whole_tokens
 from pdlab.sim.level import Trace
 
 ALIASES = {
     "arrival_s": ("arrival_s", "timestamp", "arrived_at", "arrival_time", "time"),
     "arrival_ms": ("arrival_ms", "timestamp_ms"),
-    "input_tokens": ("input_tokens", "contexttokens", "num_prefill_tokens", "input_length", "request_tokens"),
-    "output_tokens": ("output_tokens", "generatedtokens", "num_decode_tokens", "output_length", "response_tokens"),
+    "input_tokens": INPUTS,
+    "output_tokens": OUTPUTS,
 }
 MOST = 1_000_000
 
@@ -40,7 +41,7 @@ def read(path: Path) -> Trace:
         if len(row) < len(rows[0]):
             raise UsageError(f"{where}: {len(row)} cells for {len(rows[0])} columns")
         at_s = _moment_s(row[columns[0]], where, 1e-3 if columns[1] else 1.0)
-        requests.append((at_s, _tokens(row[columns[2]], where), _tokens(row[columns[3]], where)))
+        requests.append((at_s, whole_tokens(row[columns[2]], where), whole_tokens(row[columns[3]], where)))
     if not 2 <= len(requests) <= MOST:
         raise UsageError(f"--trace {path}: holds {len(requests)} requests; from 2 to {MOST} can be simulated")
     requests.sort()
@@ -92,13 +93,3 @@ def _moment_s(text: str, where: str, unit_s: float) -> float:
     if not math.isfinite(value):
         raise UsageError(f"{where}: {text!r} is not a time; use seconds or ISO 8601")
     return value
-
-
-def _tokens(text: str, where: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (value >= 1 and value == int(value)):
-        raise UsageError(f"{where}: {text!r} is not a number of tokens; use a whole number of at least 1")
-    return int(value)

@@ -12,6 +12,7 @@ from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labe
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
 from pdlab.report import tables, verdicts
@@ -177,6 +178,15 @@ def test_labels_are_short_and_unique() -> None:
     by_workload = [experiment(same, closed(4, 1, 10)), experiment(same, other)]
     assert short_labels(by_workload) == ["P1xTP4 D1xTP4 spread (100:10)", "P1xTP4 D1xTP4 spread (7:3)"]
     assert len(set(short_labels([experiment(same)] * 3))) == 3
+
+
+def test_other_distributions_of_lengths_are_other_workloads() -> None:
+    spread = Workload(input_tokens=100, output_tokens=10, lengths=Uniform(low=0.8, high=1))
+    other = closed(4, 1, 10).model_copy(update={"workload": spread})
+    label = "collocated-4xtp1"
+    drawn = curves([experiment(label, closed(4, 1, 10), name="a"), experiment(label, other, name="b")])
+    assert [curve.workload for curve in drawn] == ["100:10", "100:10 uniform 0.8-1.0"]
+    assert "different workloads (100:10, 100:10 uniform 0.8-1.0" in (tables.incomparable(drawn) or "")
 
 
 def test_concurrency_and_rate_are_never_one_line() -> None:

@@ -13,6 +13,7 @@ from pdlab.analysis import phase_ratio
 from pdlab.cli import bench
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
+from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, RunKey, Workload, WorkloadMode
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
 from pdlab.results.store import Store
@@ -37,6 +38,7 @@ def experiment(name: str, label: str, *runs: Run) -> Experiment:
     return Experiment(name=name, manifest=Manifest(origin="measured", label=label, deployment=deployment), runs=runs)
 
 
+UNIFORM = Uniform(low=0.8, high=1.0)
 PREFILL = experiment("p", "collocated-1xtp2", run("prefill-only", 1, 4), run("prefill-only", 2, 6))
 DECODE = experiment(
     "d", "collocated-2xtp1",
@@ -88,6 +90,9 @@ def test_phases_must_be_phases_of_one_workload() -> None:
     longer = other.runs[0].model_copy(update={"workload": Workload(input_tokens=7, mode="prefill-only")})
     with pytest.raises(UsageError, match="q has 7 input tokens, d 100: the phases must be of the same workload"):
         phase_ratio.implied(other.model_copy(update={"runs": (longer,)}), DECODE)
+    varied = longer.model_copy(update={"workload": PREFILL.runs[0].workload.model_copy(update={"lengths": UNIFORM})})
+    with pytest.raises(UsageError, match=r"q has lengths uniform:0.8-1.0, d fixed: the phases must be of the same"):
+        phase_ratio.implied(other.model_copy(update={"runs": (varied,)}), DECODE)
     with pytest.raises(UsageError, match="d: no valid closed-loop level of mode prefill-only"):
         phase_ratio.implied(DECODE, DECODE)
     with pytest.raises(UsageError, match="needs a recorded collocated deployment"):

@@ -162,3 +162,16 @@ def test_records_that_are_not_whole_are_named(count: int, tmp_path: Path) -> Non
     path.write_bytes(gzip.compress(b"\n".join(lines[:count])))
     with pytest.raises(StoreError, match=f"holds {count} requests, its level completed 40"):
         requests.load_requests(store.folder, run)
+
+
+def test_answers_of_other_lengths_than_asked_are_counted() -> None:
+    records = [
+        RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=3, asked=(5, 3)),
+        RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=2, asked=(5, 3)),
+        RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=4, output_tokens=3, asked=(5, 3)),
+        RequestRecord(arrival_s=0.0, input_tokens=5, output_tokens=0, asked=(5, 3), error="no answer"),
+    ]
+    text = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
+    assert requests.wrong_counts(text) == 2
+    assert requests.wrong_counts(text.replace(b'"asked":[5,3]', b'"lateness_s":0.0')) == 0
+    assert requests.parse(text).shape == (4, 4)

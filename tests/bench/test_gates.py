@@ -9,6 +9,8 @@ import pytest
 
 from pdlab.bench import gates
 from pdlab.bench.gates import GATES, Evidence, validate_level
+from pdlab.core.errors import BenchError
+from pdlab.core.lengths import parse_lengths
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
 from pdlab.results import metrics
 from pdlab.results.schema import CanaryResult, ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run, Validity
@@ -229,6 +231,52 @@ def test_a_declared_prefix_may_come_from_the_cache() -> None:
     assert validate_level(evidence(engines_after=cached, workload=declared)).valid
     less = WORKLOAD.model_copy(update={"shared_prefix_tokens": 40})
     assert validate_level(evidence(engines_after=cached, workload=less)).failed_gates == ("prefix_cache",)
+
+
+class TestVariedLengths:
+    """Each request is judged against what was asked of it, not against the nominal lengths."""
+
+    WORKLOAD = WORKLOAD.model_copy(update={"lengths": parse_lengths("uniform:0.5-1.5")})
+
+    def test_answers_as_long_as_their_requests_asked_are_right(self) -> None:
+        short = request(22.0, gaps=(0.5, 0.5), input_tokens=60, asked=(60, 3))
+        records = (*waves(asked=(100, 5))[:-1], short)
+        assert validate_level(evidence(records=records, workload=self.WORKLOAD)).valid
+
+    def test_the_nominal_length_is_wrong_where_another_was_asked(self) -> None:
+        records = (*waves(asked=(100, 5))[:-1], request(22.0, asked=(101, 4)))
+        judged = validate_level(evidence(records=records, workload=self.WORKLOAD))
+        assert judged.failed_gates == ("token_counts",)
+        assert judged.reasons == (
+            "1 of 24 answers have a wrong input token count (100, not 101)",
+            "1 of 24 answers have a wrong output token count (5, not 4)",
+        )
+
+    def test_context_and_prefix_are_those_of_the_requests(self) -> None:
+        records = tuple(r.model_copy(update={"input_tokens": 50, "asked": (50, 5)}) for r in waves())
+        decode = self.WORKLOAD.model_copy(update={"mode": "decode-only"})
+        filled = engines(external_cache_hits=24 * 49)
+        assert validate_level(evidence(records=records, workload=decode, engines_after=filled)).valid
+        less = engines(external_cache_hits=24 * 40)
+        assert validate_level(evidence(records=records, workload=decode, engines_after=less)).reasons == (
+            "only 960 of 1176 context tokens were filled: the others were computed, which is no decode",
+        )
+        shared = self.WORKLOAD.model_copy(update={"shared_prefix_tokens": 40})
+        cached = engines(prefix_cache_hits=24 * 40)
+        assert validate_level(evidence(records=records, workload=shared, engines_after=cached)).valid
+        assert validate_level(evidence(records=waves(), workload=shared, engines_after=cached)).valid
+        more = engines(prefix_cache_hits=24 * 45)
+        assert validate_level(evidence(records=records, workload=shared, engines_after=more)).failed_gates == (
+            "prefix_cache",
+        )
+
+    def test_a_warm_up_is_of_typical_length(self) -> None:
+        workload = WORKLOAD.model_copy(update={"lengths": parse_lengths("uniform:0.5-1.0")})
+        assert workload.typical == (75, 4)
+        right = [request(0.0, gaps=(0.25,) * 3, input_tokens=75)]
+        assert list(gates.judge_warm_up(right, workload)) == []
+        with pytest.raises(BenchError, match="wrong input token count \\(100, not 75\\)"):
+            list(gates.judge_warm_up([request(0.0, gaps=(0.25,) * 3)], workload))
 
 
 def test_what_cannot_be_judged_is_said_not_passed() -> None:

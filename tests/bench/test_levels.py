@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.lengths import parse_lengths, read_pairs
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
 
 WORKLOAD = Workload(input_tokens=512, output_tokens=64)
@@ -99,14 +101,14 @@ def test_seeds_never_meet() -> None:
         Workload(input_tokens=isl, output_tokens=osl, mode=mode, seed=seed)
         for isl, osl, seed in product((512, 5000), (64, 250), range(3))
         for mode in ("mixed", "prefill-only", "decode-only")
-    ]
+    ] + [Workload(lengths=parse_lengths(text)) for text in ("uniform:0.8-1.0", "uniform:0.5-1.0", "lognormal:0.5")]
     for workload, attempt, smoke in product(workloads, range(3), (False, True)):
         seeds.append(levels.warmup_seed(workload, smoke=smoke, attempt=attempt))
         for value, repeat in product((4, 8, 64), range(3)):
             key = RunKey(kind="concurrency", value=value, repeat=repeat)
             seeds.append(levels.level_seed(workload, key, smoke=smoke, attempt=attempt))
         seeds.append(levels.level_seed(workload, RunKey(kind="rate", value=4), smoke=smoke, attempt=attempt))
-    assert len(seeds) == 36 * 3 * 2 * 11
+    assert len(seeds) == 39 * 3 * 2 * 11
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
 
@@ -115,6 +117,19 @@ def test_seeds_stay_the_same() -> None:
     # Of an earlier release's results: a change here makes them unrepeatable.
     key = RunKey(kind="concurrency", value=8)
     assert levels.level_seed(Workload(input_tokens=64, output_tokens=16), key) == 2742273533
+
+
+def test_a_file_of_lengths_is_known_by_its_pairs(tmp_path: Path) -> None:
+    """Where it is, or in which form, changes no prompt."""
+    (tmp_path / "a.csv").write_text("input_tokens,output_tokens\n5,2\n9,3\n")
+    (tmp_path / "b.jsonl").write_text(
+        '{"input_tokens": 5, "output_tokens": 2}\n{"input_tokens": 9, "output_tokens": 3}'
+    )
+    (tmp_path / "c.csv").write_text("input_tokens,output_tokens\n5,2\n9,4\n")
+    a, b, c = (Workload(lengths=read_pairs(tmp_path / name)) for name in ("a.csv", "b.jsonl", "c.csv"))
+    assert levels.derive_seed(a) == levels.derive_seed(b) != levels.derive_seed(c)
+    kept = Workload.model_validate_json(a.model_dump_json())
+    assert levels.derive_seed(kept) == levels.derive_seed(a)
 
 
 def pd(prefill: Pool, decode: Pool) -> Deployment:
@@ -165,3 +180,17 @@ def test_client_level_sends_what_the_mode_sends() -> None:
     assert (asked.input_tokens, asked.output_tokens) == (1, 64)
     assert (asked.rate_rps, asked.burstiness, asked.concurrency, asked.request_timeout_s) == (2, 0.5, None, 9)
     assert asked.seed == level.seed and asked.name == "rate2"
+
+
+def test_client_level_has_the_lengths_that_the_workload_draws() -> None:
+    workload = Workload(input_tokens=512, output_tokens=64, lengths=parse_lengths("uniform:0.5-1.5"))
+    asked = []
+    for attempt in (0, 1):
+        (level,) = levels.build_sweep(workload, [Closed(concurrency=4)], attempt=attempt).levels
+        asked.append(
+            protocol.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
+        )
+        assert asked[-1].lengths == workload.draw(level) and len(set(asked[-1].lengths or ())) > 10
+    assert asked[0].seed != asked[1].seed and asked[0].lengths == asked[1].lengths
+    with pytest.raises(ValidationError, match="2 lengths for 40 requests"):
+        ClientLevel.model_validate({**asked[0].model_dump(), "lengths": [(1, 1), (2, 2)]})

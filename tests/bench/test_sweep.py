@@ -17,6 +17,7 @@ from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, Level, Open, Ramp, RunKey, Slo, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import Running
@@ -67,6 +68,7 @@ def manifest(**changes: Any) -> Manifest:
     [
         ({"workload": Workload(seed=1)}, "workload seed 0, now it is 1"),
         ({"workload": Workload(input_tokens=7)}, "workload input_tokens 5000, now it is 7"),
+        ({"workload": Workload(lengths=Uniform(low=0.8, high=1))}, "workload 5000:250, now it is 5000:250 uniform 0.8"),
         ({"tp": 2}, "deployment collocated-1xtp1"),
         ({"deployment": None}, "now it is unknown"),
         ({"gpus": 4}, "GPUs 1, now it is 4"),
@@ -154,6 +156,26 @@ def test_progress_plain_and_on_a_terminal() -> None:
             assert "20/30" in text and "2 failed" in text
         else:
             assert "[1/1] concurrency 4: 20 requests (elapsed 0:00)" in text
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        (Workload(), "--itl + --otl is 5250 tokens, but m is served with at most 5000"),
+        (Workload(lengths=Uniform(low=0.5, high=1)), "the longest request of 5000:250 uniform 0.5-1.0 is 5250 tokens"),
+        (Workload(input_tokens=2500, lengths=Uniform(low=0.5, high=2)), "the longest request of 2500:250 uniform 0.5"),
+    ],
+)
+def test_the_longest_request_must_be_within_what_is_served(
+    workload: Workload, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "load_running", lambda url: None)
+    monkeypatch.setattr(target, "_served_models", lambda url: {"m": {"max_model_len": 5000}})
+    with pytest.raises(UsageError) as refused:
+        target.resolve_target("http://h:1/v1", workload=workload, name="x")
+    assert str(refused.value).startswith(words)
+    shorter = workload.model_copy(update={"input_tokens": 2000})
+    assert target.resolve_target("http://h:1/v1", workload=shorter, name="x").model_id == "m"
 
 
 def test_gpus_come_from_a_label_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,20 @@ logged, and levels with one planted fault each, which must be invalid for that f
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.sweep import BUSY_MACHINE, Oracle, ended_well, pd_deployment, publish, run_bm
+from support.sweep import BUSY_MACHINE, Oracle, ended_well, pd_deployment, publish, run_bm, start_oracle
 
-from pdlab.core.workload import RunKey
+from pdlab.core.workload import Level, RunKey
 from pdlab.results.schema import Experiment, Run
 from pdlab.results.store import Store
 
@@ -254,3 +257,44 @@ def test_finished_levels_are_refused_skipped_and_replaced(swept: Swept, shared_o
     assert other.returncode == 2 and "workload output_tokens 20, now it is 21" in other.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert RunKey(kind="concurrency", value=2) == swept.run(2).key
+
+
+@pytest.fixture(scope="module")
+def own_oracle() -> Iterator[Oracle]:
+    yield from start_oracle()
+
+
+@pytest.fixture(scope="module")
+def varied(own_oracle: Oracle, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """Closed loops with lengths that vary; one answer of the second level is too short."""
+    cache = tmp_path_factory.mktemp("varied")
+    publish(cache, own_oracle, tokenizer, pd_deployment())
+    own_oracle.configure({"concurrency21-": {"short_every": 21}})
+    done = run_bm(
+        *("-u", own_oracle.url, "-t", "concurrency", "-c", "20,21", "--itl", str(INPUT), "--otl", str(OUTPUT)),
+        *("--lengths", "uniform:0.5-1.5", "--prompts-per-level", "21", "--out", str(cache / "bm")),
+        cache=cache, warm=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    store = Store(cache / "bm" / "pd-spread-p1xtp1-d1xtp1")
+    return Swept(experiment=store.load(), store=store, log=own_oracle.log_of("concurrency2"), done=done)
+
+
+def test_requests_have_the_lengths_that_the_workload_draws(varied: Swept) -> None:
+    for concurrency in (20, 21):
+        run = varied.run(concurrency)
+        level = Level(load=run.load, num_requests=run.num_requests, seed=0)
+        drawn = run.workload.draw(level)
+        served = [entry for entry in varied.log if entry["id"].startswith(f"concurrency{concurrency}-")]
+        sent = [(len(entry["prompt"].split()), entry["ask"]["max_tokens"]) for entry in served]
+        assert Counter(sent) == Counter(drawn) and len(set(drawn)) > 10
+        assert run.asked_tokens == pytest.approx(tuple(np.mean(drawn, axis=0)))
+        kept = gzip.decompress(varied.store.records_path(run.key).read_bytes()).splitlines()
+        assert Counter(tuple(json.loads(line)["asked"]) for line in kept) == Counter(drawn)
+
+
+def test_each_answer_is_judged_by_the_length_that_it_was_to_have(varied: Swept) -> None:
+    assert "token_counts" not in varied.run(20).validity.failed_gates
+    failed = varied.run(21).validity
+    assert "token_counts" in failed.failed_gates
+    assert any(reason.startswith("1 of 21 answers have a wrong output token count") for reason in failed.reasons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,37 @@ def test_it_takes_what_the_stubs_have() -> None:
             if isinstance(node, ast.ImportFrom) and node.module in taken:
                 taken[node.module] |= {alias.name for alias in node.names}
     assert taken == {name: set(attributes) for name, attributes in ENGINES_OWN.items()}
+
+
+# Prompts as they are drawn, counted as a server counts them: its tokenizer puts a token of its own before each.
+PROMPTS = """
+import json, sys
+from pathlib import Path
+from pdlab.bench.client.worker import _samples, import_benchmark
+from pdlab.bench.client.protocol import ClientLevel
+from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
+folder = Path(sys.argv[1])
+build_tokenizer(folder, 4096)
+(folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+from tokenizers import Tokenizer, processors
+own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+own.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+own.save(str(folder / "tokenizer.json"))
+import_benchmark()
+from vllm.tokenizers import get_tokenizer
+tokenizer = get_tokenizer(str(folder))
+lengths = [(9, 1), (400, 30), (2, 7), (64, 3), (33, 12)]
+level = ClientLevel(name="x", base_url="http://h", model="m", tokenizer="t", input_tokens=50, output_tokens=5, seed=3,
+                    num_requests=5, rate_rps=1.0, lengths=lengths)
+for part, parts in ((0, 1), (1, 2)):
+    samples = _samples(level.model_copy(update={"part": part, "parts": parts}), tokenizer)
+    print("DRAWN", json.dumps([(len(own.encode(s.prompt).ids), s.expected_output_len) for s in samples]))
+"""
+
+
+def test_prompts_have_the_lengths_that_are_asked_one_by_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PROMPTS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    drawn = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("DRAWN ")]
+    assert drawn == [[[9, 1], [400, 30], [2, 7], [64, 3], [33, 12]], [[400, 30], [64, 3]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.engine_memory import EngineMemory, engine_memory, examine, reserved_bytes
 from pdlab.deploy.launch import start_timeout_s
-from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.deploy.options import build_parser, deployment_from, workload_from
 from pdlab.placement.place import place
 
 X2 = load_cluster("p5.48xlarge-x2")
@@ -123,6 +124,9 @@ def test_a_dry_run_of_a_pool_that_holds_nothing_is_one_line(capsys: pytest.Captu
         ("--collocated --isl 20000 --osl 1000", 21504),
         ("--collocated --itl 20000 --max-model-len 30000", 30000),
         ("--collocated --local --itl 9000", 9216),
+        ("--collocated --lengths uniform:0.8-1.0", 8192),
+        ("--collocated --lengths uniform:1.0-4.0", 21504),
+        ("--collocated --itl 9000 --lengths lognormal:0.5,max=12000", 12288),
     ],
 )
 def test_max_model_len_follows_the_workload_unless_it_is_given(line: str, length: int | None) -> None:
@@ -132,6 +136,22 @@ def test_max_model_len_follows_the_workload_unless_it_is_given(line: str, length
 def test_a_workload_longer_than_the_given_length_is_refused() -> None:
     with pytest.raises(UsageError, match="5250 tokens, max_model_len is 4096"):
         deployment_from(build_parser().parse_args(["--collocated", "--itl", "5000", "--max-model-len", "4096"]))
+
+
+def test_a_longest_request_above_the_given_length_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the longest request of 5000:250 uniform 0.8-1.2 has 6300 tokens, max_"):
+        words = "--collocated --lengths uniform:0.8-1.2 --max-model-len 6000"
+        deployment_from(build_parser().parse_args(words.split()))
+
+
+def test_a_file_of_lengths_says_what_engines_must_hold(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("input_tokens,output_tokens\n500,20\n9000,10\n8000,900\n")
+    args = build_parser().parse_args(["--collocated", "--local", "--lengths", f"file:{path}"])
+    assert deployment_from(args).max_model_len == 9216
+    assert (workload_from(args).longest, workload_from(args).longest_input) == ((9010 - 10, 10), 9000)
+    with pytest.raises(UsageError, match="--itl 7: the file of --lengths says how long requests are; leave --itl out"):
+        workload_from(build_parser().parse_args(["--collocated", "--itl", "7", "--lengths", f"file:{path}"]))
 
 
 def test_more_bytes_on_more_nodes_may_take_longer_to_start() -> None:

@@ -22,6 +22,7 @@ from pdlab.deploy.options import (
     deployment_from,
     engine_args,
     request_from,
+    request_from_json,
     request_to_json,
 )
 from pdlab.deploy.prepared import prepare_deployment
@@ -300,3 +301,13 @@ def test_ctrl_c(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cluster, "launch", interrupted)
     assert launch_gptoss.main(["--collocated", "--local"]) == 130
+
+
+def test_lengths_of_a_file_pass_to_another_machine_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("input_tokens,output_tokens\n500,20\n9000,10\n")
+    words = ["--collocated", "--local", "--lengths", f"file:{path}"]
+    request = request_from(build_parser().parse_args(words), words)
+    path.unlink()
+    there = request_from_json(request_to_json(request))
+    assert there == request and there.workload.longest == (9000, 10)

@@ -12,13 +12,15 @@ from support import folders
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.core.catalog import ModelShape, load_model
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.lengths import parse_lengths
 from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, RunKey, Workload
 from pdlab.plan import calibration
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, median_errors, rankings, table
 from pdlab.plan.calibration import compare, cross_validate, fit, measured, predict
 from pdlab.results.published_folders import load_experiment
+from pdlab.results.schema import Experiment
 from pdlab.sim.hardware import Hardware, load_hardware
 
 HARDWARE = load_hardware("h100-vllm-0.11")
@@ -226,3 +228,27 @@ def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixtur
     assert "note:" not in told.err
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
     assert "spread was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
+
+
+class TestVariedLengths:
+    def experiment(self, folder: Path, workload: Workload) -> Experiment:
+        deployment = Deployment(model="tiny-gptoss", topology=parse_label("collocated-2xtp1"))
+        kept = load_experiment(folders.write(folder, deployment, loads=(2,), repeats=2))
+        key = RunKey(kind="concurrency", value=2, repeat=1, look=3)
+        run = kept.runs[1].model_copy(
+            update={"workload": workload, "load": Closed(concurrency=2, per_gpu=1), "key": key}
+        )
+        return kept.model_copy(update={"runs": (run,)})
+
+    def test_levels_are_simulated_with_the_lengths_that_they_had(self, tmp_path: Path) -> None:
+        workload = Workload(input_tokens=512, output_tokens=64, lengths=parse_lengths("uniform:0.8-1.0"))
+        sweep = measured(self.experiment(tmp_path / "x", workload), "fresh")
+        sent = Level(load=Closed(concurrency=2, per_gpu=1), repeat=1, look=3, num_requests=40, seed=0)
+        assert sweep.workload.draw(sweep.levels[0]) == workload.draw(sent)
+
+    def test_those_of_a_file_cannot_be_and_that_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / "p.csv").write_text("input_tokens,output_tokens\n500,60\n")
+        given = Workload(lengths=parse_lengths(f"file:{tmp_path}/p.csv"))
+        kept = Workload.model_validate_json(given.model_dump_json())
+        with pytest.raises(StoreError, match=r"^x: cannot be simulated: the lengths in p.csv are not kept"):
+            measured(self.experiment(tmp_path / "x", kept), "fresh")

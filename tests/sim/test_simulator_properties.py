@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pdlab.core.catalog import ModelShape, load_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
+from pdlab.core.lengths import parse_lengths
 from pdlab.core.model_size import kv_bytes
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
 from pdlab.sim.engine import Engine
@@ -34,6 +35,39 @@ def gpt_oss() -> ModelShape:
 
 
 SHAPE = gpt_oss()
+
+
+@pytest.mark.parametrize(
+    "load", [Closed(concurrency=8), Open(rate_rps=4.0, burstiness=0.5), Ramp(start_rps=1, end_rps=8)]
+)
+@pytest.mark.parametrize("text", ["uniform:0.8-1.0", "lognormal:0.5"])
+def test_requests_have_the_lengths_that_a_sweep_would_draw(load: Load, text: str) -> None:
+    """Whatever the deployment and the simulator's own seed."""
+    workload = Workload(input_tokens=2000, output_tokens=50, lengths=parse_lengths(text))
+    level = Level(load=load, repeat=1, num_requests=40, seed=3)
+    drawn = workload.draw(level)
+    for label, seed in (("collocated-1xtp2", 0), ("pd-pack-p1xtp2-d1xtp2", 7)):
+        deployment = Deployment(model="gpt-oss-120b", topology=parse_label(label))
+        (done,) = simulate(deployment, [level], workload, HARDWARE, SHAPE, seed=seed)
+        assert list(zip(done.input_tokens, done.output_tokens, strict=True)) == list(drawn)
+        run = to_run(done, label, workload)
+        assert run.asked_tokens == (fmean(a for a, _ in drawn), fmean(b for _, b in drawn))
+        rates = (run.whole.input_tokens_per_s, run.whole.output_tokens_per_s)
+        assert rates == pytest.approx(tuple(40 * mean / done.duration_s for mean in run.asked_tokens))
+
+
+def test_lengths_that_vary_end_the_march_in_step() -> None:
+    """Equal requests of a closed loop come in waves, and wait for the wave: that is the workload's doing."""
+    deployment = Deployment(model="gpt-oss-120b", topology=parse_label("collocated-1xtp8"))
+    level = Level(load=Closed(concurrency=32), num_requests=640, seed=0)
+
+    def ttft_s(text: str) -> float:
+        workload = Workload(lengths=parse_lengths(text))
+        (done,) = simulate(deployment, [level], workload, HARDWARE, SHAPE)
+        found = sorted(first - came for first, came in zip(done.first_token_s, done.arrival_s, strict=True))
+        return found[320]
+
+    assert ttft_s("fixed") > 2 * ttft_s("uniform:0.8-1.2")
 
 
 def test_scattered_blocks_are_what_a_pool_comes_to() -> None:

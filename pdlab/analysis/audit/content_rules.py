@@ -60,12 +60,16 @@ def workloads(folder: Folder) -> Iterator[Finding]:
         run = level.run
         if not run.whole.completed or not folder.ours:
             continue  # the import has compared the published form's name with its content
-        outputs, steady = run.workload.sent_output_tokens, run.steady
+        workload, steady = run.workload, run.steady
+        asked = run.asked_tokens if workload.varied else (workload.sent_input_tokens, workload.sent_output_tokens)
+        if asked is None or (workload.varied and run.failed):
+            continue  # only the requests themselves tell which of them were answered: see `records`
+        inputs, outputs = asked
         token_rates = [
-            ("input", run.whole.input_tokens_per_s, run.whole, run.workload.sent_input_tokens, RATE_SLACK),
+            ("input", run.whole.input_tokens_per_s, run.whole, inputs, RATE_SLACK),
             ("output", run.whole.output_tokens_per_s, run.whole, outputs, RATE_SLACK),
         ]
-        if steady is not None and steady.completed and isinstance(run.load, Closed):
+        if steady is not None and steady.completed and isinstance(run.load, Closed) and not workload.varied:
             # Those in flight at the window's ends have part of their output in it.
             slack = RATE_SLACK + run.load.concurrency / steady.completed
             token_rates.append(("output", steady.output_tokens_per_s, steady, outputs, slack))
@@ -75,7 +79,7 @@ def workloads(folder: Folder) -> Iterator[Finding]:
                 yield Finding(
                     "contradiction",
                     (level.name,),
-                    f"the workload has {stated_tokens} {direction} tokens per request, "
+                    f"the workload has {stated_tokens:.10g} {direction} tokens per request, "
                     f"rate x duration / requests gives {tokens_per_request:.1f}",
                     "the point is drawn for a workload that was not measured, or its throughput is wrong",
                     "measure the level again with --force",
@@ -100,10 +104,7 @@ def _one_workload(folder: Folder) -> Iterator[Finding]:
         ):
             deviating.append(level)
     if deviating:
-        lengths = {
-            f"{w.input_tokens}:{w.output_tokens}"
-            for w in [first_workload, *(level.run.workload for level in deviating)]
-        }
+        lengths = {w.label for w in [first_workload, *(level.run.workload for level in deviating)]}
         yield Finding(
             "contradiction",
             tuple(level.name for level in deviating),
@@ -206,6 +207,8 @@ def _long_enough(run: Run) -> bool:
 
 def _stays_s(summary: Summary, run: Run) -> float | None:
     """Mean time of a request in the system; None if unknown."""
+    if run.workload.varied:  # the mean of a product is not the product of the means
+        return summary.e2el.mean_s if summary.e2el is not None else None
     outputs = run.workload.sent_output_tokens
     if summary.ttft is None or (summary.tpot is None and outputs > 1):
         return None
@@ -279,6 +282,9 @@ def _recomputed(level: Level, text: bytes) -> Iterator[Finding]:
         evidence.append(f"{count} requests were recorded, the level says {run.num_requests}")
         deviations.append(abs(count / run.num_requests - 1) if run.num_requests else 1.0)
     elif run.completed:
+        if wrong := requests.wrong_counts(text):
+            evidence.append(f"{wrong} answers have other token counts than their requests asked for")
+            deviations.append(wrong / run.completed)
         for window, stored in (("whole run", run.whole), ("steady window", run.steady)):
             recomputed = requests.window(table, run.load, steady=window != "whole run") if stored else None
             for name, value, expected in _figures(stored, recomputed) if stored and recomputed else ():

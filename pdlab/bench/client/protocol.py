@@ -16,8 +16,9 @@ from pdlab.results.schema import ClientLoad, RequestRecord
 class ClientLevel(Frozen):
     """One load as sent to the load-generator process (one JSON line).
 
-    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Lengths in tokens,
-    exact; the first ``prefix_tokens`` are the same in every request and drawn from ``prefix_seed``.
+    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Lengths in tokens, exact: of
+    every request, or with ``lengths`` of each by its number in the level; the first ``prefix_tokens`` are the same
+    in every request and drawn from ``prefix_seed``.
     ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
     vLLM servers without a serving layer. ``tokenizer`` is a folder or a Hugging Face id. Of several
     processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
@@ -33,6 +34,7 @@ class ClientLevel(Frozen):
     tokenizer: str
     input_tokens: int = Field(ge=1)
     output_tokens: int = Field(ge=1)
+    lengths: tuple[tuple[int, int], ...] | None = None
     num_requests: int = Field(ge=1)
     seed: int = Field(ge=0, lt=2**32)
     concurrency: int | None = Field(default=None, ge=1)
@@ -67,6 +69,8 @@ class ClientLevel(Frozen):
     def _complete(self) -> ClientLevel:
         if [self.concurrency, self.rate_rps, self.ramp].count(None) != 2:
             raise ValueError("give one of concurrency, rate_rps and ramp")
+        if self.lengths is not None and len(self.lengths) != self.num_requests:
+            raise ValueError(f"{len(self.lengths)} lengths for {self.num_requests} requests")
         if self.part >= self.parts or self.parts > (self.concurrency or self.num_requests):
             raise ValueError(f"part {self.part} of {self.parts}: more processes than there is load for")
         if self.backend == "openai" and not self.base_url:
@@ -152,6 +156,7 @@ def client_level(
         tokenizer=tokenizer,
         input_tokens=workload.sent_input_tokens,
         output_tokens=workload.sent_output_tokens,
+        lengths=workload.draw(level) if workload.varied else None,
         num_requests=level.num_requests,
         seed=level.seed,
         concurrency=load.concurrency if isinstance(load, Closed) else None,

@@ -11,7 +11,8 @@ a level too: the load must not outlive the sweep.
 
 Requests are made and timed by ``vllm.benchmarks.serve.benchmark``; its command line is not used,
 because it starts anew for each level (10 s of imports) and fails in the CPU package, where no
-distribution is named "vllm". Ours are how prompts are drawn, see `_dataset`, and when those of an open loop are due.
+distribution is named "vllm". Ours are how prompts are drawn, see `_dataset`, how long each is, where lengths vary, and
+when those of an open loop are due.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers
         late_s = [began - schedule_s for began in begins]
     return ClientAnswer(
         name=level.name,
-        records=tuple(_records(outputs, result["output_lens"], late_s)),
+        records=tuple(_records(outputs, result["output_lens"], late_s, _own_lengths(level))),
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
         clock_step_s=round(clock_step_s, 6),
@@ -248,11 +249,18 @@ class Meter:
         return round(sorted(self._lags)[int(0.95 * (len(self._lags) - 1))], 6) if self._lags else None
 
 
-def _records(outputs: list[Any], output_lens: list[int], late_s: list[float | None]) -> list[RequestRecord]:
+def _own_lengths(level: ClientLevel) -> list[tuple[int, int]] | None:
+    """Lengths of this process's requests, in order; None where all are the level's."""
+    return None if level.lengths is None else [level.lengths[number] for number in level.own_requests]
+
+
+def _records(
+    outputs: list[Any], output_lens: list[int], late_s: list[float | None], asked: list[tuple[int, int]] | None
+) -> list[RequestRecord]:
     """vLLM's outputs as records, ordered by arrival; times since the first arrival, to the microsecond."""
     origin = min(output.start_time for output in outputs)
     records = []
-    for output, output_len, late in zip(outputs, output_lens, late_s, strict=True):
+    for number, (output, output_len, late) in enumerate(zip(outputs, output_lens, late_s, strict=True)):
         arrival_s = output.start_time - origin
         error = None
         if not output.success:
@@ -268,6 +276,7 @@ def _records(outputs: list[Any], output_lens: list[int], late_s: list[float | No
                 itl_s=tuple(round(gap, 6) for gap in output.itl),
                 error=error,
                 lateness_s=None if late is None else max(0.0, round(late, 6)),
+                asked=asked[number] if asked is not None else None,
             )
         )
     return sorted(records, key=lambda record: record.arrival_s)
@@ -346,17 +355,21 @@ def _tokenizer(name: str) -> Any:
 
 
 def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
-    """This process's requests: distinct prompts of exactly ``input_tokens`` tokens, in an open loop with the time
-    at which each is due."""
-    own = level.own_requests
+    """This process's requests: distinct prompts of exactly the tokens asked, in an open loop with the time at which
+    each is due."""
+    own, lengths = level.own_requests, _own_lengths(level)
     seed = level.seed if level.parts == 1 else (level.seed + 0x9E3779B9 * (level.part + 1)) % 2**32
-    samples: list[Any] = _dataset(seed, level.prefix_tokens, level.prefix_seed).sample(
+    inputs = None if lengths is None else [tokens for tokens, _ in lengths]
+    samples: list[Any] = _dataset(seed, level.prefix_tokens, level.prefix_seed, inputs).sample(
         tokenizer,
         len(own),
         request_id_prefix=f"{level.name}-{seed:08x}-",
-        input_len=level.input_tokens,
+        input_len=max(inputs) if inputs else level.input_tokens,
         output_len=level.output_tokens,
     )
+    if lengths is not None:
+        for sample, (_, output_tokens) in zip(samples, lengths, strict=True):
+            sample.expected_output_len = output_tokens
     if scheduled(level):
         due = due_s(level)
         for sample, number in zip(samples, own, strict=True):
@@ -364,8 +377,9 @@ def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
     return samples
 
 
-def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0) -> Any:
-    """vLLM's random dataset with another way to draw a prompt.
+def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: list[int] | None = None) -> Any:
+    """vLLM's random dataset with another way to draw a prompt, of ``inputs`` tokens each where that is given (to be
+    asked for the longest of them).
 
     vLLM takes consecutive token ids from a random start, so there are only as many prompts as
     the vocabulary has entries and they repeat within a sweep; and after decoding and encoding
@@ -376,14 +390,23 @@ def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0) -> Any:
     from vllm.benchmarks.datasets import RandomDataset
     from vllm.benchmarks.datasets.datasets import gen_prompt_decode_to_target_len
 
+    longest = max(inputs, default=0) if inputs is not None else 0
+
     class DistinctRandomDataset(RandomDataset):  # type: ignore[misc]
         drawn: set[str]
         prefix: list[int]
         words: Any = None
 
         def generate_token_sequence(
-            self, *, tokenizer: Any, input_len: int, allowed_tokens: Any, **_: Any
+            self, *, tokenizer: Any, input_len: int, allowed_tokens: Any, index: int, **_: Any
         ) -> tuple[str, int, int]:
+            if inputs is not None:  # vLLM has left room for the tokenizer's special tokens in the longest one
+                input_len -= longest - inputs[index]
+                if input_len < 1:
+                    raise UsageError(
+                        f"a request of {inputs[index]} input tokens has none of its own beside the tokenizer's special "
+                        "ones; give longer ones"
+                    )
             if self.words is None:
                 self.drawn = set()
                 self.words = _whole_tokens(tokenizer, allowed_tokens)

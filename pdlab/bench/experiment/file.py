@@ -21,6 +21,7 @@ from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
+from pdlab.core.lengths import beside
 from pdlab.core.schema import Frozen, load_yaml, validate
 from pdlab.core.workload import Closed, Load, Open, Ramp, Slo, Workload
 from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_parser, request_from, request_to_json
@@ -93,7 +94,8 @@ class NamedWorkload(Workload):
 
     def workload(self, seed: int) -> Workload:
         """As the sweep takes it."""
-        return Workload(**self.model_dump(exclude={"name", "seed"}), seed=seed)
+        # Lengths as they are: a dump of a file's leaves its pairs out.
+        return Workload(**self.model_dump(exclude={"name", "seed", "lengths"}), lengths=self.lengths, seed=seed)
 
 
 class SloAsked(SearchLimits):
@@ -237,9 +239,17 @@ class Configuration(Frozen):
 
 
 def load_experiment_file(name_or_path: str) -> tuple[ExperimentFile, Path]:
-    """Read an experiment and where it was found: a path, or a name of configs/sweeps/. Raises UsageError."""
+    """Read an experiment and where it was found: a path, or a name of configs/sweeps/. Raises UsageError.
+
+    A file of lengths may be named relative to it.
+    """
     path = find_config("sweeps", name_or_path, "experiment")
-    return load_yaml(path, ExperimentFile), path
+
+    def with_files(data: Any) -> Any:
+        given = data.get("workloads") if isinstance(data, dict) else None
+        return {**data, "workloads": [beside(w, path.parent) for w in given]} if isinstance(given, list) else data
+
+    return load_yaml(path, ExperimentFile, with_files), path
 
 
 def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...]:
@@ -268,6 +278,12 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
                 f"{path}: no workload fits {name}: decode-only runs on deployments with decode_bench: true alone, "
                 "and nothing else does there"
             )
+        for workload in mine:
+            if (needed := sum(workload.longest)) > (deployment.max_model_len or needed):
+                raise UsageError(
+                    f"{path}: {name}: the longest request of workload {workload.name} ({workload.label}) has {needed} "
+                    f"tokens, its max_model_len is {deployment.max_model_len}: make one of them fit the other"
+                )
         found.append(Configuration(name=name, argv=argv, request=request, entry=entry, workloads=tuple(mine)))
     used = {workload.name for configuration in found for workload in configuration.workloads}
     for workload in file.workloads:

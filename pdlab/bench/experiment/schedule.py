@@ -116,7 +116,7 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
     if not loads and not searches:
         return 0.0
     workload = part.workload.workload(file.seed)
-    request_s = file.expect.ttft_s + (workload.sent_output_tokens - 1) * file.expect.tpot_s
+    request_s = file.expect.ttft_s + (workload.mean_tokens[1] - 1) * file.expect.tpot_s
     total = CLIENT_START_S + request_s
     for load in loads:
         requests = file.prompts_per_level or levels.num_requests(load, hold_s=file.hold_s, e2el_s=request_s)

@@ -14,6 +14,7 @@ from pdlab.analysis.audit.folders import Finding
 from pdlab.analysis.audit.rules import audit, hard, render
 from pdlab.cli import viz
 from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
 from pdlab.core.workload import Closed, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
@@ -304,6 +305,34 @@ def test_a_fault_planted_in_ours_and_nothing_else(
     found = audit([ours(tmp_path / "one", runs, **changes)])
     assert kinds(found) == [kind], found
     assert said in found[0].evidence and found[0].consequence and found[0].fix
+
+
+class TestVariedLengths:
+    """Every request beside what it was asked for, and the level's rates beside their means."""
+
+    WORKLOAD = Workload(input_tokens=ITL, output_tokens=OTL, lengths=Uniform(low=0.5, high=1.5))
+
+    def folder(self, path: Path, asked: tuple[int, int] = (ITL, OTL), **changes: Any) -> Path:
+        usual = {"workload": self.WORKLOAD, "asked_tokens": (float(ITL), float(OTL))}
+        records = [record.model_copy(update={"asked": asked}) for record in requests(4, 80)]
+        whole = metrics.whole(records)
+        steady = metrics.steady(records, Closed(concurrency=4))
+        store = Store(path)
+        store.write_manifest(manifest())
+        store.write(run(4, 1, **{**usual, "whole": whole, "steady": steady, **changes}), tuple(records))
+        return path
+
+    def test_silent_where_they_agree(self, tmp_path: Path) -> None:
+        assert audit([self.folder(tmp_path / "one")]) == []
+
+    def test_an_answer_of_another_length_than_its_request(self, tmp_path: Path) -> None:
+        (found,) = audit([self.folder(tmp_path / "one", asked=(ITL, OTL - 1))])
+        assert found.kind == "impossible"
+        assert "80 answers have other token counts than their requests asked for" in found.evidence
+
+    def test_rates_of_other_lengths_than_were_asked(self, tmp_path: Path) -> None:
+        (found,) = audit([self.folder(tmp_path / "one", asked_tokens=(1.1 * ITL, float(OTL)))])
+        assert found.kind == "contradiction" and "the workload has 563.2 input tokens per request" in found.evidence
 
 
 @pytest.mark.parametrize(

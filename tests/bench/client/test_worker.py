@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
-from pdlab.bench.client.worker import Meter
+from pdlab.bench.client.worker import Meter, _own_lengths, _records
 from pdlab.results.schema import RequestRecord
 
 
@@ -63,3 +63,17 @@ def test_a_process_that_begins_late_is_late_by_the_common_schedule() -> None:
     whole = merged([answer(10.0), answer(10.3)])
     assert [record.lateness_s for record in whole.records] == [0.001, pytest.approx(0.301)]
     assert whole.schedule_s == 10.0
+
+
+def test_records_keep_what_was_asked_of_each_request_of_this_process() -> None:
+    lengths = tuple((number, 2) for number in range(1, 10))
+    own = level(rate_rps=1.0, lengths=lengths).model_copy(update={"part": 1, "parts": 4})
+    outputs = [
+        SimpleNamespace(start_time=9.0 - k, success=True, ttft=0.1, latency=0.2, prompt_len=2 + 4 * k, itl=[0.1])
+        for k in range(2)
+    ]
+    records = _records(outputs, [2, 2], [None, None], _own_lengths(own))
+    assert [record.asked for record in records] == [(6, 2), (2, 2)], "by arrival"
+    assert all(record.asked and record.asked[0] == record.input_tokens for record in records)
+    plain = _records(outputs, [2, 2], [None, None], _own_lengths(level(rate_rps=1.0)))
+    assert "asked" not in plain[0].model_dump(exclude_defaults=True)

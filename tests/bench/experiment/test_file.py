@@ -12,16 +12,18 @@ import pytest
 import yaml
 
 from pdlab.bench.experiment import schedule
-from pdlab.bench.experiment.file import ExperimentFile, configurations, launch_flags, order
+from pdlab.bench.experiment.file import ExperimentFile, NamedWorkload, configurations, launch_flags, order
 from pdlab.bench.experiment.schedule import make_plan
 from pdlab.cli import experiment
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import validate
-from pdlab.core.workload import Closed, Open, Ramp
+from pdlab.core.workload import Closed, Level, Open, Ramp
 from pdlab.deploy.options import request_from_json, request_to_json
 from pdlab.placement.place import place
+from pdlab.results.schema import ExperimentRecord
+from pdlab.results.store import write_record
 
 SHIPPED = sorted(path.stem for path in (CONFIGS / "sweeps").glob("*.yaml"))
 BASE: dict[str, Any] = {
@@ -57,9 +59,17 @@ def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pyte
         assert experiment.main(["local-pack-vs-spread", "--dry-run", *words]) == 0
         return capsys.readouterr().out.splitlines()[-1]
 
-    shipped = ["--out", str(Path(__file__).resolve().parents[3] / "bm_results")]
-    assert "is refused: " in last(*shipped) and "use --resume" in last(*shipped)
-    assert "refused" not in last(*shipped, "--resume")
+    file = make_plan("local-pack-vs-spread").file
+    done = tmp_path / "done"
+    (done / file.name).mkdir(parents=True)
+    kept = ExperimentRecord(name=file.name, file="x", experiment=schedule.asked_for(file), visits=())
+    write_record(done / file.name, kept)
+    assert "is refused: " in last("--out", str(done)) and "use --resume" in last("--out", str(done))
+    assert "refused" not in last("--out", str(done), "--resume")
+    fixed = file.model_copy(update={"workloads": (NamedWorkload(input_tokens=256, output_tokens=64),)})
+    earlier = kept.model_copy(update={"experiment": schedule.asked_for(fixed)})
+    write_record(done / file.name, earlier)
+    assert "was measured with another workloads in its file" in last("--out", str(done), "--resume")
     assert "refused" not in last("--out", str(tmp_path))
     (tmp_path / "local-pack-vs-spread").mkdir()
     (tmp_path / "local-pack-vs-spread" / "notes.txt").touch()
@@ -120,6 +130,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "cannot run workload mixed: that takes a workload of mode decode-only"),
     ("bench in pd", {"deployments": [{"label": "pd-pack-p1xtp1-d1xtp1", "decode_bench": True}]}, "--decode-bench"),
     ("prefix", {"workloads": [{"input_tokens": 8, "output_tokens": 8, "shared_prefix_tokens": 8}]}, "needs some of"),
+    ("too long", {"workloads": [{"input_tokens": 64, "output_tokens": 8, "lengths": "uniform:0.5-2.0"}],
+                  "deployments": [{"label": "collocated-1xtp1", "max_model_len": 100}]},
+     "collocated-1xtp1: the longest request of workload mixed (64:8 uniform 0.5-2.0) has 144 tokens, its max_model_len "
+     "is 100: make one"),
     ("repeats", {"repeats": 0}, "repeats: must be at least 1, got 0"),
 ]  # fmt: skip
 
@@ -271,3 +285,48 @@ def test_wrong_command_lines(argv: list[str], words: str, capsys: pytest.Capture
     assert experiment.main(argv) == 2
     errors = capsys.readouterr().err
     assert words in errors and len(errors.splitlines()) == 1
+
+
+class TestLengths:
+    def test_a_file_of_pairs_is_found_beside_the_experiment(self, tmp_path: Path) -> None:
+        (tmp_path / "pairs.csv").write_text("input_tokens,output_tokens\n60,8\n40,4\n")
+        plan = make_plan(write(tmp_path, workloads=[{"lengths": "file:pairs.csv"}]))
+        (part,) = plan.visits[0].parts
+        workload = part.workload.workload(plan.file.seed)
+        assert (workload.input_tokens, workload.output_tokens, workload.longest) == (50, 6, (60, 8))
+        drawn = workload.draw(Level(load=Closed(concurrency=2), num_requests=4, seed=0))
+        assert Counter(drawn) == {(60, 8): 2, (40, 4): 2}
+
+    def test_a_dry_run_names_them(self, tmp_path: Path) -> None:
+        workloads = [{"input_tokens": 64, "output_tokens": 8, "lengths": "uniform:0.8-1.0"}]
+        plan = make_plan(write(tmp_path, workloads=workloads))
+        assert ": mixed 64:8 uniform 0.8-1.0; concurrency 1" in experiment.describe(plan, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("workload", "words"),
+        [
+            ({"lengths": "file:nowhere.csv"}, "workloads.0: lengths: nowhere.csv: cannot be read"),
+            ({"lengths": "gauss:1"}, "workloads.0: lengths: 'gauss:1' is no distribution of lengths; give fixed"),
+            ({"lengths": 5}, "lengths"),
+            ({"lengths": {"kind": "uniform", "low": 1.0, "high": 0.5}}, "from a smaller share to a larger one"),
+            ({"lengths": {"kind": "normal"}}, "must be one of 'fixed', 'uniform', 'lognormal', 'file', got 'normal'"),
+        ],
+    )
+    def test_wrong_ones_are_one_line(self, workload: dict[str, Any], words: str, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as refused:
+            make_plan(write(tmp_path, workloads=[workload]))
+        assert words in str(refused.value) and "\n" not in str(refused.value)
+
+    def test_shipped_sweeps_vary_them_but_for_those_of_published_runs(self) -> None:
+        for name in SHIPPED:
+            varied = {workload.varied for workload in make_plan(name).file.workloads}
+            assert varied == {not name.startswith("published-")}, name
+
+    @pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("published-")])
+    def test_sweeps_of_published_runs_differ_in_lengths_alone(self, name: str) -> None:
+        fixed, varied = (make_plan(each).file for each in (name, name.removeprefix("published-")))
+        changed = {"name": varied.name, "description": varied.description, "workloads": varied.workloads}
+        assert fixed.model_copy(update=changed) == varied
+        assert [w.label for w in fixed.workloads] == [
+            w.label.removesuffix(" uniform 0.8-1.0") for w in varied.workloads
+        ]
