@@ -16,6 +16,7 @@ from pydantic import Field
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
+from pdlab.bench.fill import FillCache, fill
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
 from pdlab.bench.slo_search import Search
@@ -42,7 +43,8 @@ class SweepOptions(Frozen):
     ``retry_invalid``: measure each invalid level of ``loads`` once more, after all others, and keep the second
     result whatever it is (`Store.replace`).
     ``hold_s``: how long a request rate is held, at least (without ``prompts_per_level``); 10 times E2EL where that is
-    longer. ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
+    longer. ``fill_cache``: whether KV pools are filled before anything is judged (`pdlab.bench.fill`).
+    ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
     grow to as many (None: half of this machine's cores). ``command`` is kept in the manifest as the
     exact command line.
     """
@@ -61,6 +63,7 @@ class SweepOptions(Frozen):
     shuffle: str | None = None
     prompts_per_level: int | None = None
     hold_s: float = Field(default=levels.HOLD_S, gt=0)
+    fill_cache: FillCache = "auto"
     smoke: bool = False
     resume: bool = False
     force: bool = False
@@ -335,6 +338,10 @@ class _Sweeper:
     def run(self, todo: Sequence[Level], wanted: Sequence[Level], manifest: Manifest) -> None:
         """Measure ``todo``, then what of ``wanted`` is to be retried, then the searches."""
         self._driver.warm_up(self._attempt)
+        if not self._options.smoke:
+            options = self._options
+            words = fill(self._driver, options.workload, options.fill_cache, self._attempt, self._progress.note)
+            self._progress.note(f"KV pools: {words}")
         for level in todo:
             self._level(level)
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))

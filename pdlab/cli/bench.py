@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from pdlab.bench.fill import FillCache, planned
 from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.measure import title
 from pdlab.bench.slo_search import Search
@@ -106,6 +107,9 @@ def parser() -> argparse.ArgumentParser:
     request("--hold-s", type=seconds, metavar="S",
         help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
     request("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
+    request("--fill-cache", choices=get_args(FillCache), default="auto",
+        help="fill every engine's KV pool once before the first level, with prompts of one token each: auto (default; "
+        "where that takes at most 3 minutes, and not on CPUs of this machine), yes, no")  # fmt: skip
     request("--repeats", type=whole(1, MAX_REPEATS), default=1, metavar="N",
         help="measure every level N times, with new prompts (default 1)")  # fmt: skip
     request("--seed", type=seed, default=0, metavar="N",
@@ -159,6 +163,8 @@ def options(argv: Sequence[str]) -> SweepOptions:
         "input_tokens": args.itl, "output_tokens": args.otl, "mode": args.mode, "seed": args.seed,
         "shared_prefix_tokens": args.shared_prefix,
     }  # fmt: skip
+    if args.smoke and args.fill_cache == "yes":
+        raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
     searches = _searches(args)
     if searches and args.smoke:
         raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
@@ -176,6 +182,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         gpus=args.gpus,
         repeats=args.repeats,
         prompts_per_level=args.prompts_per_level,
+        fill_cache=args.fill_cache,
         smoke=args.smoke,
         resume=args.resume,
         force=args.force,
@@ -286,6 +293,10 @@ def table(runs: Sequence[Run]) -> str:
                 f"measured twice: {run.key.stem}; the first result was not valid ({'; '.join(run.replaces.reasons)}) "
                 f"and is kept in {run.replaces.file}"
             )
+    fresh = [run.key.stem for run in runs if run.pool_age is not None and run.pool_age < 1]
+    if fresh:
+        which = "all levels" if len(fresh) == len(runs) else ", ".join(fresh)
+        lines.append(f"on fresh KV pools (given fewer tokens than they hold when the level began): {which}")
     return "\n".join(lines)
 
 
@@ -339,6 +350,7 @@ def describe(asked: SweepOptions) -> str:
     w = asked.workload
     lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
     lines.append(f"workload: {w.mode} {w.input_tokens}:{w.output_tokens}, seed {w.seed}")
+    lines.append(f"KV pools: {planned(asked.fill_cache, w, smoke=asked.smoke)}")
     asked = with_loads(asked, asked.gpus) if asked.gpus is not None else asked
     lines += [
         f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in asked.per_gpu

@@ -218,6 +218,8 @@ class Run(Frozen):
     level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
     ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
     ``front_cores``: cores that ingress and proxy used on their busiest node, where Ray exported that.
+    ``pool_age``: tokens that an engine had been given when the level began, over what its KV pool holds, of the
+    engine where that is least (None: not known); below 1 the pool was fresh.
     ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
@@ -246,6 +248,7 @@ class Run(Frozen):
     client: ClientLoad | None = None
     client_cpu_share: float | None = None
     front_cores: dict[str, float] = Field(default_factory=dict)
+    pool_age: float | None = Field(default=None, ge=0)
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None

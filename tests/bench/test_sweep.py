@@ -259,6 +259,8 @@ def test_a_dry_run_says_what_would_be_measured(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == (
         "dry run: nothing is sent to http://127.0.0.1:8000\n"
         "workload: mixed 5000:250, seed 0\n"
+        "KV pools: filled once before the first level (prompts of 5249 tokens, one token each) where that takes at "
+        "most 3 minutes by the pace of the first ones, and not on CPUs of this machine\n"
         "  2 requests/s: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
         "  2 requests/s, repeat 1: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
         "  highest rate under ttft2000ms-stall500ms-q0.9, from half of what closed loops reached, or 1:\n"
@@ -281,6 +283,8 @@ class Fake:
     def __init__(self, e2el_s: float) -> None:
         self.e2el_s = self.warm_e2el_s = e2el_s
         self.levels: list[Level] = []
+
+    to_fill = None  # how much is not known
 
     def warm_up(self, attempt: int) -> None:
         pass
