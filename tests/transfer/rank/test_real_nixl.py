@@ -77,6 +77,11 @@ def test_every_word_arrives_over_shared_memory(changes: dict[str, Any]) -> None:
     assert result.sizes[-1].descriptors == descriptors
     if not made.scattered:
         assert result.sizes[-1].merged == SHAPE.regions, "a run of blocks is one descriptor"
+    if not changes:
+        assert result.raw_gb_per_s is not None and result.raw_wire is not None
+        assert result.raw_wire.transports == ("cma",)
+        operations = (1 + made.repeats) * (3 + 24) * SHAPE.regions
+        assert result.wire.operations == operations, "those of raw UCX are not counted in"
 
 
 def test_scattered_blocks_and_one_run_of_them_in_turns() -> None:
@@ -88,11 +93,6 @@ def test_scattered_blocks_and_one_run_of_them_in_turns() -> None:
     assert all(finding.wrong_words == 0 for finding in result.findings)
     assert size.merged > SHAPE.regions, "the figures beside them are of scattered blocks"
     assert size.scattered_over_contiguous and size.scattered_over_contiguous > 0
-    if not changes:
-        assert result.raw_gb_per_s is not None and result.raw_wire is not None
-        assert result.raw_wire.transports == ("cma",)
-        operations = (1 + made.repeats) * (3 + 24) * SHAPE.regions
-        assert result.wire.operations == operations, "those of raw UCX are not counted in"
 
 
 @pytest.mark.parametrize("fault", ["swap-blocks", "stale"])
