@@ -23,6 +23,7 @@ PROBE = 2  # of those numbers are in the first part
 SPARE = 1.05  # more than is missing, for requests are not spread evenly
 MOST = 20_000  # of a part: prompts are drawn before they are sent
 MOST_PARTS = 8
+FOR_SOAK = "not filled first, for a soak shows what changes while they fill (--fill-cache yes fills them)"
 ON_CPUS = "not filled on CPUs of this machine (--fill-cache yes, or fill_cache: yes in an experiment, fills them)"
 
 
@@ -38,13 +39,17 @@ class Filled(Protocol):
     def fill(self, requests: int, seed: int, concurrency: int) -> float | None: ...
 
 
-def planned(asked: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False) -> str:
+def planned(
+    asked: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
+) -> str:
     """What `fill` is going to do, in words."""
     how = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
     if smoke:
         return "not filled: a smoke test is short"
     if asked == "no":
         return "not filled (--fill-cache no)"
+    if asked == "auto" and soak:
+        return FOR_SOAK
     if asked == "auto" and local:
         return ON_CPUS
     if asked == "yes":

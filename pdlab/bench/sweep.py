@@ -6,6 +6,7 @@ folder's manifest is written before the first request: a later start knows that 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections import Counter
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
-from pdlab.bench.fill import FillCache, fill
+from pdlab.bench.fill import FOR_SOAK, FillCache, fill
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
 from pdlab.bench.slo_search import Search
@@ -29,6 +30,7 @@ from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.provenance import client_versions, git_state, now
 from pdlab.results.schema import Manifest, Run, SloSearch
+from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
 BASE_URL = "http://127.0.0.1:8000"
@@ -44,9 +46,10 @@ class SweepOptions(Frozen):
     result whatever it is (`Store.replace`).
     ``hold_s``: how long a request rate is held, at least (without ``prompts_per_level``); 10 times E2EL where that is
     longer. ``fill_cache``: whether KV pools are filled before anything is judged (`pdlab.bench.fill`).
-    ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
-    grow to as many (None: half of this machine's cores). ``command`` is kept in the manifest as the
-    exact command line.
+    ``soak_s``: the one load is held that long (``hold_s`` with it) and looked at over time; a closed loop takes as many
+    requests as a short first round of it says. ``shuffle``: a seed that orders the levels at random.
+    ``client_processes``: the load generator may grow to as many (None: half of this machine's cores). ``command`` is
+    kept in the manifest as the exact command line.
     """
 
     loads: tuple[Load, ...] = ()
@@ -64,6 +67,7 @@ class SweepOptions(Frozen):
     prompts_per_level: int | None = None
     hold_s: float = Field(default=levels.HOLD_S, gt=0)
     fill_cache: FillCache = "auto"
+    soak_s: float | None = Field(default=None, gt=0)
     smoke: bool = False
     resume: bool = False
     force: bool = False
@@ -257,6 +261,8 @@ def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[
     kept = {run.key: run for run in store.runs()}
     for level in finished:
         run = kept[level.key]
+        if options.soak_s is not None and run.soak is not None and run.soak.asked_s == options.soak_s:
+            continue
         # A rate is held longer where answers turned out to take long.
         timed = options.prompts_per_level is None and not isinstance(level.load, Closed)
         enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
@@ -338,8 +344,10 @@ class _Sweeper:
     def run(self, todo: Sequence[Level], wanted: Sequence[Level], manifest: Manifest) -> None:
         """Measure ``todo``, then what of ``wanted`` is to be retried, then the searches."""
         self._driver.warm_up(self._attempt)
-        if not self._options.smoke:
-            options = self._options
+        options = self._options
+        if options.soak_s is not None and options.fill_cache == "auto":
+            self._progress.note(f"KV pools: {FOR_SOAK}")
+        elif not options.smoke:
             words = fill(self._driver, options.workload, options.fill_cache, self._attempt, self._progress.note)
             self._progress.note(f"KV pools: {words}")
         for level in todo:
@@ -356,10 +364,29 @@ class _Sweeper:
     def _level(self, level: Level, *, longer: int = 1) -> None:
         level = self._held(level)
         level = level.model_copy(update={"num_requests": level.num_requests * longer})
+        soak_s = self._options.soak_s
+        if soak_s is not None and isinstance(level.load, Closed):
+            level = self._lasting(level, soak_s)
         run, records = self._driver.measure(level)
+        if soak_s is not None:
+            run = run.model_copy(update={"soak": soak(records, run.load, soak_s)})
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
+
+    def _lasting(self, level: Level, soak_s: float) -> Level:
+        """A closed loop that lasts so long, at the pace of a first round of it that nobody keeps."""
+        seed = levels.derive_seed(self._options.workload, "first round", level.seed)
+        self._progress.extend(level.num_requests, levels=0)
+        self._progress.note(
+            f"a first round of {level.num_requests} requests says how many make {soak_s / 60:g} minutes"
+        )
+        first, _ = self._driver.measure(level.model_copy(update={"seed": seed}))
+        self._progress.level_done(describe(first))
+        pace_rps = (first.steady or first.whole).requests_per_s
+        count = min(MAX_REQUESTS, max(level.num_requests, math.ceil(soak_s * pace_rps)))
+        self._progress.extend(count - level.num_requests, levels=0)
+        return level.model_copy(update={"num_requests": count})
 
     def _held(self, level: Level) -> Level:
         """The level, longer where what is known of E2EL asks for it."""
