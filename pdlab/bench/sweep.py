@@ -261,11 +261,11 @@ def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[
     kept = {run.key: run for run in store.runs()}
     for level in finished:
         run = kept[level.key]
-        if options.soak_s is not None and run.soak is not None and run.soak.asked_s == options.soak_s:
-            continue
         # A rate is held longer where answers turned out to take long.
         timed = options.prompts_per_level is None and not isinstance(level.load, Closed)
         enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
+        if options.soak_s is not None:
+            enough = run.soak is not None and run.soak.asked_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
                 f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "

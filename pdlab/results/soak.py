@@ -51,7 +51,7 @@ def soak(records: Sequence[RequestRecord], load: Load, asked_s: float) -> Soak:
 
 def windows(records: Sequence[RequestRecord], width_s: float = WINDOW_S) -> tuple[SoakWindow, ...]:
     """Latencies of the answered requests that arrived in each minute of the load, and tokens of the answers that ended
-    in it. What is left at the end is part of the last one, or one of its own from half a minute on."""
+    in it. What is left at the end is part of the last one, or one of its own beyond half a minute."""
     ends_s = max((record.arrival_s for record in records), default=0.0)
     count = max(1, round(ends_s / width_s))
     edges = [number * width_s for number in range(count)] + [max(ends_s, 1e-9)]
@@ -72,7 +72,7 @@ def windows(records: Sequence[RequestRecord], width_s: float = WINDOW_S) -> tupl
             ttft=metrics.distribution(record.ttft_s for record in found),
             tpot=metrics.distribution(record.tpot_s for record in found),
         )
-        for begin, end, found, made in zip(edges, edges[1:], arrived, tokens, strict=True)
+        for (begin, end), found, made in zip(pairwise(edges), arrived, tokens, strict=True)
     )
 
 
