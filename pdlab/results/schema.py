@@ -227,7 +227,8 @@ class Change(Frozen):
     """One latency in the last third of a load against the first: means, and the last over the first (of geometric means
     of ``blocks`` block means each) with its 95 % interval from ``low`` to ``high``.
 
-    *same*: all of the interval within 5 % of 1; *undecided* where it holds 1 and is wider, or for ``reason``.
+    *same*: all of the interval within 5 % of 1 and around it, or within 1 %; *undecided* where it holds 1 and is wider,
+    or for ``reason``.
     """
 
     verdict: Literal["longer", "shorter", "same", "undecided"]

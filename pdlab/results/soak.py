@@ -1,9 +1,9 @@
 """One load held for long: latencies over time, and whether they changed. Pure.
 
-A change is that of the last third of the steady window against the first. Neighbouring requests are alike, so each
-third is cut into blocks of time and the means of the blocks are the sample (batch means; A. M. Law, Simulation Modeling
-and Analysis, chapter 9): the difference of the means of their logarithms, with Student's t, the variance that of
-both without a slope that they have in common, and larger by what neighbouring blocks still have in common.
+A change is that of the last third of the time against the first (`load_window`). Neighbouring requests are alike, so
+each third is cut into blocks of time and the means of the blocks are the sample (batch means; A. M. Law, Simulation
+Modeling and Analysis, chapter 9): the difference of the means of their logarithms, with Student's t, the variance that
+of both without a slope that they have in common, and larger by what neighbouring blocks still have in common.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from pdlab.core.workload import Load
+from pdlab.core.workload import Closed, Load
 from pdlab.results import metrics
 from pdlab.results.schema import Change, RequestRecord, Soak, SoakWindow
 
@@ -21,7 +21,8 @@ WINDOW_S = 60.0
 BLOCKS, FEWEST_BLOCKS = 10, 4  # in a third
 PER_BLOCK = 3  # requests
 PER_E2EL = 2.0  # times the median E2EL, at least, a block lasts: requests in flight together are no two
-SAME = 0.05  # an interval within so much of no change says that there is none
+SAME = 0.05  # an interval around no change and within so much of it says that there is none
+NOTHING = 0.01  # and one within so much wherever it lies
 MOST_ALIKE = 0.8  # correlation of neighbouring blocks beyond which it is taken to be that
 # Student's t, two-sided 5 %, by degrees of freedom.
 T_LIMIT = {
@@ -36,17 +37,37 @@ LATENCIES: dict[str, Callable[[RequestRecord], float | None]] = {
 
 def soak(records: Sequence[RequestRecord], load: Load, asked_s: float) -> Soak:
     """What a load that was to be held for ``asked_s`` shows over time."""
-    window = metrics.steady_window(records, load)
-    found = metrics.judged(records, load, window)
+    window = load_window(records, load)
+    found = [record for record in metrics.judged(records, load, window) if record.ok] if window else []
     changes = {}
     for name, of in LATENCIES.items():
-        known = [(record.arrival_s, value) for record in found if record.ok and (value := of(record))]
+        known = [(record.arrival_s, value) for record in found if (value := of(record))]
         if window is None or not known:
-            changes[name] = Change(verdict="undecided", reason="there is no steady window")
+            changes[name] = Change(verdict="undecided", reason="no answers while the load is kept up")
             continue
-        e2el_s = median(record.e2el_s or 0.0 for record in found if record.ok)
+        e2el_s = median(record.e2el_s or 0.0 for record in found)
         changes[name] = change(known, window.opens_s, window.closes_s, PER_E2EL * e2el_s)
     return Soak(asked_s=asked_s, windows=windows(records), changes=changes)
+
+
+def load_window(records: Sequence[RequestRecord], load: Load) -> metrics.Window | None:
+    """While the load is kept up: of a closed loop the steady window; of an open one from 2 times the 95th percentile of
+    E2EL on, to the last arrival before the first request that was still in flight when the last one arrived.
+
+    Not the steady window of an open loop, which begins where E2EL stops growing (MSER-5): that is what a soak is to
+    show.
+    """
+    if isinstance(load, Closed):
+        return metrics.steady_window(records, load)
+    took_s = sorted(record.e2el_s for record in records if record.ok and record.e2el_s is not None)
+    if not took_s:
+        return None
+    arrivals_s = [record.arrival_s for record in records]
+    last_s = max(arrivals_s)
+    left_s = min((r.arrival_s for r in records if r.finish_s is not None and r.finish_s > last_s), default=math.inf)
+    closes_s = max((arrival_s for arrival_s in arrivals_s if arrival_s < left_s), default=0.0)
+    window = metrics.Window(min(arrivals_s) + metrics.FILL * metrics.percentile(took_s, 95), closes_s)
+    return window if window.closes_s > window.opens_s else None
 
 
 def windows(records: Sequence[RequestRecord], width_s: float = WINDOW_S) -> tuple[SoakWindow, ...]:
@@ -98,7 +119,9 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
     half = T_LIMIT[max(1, int(freedom / longer))] * error
     low, high = math.exp(difference - half), math.exp(difference + half)
     verdict = "undecided"
-    if low > 1:
+    if low >= 1 - NOTHING and high <= 1 + NOTHING:
+        verdict = "same"
+    elif low > 1:
         verdict = "longer"
     elif high < 1:
         verdict = "shorter"

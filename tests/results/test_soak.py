@@ -10,7 +10,7 @@ from support.queues import served
 
 from pdlab.core.workload import Closed, Level, Open
 from pdlab.results.schema import Change, RequestRecord, Soak
-from pdlab.results.soak import change, changes, soak, windows
+from pdlab.results.soak import change, changes, load_window, soak, windows
 
 Known = list[tuple[float, float]]
 
@@ -82,7 +82,22 @@ def test_latencies_of_a_load_over_time() -> None:
     assert found.asked_s == 1800 and len(found.windows) == 30
     assert found.changes["tpot"].verdict == "longer" and found.changes["ttft"].verdict == "same"
     assert "TTFT the same in the last third: +0.0 % (+0.0 to +0.0, 95 %)" in changes(found)
-    assert "TPOT longer in the last third: +2" in changes(found)
+    assert "TPOT longer in the last third: +5" in changes(found)
+
+
+@pytest.mark.parametrize("load", [Open(rate_rps=2), Closed(concurrency=1)])
+def test_a_jump_at_half_time_is_no_system_that_fills(load: Open | Closed) -> None:
+    """By the rule that opens an open loop's steady window (MSER-5) its first half would be cut."""
+    chance = random.Random(1)
+    sent = [record(i / 2, tpot_s=(0.01 if i < 1800 else 0.016) * chance.gauss(1, 0.05)) for i in range(3600)]
+    found = soak(sent, load, 1800).changes["tpot"]
+    assert found.verdict == "longer" and found.ratio == pytest.approx(1.6, rel=0.01)
+
+
+def test_load_is_kept_up_to_the_end_of_what_is_looked_at() -> None:
+    found = load_window([record(i / 2, ttft_s=5.0) for i in range(100)], Open(rate_rps=2))
+    assert found is not None and found.opens_s == pytest.approx(2 * 5.1) and found.closes_s == 44.0
+    assert load_window([record(i / 2, ttft_s=30.0) for i in range(100)], Open(rate_rps=2)) is None
 
 
 def test_one_token_has_no_tpot_and_nothing_answered_no_window() -> None:
@@ -92,7 +107,9 @@ def test_one_token_has_no_tpot_and_nothing_answered_no_window() -> None:
     failed = [RequestRecord(arrival_s=0.0, input_tokens=1, output_tokens=0, error="x")] * 30
     found = soak(failed, Closed(concurrency=4), 60)
     assert {each.verdict for each in found.changes.values()} == {"undecided"}
-    assert changes(found) == ("TTFT undecided: there is no steady window; TPOT undecided: there is no steady window")
+    assert changes(found) == (
+        "TTFT undecided: no answers while the load is kept up; TPOT undecided: no answers while the load is kept up"
+    )
 
 
 def test_words_of_an_interval_that_cannot_tell() -> None:
