@@ -3,7 +3,7 @@
 A change is that of the last third of the time against the first (`load_window`). Neighbouring requests are alike, so
 each third is cut into blocks of time and the means of the blocks are the sample (batch means; A. M. Law, Simulation
 Modeling and Analysis, chapter 9): the difference of the means of their logarithms, with Student's t, the variance that
-of both without a slope that they have in common, and larger by what neighbouring blocks still have in common.
+of both around a line through each, and larger by what neighbouring blocks still have in common.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ PER_E2EL = 2.0  # times the median E2EL, at least, a block lasts: requests in fl
 SAME = 0.05  # an interval around no change and within so much of it says that there is none
 NOTHING = 0.01  # and one within so much wherever it lies
 MOST_ALIKE = 0.8  # correlation of neighbouring blocks beyond which it is taken to be that
+LEAST_FREEDOM = 6  # by trials: fewer make a change inside of a third hide the one between them
+BIAS = 3.0  # by trials on queues that do not change
 # Student's t, two-sided 5 %, by degrees of freedom.
 T_LIMIT = {
     1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
@@ -110,13 +112,13 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
     if blocks < FEWEST_BLOCKS:
         return Change(verdict="undecided", reason="too few requests to tell: hold the load longer")
     first, last = ([math.log(fmean(block)) for block in third] for third in thirds)
-    off = _levelled(first, last)
+    off = [_levelled(third) for third in (first, last)]
     alike = _alike(off)
     longer = (1 + alike) / (1 - alike)
-    freedom = 2 * blocks - 3
+    freedom = 2 * (blocks - 2)
     error = math.sqrt(longer * 2 / blocks * math.fsum(value**2 for third in off for value in third) / freedom)
     difference = fmean(last) - fmean(first)
-    half = T_LIMIT[max(1, int(freedom / longer))] * error
+    half = T_LIMIT[max(LEAST_FREEDOM, int(freedom / longer))] * error
     low, high = math.exp(difference - half), math.exp(difference + half)
     verdict = "undecided"
     if low >= 1 - NOTHING and high <= 1 + NOTHING:
@@ -144,22 +146,21 @@ def _cut(known: Sequence[tuple[float, float]], begins_s: float, lasts_s: float, 
     return found
 
 
-def _levelled(*thirds: Sequence[float]) -> list[list[float]]:
-    """What is left of each third without its mean and the slope that both have in common: what changes steadily changes
-    inside of them too, which is no scatter."""
-    middle = (len(thirds[0]) - 1) / 2
-    off = [[value - fmean(third) for value in third] for third in thirds]
-    slope = math.fsum((i - middle) * value for third in off for i, value in enumerate(third))
-    slope /= math.fsum((i - middle) ** 2 for third in off for i in range(len(third)))
-    return [[value - slope * (i - middle) for i, value in enumerate(third)] for third in off]
+def _levelled(third: Sequence[float]) -> list[float]:
+    """What is left of a third without its line (least squares): what changes steadily changes inside of it too, which
+    is no scatter."""
+    middle, mean = (len(third) - 1) / 2, fmean(third)
+    slope = math.fsum((i - middle) * value for i, value in enumerate(third))
+    slope /= math.fsum((i - middle) ** 2 for i in range(len(third)))
+    return [value - mean - slope * (i - middle) for i, value in enumerate(third)]
 
 
 def _alike(thirds: Sequence[Sequence[float]]) -> float:
     """Correlation of neighbouring blocks, of both thirds together, from 0 to MOST_ALIKE. What so few values show of it
-    is too low by about 1.5 / their number, which is added."""
+    is too low by about BIAS / their number, which is added."""
     squares = math.fsum(value**2 for third in thirds for value in third)
     pairs = math.fsum(a * b for third in thirds for a, b in pairwise(third))
-    return min(MOST_ALIKE, max(0.0, pairs / squares + 1.5 / len(thirds[0]))) if squares else 0.0
+    return min(MOST_ALIKE, max(0.0, pairs / squares + BIAS / len(thirds[0]))) if squares else 0.0
 
 
 def changes(found: Soak) -> str:
