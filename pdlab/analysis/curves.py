@@ -151,7 +151,8 @@ class Point(Figures):
     Where some repeats are valid, the means are over these and ``excluded`` counts the others; where
     none is, they are over the invalid ones and ``valid`` is False. ``samples`` are the repeats that
     the means are over, ``study`` is what stands beside it and tells how repeats scatter at large.
-    ``first_reasons``: why the first results of repeats that were measured twice were invalid.
+    ``first_reasons``: why the first results of repeats that were measured twice were invalid. ``fresh``: some of its
+    repeats began on a KV pool that had never been full.
     """
 
     kind: LoadKind
@@ -162,6 +163,7 @@ class Point(Figures):
     reasons: tuple[str, ...] = ()
     first_reasons: tuple[str, ...] = ()
     valid: bool = True
+    fresh: bool = False
     study: InstanceOf[Study[Sample]] | None = Field(default=None, exclude=True, repr=False)
 
     @property
@@ -399,6 +401,7 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         reasons=tuple(dict.fromkeys(reason for run in runs for reason in run.validity.reasons)),
         first_reasons=tuple(dict.fromkeys(r for run in runs if run.replaces for r in run.replaces.reasons)),
         valid=bool(valid),
+        fresh=any(run.pool_age is not None and run.pool_age < 1 for run in used),
         requests_per_s=fmean(s.requests_per_s for s in summaries),
         input_tokens_per_s=fmean(s.input_tokens_per_s for s in summaries),
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),

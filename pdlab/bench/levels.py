@@ -70,6 +70,16 @@ def warmup_seed(workload: Workload, *, smoke: bool = False, attempt: int = 0) ->
     return derive_seed(workload, "smoke-warm-up" if smoke else "warm-up", attempt)
 
 
+def fill_seed(workload: Workload, part: int, *, attempt: int = 0) -> int:
+    """Seed of one part of what fills KV pools: like no level's, so that none finds its prompts in the prefix cache."""
+    return derive_seed(workload, "fill", part, attempt)
+
+
+def fill_tokens(workload: Workload) -> int:
+    """Length of a prompt that fills KV pools: what a whole request of the workload leaves there."""
+    return workload.sent_input_tokens + workload.sent_output_tokens - 1
+
+
 def warmup_requests(deployment: Deployment | None) -> int:
     """Warm-up prompts: two for every pair of a prefill and a decode engine (or for every
     collocated engine), at least 8; 8 when the deployment is not known."""

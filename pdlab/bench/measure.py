@@ -95,6 +95,41 @@ class Driver:
         )
         self._progress.level_done(f"{len(failed)} of {len(answer.records)} failed" if failed else "done")
 
+    @property
+    def local(self) -> bool:
+        """Whether the engines are on CPUs of this machine."""
+        return self._target.manifest.local
+
+    @property
+    def to_fill(self) -> float | None:
+        """See `Snapshot.to_fill`, of the counters that were read last."""
+        return self._snapshot.to_fill if self._snapshot else None
+
+    @property
+    def engines(self) -> int:
+        """Engines whose KV pools are known."""
+        return len((self._snapshot.kv_pools if self._snapshot else None) or {})
+
+    def fill(self, requests: int, seed: int, concurrency: int) -> float | None:
+        """Send prompts as long as a whole request of the workload, of which each asks for one token, and read the
+        counters. Returns how many were answered per second; None where one failed."""
+        workload = self._workload
+        tokens = levels.fill_tokens(workload)
+        self._progress.extend(requests, levels=0)
+        self._progress.level(f"filling KV pools, prompts of {tokens} tokens", requests, counts=False)
+        asked = self.warmup_level(0).model_copy(
+            update={
+                "name": "fill", "input_tokens": tokens, "output_tokens": 1, "num_requests": requests, "seed": seed,
+                "prefix_tokens": 0, "concurrency": min(requests, concurrency),
+            }
+        )  # fmt: skip
+        answer = self._run(asked)
+        ends = [record.finish_s for record in answer.records if record.ok and record.finish_s is not None]
+        self._read_counters(len(ends), sent=None)
+        failed = requests - len(ends)
+        self._progress.level_done(f"{failed} of {requests} failed" if failed else "done")
+        return None if failed or not ends else requests / max(ends)
+
     def warmup_level(self, attempt: int) -> ClientLevel:
         workload, target = self._workload, self._target
         requests = levels.warmup_requests(target.manifest.deployment)
@@ -205,6 +240,7 @@ class Driver:
             ),
             client_cpu_share=answer.cpu_share,
             front_cores=self._watch.front_cores,
+            pool_age=before.pool_age if before else None,
             started_at=answer.started_at,
             finished_at=answer.finished_at,
         )

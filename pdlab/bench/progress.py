@@ -31,10 +31,10 @@ class Progress:
 
             self._bar = tqdm(total=total, unit="req", file=self._stream, dynamic_ncols=True, leave=False)
 
-    def extend(self, requests: int) -> None:
-        """One more level of so many requests is to come, that could not be foreseen."""
+    def extend(self, requests: int, levels: int = 1) -> None:
+        """One more level (or ``levels``) of so many requests is to come, that could not be foreseen."""
         self._total += requests
-        self._levels += 1
+        self._levels += levels
         if self._bar is not None:
             self._bar.total = self._total
 
@@ -141,7 +141,7 @@ class ExperimentProgress(Progress):
     def begin(self, total: int, levels: int) -> None:
         self._requests += total
 
-    def extend(self, requests: int) -> None:
+    def extend(self, requests: int, levels: int = 1) -> None:
         self._requests += requests
 
     def level(self, title: str, requests: int, *, counts: bool = True) -> None:

@@ -6,6 +6,7 @@ folder's manifest is written before the first request: a later start knows that 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections import Counter
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
+from pdlab.bench.fill import FOR_SOAK, FillCache, fill
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
 from pdlab.bench.slo_search import Search
@@ -28,6 +30,7 @@ from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.provenance import client_versions, git_state, now
 from pdlab.results.schema import Manifest, Run, SloSearch
+from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
 BASE_URL = "http://127.0.0.1:8000"
@@ -42,9 +45,11 @@ class SweepOptions(Frozen):
     ``retry_invalid``: measure each invalid level of ``loads`` once more, after all others, and keep the second
     result whatever it is (`Store.replace`).
     ``hold_s``: how long a request rate is held, at least (without ``prompts_per_level``); 10 times E2EL where that is
-    longer. ``shuffle``: a seed that orders the levels at random. ``client_processes``: the load generator may
-    grow to as many (None: half of this machine's cores). ``command`` is kept in the manifest as the
-    exact command line.
+    longer. ``fill_cache``: whether KV pools are filled before anything is judged (`pdlab.bench.fill`).
+    ``soak_s``: the one load is held that long (``hold_s`` with it) and looked at over time; a closed loop takes as many
+    requests as a short first round of it says. ``shuffle``: a seed that orders the levels at random.
+    ``client_processes``: the load generator may grow to as many (None: half of this machine's cores). ``command`` is
+    kept in the manifest as the exact command line.
     """
 
     loads: tuple[Load, ...] = ()
@@ -61,6 +66,8 @@ class SweepOptions(Frozen):
     shuffle: str | None = None
     prompts_per_level: int | None = None
     hold_s: float = Field(default=levels.HOLD_S, gt=0)
+    fill_cache: FillCache = "auto"
+    soak_s: float | None = Field(default=None, gt=0)
     smoke: bool = False
     resume: bool = False
     force: bool = False
@@ -257,6 +264,8 @@ def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[
         # A rate is held longer where answers turned out to take long.
         timed = options.prompts_per_level is None and not isinstance(level.load, Closed)
         enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
+        if options.soak_s is not None:
+            enough = run.soak is not None and run.soak.asked_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
                 f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "
@@ -337,6 +346,12 @@ class _Sweeper:
     def run(self, todo: Sequence[Level], wanted: Sequence[Level], manifest: Manifest) -> None:
         """Measure ``todo``, then what of ``wanted`` is to be retried, then the searches."""
         self._driver.warm_up(self._attempt)
+        options = self._options
+        if options.soak_s is not None and options.fill_cache == "auto":
+            self._progress.note(f"KV pools: {FOR_SOAK}")
+        elif not options.smoke:
+            words = fill(self._driver, options.workload, options.fill_cache, self._attempt, self._progress.note)
+            self._progress.note(f"KV pools: {words}")
         for level in todo:
             self._level(level)
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
@@ -351,10 +366,29 @@ class _Sweeper:
     def _level(self, level: Level, *, longer: int = 1) -> None:
         level = self._held(level)
         level = level.model_copy(update={"num_requests": level.num_requests * longer})
+        soak_s = self._options.soak_s
+        if soak_s is not None and isinstance(level.load, Closed):
+            level = self._lasting(level, soak_s)
         run, records = self._driver.measure(level)
+        if soak_s is not None:
+            run = run.model_copy(update={"soak": soak(records, run.load, soak_s)})
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
+
+    def _lasting(self, level: Level, soak_s: float) -> Level:
+        """A closed loop that lasts so long, at the pace of a first round of it that nobody keeps."""
+        seed = levels.derive_seed(self._options.workload, "first round", level.seed)
+        self._progress.extend(level.num_requests, levels=0)
+        self._progress.note(
+            f"a first round of {level.num_requests} requests says how many make {soak_s / 60:g} minutes"
+        )
+        first, _ = self._driver.measure(level.model_copy(update={"seed": seed}))
+        self._progress.level_done(describe(first))
+        pace_rps = (first.steady or first.whole).requests_per_s
+        count = min(MAX_REQUESTS, max(level.num_requests, math.ceil(soak_s * pace_rps)))
+        self._progress.extend(count - level.num_requests, levels=0)
+        return level.model_copy(update={"num_requests": count})
 
     def _held(self, level: Level) -> Level:
         """The level, longer where what is known of E2EL asks for it."""

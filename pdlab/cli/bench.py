@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from pdlab.bench.fill import FillCache, planned
 from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.measure import title
 from pdlab.bench.slo_search import Search
@@ -47,6 +48,7 @@ from pdlab.core.text import aligned, choices
 from pdlab.core.workload import Closed, Load, Open, Ramp, WorkloadMode, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
+from pdlab.results.soak import changes
 
 INVALID = 3
 EPILOG = """\
@@ -109,6 +111,11 @@ def parser() -> argparse.ArgumentParser:
     request("--hold-s", type=seconds, metavar="S",
         help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
     request("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
+    request("--fill-cache", choices=get_args(FillCache), default="auto",
+        help="fill every engine's KV pool once before the first level, with prompts of one token each: auto (default; "
+        "where that takes at most 3 minutes, and not on CPUs of this machine), yes, no")  # fmt: skip
+    request("--soak", type=above_zero, metavar="MINUTES",
+        help="hold the one load for MINUTES and show TPOT and TTFT over time")  # fmt: skip
     request("--repeats", type=whole(1, MAX_REPEATS), default=1, metavar="N",
         help="measure every level N times, with new prompts (default 1)")  # fmt: skip
     request("--seed", type=seed, default=0, metavar="N",
@@ -161,13 +168,17 @@ def options(argv: Sequence[str]) -> SweepOptions:
     workload = workload_of_flags(
         args.itl, args.otl, args.lengths, mode=args.mode, seed=args.seed, shared_prefix_tokens=args.shared_prefix
     )
+    if args.smoke and args.fill_cache == "yes":
+        raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
     searches = _searches(args)
     if searches and args.smoke:
         raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
     loads = _loads(args, implied=not searches)
+    soak_s = _soak_s(args, loads)
     return SweepOptions(
         loads=loads,
-        hold_s=_hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
+        hold_s=soak_s or _hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
+        soak_s=soak_s,
         per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
         searches=searches,
         workload=workload,
@@ -178,6 +189,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         gpus=args.gpus,
         repeats=args.repeats,
         prompts_per_level=args.prompts_per_level,
+        fill_cache=args.fill_cache,
         smoke=args.smoke,
         resume=args.resume,
         force=args.force,
@@ -187,6 +199,22 @@ def options(argv: Sequence[str]) -> SweepOptions:
         client_processes=args.client_processes,
         command=shlex.join(["./run_bm.sh", *argv]),
     )
+
+
+def _soak_s(args: argparse.Namespace, loads: Sequence[Load]) -> float | None:
+    """Raises UsageError for flags that ask for anything but one load held for long."""
+    if args.soak is None:
+        return None
+    per_gpu = parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else ()
+    if len(loads) + len(per_gpu) != 1 or any(isinstance(load, Ramp) for load in loads) or args.slo is not None:
+        raise UsageError("--soak holds one load: give one --concurrency or one --request-rate, and no --ramp or --slo")
+    unused = {"--hold-s": args.hold_s is not None, "--final": args.final, "--smoke": args.smoke,
+              "--prompts-per-level": args.prompts_per_level is not None, "--repeats": args.repeats != 1}  # fmt: skip
+    if given := [flag for flag, there in unused.items() if there]:
+        raise UsageError(f"--soak says how long the load is held, once: leave {given[0]} out")
+    if 60 * args.soak > MAX_HOLD_S:
+        raise UsageError(f"--soak {args.soak:g}: a load is held for at most {MAX_HOLD_S / 60:g} minutes, a day")
+    return float(60 * args.soak)
 
 
 def _hold_s(args: argparse.Namespace, *, timed: bool) -> float:
@@ -288,6 +316,11 @@ def table(runs: Sequence[Run]) -> str:
                 f"measured twice: {run.key.stem}; the first result was not valid ({'; '.join(run.replaces.reasons)}) "
                 f"and is kept in {run.replaces.file}"
             )
+    fresh = [run.key.stem for run in runs if run.pool_age is not None and run.pool_age < 1]
+    if fresh:
+        which = "all levels" if len(fresh) == len(runs) else ", ".join(fresh)
+        lines.append(f"on fresh KV pools (given fewer tokens than they hold when the level began): {which}")
+    lines += [f"{run.key.stem} over {len(run.soak.windows)} minutes: {changes(run.soak)}" for run in runs if run.soak]
     return "\n".join(lines)
 
 
@@ -341,6 +374,7 @@ def describe(asked: SweepOptions) -> str:
     w = asked.workload
     lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
     lines.append(f"workload: {w.mode} {w.label}, seed {w.seed}")
+    lines.append(f"KV pools: {planned(asked.fill_cache, w, smoke=asked.smoke, soak=asked.soak_s is not None)}")
     asked = with_loads(asked, asked.gpus) if asked.gpus is not None else asked
     lines += [
         f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in asked.per_gpu
@@ -349,6 +383,8 @@ def describe(asked: SweepOptions) -> str:
         held = ""
         if not isinstance(level.load, Closed) and asked.prompts_per_level is None and not asked.smoke:
             held = f", held for {asked.hold_s:g} s, or 10 times E2EL where that is longer"
+        if asked.soak_s is not None and isinstance(level.load, Closed):
+            held = f" tell how many requests make {asked.soak_s / 60:g} minutes, for which it is then held"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
     for search in asked.searches:

@@ -17,6 +17,7 @@ from pathlib import Path
 from pdlab.analysis.phase_ratio import report
 from pdlab.bench.experiment.run import RunOptions, RunResult, run
 from pdlab.bench.experiment.schedule import Plan, earlier_record, launch_s, left, make_plan, part_s, visit_s
+from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
 from pdlab.core.arguments import OneLineParser, check_folder, exit_code, port, positive
@@ -130,6 +131,11 @@ def describe(plan: Plan, folder: Path, *, resume: bool = False) -> str:
             )
             what = "; ".join(filter(None, [loads, searches]))
             lines.append(f"  {part.folder}: {w.mode} {w.label}; {what} (about {minutes(seconds)})")
+    parts, local = [part for visit in plan.visits for part in visit.parts], file.where.local is not None
+    lines += [
+        f"KV pools: {words} (not in the times below)"
+        for words in dict.fromkeys(planned(file.fill_cache, part.workload, local=local) for part in parts)
+    ]
     lines.append("order, drawn from seed " + str(file.seed))
     total = 0.0
     for number, visit in enumerate(plan.visits, start=1):

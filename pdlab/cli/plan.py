@@ -147,7 +147,14 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--assume-merged",
         action="store_true",
-        help="scattered KV blocks are not copied one by one, as test_nixl_connector_ray.py --random-blocks showed",
+        help="scattered KV blocks within a node are not copied one by one",
+    )
+    how.add_argument(
+        "--blocks",
+        type=Path,
+        metavar="FILE",
+        help="what they cost on your nodes, in place of that guess: the --json of test_nixl_connector_ray.py "
+        "--strategy pack --compare-blocks",
     )
     how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
     how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
@@ -253,7 +260,7 @@ def _applies(args: argparse.Namespace) -> None:
     ]
     slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
     cluster = ["--node", "--gpus", "--placement", "--top"]
-    blocks = ["--assume-merged", "--goodput-map", "--measured", "--price-per-gpu-hour"]
+    blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
         unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks]
         not_for(args, parser(), unused, "--predict: the file's columns say it")
@@ -265,11 +272,13 @@ def _applies(args: argparse.Namespace) -> None:
             "--compare: the measured runs say what is predicted",
         )
     elif args.explain:
-        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[1:]], "--explain")
+        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:]], "--explain")
     else:
         not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
         if args.goodput_map is None:
             not_for(args, parser(), ["--measured", "--price-per-gpu-hour"], "a plan without --goodput-map")
+    if args.blocks and args.assume_merged:
+        raise UsageError("--blocks measured what --assume-merged guesses: leave --assume-merged out")
     if args.rate and args.concurrency:
         raise UsageError("--rate and --concurrency exclude each other: plan for one load")
 
@@ -355,6 +364,7 @@ def _nodes() -> list[str]:
 def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
     from pdlab.core.workload import Workload
     from pdlab.plan.planner import Scene
+    from pdlab.sim.kv_transfer import with_scattered_blocks
 
     if args.burstiness and not args.rate:
         raise UsageError("--burstiness is of arrivals at a rate; give --rate too")
@@ -362,6 +372,12 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
     if trace is not None:
         means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
+    blocks = None
+    if args.blocks is not None:
+        from pdlab.plan.scattered_blocks import read
+
+        blocks = read(args.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
+        hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
     return Scene(
         hardware,
         shape,
@@ -372,6 +388,7 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
         args.burstiness or 1.0,
         trace,
         not args.assume_merged,
+        blocks,
     )
 
 

@@ -234,7 +234,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.core.errors import UsageError
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
-    from pdlab.report import sections, tables, verdicts
+    from pdlab.report import sections, soaks, tables, verdicts
     from pdlab.results.store import experiment_folders, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
@@ -303,6 +303,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
     if args.price_per_gpu_hour is not None:
         texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour))
+    held = soaks.held([each.experiment for each in loaded])
+    texts += [soaks.text(each) for each in held]
     if show_tables:
         print("\n\n".join(text for text in [tables.render(curves, view), *texts] if text), end="\n\n")
     if draw:
@@ -311,6 +313,10 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         scales = {"log_latency": args.log_latency, "log_load": args.log_concurrency}
         plots.draw(curves, view, plot_path, **scales, remarks=[*args.note, *([doubt] if doubt else [])])
         print(f"Plot: {plot_path}")
+        if held:
+            over_time = plot_path.with_stem(f"{plot_path.stem}-over-time")
+            soaks.draw(held, over_time)
+            print(f"Plot over time: {over_time}")
     answers = []
     for slo in slos:
         found = goodput.pick(curves, slo, view)

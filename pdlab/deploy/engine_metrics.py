@@ -7,6 +7,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -20,13 +21,15 @@ TIMEOUT_S = 30.0  # a page of Ray's agent takes seconds where all cores are busy
 AGAIN_S = 0.2
 _LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
 _SAMPLE = re.compile(
-    rf"^(?:ray_)?vllm[:_](?P<name>\w+?)(?P<total>_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)", re.MULTILINE
+    rf"^(?:ray_)?(?:vllm[:_]|pdlab_)(?P<name>\w+?)(?P<total>_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)",
+    re.MULTILINE,
 )
 _RAY = 'otel_scope_name="ray._private.telemetry.'
 
 
 class Sample(NamedTuple):
-    """One line of a page; ``name`` is vLLM's, without ``vllm:``, ``ray_`` and a counter's ``_total``."""
+    """One line of a page; ``name`` is vLLM's, without ``vllm:``, ``ray_`` and a counter's ``_total``, or that of what
+    pdlab's own servers tell (`pdlab.deploy.serving.pool`), without ``pdlab_``."""
 
     name: str
     labels: str
@@ -111,16 +114,51 @@ _IMPLIED = {
 }
 
 
+# What an engine has put into its KV pool: all tokens but those whose blocks were there already.
+_SERVED = {"prompt_tokens": 1.0, "generation_tokens": 1.0, "prefix_cache_hits": -1.0}
+
+
+class KvPool(Frozen):
+    """One engine's KV pool: of which pool of engines, how many tokens it holds, how many it has been given since the
+    engine's start."""
+
+    role: str
+    tokens: float = Field(gt=0)
+    served: float
+
+    @property
+    def age(self) -> float:
+        """Below 1 blocks of it were never used."""
+        return self.served / self.tokens
+
+
 class Snapshot(Frozen):
     """All counters at one moment: NIXL's over the decode engines, the engines' per pool, and every Ray
     Serve replica that has samples on the pages (those of deployments that are gone included), with the
-    requests that it has finished. ``delayed``: they came through Ray, which exports them now and then."""
+    requests that it has finished. ``kv_pools``: by replica, None where the size of one of them is not known.
+    ``delayed``: they came through Ray, which exports them now and then."""
 
     nixl: NixlCounters
     engines: dict[str, EngineCounters]
     replicas: tuple[str, ...]
     finished_by: dict[str, float] = Field(default_factory=dict)
+    kv_pools: dict[str, KvPool] | None = None
     delayed: bool = False
+
+    @property
+    def pool_age(self) -> float | None:
+        """Tokens served over what the KV pool holds, of the engine where that is least; None where it is not known."""
+        return min(pool.age for pool in self.kv_pools.values()) if self.kv_pools else None
+
+    @property
+    def to_fill(self) -> float | None:
+        """Tokens of prompts, spread evenly, that the deployment must still be sent so that every KV pool has been
+        filled once: each prompt goes to one engine of every role. None where that is not known."""
+        if not self.kv_pools:
+            return None
+        found = list(self.kv_pools.values())
+        engines = Counter(pool.role for pool in found)
+        return max(0.0, max(engines[pool.role] * (pool.tokens - pool.served) for pool in found))
 
     @property
     def finished(self) -> float | None:
@@ -143,8 +181,12 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
     buckets: dict[str, dict[str, dict[str, float]]] = {}
     seen: dict[str, None] = {}
     finished_by: dict[str, float] = {}
+    held: dict[str, float] = {}
+    served: dict[str, float] = {}
     delayed = False
     for sample in (sample for page in pages for sample in samples(page)):
+        if (size := _pool_tokens(sample)) is not None:
+            held[sample.label("ReplicaId") or ""] = size
         field, histogram = _FIELDS.get(sample.name), _HISTOGRAMS.get(sample.name)
         if field is None and histogram is None:
             continue
@@ -157,6 +199,8 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
         if replicas and replica not in replicas:
             continue
         name = pools.get(replica or "", "collocated")
+        if field in _SERVED:
+            served[replica or ""] = served.get(replica or "", 0.0) + _SERVED[field] * sample.value
         if histogram and sample.through_ray:
             counts = buckets.setdefault(name, {}).setdefault(histogram, {})
             end = sample.label("le") or "?"
@@ -174,8 +218,34 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
         engines=engines,
         replicas=tuple(seen),
         finished_by=finished_by,
+        kv_pools=_kv_pools(held, served, pools),
         delayed=delayed,
     )
+
+
+def _pool_tokens(sample: Sample) -> float | None:
+    """Tokens that an engine's KV pool holds: blocks times tokens of a block, whatever layers share them. vLLM tells
+    them as labels of a gauge that it sets once, which Ray's pages show for two exports only; pdlab's servers count them
+    up once more where Ray keeps them."""
+    if sample.name == "kv_pool_tokens":
+        return sample.value or None
+    if sample.name != "cache_config_info":
+        return None
+    sizes = [sample.label(name) or "" for name in ("num_gpu_blocks", "block_size")]
+    return float(int(sizes[0]) * int(sizes[1])) or None if all(size.isdecimal() for size in sizes) else None
+
+
+def _kv_pools(
+    held: Mapping[str, float], served: Mapping[str, float], pools: Mapping[str, str]
+) -> dict[str, KvPool] | None:
+    """Of the engines in ``pools``; where nobody published which there are, of those that tell."""
+    engines = pools or {replica: "collocated" for replica in {*held, *served}}
+    if not engines or not all(replica in held for replica in engines):
+        return None
+    return {
+        replica: KvPool(role=role, tokens=held[replica], served=served.get(replica, 0.0))
+        for replica, role in engines.items()
+    }
 
 
 def read_snapshot(

@@ -17,6 +17,7 @@ REQUESTS_PER_UNIT = 10
 LAUNCH_S = {"cluster": 300.0, "local": 60.0}
 TTFT_S, TPOT_S = {"cluster": 0.5, "local": 0.3}, {"cluster": 0.012, "local": 0.015}
 SWEEP_START_S, LEVEL_END_S = 60.0, 12.0
+FILL_S = {"cluster": 60.0, "local": 0.0}  # of the KV pools
 LIMIT = 3.0  # times the estimate, within
 LEAST_LIMIT_S, MOST_LIMIT_S = 300.0, 1500.0
 MOST_TOTAL_S = 3600.0
@@ -160,7 +161,8 @@ def _transfer(out: Path, strategy: str, where: str, backends: str, model: str) -
     return Step(
         name=f"transfer {strategy}",
         title=f"KV transfer itself, {strategy}, {backends.replace(',', ' and ')}",
-        command=("check-transfer", "--strategy", strategy, "--prefill-tp", tp, "--decode-tp", tp, "--random-blocks",
+        command=("check-transfer", "--strategy", strategy, "--prefill-tp", tp, "--decode-tp", tp,
+                 "--compare-blocks" if strategy == "pack" else "--random-blocks",
                  "--backends", backends, *size, "--json", str(out / file)),
         estimate_s=60.0 if local else 120.0,
         advice="the verdict names cause and remedy (docs/debugging.md); CORRUPT on one backend alone is its fault",
@@ -221,9 +223,10 @@ def _deployment(
 
 
 def sweep_s(where: Literal["local", "cluster"], output_tokens: int) -> float:
-    """Seconds of a sweep: a closed loop of N sends 10 N requests, so that a level takes ten times a request's time."""
+    """Seconds of a sweep: a closed loop of N sends 10 N requests, so that a level takes ten times a request's time.
+    KV pools are filled before it."""
     request_s = TTFT_S[where] + output_tokens * TPOT_S[where]
-    return SWEEP_START_S + len(LEVELS[where]) * (REQUESTS_PER_UNIT * request_s + LEVEL_END_S)
+    return SWEEP_START_S + FILL_S[where] + len(LEVELS[where]) * (REQUESTS_PER_UNIT * request_s + LEVEL_END_S)
 
 
 def total_s(steps: tuple[Step, ...]) -> float:

@@ -25,6 +25,7 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist
 from pdlab.plan.rate_matching import Matcher, unit_of
+from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.results.slo import within
 from pdlab.sim.engine import MAX_SEQUENCES
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
@@ -118,6 +119,8 @@ class Scene:
     burstiness: float = 1.0
     trace: Trace | None = None
     scattered: bool = True
+    blocks: ScatteredBlocks | None = None
+    """What scattered blocks cost where that was measured; ``hardware`` has it then, and no case is open."""
 
     @property
     def longest(self) -> Workload:
@@ -129,7 +132,7 @@ class Scene:
     def depends(self, deployment: Deployment) -> bool:
         """Whether it matters to this deployment if scattered blocks are copied one by one."""
         topology = deployment.topology
-        if isinstance(topology, Collocated):
+        if isinstance(topology, Collocated) or self.blocks is not None:
             return False
         return transfer_costs(self.hardware, self.shape, topology, link_of(deployment)).depend_on_age
 

@@ -134,6 +134,12 @@ def _remarks(plan: Plan, slo: Slo) -> list[str]:
 
 def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
     """What of the plan depends on whether scattered blocks are copied one by one, both cases side by side."""
+    if scene.blocks is not None:
+        return [
+            "KV pools are simulated as they are once each has served more tokens than it holds (minutes): free blocks "
+            "lie apart.",
+            scene.blocks.text,
+        ]
     if not plan.other:
         return []
     base = plan.best_candidate(collocated=True)
@@ -160,8 +166,8 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
         "",
         table(head, rows, left=(0,)),
         "",
-        "Which it is on your nodes: debug/test_nixl_connector_ray.py --strategy pack with and without --random-blocks; "
-        "as fast with: --assume-merged.",
+        f"What it is on your nodes: debug/test_nixl_connector_ray.py --strategy pack --compare-blocks --model "
+        f"{scene.shape.name} --json blocks.json, then this plan with --blocks blocks.json.",
     ]
 
 

@@ -25,7 +25,7 @@ from pdlab.core import text as core_text
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.text import counted
-from pdlab.report import tables, verdicts
+from pdlab.report import soaks, tables, verdicts
 from pdlab.report.html_data import RATES, figures
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
@@ -105,6 +105,13 @@ def render(contents: Contents) -> str:
         groups=_groups(columns),
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
         level_count=len(points),
+        soaks=[
+            {
+                "sentence": each.sentence,
+                "drawings": [d for metric in soaks.METRICS if (d := soaks.drawing(each, metric))],
+            }
+            for each in soaks.held([loaded.experiment for loaded in contents.loaded])
+        ],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
         audit_summary=_audit_summary(findings, len(contents.loaded)),

@@ -37,7 +37,7 @@ def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
         lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
     if published := [curve.label for curve in curves if curve.published is not None]:
         lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
-    return lines + invalid_notes(curves)
+    return [*lines, *_fresh_notes(own(curves)), *invalid_notes(curves)]
 
 
 def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
@@ -57,6 +57,21 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
                 "scatter between starts of the deployment is not included."
             )
     return lines
+
+
+def _fresh_notes(curves: Sequence[Curve]) -> list[str]:
+    """One line on all levels that were measured on fresh KV pools."""
+    places = []
+    for curve in curves:
+        fresh = [point.load for point in curve.points if point.fresh]
+        if fresh:
+            places.append(f"{curve.label} ({'all levels' if len(fresh) == len(curve.points) else ', '.join(fresh)})")
+    if not places:
+        return []
+    return [
+        "Measured on fresh KV pools, whose blocks lie in a row as they no longer do after some minutes: "
+        f"{'; '.join(places)}."
+    ]
 
 
 def incomparable(curves: Sequence[Curve]) -> str | None:

@@ -213,6 +213,44 @@ class Replaced(Frozen):
     reasons: tuple[str, ...]
 
 
+class SoakWindow(Frozen):
+    """A minute of a load that was held for long: the answered ``requests`` that arrived in it, and output tokens/s of
+    the answers that ended in it."""
+
+    begins_s: float
+    ends_s: float
+    requests: int
+    output_tokens_per_s: float
+    ttft: Distribution | None = None
+    tpot: Distribution | None = None
+
+
+class Change(Frozen):
+    """One latency in the last third of a load against the first: means, and the last over the first (of geometric means
+    of ``blocks`` block means each) with its 95 % interval from ``low`` to ``high``.
+
+    *same*: all of the interval within 5 % of 1 and around it, or within 1 %; *undecided* where it holds 1 and is wider,
+    or for ``reason``.
+    """
+
+    verdict: Literal["longer", "shorter", "same", "undecided"]
+    first_s: float | None = None
+    last_s: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    blocks: int | None = None
+    reason: str | None = None
+
+
+class Soak(Frozen):
+    """A load that was to be held for ``asked_s``, over time (`pdlab.results.soak`). ``changes`` is keyed ttft, tpot."""
+
+    asked_s: float
+    windows: tuple[SoakWindow, ...]
+    changes: dict[str, Change]
+
+
 class Run(Frozen):
     """One level as it came out: whole-run and steady-state figures, validity, provenance.
 
@@ -221,6 +259,8 @@ class Run(Frozen):
     ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
     ``front_cores``: cores that ingress and proxy used on their busiest node, where Ray exported that.
     ``asked_tokens``: mean input and output tokens asked of its requests, where lengths vary.
+    ``pool_age``: tokens that an engine had been given when the level began, over what its KV pool holds, of the
+    engine where that is least (None: not known); below 1 the pool was fresh. ``soak``: the load was held for long.
     ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
@@ -250,6 +290,8 @@ class Run(Frozen):
     client: ClientLoad | None = None
     client_cpu_share: float | None = None
     front_cores: dict[str, float] = Field(default_factory=dict)
+    pool_age: float | None = Field(default=None, ge=0)
+    soak: Soak | None = None
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None

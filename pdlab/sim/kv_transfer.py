@@ -72,6 +72,18 @@ class TransferCosts:
         return not self.always_fragmented and self.stall_s_per_token > self.post_s_per_token
 
 
+def with_scattered_blocks(hardware: Hardware, shape: ModelShape, extra_s_per_token: float) -> Hardware:
+    """The hardware on which a token of ``shape`` whose blocks lie apart takes so much longer to move within a node, all
+    of it time in which the decode engine stands still: the most that it can be."""
+    fragment_us = hardware.value("post_us") + 1e6 * extra_s_per_token / _descriptors(hardware, shape)
+    return hardware.with_values({"fragment_us": fragment_us})
+
+
+def _descriptors(hardware: Hardware, shape: ModelShape) -> float:
+    """Pieces per token when no block merges with its neighbour."""
+    return 2 * shape.layers / hardware.block_tokens
+
+
 def link_of(deployment: Deployment) -> LinkKind:
     """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS says so."""
     topology = deployment.topology
@@ -90,7 +102,7 @@ def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregate
     rate = value(f"{link}_gb_per_s") * 1e9
     # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
     # engine's thread. Heads split between different TP degrees never merge.
-    descriptors = 2 * shape.layers / hardware.block_tokens
+    descriptors = _descriptors(hardware, shape)
     post_s = value("post_us") * 1e-6 * descriptors
     stall_s = value("fragment_us") * 1e-6 * descriptors if link == "nvlink" else post_s
     return TransferCosts(

@@ -37,7 +37,8 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferPlan(CheckOptions):
-    """The check to run: strategy, backends, sizes, repeats."""
+    """The check to run: strategy, backends, sizes, repeats. ``compare``: every size with scattered blocks and, in
+    turns with them, as one run of blocks."""
 
     strategy: str
     sizes: tuple[Size, ...]
@@ -45,12 +46,13 @@ class TransferPlan(CheckOptions):
     concurrent: int = 1
     repeats: int = 5
     scattered: bool = True
+    compare: bool = False
     seed: int = 0
 
     @property
     def requests(self) -> int:
         """Requests of the whole run."""
-        return (self.repeats + 1) * self.concurrent * len(self.sizes)
+        return (1 + self.compare) * (self.repeats + 1) * self.concurrent * len(self.sizes)
 
     def ranks(self, backend: str, vram: bool) -> list[RankOptions]:
         """All ranks of one run, prefill's first."""
@@ -82,7 +84,8 @@ class SizeResult:
     """Warm repeats of one size. ``seconds`` per repeat: from the first post to the last byte of all requests.
 
     ``request_s``: each request's own time. ``post_share``: NIXL's posting time over all time. ``first_s``:
-    the size's first transfer, which is not among the repeats.
+    the size's first transfer, which is not among the repeats. ``contiguous_s``: as ``seconds``, of the same size in
+    one run of blocks, where that was compared.
     """
 
     size: Size
@@ -93,6 +96,12 @@ class SizeResult:
     descriptors: int
     merged: int
     post_share: float
+    contiguous_s: tuple[float, ...] = ()
+
+    @property
+    def scattered_over_contiguous(self) -> float | None:
+        """How many times as long scattered blocks take (medians); None where that was not compared."""
+        return median(self.seconds) / median(self.contiguous_s) if self.contiguous_s else None
 
     @property
     def gb_per_s(self) -> float:
@@ -253,11 +262,14 @@ class _Run:
     def _size(self, size: Size) -> SizeResult:
         """The first transfer, then the warm repeats; each is checked, and corruption stops the run."""
         runs: list[list[Moved]] = []
+        contiguous: list[list[Moved]] = []
         while len(runs) <= self.plan.repeats and not self._corrupt():
-            runs.append(self._transfer(size))
+            runs.append(self._transfer(size, scattered=self.plan.scattered))
+            if self.plan.compare:
+                contiguous.append(self._transfer(size, scattered=False))
             if size == self.plan.sizes[-1]:  # in turns with the transfers, so that both meet the same load
                 self.copies += self.call(self.decode[:1], "copy_gb_per_s", [(self.page,)])
-        times = [max(move.end_s for move in run) - min(move.begin_s for move in run) for run in runs]
+        times = [_took_s(run) for run in runs]
         warm = list(zip(runs, times, strict=True))[1:] or [(runs[0], times[0])]
         request_s = [
             max(rank_times) for run, _ in warm for rank_times in zip(*(move.request_s for move in run), strict=True)
@@ -266,12 +278,13 @@ class _Run:
             size, sum(move.bytes for move in runs[-1]), times[0], tuple(took for _, took in warm), tuple(request_s),
             sum(move.descriptors for move in runs[-1]), sum(move.merged for move in runs[-1]),
             median(sum(move.post_s for move in run) / (len(run) * took) for run, took in warm),
+            tuple(_took_s(run) for run in contiguous[1:] or contiguous),
         )  # fmt: skip
 
-    def _transfer(self, size: Size) -> list[Moved]:
+    def _transfer(self, size: Size, *, scattered: bool) -> list[Moved]:
         plan = self.plan
         tables = block_tables(
-            self.next_request, plan.concurrent, size.blocks, plan.num_blocks, scattered=plan.scattered, seed=plan.seed
+            self.next_request, plan.concurrent, size.blocks, plan.num_blocks, scattered=scattered, seed=plan.seed
         )
         self.next_request += plan.concurrent
         clocks = self.call(self.everyone, "prepare", [(tables, self.used)] * len(self.everyone))
@@ -340,6 +353,11 @@ class _Run:
                     f"{option.name}{where} {'is dead' if kind == 'peer' else 'does not answer: it hangs'}"
                 )
         return lost_ranks
+
+
+def _took_s(moves: Sequence[Moved]) -> float:
+    """From the first rank's begin to the last one's end."""
+    return max(move.end_s for move in moves) - min(move.begin_s for move in moves)
 
 
 _SIDES = ("prefill", "decode")

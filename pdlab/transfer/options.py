@@ -85,6 +85,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     payload.add_argument(
         "--random-blocks", action="store_true", help="scattered blocks, as after hours of serving; else one run"
     )
+    payload.add_argument(
+        "--compare-blocks", action="store_true",
+        help="every size in scattered blocks and as one run, in turns; the --json of it is for plan.py --blocks",
+    )  # fmt: skip
     payload.add_argument("--seed", type=seed, default=0, help="of the block tables (default %(default)s)")
     transfer = parser.add_argument_group("how")
     transfer.add_argument(
@@ -145,7 +149,8 @@ def plan_from(args: argparse.Namespace) -> TransferPlan:
     plan = TransferPlan(
         strategy=args.strategy, shape=shape, sizes=sizes, num_blocks=num_blocks, prefill_tp=args.prefill_tp,
         decode_tp=args.decode_tp, backends=args.backends, direction=args.direction,
-        concurrent=args.concurrent_requests, repeats=args.repeats, scattered=args.random_blocks, seed=args.seed,
+        concurrent=args.concurrent_requests, repeats=args.repeats, scattered=args.random_blocks or args.compare_blocks,
+        compare=args.compare_blocks, seed=args.seed,
         ucx_tls=args.ucx_tls, timeout_s=args.timeout_s, fault=args.plant_fault,
     )  # fmt: skip
     try:

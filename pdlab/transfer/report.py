@@ -54,6 +54,7 @@ def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose
         f"  cold: handshake {_ms(result.handshake_s)}, first transfer of the pair {_ms(result.cold_s)}; "
         f"warm, {plan.repeats} repeats:",
         *_table(plan, result.sizes),
+        *_compared(result.sizes),
         "  ceilings: " + "; ".join(_ceilings(result)),
         f"  integrity: {_integrity(result)}",
         f"  took: start-up {result.startup_s:.1f} s"
@@ -93,6 +94,7 @@ def as_json(plan: TransferPlan, outcomes: list[dict[str, Any]], environment: dic
 def result_json(plan: TransferPlan, result: BackendResult, model: KvShape) -> dict[str, Any]:
     """One backend's run."""
     fields = asdict(result)
+    fields["vram"] = result.observed.vram if result.observed else None
     del fields["log"], fields["observed"]
     fields["sizes"] = [
         asdict(size)
@@ -100,6 +102,7 @@ def result_json(plan: TransferPlan, result: BackendResult, model: KvShape) -> di
             "gb_per_s": size.gb_per_s,
             "gb_per_s_slowest": size.spread_gb_per_s[0],
             "gb_per_s_fastest": size.spread_gb_per_s[1],
+            "scattered_over_contiguous": size.scattered_over_contiguous,
         }
         for size in result.sizes
     ]
@@ -130,6 +133,17 @@ def _table(plan: TransferPlan, sizes: tuple[SizeResult, ...]) -> list[str]:
             f"{size.post_share:.0%}", f"{size.first_s * 1e3:.1f}",
         ))  # fmt: skip
     return [f"    {line}" for line in aligned(rows)]
+
+
+def _compared(sizes: tuple[SizeResult, ...]) -> list[str]:
+    """How much longer scattered blocks take than one run of them, where that was measured."""
+    ratios = [
+        f"{size.size.tokens or size.size.blocks} {'tokens' if size.size.tokens else 'blocks'} {ratio:.2f} times "
+        f"({median(size.seconds) * 1e3:.2f} against {median(size.contiguous_s) * 1e3:.2f} ms)"
+        for size in sizes
+        if (ratio := size.scattered_over_contiguous) is not None
+    ]
+    return [f"  scattered blocks take, against one run of them: {', '.join(ratios)}"] if ratios else []
 
 
 def _ceilings(result: BackendResult) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ import pytest
 from pdlab.bench import levels, target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import SweepOptions, _check_again, _Sweeper, _todo, same_experiment
+from pdlab.bench.sweep import SweepOptions, _check_again, _Sweeper, _todo, build, same_experiment
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import Uniform
-from pdlab.core.workload import Closed, Level, Open, Ramp, RunKey, Slo, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Slo, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import build_parser, deployment_from
@@ -281,6 +282,8 @@ def test_a_dry_run_says_what_would_be_measured(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == (
         "dry run: nothing is sent to http://127.0.0.1:8000\n"
         "workload: mixed 5000:250, seed 0\n"
+        "KV pools: filled once before the first level (prompts of 5249 tokens, one token each) where that takes at "
+        "most 3 minutes by the pace of the first ones, and not on CPUs of this machine\n"
         "  2 requests/s: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
         "  2 requests/s, repeat 1: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
         "  highest rate under ttft2000ms-stall500ms-q0.9, from half of what closed loops reached, or 1:\n"
@@ -303,6 +306,8 @@ class Fake:
     def __init__(self, e2el_s: float) -> None:
         self.e2el_s = self.warm_e2el_s = e2el_s
         self.levels: list[Level] = []
+
+    to_fill = None  # how much is not known
 
     def warm_up(self, attempt: int) -> None:
         pass
@@ -344,6 +349,71 @@ def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
     asked = levels.build_sweep(Workload(), loads, prompts_per_level=30).levels
     sweeper(tmp_path / "counted", counted, loads=loads, prompts_per_level=30).run(asked, asked, manifest())
     assert [level.num_requests for level in counted.levels] == [30, 30]
+
+
+def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_says(tmp_path: Path) -> None:
+    asked = {"loads": (Closed(concurrency=2),), "soak_s": 60.0, "hold_s": 60.0}
+    options, driver = SweepOptions(**asked, resume=True), Fake(0.5)
+    (level,) = planned = build(options, 0)
+    sweeper(tmp_path, driver, **asked).run(planned, planned, manifest())
+    first, held = driver.levels
+    pace_rps = 20 / 2.4  # one every 0.1 s, the last takes 0.5 s
+    assert (first.num_requests, held.num_requests) == (20, pytest.approx(60 * pace_rps, abs=1))
+    assert first.seed != held.seed == level.seed, "no prompt of the first round is sent again"
+    (run,) = Store(tmp_path).runs()
+    assert run.soak and run.soak.asked_s == 60 and len(run.soak.windows) == 1
+    assert _todo(Store(tmp_path), planned, options) == []
+    with pytest.raises(StoreError, match="was measured with 500 requests, now 20 are asked"):
+        _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": 120.0}))
+    with pytest.raises(StoreError, match="was measured with 500 requests, now 20 are asked"):
+        _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": None}))
+
+
+@pytest.mark.parametrize("loads", [(Closed(concurrency=2),), (Open(rate_rps=2),)])
+def test_a_soak_shows_how_pools_fill(loads: tuple[Load, ...], tmp_path: Path) -> None:
+    """So they are not filled before it, but where that is asked for."""
+    for asked, words in (("auto", "not filled first"), ("yes", "filled once"), ("no", "not filled (--fill-cache no)")):
+        driver = Fake(0.5)
+        driver.to_fill, driver.local, driver.engines = 10_000.0, False, 1
+
+        def fill(requests: int, seed: int, concurrency: int, driver: Fake = driver) -> float:
+            driver.to_fill = 0.0
+            return 1.0
+
+        driver.fill = fill  # type: ignore[attr-defined]
+        made = sweeper(tmp_path / asked, driver, loads=loads, soak_s=60.0, hold_s=60.0, fill_cache=asked)
+        stream = made._progress._stream = io.StringIO()
+        planned = build(made._options, 0)
+        made.run(planned, planned, manifest())
+        assert f"KV pools: {words}" in stream.getvalue()
+
+
+def test_flags_of_a_soak(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = bench.options(["-r", "2", "--soak", "30"])
+    assert (asked.soak_s, asked.hold_s) == (1800, 1800) and build(asked, 0)[0].num_requests == 3600
+    assert bench.options(["--concurrency-per-gpu", "4", "--soak", "30"]).soak_s == 1800
+    assert bench.main(["--dry-run", "-c", "4", "--soak", "30"]) == 0
+    said = capsys.readouterr().out
+    assert "concurrency 4: 40 requests tell how many requests make 30 minutes, for which it is then held" in said
+    assert "KV pools: not filled first" in said
+    for words, reason in (
+        ("--soak 5", "--soak holds one load"),
+        ("--soak 5 -c 4,8", "--soak holds one load"),
+        ("--soak 5 --ramp 1:4", "--soak holds one load"),
+        ("--soak 5 -r 2 --slo ttft_ms=5", "--soak holds one load"),
+        ("--soak 5 -r 2 --hold-s 9", "leave --hold-s out"),
+        ("--soak 5 -r 2 --final", "leave --final out"),
+        ("--soak 5 -r 2 --repeats 2", "leave --repeats out"),
+        ("--soak 5 -r 2 --smoke", "leave --smoke out"),
+        ("--soak 5 -r 2 --prompts-per-level 9", "leave --prompts-per-level out"),
+        ("--soak 5000 -r 2", "at most 1440 minutes, a day"),
+        ("--soak 0 -r 2", "--soak"),
+        ("--smoke -c 2 --fill-cache yes", "fills no KV pool"),
+        ("--fill-cache maybe", "--fill-cache"),
+    ):
+        assert bench.main(shlex.split(words)) == 2, words
+        error = capsys.readouterr().err
+        assert reason in error and error.count("\n") == 1, (words, error)
 
 
 def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,18 @@ def test_the_report_says_everything() -> None:
     assert text.splitlines()[-1] == "OK: spread over srd"
 
 
+def test_scattered_blocks_beside_one_run_of_them() -> None:
+    plan = parsed("--compare-blocks")
+    assert plan.scattered and plan.compare and plan.requests == 2 * parsed("--random-blocks").requests
+    compared = replace(result(), sizes=tuple(replace(s, contiguous_s=s.seconds[:2]) for s in result().sizes))
+    assert compared.sizes[1].scattered_over_contiguous == pytest.approx(1 / 1.5), "median of 2 and 1 times"
+    text = render(plan, compared, plan.shape, verbose=False)
+    assert "scattered blocks take, against one run of them: 1000 tokens 0.67 times (" in text
+    assert "5000 tokens 0.67 times (18.99 against 28.49 ms)" in text
+    assert "against one run" not in render(plan, result(), plan.shape, verbose=False)
+    assert result_json(plan, compared, plan.shape)["sizes"][0]["scattered_over_contiguous"] == pytest.approx(2 / 3)
+
+
 def test_json_holds_every_repeat_and_says_what_is_predicted() -> None:
     plan = parsed()
     data = json.loads(json.dumps(as_json(plan, [result_json(plan, result(), plan.shape)], {"versions": {}})))

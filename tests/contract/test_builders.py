@@ -201,11 +201,10 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
             (tmp_path / f"{label} {name}").write_bytes(deployment._replica_config.serialized_deployment_def)
             guards[name] = guards_of(deployment.func_or_class)
         assert made[0].name == "OpenAiIngress" and guards["OpenAiIngress"] == ["Front"]
-        in_front = {"OpenAiIngress", "Decode"} & guards.keys()
-        expected |= {f"{label} {name}": guards[name] for name in in_front}
-        assert guards.get("Decode", ["OneByOne"]) == ["OneByOne"]
-        others = [guards[name] for name in guards.keys() - in_front]
-        assert others and not any(others), "prefill and collocated engines answer to Ray's handles alone"
+        expected |= {f"{label} {name}": guards[name] for name in guards}
+        assert guards.get("Decode", ["OneByOne", "TellsPool"]) == ["OneByOne", "TellsPool"]
+        others = [guards[name] for name in guards.keys() - {"OpenAiIngress", "Decode"}]
+        assert others and all(other == ["TellsPool"] for other in others), "they answer to Ray's handles alone"
     program = (
         "import json, pathlib, sys\n"
         "class Nobody:\n"
@@ -215,7 +214,7 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
         "from ray import cloudpickle\n"
         "def guards(name):\n"
         "    made = cloudpickle.loads(pathlib.Path(name).read_bytes())\n"
-        "    return [base.__name__ for base in made.__mro__ if base.__name__ in ('Front', 'OneByOne')]\n"
+        "    return [base.__name__ for base in made.__mro__ if base.__name__ in ('Front', 'OneByOne', 'TellsPool')]\n"
         "print(json.dumps({name: guards(name) for name in sys.argv[1:]}))\n"
     )
     done = subprocess.run(
@@ -225,4 +224,4 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
 
 
 def guards_of(made: type) -> list[str]:
-    return [base.__name__ for base in made.__mro__ if base.__name__ in ("Front", "OneByOne")]
+    return [base.__name__ for base in made.__mro__ if base.__name__ in ("Front", "OneByOne", "TellsPool")]

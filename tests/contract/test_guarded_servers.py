@@ -4,9 +4,11 @@ requests on their way through Ray's PD orchestration with engines that answer at
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +97,62 @@ def test_the_application_that_answers_http_is_guarded(
         return [await status(made, path, body) for path, body in asked]
 
     assert asyncio.run(ask()) == [200, 200, 404, 400, 400]
+
+
+@pytest.mark.parametrize("label", ["collocated-1xtp1", "collocated-1xdp2", "pd-spread-p1xtp1-d1xtp1"])
+@pytest.mark.parametrize("direct", [False, True], ids=["ingress", "direct"])
+def test_every_engine_counts_its_kv_pool_once_where_it_stays(
+    label: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own gauge is gone from Ray's pages after two exports."""
+    counted: list[tuple[str, float, dict[str, str]]] = []
+
+    class Counter:
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+            self.name = name
+
+        def inc(self, value: float, tags: dict[str, str]) -> None:
+            counted.append((self.name, value, tags))
+
+    cache: Any = SimpleNamespace(num_gpu_blocks=7, block_size=16)
+    base = quietly(f"{SERVE}.core.server.llm_server").LLMServer
+
+    async def start(self: Any) -> None:
+        client = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache))
+        self.engine = SimpleNamespace(_engine_client=client)
+
+    monkeypatch.setattr(base, "start", start)
+    monkeypatch.setattr(quietly("ray.util.metrics"), "Counter", Counter)
+    replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r7"))
+    monkeypatch.setattr(quietly("ray.serve"), "get_replica_context", lambda: replica)
+    made = [found.func_or_class for found in built(label, direct=direct, monkeypatch=monkeypatch)]
+    engines = [each for each in made if issubclass(each, base)]
+    for each in engines:
+        asyncio.run(each.__new__(each).start())
+    assert counted == [("pdlab_kv_pool_tokens", 112, {"ReplicaId": "r7"})] * (2 if label.startswith("pd") else 1)
+    cache = SimpleNamespace(num_gpu_blocks=None, block_size=16)
+    with quiet():
+        asyncio.run(engines[0].__new__(engines[0]).start())
+    assert len(counted) == len(engines), "a pool that is not known is no reason not to start"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Ray's logger may have handlers by now, and the warning is what is meant."""
+    logger = logging.getLogger("ray.serve")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def test_where_engine_and_pool_are() -> None:
+    engine = quietly(f"{SERVE}.engines.vllm.vllm_engine").VLLMEngine
+    assert "self._engine_client = self._start_async_llm_engine(" in inspect.getsource(engine.start)
+    assert "self.vllm_config = vllm_config" in inspect.getsource(quietly("vllm.v1.engine.async_llm").AsyncLLM.__init__)
+    told = quietly("vllm.config.cache").CacheConfig(block_size=16).metrics_info()
+    assert told["block_size"] == "16" and "num_gpu_blocks" in told
 
 
 class Engines:

@@ -59,6 +59,7 @@ def test_killed_sweep_resumes_without_touching_what_it_had(stack: Stack) -> None
         # Every request's KV cache moved while the level ran.
         moved = run["nixl_after"]["transfers"] - run["nixl_before"]["transfers"]
         assert moved >= run["completed"]
+        assert run["pool_age"] is not None and 0 < run["pool_age"] < 1, "both engines tell what their KV pools hold"
     done = stack.run(*SWEEP, "-u", stack.url, "--out", str(out))
     assert done.code == 2 and "--resume" in done.text
 

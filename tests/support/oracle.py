@@ -48,6 +48,7 @@ DEFAULTS = {
     "patience_s": 0.0,  # wait there longer than this
     "late_s": 1.0,  # gets the first token so much later
     "prefill_s": 0.05,
+    "pool_blocks": 0,  # of 16 tokens, in the KV pool; 0: the page does not tell
 }
 
 # Short name -> Prometheus sample, as vLLM names it.
@@ -117,6 +118,8 @@ class Oracle:
 
     def page(self) -> str:
         lines = [f'{name}{{engine="0",ReplicaId="r0"}} {value}' for name, value in self.total.items()]
+        if blocks := self.settings("")[1]["pool_blocks"]:
+            lines.append(f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",ReplicaId="r0"}} 1.0')
         if self.replaced:
             lines.append('vllm:prompt_tokens_total{engine="0",ReplicaId="r1"} 1')
         return "\n".join(lines) + "\n"

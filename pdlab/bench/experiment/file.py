@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.bench.fill import FillCache
 from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
@@ -188,7 +189,8 @@ class ExperimentFile(Frozen):
 
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
     the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``hold_s``: how long a
-    request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer.
+    request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer. ``fill_cache``:
+    whether KV pools are filled before the levels of a visit (`pdlab.bench.fill`).
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -201,6 +203,7 @@ class ExperimentFile(Frozen):
     seed: int = Field(default=0, ge=0)
     prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
     hold_s: float = Field(default=HOLD_S, gt=0, le=MAX_HOLD_S)
+    fill_cache: FillCache = "auto"
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()

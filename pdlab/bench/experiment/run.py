@@ -163,6 +163,7 @@ def _sweep(part: Part, visit: Planned, plan: Plan, options: RunOptions, progress
             shuffle=f"{file.seed} {part.folder} {visit.repeat}",
             prompts_per_level=file.prompts_per_level,
             hold_s=file.hold_s,
+            fill_cache=file.fill_cache,
             resume=True,
             out=options.out / file.name,
             request_timeout_s=file.request_timeout_s,

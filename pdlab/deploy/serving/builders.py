@@ -1,4 +1,5 @@
-"""Ray Serve LLM's builders with pdlab's guard in front: the applications that are served.
+"""Ray Serve LLM's builders with pdlab's guard in front, and engines that tell their KV pool's size: the applications
+that are served.
 
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
 `pdlab.deploy.serving.guard.Rules`. The classes travel to the replicas by value, so that the nodes of a cluster
@@ -15,7 +16,9 @@ from typing import Any
 
 from pdlab.deploy.serving.guard import Guard, Rules
 from pdlab.deploy.serving.parts import for_one_engine, join, split
+from pdlab.deploy.serving.pool import TellsPool
 
+_SERVER = "ray.llm._internal.serve.core.server.llm_server"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 
 
@@ -97,11 +100,15 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
 
 def _build(name: str, args: dict[str, Any]) -> Any:
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    for module in ("pdlab.deploy.serving.guard", "pdlab.deploy.serving.parts", __name__):
-        cloudpickle.register_pickle_by_value(sys.modules[module])
+    for module in ("guard", "parts", "pool", "builders"):
+        cloudpickle.register_pickle_by_value(sys.modules[f"pdlab.deploy.serving.{module}"])
     given = dict(args)
     rules = given.pop("guard")
     application: Any = getattr(importlib.import_module("ray.serve.llm"), name)(given)
+    server: Any = importlib.import_module(_SERVER)
+    for found in _applications(application):
+        if issubclass(found._bound_deployment.func_or_class, server.LLMServer):
+            _mix_in(found, TellsPool, {})
     _mix_in(application, Front, {"rules": Rules(**{**rules, "expose": tuple(rules["expose"])})})
     return application
 

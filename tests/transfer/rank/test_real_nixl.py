@@ -84,6 +84,17 @@ def test_every_word_arrives_over_shared_memory(changes: dict[str, Any]) -> None:
         assert result.wire.operations == operations, "those of raw UCX are not counted in"
 
 
+def test_scattered_blocks_and_one_run_of_them_in_turns() -> None:
+    made = plan(blocks=(24,), compare=True)
+    result = run(made)
+    (size,) = result.sizes
+    assert len(size.seconds) == len(size.contiguous_s) == made.repeats
+    assert len(result.findings) == made.requests == 2 * (1 + made.repeats), "both kinds are compared word by word"
+    assert all(finding.wrong_words == 0 for finding in result.findings)
+    assert size.merged > SHAPE.regions, "the figures beside them are of scattered blocks"
+    assert size.scattered_over_contiguous and size.scattered_over_contiguous > 0
+
+
 @pytest.mark.parametrize("fault", ["swap-blocks", "stale"])
 def test_a_planted_fault_is_caught_and_named(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

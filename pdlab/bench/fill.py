@@ -1,0 +1,116 @@
+"""Fill every engine's KV pool once before anything is judged: a pool that was never full hands out blocks in a row, one
+that has wrapped gives back scattered ones, and copies of those may cost more (docs/model.md).
+
+Prompts that are never sent again, of which each asks for one token: on PD it leaves its blocks in a prefill and in a
+decode engine. The time that takes is measured on a first part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from pdlab.bench import levels
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Workload
+
+FillCache = Literal["auto", "yes", "no"]
+AUTO_S = 180.0
+PER_ENGINE = 4  # prompts in flight, at least FEWEST: enough that the engines that prefill never wait
+FEWEST = 8
+PROBE = 2  # of those numbers are in the first part
+SPARE = 1.05  # more than is missing, for requests are not spread evenly
+MOST = 20_000  # of a part: prompts are drawn before they are sent
+MOST_PARTS = 8
+FOR_SOAK = "not filled first, for a soak shows what changes while they fill (--fill-cache yes fills them)"
+ON_CPUS = "not filled on CPUs of this machine (--fill-cache yes, or fill_cache: yes in an experiment, fills them)"
+
+
+class Filled(Protocol):
+    """What is filled: `pdlab.bench.measure.Driver`."""
+
+    @property
+    def local(self) -> bool: ...
+    @property
+    def to_fill(self) -> float | None: ...
+    @property
+    def engines(self) -> int: ...
+    def fill(self, requests: int, seed: int, concurrency: int) -> float | None: ...
+
+
+def planned(
+    asked: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
+) -> str:
+    """What `fill` is going to do, in words."""
+    how = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
+    if smoke:
+        return "not filled: a smoke test is short"
+    if asked == "no":
+        return "not filled (--fill-cache no)"
+    if asked == "auto" and soak:
+        return FOR_SOAK
+    if asked == "auto" and local:
+        return ON_CPUS
+    if asked == "yes":
+        return f"filled once before the first level ({how}), however long that takes"
+    return (
+        f"filled once before the first level ({how}) where that takes at most {_minutes(AUTO_S)} by the pace of the "
+        "first ones, and not on CPUs of this machine"
+    )
+
+
+def fill(
+    driver: Filled, workload: Workload, asked: FillCache, attempt: int, say: Callable[[str], None] = lambda text: None
+) -> str:
+    """Fill the KV pools as ``asked``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
+    pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``say`` is told how
+    long it is going to take.
+
+    Raises UsageError where they are to be filled and the size of one is not known.
+    """
+    left = driver.to_fill
+    if asked == "no":
+        return "not filled (--fill-cache no)"
+    if left is None:
+        if asked == "yes":
+            raise UsageError(
+                "--fill-cache yes: the engines' metrics do not tell how much their KV pools hold; launch with "
+                "launch_gptoss.py, or leave --fill-cache out"
+            )
+        return "not filled, for the engines' metrics do not tell what they hold"
+    if left <= 0:
+        return "filled before, every engine has been given more tokens than its pool holds"
+    if asked == "auto" and driver.local:
+        return ON_CPUS
+    tokens = levels.fill_tokens(workload)
+    in_flight = max(FEWEST, PER_ENGINE * driver.engines)
+    needed, pace_rps, parts = _requests(left, tokens), None, 0
+    while left > 0 and parts < MOST_PARTS:
+        requests = min(needed, PROBE * in_flight if pace_rps is None else MOST)
+        pace_rps = driver.fill(requests, levels.fill_seed(workload, parts, attempt=attempt), in_flight)
+        parts += 1
+        left = driver.to_fill
+        if left is None:
+            return "not known to be filled: the engines' metrics no longer tell"
+        needed = _requests(left, tokens)
+        if pace_rps is None:
+            return "not filled, for prompts that fill them failed"
+        if asked == "auto" and needed / pace_rps > AUTO_S:
+            return (
+                f"not filled, for that takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens "
+                f"(filled by themselves up to {_minutes(AUTO_S)}; --fill-cache yes fills them)"
+            )
+        if parts == 1 and left > 0:
+            say(f"filling KV pools takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens")
+    if left > 0:
+        return f"not all filled: some engine is given few of the requests, and {left:.0f} tokens are missing"
+    return "filled once, so that they are as they are after some minutes of serving"
+
+
+def _requests(tokens: float, each: int) -> int:
+    return max(FEWEST, math.ceil(SPARE * tokens / each))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

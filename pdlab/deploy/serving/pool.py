@@ -1,0 +1,35 @@
+"""What an engine's KV pool holds, told where it stays to be read.
+
+vLLM tells it once, when the engine has started, as a gauge, and Ray's pages show a gauge for two exports after it was
+set. Counters stay. Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+COUNTER = "pdlab_kv_pool_tokens"
+
+
+class TellsPool:
+    """Mixed into Ray's engine servers: a started one counts the tokens of its KV pool up in Ray's metrics, once."""
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]
+        try:
+            self._pool_tokens = _tell(self.engine)  # type: ignore[attr-defined]
+        except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
+            logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)
+
+
+def _tell(engine: Any) -> Any:
+    """The counter, which must live as long as what it has counted is to be shown."""
+    cache = engine._engine_client.vllm_config.cache_config
+    serve: Any = importlib.import_module("ray.serve")
+    metrics: Any = importlib.import_module("ray.util.metrics")
+    counter = metrics.Counter(COUNTER, description="Tokens that the KV pool holds.", tag_keys=("ReplicaId",))
+    replica = serve.get_replica_context().replica_id.unique_id
+    counter.inc(cache.num_gpu_blocks * cache.block_size, tags={"ReplicaId": replica})
+    return counter

@@ -1,0 +1,99 @@
+"""What scattered KV blocks cost within a node, as a KV-transfer check measured it (its ``--compare-blocks``)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pdlab.core.errors import UsageError
+
+CHECK = "debug/test_nixl_connector_ray.py --strategy pack --compare-blocks"
+KIND = "kv-transfer-check"
+
+
+@dataclass(frozen=True, slots=True)
+class ScatteredBlocks:
+    """Seconds that the KV cache of a prompt of ``tokens`` tokens takes, in scattered blocks and in one run of them."""
+
+    source: str
+    tokens: int
+    scattered_s: float
+    contiguous_s: float
+
+    @property
+    def extra_s_per_token(self) -> float:
+        return max(0.0, self.scattered_s - self.contiguous_s) / self.tokens
+
+    @property
+    def text(self) -> str:
+        return (
+            f"Scattered blocks were measured within a node ({self.source}): a prompt of {self.tokens} tokens moves in "
+            f"{1e3 * self.scattered_s:.3g} ms, in one run of blocks in {1e3 * self.contiguous_s:.3g} ms "
+            f"({self.scattered_s / self.contiguous_s:.3g} times); the decode engine is taken to stand still for the "
+            "difference."
+        )
+
+
+def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
+    """The ``--json`` of a check, at the size nearest to ``tokens``.
+
+    ``cpu``: the plan is of engines on CPUs, whose KV cache lies in memory of the host. Raises UsageError for a file
+    that does not tell this plan what such blocks cost.
+    """
+    where = f"--blocks {path}"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not JSON"
+        raise UsageError(f"{where}: cannot be read ({reason}); give the --json file of {CHECK}") from error
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise UsageError(f"{where}: not the --json of a KV-transfer check; make one with {CHECK}")
+    try:
+        return _chosen(data, where, path, model, tokens, cpu=cpu)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{where}: something is missing or damaged ({error!r}); make it again with {CHECK}") from error
+
+
+def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
+    plan, runs = data["plan"], data["runs"]
+    if not plan.get("compare"):
+        raise UsageError(f"{where}: has one kind of blocks alone; make it with --compare-blocks")
+    if plan["strategy"] != "pack" or plan["prefill_tp"] != plan["decode_tp"]:
+        raise UsageError(
+            f"{where}: is of {plan['strategy']}, TP {plan['prefill_tp']} to {plan['decode_tp']}; blocks are copied one "
+            "by one within a node, and merge at equal TP: check --strategy pack with equal --prefill-tp and --decode-tp"
+        )
+    if plan["shape"]["name"] != model:
+        raise UsageError(f"{where}: is of {plan['shape']['name']}, the plan of {model}; check with --model {model}")
+    run = next((each for each in runs if each.get("exit_code") == 0), None)
+    if run is None:
+        said = [each["error"]["text"] if "error" in each else each["verdict"]["text"] for each in runs]
+        raise UsageError(f"{where}: the check did not pass ({'; '.join(said) or 'it has no run'}); make it pass first")
+    if bool(run["vram"]) == cpu:
+        here, there = ("memory of the host", "GPUs") if not cpu else ("memory of GPUs", "CPUs")
+        raise UsageError(
+            f"{where}: was measured in {here}, the plan is of {there}; check on nodes like the planned ones"
+        )
+    sizes = [size for size in run["sizes"] if size["size"]["tokens"] and size["contiguous_s"]]
+    if not sizes:
+        raise UsageError(f"{where}: no size was given in tokens; check with --tokens {tokens}")
+    nearest = min(sizes, key=lambda size: abs(math.log(size["size"]["tokens"] / tokens)))
+    return ScatteredBlocks(
+        source=f"{run['backend']}, {path}",
+        tokens=int(nearest["size"]["tokens"]),
+        scattered_s=_each_s(nearest["seconds"], plan["concurrent"]),
+        contiguous_s=_each_s(nearest["contiguous_s"], plan["concurrent"]),
+    )
+
+
+def _each_s(seconds: Sequence[float], concurrent: int) -> float:
+    """Of one request; ``seconds`` are of all that were in flight together. Raises ValueError for no time."""
+    found = median(float(value) for value in seconds) / concurrent
+    if not 0 < found < math.inf:
+        raise ValueError(f"a transfer of {found} s")
+    return found

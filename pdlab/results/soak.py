@@ -1,0 +1,179 @@
+"""One load held for long: latencies over time, and whether they changed. Pure.
+
+A change is that of the last third of the time against the first (`load_window`). Neighbouring requests are alike, so
+each third is cut into blocks of time and the means of the blocks are the sample (batch means; A. M. Law, Simulation
+Modeling and Analysis, chapter 9): the difference of the means of their logarithms, with Student's t, the variance that
+of both around a line through each, and larger by what neighbouring blocks still have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from pdlab.core.workload import Closed, Load
+from pdlab.results import metrics
+from pdlab.results.schema import Change, RequestRecord, Soak, SoakWindow
+
+WINDOW_S = 60.0
+BLOCKS, FEWEST_BLOCKS = 10, 4  # in a third
+PER_BLOCK = 3  # requests
+PER_E2EL = 2.0  # times the median E2EL, at least, a block lasts: requests in flight together are no two
+SAME = 0.05  # an interval around no change and within so much of it says that there is none
+NOTHING = 0.01  # and one within so much wherever it lies
+MOST_ALIKE = 0.8  # correlation of neighbouring blocks beyond which it is taken to be that
+LEAST_FREEDOM = 6  # by trials: fewer make a change inside of a third hide the one between them
+BIAS = 3.0  # by trials on queues that do not change
+# Student's t, two-sided 5 %, by degrees of freedom.
+T_LIMIT = {
+    1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
+    12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101,
+}  # fmt: skip
+LATENCIES: dict[str, Callable[[RequestRecord], float | None]] = {
+    "ttft": lambda record: record.ttft_s,
+    "tpot": lambda record: record.tpot_s,
+}
+
+
+def soak(records: Sequence[RequestRecord], load: Load, asked_s: float) -> Soak:
+    """What a load that was to be held for ``asked_s`` shows over time."""
+    window = load_window(records, load)
+    found = [record for record in metrics.judged(records, load, window) if record.ok] if window else []
+    changes = {}
+    for name, of in LATENCIES.items():
+        known = [(record.arrival_s, value) for record in found if (value := of(record))]
+        if window is None or not known:
+            changes[name] = Change(verdict="undecided", reason="no answers while the load is kept up")
+            continue
+        e2el_s = median(record.e2el_s or 0.0 for record in found)
+        changes[name] = change(known, window.opens_s, window.closes_s, PER_E2EL * e2el_s)
+    return Soak(asked_s=asked_s, windows=windows(records), changes=changes)
+
+
+def load_window(records: Sequence[RequestRecord], load: Load) -> metrics.Window | None:
+    """While the load is kept up: of a closed loop the steady window; of an open one from 2 times the 95th percentile of
+    E2EL on, to the last arrival before the first request that was still in flight when the last one arrived.
+
+    Not the steady window of an open loop, which begins where E2EL stops growing (MSER-5): that is what a soak is to
+    show.
+    """
+    if isinstance(load, Closed):
+        return metrics.steady_window(records, load)
+    took_s = sorted(record.e2el_s for record in records if record.ok and record.e2el_s is not None)
+    if not took_s:
+        return None
+    arrivals_s = [record.arrival_s for record in records]
+    last_s = max(arrivals_s)
+    left_s = min((r.arrival_s for r in records if r.finish_s is not None and r.finish_s > last_s), default=math.inf)
+    closes_s = max((arrival_s for arrival_s in arrivals_s if arrival_s < left_s), default=0.0)
+    window = metrics.Window(min(arrivals_s) + metrics.FILL * metrics.percentile(took_s, 95), closes_s)
+    return window if window.closes_s > window.opens_s else None
+
+
+def windows(records: Sequence[RequestRecord], width_s: float = WINDOW_S) -> tuple[SoakWindow, ...]:
+    """Latencies of the answered requests that arrived in each minute of the load, and tokens of the answers that ended
+    in it. What is left at the end is part of the last one, or one of its own beyond half a minute."""
+    ends_s = max((record.arrival_s for record in records), default=0.0)
+    count = max(1, round(ends_s / width_s))
+    edges = [number * width_s for number in range(count)] + [max(ends_s, 1e-9)]
+    arrived: list[list[RequestRecord]] = [[] for _ in range(count)]
+    tokens = [0.0] * count
+    for record in records:
+        if not record.ok or record.finish_s is None:
+            continue
+        arrived[min(count - 1, int(record.arrival_s / width_s))].append(record)
+        if record.finish_s <= ends_s:
+            tokens[min(count - 1, int(record.finish_s / width_s))] += record.output_tokens
+    return tuple(
+        SoakWindow(
+            begins_s=begin,
+            ends_s=end,
+            requests=len(found),
+            output_tokens_per_s=made / (end - begin),
+            ttft=metrics.distribution(record.ttft_s for record in found),
+            tpot=metrics.distribution(record.tpot_s for record in found),
+        )
+        for (begin, end), found, made in zip(pairwise(edges), arrived, tokens, strict=True)
+    )
+
+
+def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float, least_s: float) -> Change:
+    """The last third of (moment, value) between two moments against the first. ``least_s``: blocks are no shorter."""
+    third_s = (closes_s - opens_s) / 3
+    blocks = min(BLOCKS, int(third_s / least_s) if least_s > 0 else BLOCKS)
+    thirds: list[list[list[float]]] = []
+    while blocks >= FEWEST_BLOCKS:
+        thirds = [_cut(known, begin, third_s, blocks) for begin in (opens_s, closes_s - third_s)]
+        if all(len(block) >= PER_BLOCK for third in thirds for block in third):
+            break
+        blocks -= 1
+    if blocks < FEWEST_BLOCKS:
+        return Change(verdict="undecided", reason="too few requests to tell: hold the load longer")
+    first, last = ([math.log(fmean(block)) for block in third] for third in thirds)
+    off = [_levelled(third) for third in (first, last)]
+    alike = _alike(off)
+    longer = (1 + alike) / (1 - alike)
+    freedom = 2 * (blocks - 2)
+    error = math.sqrt(longer * 2 / blocks * math.fsum(value**2 for third in off for value in third) / freedom)
+    difference = fmean(last) - fmean(first)
+    half = T_LIMIT[max(LEAST_FREEDOM, int(freedom / longer))] * error
+    low, high = math.exp(difference - half), math.exp(difference + half)
+    verdict = "undecided"
+    if low >= 1 - NOTHING and high <= 1 + NOTHING:
+        verdict = "same"
+    elif low > 1:
+        verdict = "longer"
+    elif high < 1:
+        verdict = "shorter"
+    elif low >= 1 - SAME and high <= 1 + SAME:
+        verdict = "same"
+    return Change.model_validate(
+        {
+            "first_s": fmean(value for block in thirds[0] for value in block),
+            "last_s": fmean(value for block in thirds[1] for value in block),
+            "ratio": math.exp(difference), "low": low, "high": high, "blocks": blocks, "verdict": verdict,
+        }
+    )  # fmt: skip
+
+
+def _cut(known: Sequence[tuple[float, float]], begins_s: float, lasts_s: float, blocks: int) -> list[list[float]]:
+    found: list[list[float]] = [[] for _ in range(blocks)]
+    for moment_s, value in known:
+        if begins_s <= moment_s <= begins_s + lasts_s:
+            found[min(blocks - 1, int((moment_s - begins_s) / lasts_s * blocks))].append(value)
+    return found
+
+
+def _levelled(third: Sequence[float]) -> list[float]:
+    """What is left of a third without its line (least squares): what changes steadily changes inside of it too, which
+    is no scatter."""
+    middle, mean = (len(third) - 1) / 2, fmean(third)
+    slope = math.fsum((i - middle) * value for i, value in enumerate(third))
+    slope /= math.fsum((i - middle) ** 2 for i in range(len(third)))
+    return [value - mean - slope * (i - middle) for i, value in enumerate(third)]
+
+
+def _alike(thirds: Sequence[Sequence[float]]) -> float:
+    """Correlation of neighbouring blocks, of both thirds together, from 0 to MOST_ALIKE. What so few values show of it
+    is too low by about BIAS / their number, which is added."""
+    squares = math.fsum(value**2 for third in thirds for value in third)
+    pairs = math.fsum(a * b for third in thirds for a, b in pairwise(third))
+    return min(MOST_ALIKE, max(0.0, pairs / squares + BIAS / len(thirds[0]))) if squares else 0.0
+
+
+def changes(found: Soak) -> str:
+    """The changes in words."""
+    return "; ".join(f"{name.upper()} {_words(each)}" for name, each in found.changes.items())
+
+
+def _words(found: Change) -> str:
+    if found.ratio is None or found.low is None or found.high is None:
+        return f"undecided: {found.reason}"
+    percents = [f"{100 * (value - 1):+.1f}" for value in (found.ratio, found.low, found.high)]
+    interval = f"{percents[0]} % ({percents[1]} to {percents[2]}, 95 %)"
+    if found.verdict == "undecided":
+        return f"undecided: last third against first {interval}"
+    verdict = {"same": "the same", "longer": "longer", "shorter": "shorter"}[found.verdict]
+    return f"{verdict} in the last third: {interval}"

@@ -1,0 +1,132 @@
+"""What a KV-transfer check measured of scattered blocks decides what the plan guesses without it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.cli import plan as cli_plan
+from pdlab.core.catalog import load_model
+from pdlab.core.deployment import Disaggregated, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.plan.scattered_blocks import read
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.kv_transfer import transfer_costs, with_scattered_blocks
+
+MODEL = "gpt-oss-120b"
+
+
+def size(tokens: int | None, scattered_s: float, contiguous_s: float | None) -> dict[str, Any]:
+    return {
+        "size": {"blocks": 7, "tokens": tokens},
+        "seconds": [scattered_s, 9.0, scattered_s],
+        "contiguous_s": [] if contiguous_s is None else [contiguous_s, contiguous_s, 9.0],
+    }
+
+
+FILE: dict[str, Any] = {
+    "kind": "kv-transfer-check",
+    "plan": {
+        "strategy": "pack", "prefill_tp": 2, "decode_tp": 2, "compare": True, "concurrent": 2, "shape": {"name": MODEL}
+    },
+    "runs": [
+        {"backend": "LIBFABRIC", "error": {"kind": "backend", "text": "cannot start"}, "exit_code": 5},
+        {
+            "backend": "UCX", "vram": True, "exit_code": 0, "verdict": {"text": "OK: pack"},
+            "sizes": [size(1000, 0.002, 0.001), size(5000, 0.4, 0.01), size(None, 1.0, 1.0)],
+        },
+    ],
+}  # fmt: skip
+
+
+def write(path: Path, change: Callable[[dict[str, Any]], object] = lambda data: None) -> Path:
+    data = copy.deepcopy(FILE)
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_the_size_nearest_to_the_prompt_of_the_backend_that_passed(tmp_path: Path) -> None:
+    found = read(write(tmp_path / "b.json"), MODEL, 4000, cpu=False)
+    assert (found.tokens, found.scattered_s, found.contiguous_s) == (5000, 0.2, 0.005), "two requests at a time"
+    assert found.extra_s_per_token == pytest.approx(0.195 / 5000)
+    assert "UCX" in found.text and "200 ms" in found.text and "5 ms (40 times)" in found.text
+    assert read(tmp_path / "b.json", MODEL, 1500, cpu=False).tokens == 1000
+
+
+def test_what_takes_longer_is_what_the_decode_engine_stands_still(tmp_path: Path) -> None:
+    hardware, shape = load_hardware("h100-vllm-0.11"), load_model(MODEL)
+    assert shape is not None
+    topology = parse_label("pd-pack-p1xtp2-d1xtp2")
+    assert isinstance(topology, Disaggregated)
+    found = read(write(tmp_path / "b.json"), MODEL, 5000, cpu=False)
+    costs = transfer_costs(with_scattered_blocks(hardware, shape, found.extra_s_per_token), shape, topology, "nvlink")
+    assert 5000 * (costs.stall_s_per_token - costs.post_s_per_token) == pytest.approx(0.195)
+    faster = read(
+        write(tmp_path / "c.json", lambda data: data["runs"][1].update(sizes=[size(5000, 0.01, 0.011)])), MODEL, 5000,
+        cpu=False,
+    )  # fmt: skip
+    merged = transfer_costs(with_scattered_blocks(hardware, shape, faster.extra_s_per_token), shape, topology, "nvlink")
+    assert not merged.depend_on_age, "no slower: pools may wrap"
+
+
+def test_a_plan_takes_it_in_place_of_its_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def goodput(*words: str) -> tuple[float, str]:
+        asked = ["--gpus", "4", "--placement", "pack", "--slo-tpot-ms", "12", "--concurrency", "16"]
+        assert cli_plan.main([*asked, *words]) == 0
+        said = capsys.readouterr().out
+        rows = [line.split() for line in said.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2"]]
+        rows += [line.split() for line in said.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2~"]]
+        return float(rows[0][6]), said
+
+    slow, said = goodput("--blocks", str(write(tmp_path / "slow.json")))
+    assert "40 times" in said and "~" not in said and "--assume-merged" not in said
+    same = write(tmp_path / "same.json", lambda data: data["runs"][1].update(sizes=[size(5000, 0.01, 0.01)]))
+    fast, said = goodput("--blocks", str(same))
+    merged, guessed = goodput("--assume-merged")
+    assert fast == merged > 1.2 * slow
+    assert "--blocks blocks.json" in guessed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data.update(kind="x"), "not the --json of a KV-transfer check"),
+        (lambda data: data["plan"].update(compare=False), "--compare-blocks"),
+        (lambda data: data["plan"].update(strategy="spread"), "check --strategy pack"),
+        (lambda data: data["plan"].update(decode_tp=4), "TP 2 to 4"),
+        (lambda data: data["plan"]["shape"].update(name="tiny"), f"is of tiny, the plan of {MODEL}"),
+        (lambda data: data["runs"][1].update(exit_code=3), "did not pass (cannot start; OK: pack)"),
+        (lambda data: data["runs"][1].update(vram=False), "memory of the host, the plan is of GPUs"),
+        (lambda data: data["runs"][1].update(sizes=[size(None, 1.0, 1.0)]), "check with --tokens 5000"),
+        (lambda data: data["runs"][1].pop("sizes"), "missing or damaged"),
+        (lambda data: data["runs"][1].update(sizes=[size(5000, 0.0, 1.0)]), "missing or damaged"),
+        (lambda data: data.update(runs=7), "missing or damaged"),
+    ],
+)
+def test_a_file_that_does_not_tell_is_one_line(
+    change: Callable[[dict[str, Any]], object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli_plan.main(["--blocks", str(write(tmp_path / "b.json", change))]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_no_file_and_no_json(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(tmp_path / "none.json", MODEL, 5000, cpu=False)
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(UsageError, match="not JSON"):
+        read(tmp_path / "x.json", MODEL, 5000, cpu=False)
+
+
+def test_flags_that_say_two_things(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_plan.main(["--blocks", "x", "--assume-merged"]) == 2
+    assert "leave --assume-merged out" in capsys.readouterr().err
+    assert cli_plan.main(["--predict", "x.csv", "--blocks", "x"]) == 2
+    assert "--blocks does nothing with --predict" in capsys.readouterr().err

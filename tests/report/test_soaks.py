@@ -1,0 +1,83 @@
+"""A load over time: in the tables, in a picture of its own, in the report."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from support import folders
+
+from pdlab.cli import viz
+from pdlab.core.workload import Open
+from pdlab.report import soaks
+from pdlab.results.schema import RequestRecord, Run
+from pdlab.results.soak import soak
+from pdlab.results.store import Store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three levels, of which the first was held for 30 minutes and got slower."""
+    path = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
+    run = next(Store(path).runs())
+    sent = [
+        RequestRecord(
+            arrival_s=i / 2, first_token_s=i / 2 + 0.2, finish_s=i / 2 + 0.2 + 0.1 * (1 + i / 3600), input_tokens=5,
+            output_tokens=11,
+        )
+        for i in range(3600)
+    ]  # fmt: skip
+    held = run.model_copy(update={"soak": soak(sent, Open(rate_rps=2), 1800), "pool_age": 0.1})
+    Store(path).write(held, Store(path).read_records(run.key), force=True)
+    return path
+
+
+def run_of(folder: Path) -> Run:
+    return next(Store(folder).runs())
+
+
+def test_viz_prints_and_draws_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert viz.main(["--exps", str(folder), "--plot-path", str(tmp_path / "out" / "p.svg")]) == 0
+    said = capsys.readouterr().out
+    assert "Over time: 1xTP1 collocated at concurrency 1, 30 minutes: TTFT the same" in said and "TPOT longer" in said
+    rows = [line for line in said.splitlines() if line.strip().startswith(("0 to 1 ", "28 to 29 "))]
+    assert len(rows) == 2, "every second minute of 30"
+    assert (tmp_path / "out" / "p-over-time.svg").read_text().count("<path") > 20
+    assert "Measured on fresh KV pools" in said and "1xTP1 collocated (1)." in said
+
+
+def test_nothing_of_it_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
+    assert viz.main(["--exps", str(path), "--plot-path", str(tmp_path / "out" / "p.png")]) == 0
+    said = capsys.readouterr().out
+    assert "Over time" not in said and "fresh KV pools" not in said
+    assert not list((tmp_path / "out").glob("*over-time*"))
+
+
+def test_the_report_has_a_drawing_of_each_latency(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    assert viz.main(["--exps", str(folder), "--report", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert '<section id="soaks">' in text and text.count("<polyline") == 4
+    assert "TPOT longer in the last third" in text
+
+
+def test_a_drawing_lies_within_its_frame(folder: Path) -> None:
+    each = soaks.Held("x", run_of(folder))
+    tree = ET.fromstring(soaks.drawing(each, "tpot"))
+    lines = [line.attrib["points"].split() for line in tree.iter("polyline")]
+    assert [len(points) for points in lines] == [30, 30]
+    for x, y in (map(float, point.split(",")) for points in lines for point in points):
+        assert soaks.LEFT <= x <= soaks.WIDTH and 0 <= y <= soaks.HEIGHT - soaks.BELOW
+    heights = [float(point.split(",")[1]) for point in lines[0]]
+    assert heights == sorted(heights, reverse=True), "longer is higher"
+
+
+def test_what_is_not_known_is_not_drawn(folder: Path) -> None:
+    run = run_of(folder)
+    assert run.soak
+    bare = [window.model_copy(update={"tpot": None}) for window in run.soak.windows]
+    each = soaks.Held("x", run.model_copy(update={"soak": run.soak.model_copy(update={"windows": tuple(bare)})}))
+    assert soaks.drawing(each, "tpot") == "" and soaks.drawing(each, "ttft") != ""
+    assert soaks.text(each).splitlines()[3].split()[4:6] == ["-", "-"]
