@@ -37,8 +37,11 @@ Verdict = Literal["better", "worse", "not distinguishable"]
 NORMAL_DOF = 1e5
 MAX_BLOCKS = 20
 MIN_BLOCKS = 5
-# A quantile with fewer requests than this beyond it is set by single requests.
+# A quantile with fewer requests than this beyond it, in any repeat, is set by single requests and mostly too low.
 MIN_BEYOND = 5
+# Requests of a queue are slow in bursts: with fewer beyond it a tail has no interval that would hold
+# (docs/decisions/011).
+SURE_BEYOND = 20
 
 
 class Interval(Frozen):
@@ -193,8 +196,8 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     The run is cut into at most 20 blocks of at least ``least`` neighbours. The block bootstrap's
     variance of a mean is known without drawing: the variance between block means over their number.
     A percentile takes the share of requests at or below it as that mean, and the interval of the
-    share back through the ordered values (Woodruff 1952). Percentiles with fewer than 5 requests
-    beyond them, and runs of fewer than 5 blocks, have an estimate without an error.
+    share back through the ordered values (Woodruff 1952). Percentiles with too few requests beyond
+    them (`beyond`), and runs of fewer than 5 blocks, have an estimate without an error.
     """
     ordered = np.sort(values)
     count = len(ordered)
@@ -219,10 +222,26 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     below = (values <= middle[:, None]).astype(np.float64)
     errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(block_count)
     halves = (at(shares + errors) - at(shares - errors)) / 2
-    for name, share, half in zip(names, shares.tolist(), halves.tolist(), strict=True):
-        if min(share, 1 - share) * count >= MIN_BEYOND:
+    for name, half in zip(names, halves.tolist(), strict=True):
+        if beyond(name, count) >= (SURE_BEYOND if is_tail(name) else MIN_BEYOND):
             estimates[name] = Estimate(estimates[name].value, half, block_count - 1, "requests")
     return estimates
+
+
+def is_tail(statistic: str) -> bool:
+    """Whether it is a percentile above the median."""
+    return statistic.startswith("p") and float(statistic[1:]) > 50
+
+
+def beyond(statistic: str, count: float) -> float:
+    """How many of ``count`` requests lie beyond a percentile (``p95``), on the side where fewer do."""
+    share = float(statistic[1:]) / 100
+    return round(min(share, 1 - share) * count, 6)
+
+
+def requests_for(statistic: str) -> int:
+    """So many requests a repeat needs for a percentile above the median to be given."""
+    return math.ceil(round(MIN_BEYOND / (1 - float(statistic[1:]) / 100), 6))
 
 
 def of_blocks(values: Array, block_count: int | None, value: float) -> Estimate:

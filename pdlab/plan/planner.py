@@ -23,7 +23,8 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, PlacementKind
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
-from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist
+from pdlab.placement.copies import copies_of
+from pdlab.plan.candidates import Sized, engine_shapes, shortlist
 from pdlab.plan.rate_matching import Matcher, unit_of
 from pdlab.results.slo import within
 from pdlab.sim.engine import MAX_SEQUENCES
