@@ -11,7 +11,16 @@ import numpy as np
 from pdlab.analysis.bootstrap import SINGLE_REPEAT_SD, Figure, Line, Values, line
 from pdlab.analysis.bounds import Bound, Bounds
 from pdlab.analysis.curves import Curve, LoadKind, Point, View
-from pdlab.analysis.intervals import Comparison, Estimate, Interval, apart, compare, student_t
+from pdlab.analysis.intervals import (
+    Comparison,
+    Estimate,
+    Interval,
+    apart,
+    compare,
+    is_tail,
+    requests_for,
+    student_t,
+)
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
@@ -71,6 +80,8 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     if any(point.latency_ms for point in points):
         only_prefill = all("prefill-only" in curve.workload or curve.workload.endswith(":1") for curve in all_curves)
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
+        if is_tail(view.statistic) and any(s.latency(view) is not None for point in points for s in point.samples):
+            why = f" ({view.statistic} takes {requests_for(view.statistic)} requests in every repeat of a level)"
         raise UsageError(f"no level has the {latency}; choose another --stat or --latency-mode{why}")
     reasons = listed(list(dict.fromkeys(reason for point in points for reason in point.reasons)))
     raise UsageError(f"no level has any latency: {reasons or 'the files have none'}; measure them again")

@@ -334,10 +334,6 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         scales = {"log_latency": args.log_latency, "log_load": args.log_concurrency}
         plots.draw(curves, view, plot_path, **scales, remarks=[*args.note, *([doubt] if doubt else [])])
         print(f"Plot: {plot_path}")
-    print(verdicts.headline(curves, view))
-    for bounds in at:
-        for sentence in verdicts.at_sentences(curves, bounds, view):
-            print(sentence)
     answers = []
     for slo in slos:
         found = goodput.pick(curves, slo, view)
@@ -345,7 +341,6 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         answers.append(verdicts.slo_sentence(found, curves, view))
         if show_tables:
             print(texts[-1], end="\n\n")
-        print(answers[-1])
     if args.report is not None:
         from pdlab.report import html
         from pdlab.report.scales import latency_is_logarithmic
@@ -356,6 +351,14 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         contents = html.Contents(loaded, curves, view, made, at, answers, known, log_latency=log_latency)
         html.write(contents, args.report)
         print(f"Report: {args.report}")
+    print(verdicts.headline(curves, view))
+    for bounds in at:
+        for sentence in verdicts.at_sentences(curves, bounds, view):
+            print(sentence)
+    if not at and len(ranking.own(curves)) > 1:
+        print(verdicts.NO_BOUND)
+    for answer in answers:
+        print(answer)
 
 
 def _doubt(paths: Sequence[Path]) -> str | None:

@@ -19,7 +19,7 @@ from pdlab.analysis.audit.folders import Finding
 from pdlab.analysis.audit.rules import audit
 from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, Point, View, short_labels
-from pdlab.analysis.headline import headlines
+from pdlab.analysis.headline import Headline, headlines
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import Ranked, Reading, readings
@@ -199,21 +199,20 @@ def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iter
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
             "headlines": list(_headlines(members, view)),
             "sentence": None if _compared(members, view) else verdicts.headline(members, view),
+            "apart": [text for found in _compared(members, view) for text in verdicts.apart_text(found)],
             "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
             "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,
             "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
         }
 
 
-def _compared(curves: Sequence[Curve], view: View) -> bool:
-    return not verdicts.incomparable(curves, view) and bool(headlines(curves, view))
+def _compared(curves: Sequence[Curve], view: View) -> list[Headline]:
+    return [] if verdicts.incomparable(curves, view) else headlines(curves, view)
 
 
 def _headlines(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
     """A block of three lines for each deployment that is compared with the reference."""
-    if not _compared(curves, view):
-        return
-    for found in headlines(curves, view):
+    for found in _compared(curves, view):
         for each in found.against:
             yield {
                 "name": f"{each.label} over {found.reference}",

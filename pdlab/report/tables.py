@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdlab.analysis.curves import Curve, Metric, Point, Rate, View
-from pdlab.analysis.intervals import Estimate
+from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, frontier_points, own
 from pdlab.core.text import Row, listed, number, table
 
@@ -33,6 +33,7 @@ def notes(curves: Sequence[Curve], view: View) -> list[str]:
         window = f"Figures: steady window in {steady} of {len(points)} levels, whole run in the others."
     lines = [window]
     lines += _repeat_notes(points, 100 * view.confidence)
+    lines += _tail_notes(points)
     lines += _size_notes(curves, view)
     if reason := incomparable(curves):
         lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
@@ -58,6 +59,16 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
                 "scatter between starts of the deployment is not included."
             )
     return lines
+
+
+def _tail_notes(points: Sequence[Point]) -> list[str]:
+    """What a percentile takes, where some repeats had too few requests for theirs."""
+    had = dict.fromkeys(s for p in points for each in p.samples for values in each.latency_ms.values() for s in values)
+    scarce = sorted(statistic for statistic in had if not all(point.carries(statistic) for point in points))
+    if not scarce:
+        return []
+    needs = listed([f"{statistic} takes {requests_for(statistic)}" for statistic in scarce])
+    return [f"Tails that too few requests carry are left out (-): {needs} in every repeat of a level."]
 
 
 def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:

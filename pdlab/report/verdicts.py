@@ -41,15 +41,19 @@ def headline(curves: Sequence[Curve], view: View) -> str:
 
 
 def headline_text(found: Headline, curves: Sequence[Curve], view: View) -> str:
-    """``A over B: 1, 2 and 4 in flight; 3 and 3 repeats``, and a line for each figure."""
+    """``A over B``, a line for each figure, and what they rest on."""
     blocks = []
     for each in found.against:
-        rows = [[f"  {name}", ratio, words] for name, ratio, words in figure_lines(each, curves, view)]
-        lines = [f"{each.label} over {found.reference}, {entered(each, found)}:", *aligned(rows, left=(0, 1, 2))]
-        blocks.append("\n".join(lines))
-    if found.apart:
-        blocks.append(f"Not compared with {found.reference}: {listed(found.apart)}, with which it shares no load.")
-    return "\n".join(blocks)
+        rows = [[f"  {name}", f"{ratio}: {words}"] for name, ratio, words in figure_lines(each, curves, view)]
+        lines = aligned(rows, left=(0, 1))
+        blocks.append("\n".join([f"{each.label} over {found.reference}", *lines, f"  ({entered(each, found)})"]))
+    return "\n".join([*blocks, *apart_text(found)])
+
+
+def apart_text(found: Headline) -> list[str]:
+    if not found.apart:
+        return []
+    return [f"Not compared with {found.reference}, with which no load is shared: {listed(found.apart)}."]
 
 
 def entered(each: Against, found: Headline) -> str:
