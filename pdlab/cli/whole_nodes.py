@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from pdlab.analysis.curves import Curve
+from pdlab.analysis.curves import Curve, Gpus
+from pdlab.core.deployment import Deployment
 from pdlab.placement.copies import whole_node_gpus
 
 
 def counted(curve: Curve) -> Curve:
-    """The curve with `Gpus.whole`. Ranks on CPUs are rented by no node; what is published elsewhere stays as it is."""
-    gpus = curve.gpus
-    if gpus.device == "cpu" or curve.published is not None:
+    """The curve with `Gpus.whole`; what is published elsewhere stays as it is."""
+    if curve.published is not None:
         return curve
-    if curve.deployment is not None:
-        whole = whole_node_gpus(curve.deployment, gpus.node)
+    return curve.model_copy(update={"gpus": counted_gpus(curve.gpus, curve.deployment)})
+
+
+def counted_gpus(gpus: Gpus, deployment: Deployment | None) -> Gpus:
+    """With `Gpus.whole`. Ranks on CPUs are not rented by the node."""
+    if gpus.device == "cpu":
+        return gpus
+    if deployment is not None:
+        whole = whole_node_gpus(deployment, gpus.node)
     else:  # only the number of GPUs is known
         nodes = -(-gpus.total // gpus.node)
         whole = nodes * gpus.node / (nodes * gpus.node // gpus.total)
-    return curve.model_copy(update={"gpus": gpus.model_copy(update={"whole": float(whole)})})
+    return gpus.model_copy(update={"whole": float(whole)})
