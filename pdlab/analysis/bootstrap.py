@@ -18,16 +18,11 @@ import numpy as np
 
 from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.intervals import Array, Basis, Estimate, multipliers, resample
+from pdlab.analysis.power import SINGLE_REPEAT_SD
 
 # The standard error of a standard error from so many draws is 1 / sqrt(2 * 500), 3 %.
 DRAWS = 500
 SEED = 20251113
-# Repeats of one configuration on different days differed by 4 % in requests/s and 5 % in TPOT (medians,
-# published H100 runs of gpt-oss-120b). The median of |a - b| of two normal values is 0.954 standard
-# deviations of one, so a single repeat is taken as one draw with a standard deviation of 5 %. On CPUs, which
-# engines share with everything else: 9 % in output tokens/s and 15 % in median TPOT, pooled over the 24 levels of
-# three repeats in bm_results/; the larger is taken.
-SINGLE_REPEAT_SD: dict[str, float] = {"gpu": 0.05, "cpu": 0.15}
 # A bound that this share of the draws does not reach is at the edge of what was measured.
 MAX_UNREACHED = 0.05
 

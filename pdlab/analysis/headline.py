@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from pdlab.analysis.bootstrap import SINGLE_REPEAT_SD
 from pdlab.analysis.curves import Curve, LoadKind, Point, Sample, View
 from pdlab.analysis.intervals import Comparison, Estimate, compare
+from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.ranking import own
 from pdlab.core.schema import Frozen
 
@@ -27,10 +27,13 @@ KINDS: tuple[LoadKind, ...] = ("concurrency", "rate")  # a ramp is no level of o
 
 
 class Ratio(Frozen):
-    """One figure over that of the reference; ``comparison`` is None where it is not known at every load."""
+    """One figure over that of the reference; ``comparison`` is None where it is not known at every load. ``first`` and
+    ``second`` are the geometric means over the loads that are compared."""
 
     figure: Figure
     comparison: Comparison | None
+    first: Estimate | None = None
+    second: Estimate | None = None
 
 
 class Against(Frozen):
@@ -145,7 +148,7 @@ def _against(line: _Line, reference: _Line, view: View, comparisons: int) -> Aga
         )
         known = first is not None and second is not None
         comparison = compare(first, second, view.confidence, comparisons) if first and second and known else None
-        ratios.append(Ratio(figure=figure, comparison=comparison))
+        ratios.append(Ratio(figure=figure, comparison=comparison, first=first, second=second))
     return Against(
         label=line.curve.label,
         loads=tuple(loads),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import SINGLE_REPEAT_SD, Figure, Line, Values, line
+from pdlab.analysis.bootstrap import Figure, Line, Values, line
 from pdlab.analysis.bounds import Bound, Bounds
 from pdlab.analysis.curves import Curve, LoadKind, Point, View
 from pdlab.analysis.intervals import (
@@ -19,9 +19,10 @@ from pdlab.analysis.intervals import (
     compare,
     is_tail,
     requests_for,
-    student_t,
 )
+from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.shrinkage import moderate_all
+from pdlab.analysis.student import student_t
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed

@@ -252,7 +252,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
     from pdlab.report import sections, tables, verdicts
-    from pdlab.results.store import experiment_folders, unfinished
+    from pdlab.results.store import experiment_folders, stopped, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
@@ -311,6 +311,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         check_output(args.report, "--report")
     paths = distinct(experiment_folders(args.exps), "--exps")
     _note(unfinished(path) for path in args.exps)
+    _note(stopped(path) for path in args.exps)
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:

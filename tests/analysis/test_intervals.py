@@ -16,8 +16,8 @@ from pdlab.analysis.intervals import (
     of_repeats,
     of_requests,
     resample,
-    student_t,
 )
+from pdlab.analysis.student import student_t
 
 TRIALS = 200
 LEVEL = 0.95
@@ -25,24 +25,6 @@ LEVEL = 0.95
 # fewer means that the interval is too narrow; more than 198 has a probability of 0.2 %, so it is too wide.
 # The seeds are fixed: the outcome never changes by chance.
 LEAST, MOST = 183, 198
-
-
-@pytest.mark.parametrize(
-    ("probability", "dof", "quantile"),
-    [
-        # Student's t table: Abramowitz and Stegun, table 26.10.
-        (0.975, 1, 12.706),
-        (0.975, 2, 4.303),
-        (0.975, 4, 2.776),
-        (0.995, 9, 3.250),
-        (0.9, 3, 1.638),
-        (0.975, 120, 1.980),
-        (0.975, math.inf, 1.960),
-        (0.025, 2, -4.303),
-    ],
-)
-def test_student_t(probability: float, dof: float, quantile: float) -> None:
-    assert student_t(probability, dof) == pytest.approx(quantile, abs=6e-4)
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5, 10])
