@@ -6,8 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from support.queues import md1_tail
 
 from pdlab.analysis.intervals import (
+    MIN_BEYOND,
+    SURE_BEYOND,
     Array,
     Comparison,
     Estimate,
@@ -85,6 +88,31 @@ def test_tails_and_short_runs_have_no_error_rather_than_a_wrong_one() -> None:
     assert found["p99"].standard_error is None, "two requests lie beyond it"
     assert of_requests(values, (50,), least=64)["p50"].standard_error is None, "three blocks"
     assert found["p99"].interval(LEVEL) is None
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "beyond", "least", "worst_error"),
+    [
+        # With one or two requests beyond it in each repeat a tail is a quarter too low, and its interval misses it.
+        (0.7, 5 / 3, None, None),
+        (0.7, MIN_BEYOND, None, 0.12),
+        (0.7, SURE_BEYOND, 0.9, 0.05),
+        (0.85, SURE_BEYOND, 0.8, 0.12),
+    ],
+)
+def test_the_tail_of_a_queue_is_covered_where_its_sample_carries_it(
+    utilisation: float, beyond: float, least: float | None, worst_error: float | None
+) -> None:
+    """Three repeats of an M/D/1 queue, whose slow requests come in bursts: not independent draws."""
+    for quantile in (0.9, 0.99):
+        found = md1_tail(utilisation, quantile, round(beyond / (1 - quantile)), 3, TRIALS, seed=3)
+        held = sum(interval.holds(1.0) for row in found if (interval := of_repeats(row).interval(LEVEL))) / TRIALS
+        error = float(np.mean(found)) - 1
+        if worst_error is None:
+            assert held < 0.85 and error < -0.12
+        else:
+            assert abs(error) <= worst_error
+        assert least is None or held >= least
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
