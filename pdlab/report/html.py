@@ -99,7 +99,7 @@ def render(contents: Contents) -> str:
         question=_question(curves, view),
         facts=_facts(curves, by_label),
         verdicts=list(_verdicts(curves, view, contents.at)),
-        notes=[note for note in tables.notes(curves, view) if not note.startswith("x ")],
+        notes=[note for note in (*tables.notes(curves, view), *tables.tail_notes(curves)) if not note.startswith("x ")],
         answers=[*contents.answers, *_searches(by_label)],
         texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
         interval_note=_interval_note(curves, view),

@@ -16,7 +16,7 @@ def render(curves: Sequence[Curve], view: View) -> str:
         _experiments(curves),
         _raw(curves, view),
         _per_node(curves, view),
-        *(["\n".join(lines)] if (lines := notes(curves, view)) else []),
+        *(["\n".join(lines)] if (lines := [*notes(curves, view), *tail_notes(curves)]) else []),
     ]
     return "\n\n".join(sections)
 
@@ -33,7 +33,6 @@ def notes(curves: Sequence[Curve], view: View) -> list[str]:
         window = f"Figures: steady window in {steady} of {len(points)} levels, whole run in the others."
     lines = [window]
     lines += _repeat_notes(points, 100 * view.confidence)
-    lines += _tail_notes(points)
     lines += _size_notes(curves, view)
     if reason := incomparable(curves):
         lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
@@ -61,8 +60,9 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
     return lines
 
 
-def _tail_notes(points: Sequence[Point]) -> list[str]:
+def tail_notes(curves: Sequence[Curve]) -> list[str]:
     """What a percentile takes, where some repeats had too few requests for theirs."""
+    points = [point for curve in own(curves) for point in curve.points]
     had = dict.fromkeys(s for p in points for each in p.samples for values in each.latency_ms.values() for s in values)
     scarce = sorted(statistic for statistic in had if not all(point.carries(statistic) for point in points))
     if not scarce:
