@@ -61,11 +61,6 @@ class Headline(Frozen):
     against: tuple[Against, ...]
     apart: tuple[str, ...] = ()
 
-    @property
-    def single_repeat(self) -> bool:
-        """Whether a scatter between repeats is assumed somewhere, not measured."""
-        return any(each.ratios and 1 in each.repeats for each in self.against)
-
 
 class _Line(Frozen):
     """One curve's valid levels of one kind of load."""
@@ -146,8 +141,7 @@ def _against(line: _Line, reference: _Line, view: View, comparisons: int) -> Aga
             _over_loads(each.curve, [its[load] for load in loads], of, figure, view)
             for each, its, of in zip(both, levels, repeats, strict=True)
         )
-        known = first is not None and second is not None
-        comparison = compare(first, second, view.confidence, comparisons) if first and second and known else None
+        comparison = compare(first, second, view.confidence, comparisons) if first and second else None
         ratios.append(Ratio(figure=figure, comparison=comparison, first=first, second=second))
     return Against(
         label=line.curve.label,

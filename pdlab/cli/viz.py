@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Compare experiments: TPOT and TTFT against load, and throughput against latency, as plots and tables.
 
+The last lines compare whole curves: the mean ratio of throughput, TTFT and TPOT over the loads that two
+deployments share, with an interval from the repeats. Within latencies of your own: --at.
+
 Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
 compared; on a CPU cluster an engine rank stands for a GPU. The yellow band and the rings are the Pareto
 frontier: points that no other point beats in both latency and throughput. A crossed hollow point
@@ -40,7 +43,8 @@ the intervals allow it.
 EPILOG = """\
 examples:
   python viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
-  python viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
+  python viz.py --exps bm_results/* --at tpot_ms=12,ttft_p95_ms=2000
+  python viz.py --exps bm_results/* --latency-mode first_token --stat p90 --log-latency
   python viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
   python viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
   python viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
