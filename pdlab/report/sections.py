@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdlab.analysis.bounds import Bounds
-from pdlab.analysis.crossovers import Takeover, crossovers
-from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
+from pdlab.analysis.crossovers import Crossovers, Takeover, crossovers
+from pdlab.analysis.curves import Curve, LoadKind, ThroughputMetric, View, of_point
 from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
 from pdlab.analysis.intervals import Interval
 from pdlab.analysis.ttft_breakdown import PARTS
@@ -14,7 +14,7 @@ from pdlab.core import text
 from pdlab.core.text import listed, plain
 from pdlab.core.workload import Slo
 from pdlab.report import tables
-from pdlab.report.verdicts import bracket, incomparable, lead_factor
+from pdlab.report.verdicts import LOOPS, bracket, incomparable, lead_factor
 from pdlab.results.slo import bounds_text
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
@@ -87,12 +87,25 @@ def _range(interval: Interval | None, factor: float, top: float) -> str:
 
 
 def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
-    """The best configuration by throughput, with the interval of each change; None without two comparable curves."""
+    """The best configuration by throughput, with the interval of each change, for each kind of load by itself; None
+    without two comparable curves of one kind."""
     if incomparable(curves, view):
         return None
-    comparison = crossovers(curves, view)
-    if comparison is None:
-        return None
+    kinds = dict.fromkeys(point.kind for curve in curves for point in curve.points)
+    found = {kind: crossovers([_of_kind(curve, kind) for curve in curves], view) for kind in kinds}
+    texts = [
+        _crossovers(comparison, curves, view, f", {LOOPS[kind]}" if len(kinds) > 1 else "")
+        for kind, comparison in found.items()
+        if comparison is not None
+    ]
+    return "\n\n".join(texts) or None
+
+
+def _of_kind(curve: Curve, kind: LoadKind) -> Curve:
+    return curve.model_copy(update={"points": tuple(curve.lines().get(kind, []))})
+
+
+def _crossovers(comparison: Crossovers, curves: Sequence[Curve], view: View, of: str) -> str:
     takeovers = {takeover.throughput: takeover for takeover in comparison.takeovers}
     rows = [
         [
@@ -105,9 +118,8 @@ def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
     ]
     best = "lowest" if view.lower_is_better else "highest"
     per = tables.node_name(curves, view)
-    title = (
-        f"Best by throughput: {best} {view.statistic} {view.latency_name}, {view.throughput_metric} tokens/s per {per}"
-    )
+    latency, rate = f"{best} {view.statistic} {view.latency_name}", f"{view.throughput_metric} tokens/s per {per}"
+    title = f"Best by throughput{of}: {latency}, {rate}"
     head = [
         "throughput",
         "best",

@@ -16,7 +16,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.nodes import Placement
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
-from pdlab.report import tables, verdicts
+from pdlab.report import sections, tables, verdicts
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=10)
@@ -328,6 +328,20 @@ def test_closed_and_open_loops_are_read_apart() -> None:
     texts = verdicts.at_sentences(both, within(14.0, 1000.0), View())
     assert [text.split(" ms (")[1][:13] for text in texts] == ["closed loop) ", "open loop) 8x"]
     assert "the best is 4xTP2" in texts[0] and "8xTP1 collocated gives about 30" in texts[1]
+
+
+def test_the_best_by_throughput_is_of_one_kind_of_load_too() -> None:
+    """An open loop at the same throughput waits in queues that a closed one has not."""
+    pair = [
+        experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 20), run(Open(rate_rps=1), 1, 50)),
+        experiment("collocated-4xtp2", closed(4, 1, 12), closed(8, 2, 24)),
+    ]
+    text = sections.crossover_text(curves(pair), View())
+    assert text is not None and "Best by throughput, closed loop:" in text and "open loop" not in text
+    opened = [*pair[:1], experiment("collocated-4xtp2", run(Open(rate_rps=1), 1, 5))]
+    assert sections.crossover_text(curves(opened), View()) is not None
+    apart = [experiment("collocated-8xtp1", closed(4, 1, 10)), opened[1]]
+    assert sections.crossover_text(curves(apart), View()) is None
 
 
 @pytest.mark.parametrize(("requests", "tails"), [(99, set()), (100, {"p95"}), (500, {"p95", "p99"})])
