@@ -43,10 +43,14 @@ def headline(curves: Sequence[Curve], view: View) -> str:
 def headline_text(found: Headline, curves: Sequence[Curve], view: View) -> str:
     """``A over B``, a line for each figure, and what they rest on."""
     blocks = []
-    for each in found.against:
+    bases = [entered(each, found) for each in found.against]
+    for each, basis in zip(found.against, bases, strict=True):
         rows = [[f"  {name}", f"{ratio}: {words}"] for name, ratio, words in figure_lines(each, curves, view)]
         lines = aligned(rows, left=(0, 1))
-        blocks.append("\n".join([f"{each.label} over {found.reference}", *lines, f"  ({entered(each, found)})"]))
+        own_basis = [f"  ({basis})"] if len(set(bases)) > 1 else []
+        blocks.append("\n".join([f"{each.label} over {found.reference}", *lines, *own_basis]))
+    if len(set(bases)) == 1:
+        blocks.append(f"  ({bases[0]})")
     return "\n".join([*blocks, *apart_text(found)])
 
 
