@@ -18,16 +18,11 @@ import numpy as np
 
 from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.intervals import Array, Basis, Estimate, multipliers, resample
+from pdlab.analysis.power import SINGLE_REPEAT_SD
 
 # The standard error of a standard error from so many draws is 1 / sqrt(2 * 500), 3 %.
 DRAWS = 500
 SEED = 20251113
-# Repeats of one configuration on different days differed by 4 % in requests/s and 5 % in TPOT (medians,
-# published H100 runs of gpt-oss-120b). The median of |a - b| of two normal values is 0.954 standard
-# deviations of one, so a single repeat is taken as one draw with a standard deviation of 5 %. On CPUs, which
-# engines share with everything else: 9 % in output tokens/s and 15 % in median TPOT, pooled over the 24 levels of
-# three repeats in bm_results/; the larger is taken.
-SINGLE_REPEAT_SD: dict[str, float] = {"gpu": 0.05, "cpu": 0.15}
 # A bound that this share of the draws does not reach is at the edge of what was measured.
 MAX_UNREACHED = 0.05
 
@@ -35,9 +30,34 @@ Figure = Callable[[Point], Estimate | None]
 Values = Callable[[Point], Sequence[float]]
 
 
+def highest(x: Array, y: Array, bounds: Array) -> Array:
+    """Highest y of the straight lines between neighbouring points where every x is within its bound.
+
+    ``x`` (lines, points, figures), ``y`` (lines, points), ``bounds`` (n, figures) -> (lines, n); NaN where a line is
+    nowhere within. One point is a line of itself.
+    """
+    best = np.full((y.shape[0], len(bounds)), -np.inf)
+    for i in range(y.shape[1]):
+        x0, y0 = x[:, i, None, :], y[:, i, None]
+        best = np.maximum(best, np.where((x0 <= bounds).all(axis=2), y0, -np.inf))
+        if i + 1 == y.shape[1]:
+            break
+        slope, rise = x[:, i + 1, None, :] - x0, y[:, i + 1, None] - y0
+        # Of the way from one point to the next every figure is within its bound on one stretch.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = (bounds - x0) / slope
+        opens = np.where(slope < 0, crossing, 0.0).max(axis=2)
+        closes = np.where(slope > 0, crossing, np.where((slope == 0) & (x0 > bounds), -1.0, 1.0)).min(axis=2)
+        opens, closes = np.maximum(opens, 0.0), np.minimum(closes, 1.0)
+        ends = y0 + rise * np.where(rise > 0, closes, opens)
+        best = np.maximum(best, np.where(opens <= closes, ends, -np.inf))
+    return np.where(np.isinf(best), np.nan, best)
+
+
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of a curve. ``x`` and ``y`` are (1 + draws, points); row 0 is the estimate, lower x is better."""
+    """One line of a curve: ``y`` (1 + draws, points) against figures that are better when lower, ``x``
+    (1 + draws, points, figures). Row 0 is the estimate."""
 
     x: Array
     y: Array
@@ -45,22 +65,12 @@ class Line:
     basis: Basis | None
 
     def mirrored(self) -> Line:
-        """x and y exchanged, so that "highest y at most x" answers "lowest x at least y" with its sign turned."""
-        return Line(-self.y, -self.x, self.dof, self.basis)
+        """x, one figure, and y exchanged: "highest y at most x" answers "lowest x at least y" with its sign turned."""
+        return Line(-self.y[:, :, None], -self.x[:, :, 0], self.dof, self.basis)
 
     def reach(self, bounds: Array) -> Array:
-        """Highest y where x <= bound: (1 + draws, bounds); NaN if the line does not reach the bound."""
-        best = np.full((self.x.shape[0], len(bounds)), -np.inf)
-        for i in range(self.x.shape[1]):
-            x0, y0 = self.x[:, i, None], self.y[:, i, None]
-            best = np.maximum(best, np.where(x0 <= bounds, y0, -np.inf))
-            if i + 1 < self.x.shape[1]:
-                x1, y1 = self.x[:, i + 1, None], self.y[:, i + 1, None]
-                between = (np.minimum(x0, x1) < bounds) & (bounds < np.maximum(x0, x1))
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    y = y0 + (y1 - y0) * (bounds - x0) / (x1 - x0)
-                best = np.maximum(best, np.where(between, y, -np.inf))
-        return np.where(np.isinf(best), np.nan, best)
+        """Highest y where every x is within its bound: (n, figures), or (n,) of one figure -> (1 + draws, n)."""
+        return highest(self.x, self.y, bounds.reshape(len(bounds), -1))
 
     def estimates(self, reached: Array) -> list[Estimate | None]:
         """One per column of what `reach` (or a function of it) gave; None if the estimate is NaN."""
@@ -83,34 +93,34 @@ class Line:
 def line(
     curve: Curve,
     points: Sequence[Point],
-    x: tuple[Figure, Values],
+    x: Sequence[tuple[Figure, Values]],
     y: tuple[Figure, Values],
     x_factor: float = 1.0,
     y_factor: float = 1.0,
 ) -> Line | None:
-    """The line through ``points``, both figures known at each; None without points.
+    """The line through ``points``, all figures known at each; None without points.
 
     A figure is its estimate at a level, and its values in the level's repeats. With a single repeat
     anywhere, a scatter between repeats is assumed, of latencies and of rates, common to all levels of the curve.
     """
     if not points:
         return None
-    highest = max(sample.repeat for point in points for sample in point.samples) + 1
+    most_repeats = max(sample.repeat for point in points for sample in point.samples) + 1
     seed = (SEED, zlib.crc32(curve.label.encode()))
-    weights = multipliers(seed, DRAWS, highest)
+    weights = multipliers(seed, DRAWS, most_repeats)
     generator = np.random.default_rng([*seed, 1])
-    columns = [_draws(point, figure, values, weights, generator) for figure, values in (x, y) for point in points]
+    columns = [_draws(point, figure, values, weights, generator) for figure, values in (*x, y) for point in points]
     single = min(point.repeats for point in points) < 2
     dof = math.inf if single else float(min(point.repeats for point in points) - 1)
-    drawn = np.stack(columns, axis=1)
+    drawn = np.stack(columns, axis=1).reshape(-1, len(x) + 1, len(points))
     if single:  # Another start would shift all latencies together, and all rates.
         starts = 1 + SINGLE_REPEAT_SD[curve.gpus.device] * generator.standard_normal((len(weights), 2))
-        drawn[1:] *= np.repeat(np.maximum(starts, 0.0), len(points), axis=1)
+        drawn[1:] *= np.maximum(starts, 0.0)[:, [*(0 for _ in x), 1], None]
     if not np.ptp(drawn, axis=0).any():
         drawn = drawn[:2]  # No scatter is known: one draw stands for all.
     return Line(
-        x=drawn[:, : len(points)] * x_factor,
-        y=drawn[:, len(points) :] * y_factor,
+        x=drawn[:, :-1].swapaxes(1, 2) * x_factor,
+        y=drawn[:, -1] * y_factor,
         dof=dof,
         basis="assumed" if single else "repeats",
     )

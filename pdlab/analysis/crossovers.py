@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import Line
-from pdlab.analysis.curves import Curve, View, values_at
+from pdlab.analysis.bootstrap import Line, highest
+from pdlab.analysis.curves import Curve, View
 from pdlab.analysis.intervals import Array, Estimate, compare
 from pdlab.analysis.ranking import lines_of, own
 from pdlab.analysis.shrinkage import moderate_all
@@ -244,7 +244,8 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
     low = min(curve[0][0] for curve in drawn.values())
     top = max(curve[-1][0] for curve in drawn.values())
     grid = [*(low + (top - low) * step / REGIME_STEPS for step in range(REGIME_STEPS)), top]
-    tpots = [{label: t for label, curve in drawn.items() if (t := tpot_at(curve, x)) is not None} for x in grid]
+    offered = {label: tpot_at(curve, grid) for label, curve in drawn.items()}
+    tpots = [{label: t for label, found in offered.items() if (t := found[i]) is not None} for i in range(len(grid))]
     close = [{label for label, t in at.items() if t <= (1 + tolerance) * min(at.values())} for at in tpots]
     regimes: list[Regime] = []
     start = 0
@@ -268,7 +269,8 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
     return regimes
 
 
-def tpot_at(curve: ThroughputCurve, least_throughput: float) -> float | None:
-    """Lowest TPOT at ``least_throughput`` or more, straight between neighbours; None beyond the curve."""
-    reached = [tpot_s for throughput, tpot_s in curve if throughput >= least_throughput]
-    return min([*reached, *values_at(curve, least_throughput)], default=None)
+def tpot_at(curve: ThroughputCurve, least_throughput: Sequence[float]) -> list[float | None]:
+    """Lowest TPOT at each of these throughputs or more, straight between neighbours; None beyond the curve."""
+    throughput, tpot_s = np.array(curve).T
+    found = -highest(-throughput[None, :, None], -tpot_s[None], -np.array(least_throughput)[:, None])[0]
+    return [None if np.isnan(each) else float(each) for each in found]

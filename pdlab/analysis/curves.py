@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
 from pydantic import Field, InstanceOf, model_validator
 
-from pdlab.analysis.intervals import Estimate, of_repeats
+from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, beyond, is_tail, of_repeats
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import Study
 from pdlab.analysis.ttft_breakdown import Split, mean_split, split
@@ -27,8 +26,10 @@ Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 LoadKind = Literal["concurrency", "rate", "ramp"]
 Role = Literal["all", "prefill", "decode"]
+Count = Literal["nodes", "used"]
 RequestsOf = Mapping[RunKey, Requests]
 
+GPUS_PER_NODE = 8
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
 DEFAULT_CHUNK = 16
 
@@ -36,8 +37,9 @@ DEFAULT_CHUNK = 16
 class View(Frozen):
     """What to look at: which latency, which statistic of it, which throughput, per node or not.
 
-    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``confidence`` is the level
-    of every interval and verdict.
+    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs of whole nodes, which are
+    rented whole, or those used alone; a role's are always those used. ``confidence`` is the level of every interval
+    and verdict.
     """
 
     latency_mode: LatencyMode = "token"
@@ -48,6 +50,7 @@ class View(Frozen):
     normalized: bool = True
     gpus_per_node: int = Field(default=8, ge=1)
     role: Role = "all"
+    count: Count = "nodes"
     confidence: float = Field(default=0.95, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -78,10 +81,14 @@ class View(Frozen):
 class Gpus(Frozen):
     """What an experiment ran on. On a CPU cluster the unit is an engine rank, the slot of one GPU.
 
-    ``prefill`` and ``decode`` are None for a collocated deployment and where roles are not known.
+    ``prefill`` and ``decode`` are None for a collocated deployment and where roles are not known. ``node``: GPUs of one
+    of its nodes. ``whole``: of the fewest whole nodes that take it, filled with copies of it, per copy; None: all
+    that it uses (ranks on CPUs, and where it was not worked out).
     """
 
     total: int = Field(ge=1)
+    node: int = Field(default=GPUS_PER_NODE, ge=1)
+    whole: float | None = Field(default=None, gt=0)
     prefill: int | None = None
     decode: int | None = None
     device: Literal["gpu", "cpu"] = "gpu"
@@ -89,6 +96,10 @@ class Gpus(Frozen):
     def of(self, role: Role) -> int | None:
         """GPUs of that role, all of them for ``all``; None where the role is not known."""
         return {"all": self.total, "prefill": self.prefill, "decode": self.decode}[role]
+
+    def counted(self, count: Count) -> float:
+        """What the whole deployment is divided by."""
+        return self.total if count == "used" or self.whole is None else self.whole
 
     @property
     def unit(self) -> str:
@@ -132,9 +143,11 @@ class Figures(Frozen):
 
 
 class Sample(Figures):
-    """One repeat of a level. ``requests``: its requests one by one, where they were kept and loaded."""
+    """One repeat of a level. ``requests``: its requests one by one, where they were kept and loaded. ``count``: how
+    many its latencies are of, None: not known."""
 
     repeat: int
+    count: int | None = None
     requests: InstanceOf[Requests] | None = Field(default=None, exclude=True, repr=False)
 
     def scatter(self, metric: Metric, statistic: str) -> Estimate | None:
@@ -193,14 +206,33 @@ class Point(Figures):
         value = self.ms(metric, statistic)
         if value is None:
             return None
+        if not self.tells_scatter(statistic):
+            return Estimate(value=value)
         within = self.samples[0].scatter(metric, statistic) if self.repeats == 1 else None
         return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
+
+    def carries(self, statistic: str) -> bool:
+        """Whether every repeat has enough requests beyond a tail percentile for the figure to mean something."""
+        return self._beyond(statistic, MIN_BEYOND)
+
+    def tells_scatter(self, statistic: str) -> bool:
+        """Whether an interval of that statistic would hold: a tail takes more requests than its figure alone; a single
+        run of an open loop does not tell its own tail, whose slow requests come in bursts."""
+        if is_tail(statistic) and self.repeats == 1 and self.kind != "concurrency":
+            return False
+        return self._beyond(statistic, SURE_BEYOND)
+
+    def _beyond(self, statistic: str, least: float) -> bool:
+        counts = [sample.count for sample in self.samples if sample.count is not None]
+        return not is_tail(statistic) or all(beyond(statistic, count) >= least for count in counts)
 
     def latency_estimate(self, view: View) -> Estimate | None:
         """`latency` with what is known of its scatter; None when the latency is not known."""
         value = self.latency(view)
         if value is None:
             return None
+        if not self.tells_scatter(view.statistic):
+            return Estimate(value=value)
         within = self._scatter(view) if self.repeats == 1 else None
         key = ("latency", view.latency_mode, view.chunk_size, view.use_interactivity, view.statistic)
         return self._estimate(key, lambda figures: figures.latency(view), value, within)
@@ -259,10 +291,14 @@ class Curve(Frozen):
         """
         if not view.normalized:
             return 1.0
-        gpus = self.gpus.of(view.role)
+        return view.gpus_per_node / self.counted(view)
+
+    def counted(self, view: View) -> float:
+        """GPUs by which the view divides: of whole nodes or those used, or a role's. Raises StoreError, see `scale`."""
+        gpus = self.gpus.counted(view.count) if view.role == "all" else self.gpus.of(view.role)
         if not gpus:
             raise StoreError(f"{self.name}: nothing is known to be its {view.role} {self.gpus.unit}s")
-        return view.gpus_per_node / gpus
+        return gpus
 
     def has_role(self, view: View) -> bool:
         """Whether the view's normalisation is defined: a collocated experiment has no prefill GPUs."""
@@ -282,15 +318,6 @@ class Curve(Frozen):
         for point in self.points:
             found.setdefault(point.kind, []).append(point)
         return found
-
-
-def values_at(line: Sequence[tuple[float, float]], x: float) -> Iterator[float]:
-    """Every y that straight lines between neighbouring points (x, y) have at that x; never beyond a point."""
-    for (x0, y0), (x1, y1) in pairwise(line):
-        if x0 == x1 == x:
-            yield from (y0, y1)
-        elif min(x0, x1) <= x <= max(x0, x1):
-            yield y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = ()) -> tuple[Curve, ...]:
@@ -362,10 +389,12 @@ def gpus_of(experiment: Experiment) -> Gpus:
         if not manifest.gpus:
             raise StoreError(f"{experiment.name}: the number of GPUs is not known; add --gpus {experiment.name}=N")
         return Gpus(total=manifest.gpus, device=device)
+    node = max((node.gpus for node in cluster.engine_nodes), default=0) if cluster else 0
+    known = {"node": node or GPUS_PER_NODE}
     topology = deployment.topology
     if isinstance(topology, Disaggregated):
-        return Gpus(total=deployment.gpus, prefill=topology.prefill.gpus, decode=topology.decode.gpus, device=device)
-    return Gpus(total=deployment.gpus, device=device)
+        known |= {"prefill": topology.prefill.gpus, "decode": topology.decode.gpus}
+    return Gpus(total=deployment.gpus, device=device, **known)
 
 
 def _points(runs: Iterable[Run], requests: RequestsOf) -> Iterable[Point]:
@@ -392,7 +421,7 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         for run, summary in zip(used, summaries, strict=True)
     )
     means = {metric: _means([sample.latency_ms.get(metric, {}) for sample in samples]) for metric in METRICS}
-    return Point(
+    point = Point(
         kind=kind,
         value=value,
         window=window,
@@ -407,6 +436,17 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
         latency_ms={metric: values for metric, values in means.items() if values},
     )
+    return without_tails(point)
+
+
+def without_tails(point: Point) -> Point:
+    """The point without the tails that its repeats do not carry."""
+    kept = {
+        metric: carried
+        for metric, values in point.latency_ms.items()
+        if (carried := {statistic: ms for statistic, ms in values.items() if point.carries(statistic)})
+    }
+    return point.model_copy(update={"latency_ms": kept})
 
 
 def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], Split]:
@@ -426,6 +466,7 @@ def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
     }
     return Sample(
         repeat=run.key.repeat,
+        count=summary.completed,
         requests_per_s=summary.requests_per_s,
         input_tokens_per_s=summary.input_tokens_per_s,
         output_tokens_per_s=summary.output_tokens_per_s,
@@ -485,7 +526,7 @@ def workload_name(experiment: Experiment) -> str:
     return ", ".join(found)
 
 
-def per_million_tokens(price_per_gpu_hour: float, gpus: int, tokens_per_s: Estimate) -> Estimate:
+def per_million_tokens(price_per_gpu_hour: float, gpus: float, tokens_per_s: Estimate) -> Estimate:
     """price * GPUs / (tokens/s * 3600) * 10^6, in the price's currency; infinite at no throughput.
 
     The relative standard error is that of the throughput.
@@ -497,6 +538,8 @@ def per_million_tokens(price_per_gpu_hour: float, gpus: int, tokens_per_s: Estim
     return tokens_per_s._replace(value=value, standard_error=None if error is None else error * value)
 
 
-def of_point(curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float) -> Estimate:
-    """Cost per million tokens of that kind at one level; all of the deployment's GPUs are paid for."""
-    return per_million_tokens(price_per_gpu_hour, curve.gpus.total, point.rate_estimate(metric))
+def of_point(
+    curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float, count: Count = "nodes"
+) -> Estimate:
+    """Cost per million tokens of that kind at one level; all GPUs that ``count`` counts are paid for."""
+    return per_million_tokens(price_per_gpu_hour, curve.gpus.counted(count), point.rate_estimate(metric))

@@ -166,12 +166,12 @@ def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed",
             continue
         known = True
         tokens = _line(curve, valid, slo, how, lambda s: s.tokens_per_s(metric), curve.scale(view))
-        requests = _line(curve, valid, slo, how, lambda s: s.requests_per_s, 1 / curve.gpus.total)
+        requests = _line(curve, valid, slo, how, lambda s: s.requests_per_s, 1 / curve.gpus.counted(view.count))
         bound = np.array([1 - slo.quantile if how == "requests" else 1.0])
         most, rate = tokens.estimates(tokens.reach(bound))[0], requests.estimates(requests.reach(bound))[0]
         if most is None or rate is None:
             continue
-        capped = bool(tokens.x[0, -1] <= bound[0])
+        capped = bool(tokens.x[0, -1, 0] <= bound[0])
         found.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, capped=capped))
     if found:
         return max(found, key=lambda each: each.throughput.value)
@@ -189,7 +189,7 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
     return Capacity(
         label=curve.label,
         throughput=Estimate(value=rate * one),
-        requests_per_gpu_s=Estimate(value=rate / curve.gpus.total),
+        requests_per_gpu_s=Estimate(value=rate / curve.gpus.counted(view.count)),
         how="search",
         capped=any(search.high_rps is None for search in searches),
         searches=searches,
@@ -266,6 +266,8 @@ def _line(
         error = None if within is None else within * value
         return Estimate(value=value, standard_error=error, dof=1.0 if error is not None else None)
 
-    found = line(curve, points, (misses, each_misses), (rates, lambda p: [rate(s) for s in p.samples]), y_factor=factor)
+    found = line(
+        curve, points, [(misses, each_misses)], (rates, lambda p: [rate(s) for s in p.samples]), y_factor=factor
+    )
     assert found is not None, "a curve without points was asked for"
     return found

@@ -43,19 +43,20 @@ class RateLevel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """One configuration under growing request rates. ``output_tokens``: mean of an answer."""
+    """One configuration under growing request rates. ``gpus`` are those that are counted; ``output_tokens``: mean of
+    an answer."""
 
     label: str
     origin: Literal["measured", "simulated"]
-    gpus: int
+    gpus: float
     output_tokens: float
     levels: tuple[RateLevel, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Goodput in requests/s per GPU used; 0 where the lowest rate misses the bounds. ``more``: the highest rate meets
-    them, so there may be more."""
+    """Goodput in requests/s per GPU counted; 0 where the lowest rate misses the bounds. ``more``: the highest rate
+    meets them, so there may be more."""
 
     goodput: float
     more: bool = False

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdlab.analysis.student import student_t
 from pdlab.core.schema import Frozen
 from pdlab.core.text import ROUNDING
 
@@ -33,12 +32,13 @@ Array = NDArray[np.float64]
 Basis = Literal["repeats", "requests", "assumed", "search"]
 Verdict = Literal["better", "worse", "not distinguishable"]
 
-# Beyond this, Student's t is the normal distribution to four digits.
-NORMAL_DOF = 1e5
 MAX_BLOCKS = 20
 MIN_BLOCKS = 5
-# A quantile with fewer requests than this beyond it is set by single requests.
+# A quantile with fewer requests than this beyond it, in any repeat, is set by single requests and mostly too low.
 MIN_BEYOND = 5
+# Requests of a queue are slow in bursts: with fewer beyond it a tail has no interval that would hold
+# (docs/decisions/011).
+SURE_BEYOND = 20
 
 
 class Interval(Frozen):
@@ -193,8 +193,8 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     The run is cut into at most 20 blocks of at least ``least`` neighbours. The block bootstrap's
     variance of a mean is known without drawing: the variance between block means over their number.
     A percentile takes the share of requests at or below it as that mean, and the interval of the
-    share back through the ordered values (Woodruff 1952). Percentiles with fewer than 5 requests
-    beyond them, and runs of fewer than 5 blocks, have an estimate without an error.
+    share back through the ordered values (Woodruff 1952). Percentiles with too few requests beyond
+    them (`beyond`), and runs of fewer than 5 blocks, have an estimate without an error.
     """
     ordered = np.sort(values)
     count = len(ordered)
@@ -219,10 +219,26 @@ def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict
     below = (values <= middle[:, None]).astype(np.float64)
     errors = (np.add.reduceat(below, edges[:-1], axis=1) / np.diff(edges)).std(axis=1, ddof=1) / math.sqrt(block_count)
     halves = (at(shares + errors) - at(shares - errors)) / 2
-    for name, share, half in zip(names, shares.tolist(), halves.tolist(), strict=True):
-        if min(share, 1 - share) * count >= MIN_BEYOND:
+    for name, half in zip(names, halves.tolist(), strict=True):
+        if beyond(name, count) >= (SURE_BEYOND if is_tail(name) else MIN_BEYOND):
             estimates[name] = Estimate(estimates[name].value, half, block_count - 1, "requests")
     return estimates
+
+
+def is_tail(statistic: str) -> bool:
+    """Whether it is a percentile above the median."""
+    return statistic.startswith("p") and float(statistic[1:]) > 50
+
+
+def beyond(statistic: str, count: float) -> float:
+    """How many of ``count`` requests lie beyond a percentile (``p95``), on the side where fewer do."""
+    share = float(statistic[1:]) / 100
+    return round(min(share, 1 - share) * count, 6)
+
+
+def requests_for(statistic: str) -> int:
+    """So many requests a repeat needs for a percentile above the median to be given."""
+    return math.ceil(round(MIN_BEYOND / (1 - float(statistic[1:]) / 100), 6))
 
 
 def of_blocks(values: Array, block_count: int | None, value: float) -> Estimate:
@@ -237,64 +253,3 @@ def of_blocks(values: Array, block_count: int | None, value: float) -> Estimate:
         dof=block_count - 1,
         basis="requests",
     )
-
-
-@lru_cache(maxsize=4096)
-def student_t(probability: float, dof: float) -> float:
-    """Quantile of Student's t for ``probability`` in (0, 1): the x with P(T <= x) = probability.
-
-    Newton's method on the distribution function, kept inside a bracket; accurate to about 1e-10.
-    """
-    if dof >= NORMAL_DOF:
-        return NormalDist().inv_cdf(probability)
-    if probability < 0.5:
-        return -student_t(1 - probability, dof)
-    tail = 1 - probability
-    low, high = 0.0, 1.0
-    while _upper_tail(high, dof) > tail:
-        low, high = high, high * 2
-    # ln of the density's constant: gamma((n + 1) / 2) / (gamma(n / 2) sqrt(n pi)).
-    constant = math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2) - 0.5 * math.log(dof * math.pi)
-    x = (low + high) / 2
-    for _ in range(100):
-        excess = _upper_tail(x, dof) - tail
-        low, high = (x, high) if excess > 0 else (low, x)
-        density = math.exp(constant - (dof + 1) / 2 * math.log1p(x * x / dof))
-        step = excess / density if density else math.inf
-        following = x + step if low < x + step < high else (low + high) / 2
-        if abs(following - x) <= 1e-12 * max(1.0, x):
-            return following
-        x = following
-    return x
-
-
-def _upper_tail(x: float, dof: float) -> float:
-    """P(T > x) for x >= 0: half the regularised incomplete beta function I(dof / (dof + x^2); dof/2, 1/2)."""
-    return 0.5 * _incomplete_beta(dof / (dof + x * x), dof / 2, 0.5)
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """Regularised I_x(a, b) by Lentz's continued fraction (Numerical Recipes, 3rd edition, section 6.4)."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x >= (a + 1) / (a + b + 2):
-        return 1 - front * _beta_fraction(1 - x, b, a) / b
-    return front * _beta_fraction(x, a, b) / a
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    tiny = 1e-300
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
-    h = d
-    for m in range(1, 1000):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / (1 + term * d or tiny)
-            c = 1 + term / c or tiny
-            h *= d * c
-        if abs(d * c - 1) < 1e-15:
-            break
-    return h

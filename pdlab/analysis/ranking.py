@@ -1,18 +1,28 @@
-"""Comparison of curves: Pareto frontier, throughput at a latency bound, and which differences are significant."""
+"""Comparison of curves: Pareto frontier, throughput within latency bounds, and which differences are significant."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import SINGLE_REPEAT_SD, Line, line
-from pdlab.analysis.curves import Curve, Point, View
-from pdlab.analysis.intervals import Comparison, Estimate, Interval, apart, compare, student_t
+from pdlab.analysis.bootstrap import Figure, Line, Values, line
+from pdlab.analysis.bounds import Bound, Bounds
+from pdlab.analysis.curves import Curve, LoadKind, Point, View
+from pdlab.analysis.intervals import (
+    Comparison,
+    Estimate,
+    Interval,
+    apart,
+    compare,
+    is_tail,
+    requests_for,
+)
+from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.shrinkage import moderate_all
+from pdlab.analysis.student import student_t
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
@@ -73,6 +83,8 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
             "prefill-only" in curve.workload or curve.workload.split()[0].endswith(":1") for curve in all_curves
         )
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
+        if is_tail(view.statistic) and any(s.latency(view) is not None for point in points for s in point.samples):
+            why = f" ({view.statistic} takes {requests_for(view.statistic)} requests in every repeat of a level)"
         raise UsageError(f"no level has the {latency}; choose another --stat or --latency-mode{why}")
     reasons = listed(list(dict.fromkeys(reason for point in points for reason in point.reasons)))
     raise UsageError(f"no level has any latency: {reasons or 'the files have none'}; measure them again")
@@ -128,7 +140,7 @@ def _shares(all_curves: Sequence[Curve], view: View) -> dict[int, float]:
             curve_line = line_of(curve, usable, view)
             if curve_line:
                 drawn.append((usable, curve_line))
-    x = np.concatenate([curve_line.x[1:] for _, curve_line in drawn], axis=1)
+    x = np.concatenate([curve_line.x[1:, :, 0] for _, curve_line in drawn], axis=1)
     y = np.concatenate([curve_line.y[1:] for _, curve_line in drawn], axis=1)
     order = np.argsort(x, axis=1, kind="stable")
     sorted_y = np.take_along_axis(y, order, axis=1)
@@ -146,7 +158,7 @@ def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
     return line(
         curve,
         points,
-        (lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples]),
+        [(lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples])],
         (lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
         sign,
         curve.scale(view),
@@ -159,21 +171,30 @@ def lines_of(curve: Curve, view: View) -> list[Line]:
     return [curve_line for points in usable if (curve_line := line_of(curve, points, view))]
 
 
-def estimate_at(curve: Curve, view: View, bound: float) -> Estimate | None:
-    """Highest throughput that meets the latency bound; None when no valid point does.
+def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View) -> Estimate | None:
+    """Highest throughput of a line of levels within all bounds; None when no valid level is known to be.
 
     Between two neighbouring valid levels the curve is taken as straight; it is never extended beyond
-    what was measured. ``bound`` is an upper bound, or a lower one for interactivity.
+    what was measured.
     """
-    sign = 1.0 if view.lower_is_better else -1.0
-    bounds = np.array([sign * bound])
-    estimates = [
-        estimate
-        for curve_line in lines_of(curve, view)
-        for estimate in curve_line.estimates(curve_line.reach(bounds))
-        if estimate
-    ]
-    return max(estimates, key=lambda estimate: estimate.value, default=None)
+    metric = view.throughput_metric
+    figures: list[tuple[Figure, Values]] = [_bounded(bound) for bound in bounds.bounds]
+    found = line(
+        curve,
+        [point for point in points if point.valid and bounds.known(point)],
+        figures,
+        (lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        y_factor=curve.scale(view),
+    )
+    limits = np.array([[bound.ms for bound in bounds.bounds]])
+    return found.estimates(found.reach(limits))[0] if found else None
+
+
+def _bounded(bound: Bound) -> tuple[Figure, Values]:
+    return (
+        lambda p: p.ms_estimate(bound.metric, bound.statistic),
+        lambda p: [s.ms(bound.metric, bound.statistic) or 0.0 for s in p.samples],
+    )
 
 
 class Ranked(Frozen):
@@ -191,19 +212,22 @@ class Ranked(Frozen):
 
 
 class Reading(Frozen):
-    """The comparison at one latency bound, best first.
+    """The comparison within latency bounds, of the levels of one kind of load, best first.
 
-    ``single_repeat``: a scatter between repeats is assumed, not measured. ``missed`` meet the bound
-    nowhere; ``unsure`` neither, but it is within the noise of their best latency. ``capped`` stop below it, so
-    their throughput may be higher than their sweep shows.
+    ``single_repeat``: a scatter between repeats is assumed, not measured. ``missed`` meet the bounds
+    nowhere; ``unsure`` neither, but these are within the noise of their best level. ``capped`` meet them at all
+    levels, so their throughput may be higher than their sweep shows. ``unknown`` have no level with every bounded
+    figure.
     """
 
-    bound: float
+    bounds: Bounds
+    kind: LoadKind
     ranking: tuple[Ranked, ...]
     single_repeat: bool
     missed: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
     capped: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def tied(self) -> tuple[str, ...]:
@@ -268,53 +292,64 @@ def _ratio(numerator: Estimate, denominator: Estimate) -> float:
     return numerator.value / denominator.value if denominator.value else float("inf")
 
 
-def reading(all_curves: Sequence[Curve], view: View) -> Reading | None:
-    """The configuration with the highest throughput at a common latency; None if no point is valid.
+def readings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[Reading]:
+    """The configuration with the highest throughput within the bounds, for each kind of load by itself: what a closed
+    loop serves and what an open one does are not compared. A kind without a valid level has no reading."""
+    lines = [(curve, kind, points) for curve in own(all_curves) for kind, points in curve.lines().items()]
+    kinds = dict.fromkeys(kind for _, kind, _ in lines)
+    found = [
+        _reading([(curve, points) for curve, its_kind, points in lines if its_kind == kind], kind, bounds, view)
+        for kind in kinds
+    ]
+    return [each for each in found if each is not None]
 
-    The bound is the geometric middle of the latency range that all curves cover, or the median latency of the
-    frontier if they share none.
-    """
-    by_curve = [(curve, [s.x for s in spots([curve], view) if s.point.valid]) for curve in own(all_curves)]
-    measured = [(curve, xs) for curve, xs in by_curve if xs]
+
+def _reading(
+    lines: Sequence[tuple[Curve, Sequence[Point]]], kind: LoadKind, bounds: Bounds, view: View
+) -> Reading | None:
+    measured = [(curve, valid) for curve, points in lines if (valid := [point for point in points if point.valid])]
     if not measured:
         return None
-    low, high = max(min(xs) for _, xs in measured), min(max(xs) for _, xs in measured)
-    middle = (low * high) ** 0.5 if low <= high else median(s.x for s in frontier(all_curves, view))
-    bound = _two_digits(middle, low, high) if low <= high else _two_digits(middle, 0, float("inf"))
-    estimates = moderate_all([estimate_at(curve, view, bound) for curve, _ in measured])
-    values = [(curve.label, value) for (curve, _), value in zip(measured, estimates, strict=True)]
-    ranking = rank([(label, value) for label, value in values if value is not None], view.confidence)
-    if not ranking:
-        return None
-    slowest = max if view.lower_is_better else min
-    sign = 1.0 if view.lower_is_better else -1.0
-    beyond = [curve for (curve, _), value in zip(measured, estimates, strict=True) if value is None]
-    unsure = tuple(curve.label for curve in beyond if _may_reach(curve, view, bound, ranking[0].estimate))
+    known = [(curve, usable) for curve, valid in measured if (usable := [p for p in valid if bounds.known(p)])]
+    estimates = moderate_all([estimate_at(curve, points, bounds, view) for curve, points in known])
+    values = [(curve.label, value) for (curve, _), value in zip(known, estimates, strict=True) if value is not None]
+    ranking = rank(values, view.confidence)
+    beyond = [item for item, value in zip(known, estimates, strict=True) if value is None]
+    unsure = tuple(curve.label for curve, points in beyond if _may_reach(curve, points, bounds, view, ranking))
+    answered = {curve.label for curve, _ in known}
     return Reading(
-        bound=bound,
+        bounds=bounds,
+        kind=kind,
         ranking=ranking,
         single_repeat=any(ranked.estimate.basis == "assumed" for ranked in ranking),
-        missed=tuple(curve.label for curve in beyond if curve.label not in unsure),
+        missed=tuple(curve.label for curve, _ in beyond if curve.label not in unsure),
         unsure=unsure,
-        capped=tuple(curve.label for curve, xs in measured if sign * slowest(xs) < sign * bound),
+        capped=tuple(curve.label for curve, points in known if all(bounds.hold(point) for point in points)),
+        unknown=tuple(curve.label for curve, _ in measured if curve.label not in answered),
     )
 
 
-def _may_reach(curve: Curve, view: View, bound: float, most: Estimate) -> bool:
-    """Whether the bound is within the interval of the curve's best latency, at a throughput that is not clearly
-    below ``most``."""
-    best = min if view.lower_is_better else max
-    spot = best((s for s in spots([curve], view) if s.point.valid), key=lambda candidate: candidate.x)
-    latency = spot.point.latency_estimate(view)
-    if latency is None:
+def _may_reach(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View, ranking: Sequence[Ranked]) -> bool:
+    """Whether the bounds are within the intervals of the curve's nearest level, at a throughput that is not clearly
+    below the most."""
+    if not ranking:
         return False
+
+    def over(point: Point) -> float:
+        return max((point.ms(bound.metric, bound.statistic) or 0.0) / bound.ms for bound in bounds.bounds)
+
+    nearest = min(points, key=over)
     start_sd = SINGLE_REPEAT_SD[curve.gpus.device]
-    with_starts = _with_starts(latency, start_sd)
-    half = student_t((1 + view.confidence) / 2, with_starts.dof or math.inf) * (with_starts.standard_error or 0.0)
-    if (spot.x - half > bound) if view.lower_is_better else (spot.x + half < bound):
-        return False
-    rate = _with_starts(spot.point.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
-    comparison = _ahead(most, rate, view.confidence)
+    for bound in bounds.bounds:
+        latency = nearest.ms_estimate(bound.metric, bound.statistic)
+        if latency is None:
+            return False
+        with_starts = _with_starts(latency, start_sd)
+        half = student_t((1 + view.confidence) / 2, with_starts.dof or math.inf) * (with_starts.standard_error or 0.0)
+        if latency.value - half > bound.ms:
+            return False
+    rate = _with_starts(nearest.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
+    comparison = _ahead(ranking[0].estimate, rate, view.confidence)
     return comparison is None or comparison.verdict != "better"
 
 
@@ -324,9 +359,3 @@ def _with_starts(estimate: Estimate, start_sd: float) -> Estimate:
         return estimate
     error = math.hypot(estimate.relative_error or 0.0, start_sd) * abs(estimate.value)
     return estimate._replace(standard_error=error, dof=math.inf, basis="assumed")
-
-
-def _two_digits(value: float, low: float, high: float) -> float:
-    """The value to two significant digits where that stays within [low, high]."""
-    rounded = float(f"{value:.2g}")
-    return rounded if low <= rounded <= high else value

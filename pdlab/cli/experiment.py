@@ -20,7 +20,8 @@ from pdlab.bench.experiment.schedule import Plan, earlier_record, launch_s, left
 from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
-from pdlab.core.arguments import OneLineParser, check_folder, exit_code, port, positive
+from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
+from pdlab.core.arguments import MAX_REPEATS, OneLineParser, check_folder, exit_code, port, positive, whole
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
@@ -32,6 +33,8 @@ examples:
       what would be launched and measured, in which order, and how long that takes
   python -m pdlab experiment local-pack-vs-spread --out out
       on two Ray nodes of this machine, no GPU; results in out/local-pack-vs-spread
+  python -m pdlab experiment mine.yaml --until lead=5%
+      the file's repeats, and more until every lead of 5 % or more in output tokens/s is resolved, or cannot be
   python -m pdlab experiment mine.yaml --resume
       go on after an interruption, and try failed deployments again
 
@@ -50,6 +53,11 @@ def parser() -> argparse.ArgumentParser:
     add = flags.add_argument_group("experiment").add_argument
     add("file", metavar="FILE|NAME", help="an experiment in YAML, or a name of configs/sweeps/")
     add("--resume", action="store_true", help="go on with what is not measured yet; try failed deployments again")
+    add("--until", metavar="lead=P%",
+        help="add repeats to those of the file until every lead in output tokens/s (or ttft=P%%, tpot=P%%) is "
+        "resolved, known to be smaller, or shown to be unresolvable")  # fmt: skip
+    add("--max-repeats", type=whole(1, MAX_REPEATS), metavar="N",
+        help=f"with --until: no more repeats than these (default {DEFAULT_CAP})")  # fmt: skip
     add("--dry-run", action="store_true", help="print the plan and an estimate of its time; start nothing")
     add = flags.add_argument_group("where").add_argument
     add("--out", type=Path, default=Path("bm_results"), metavar="DIR",
@@ -68,10 +76,18 @@ def main(argv: Sequence[str]) -> int:
     def measure() -> int:
         args = parser().parse_args(list(argv))
         check_folder(args.out, "--out")
-        plan = make_plan(args.file)
+        if args.max_repeats is not None and args.until is None:
+            raise UsageError("--max-repeats is for --until, which is not given: add --until lead=5%, or leave it out")
+        plan, until = make_plan(args.file), None
+        if args.until is not None:
+            until = parse_until(args.until, plan.file, args.max_repeats)
+            plan = make_plan(args.file, repeats=until.looks.cap)
+            check(until, plan)
+        folder = args.out / plan.file.name
         if args.dry_run:
-            print(describe(plan, args.out / plan.file.name, resume=args.resume))
+            print(describe(plan, folder, resume=args.resume, until=until))
             return 0
+        stopping = Stopping(until, plan, folder) if until else None
         result = run(
             _started(plan),
             RunOptions(
@@ -81,8 +97,13 @@ def main(argv: Sequence[str]) -> int:
                 client_processes=args.client_processes,
                 command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
             ),
+            enough=stopping,
         )
         print(summary(plan, result))
+        if stopping is not None:
+            if stopping.repeats < len({visit.repeat for visit in result.record.visits}):
+                stopping(plan.file.repeats)
+            print(stopping.text())
         if not any(result.runs.values()):
             return FAILED
         return 0 if result.valid else INVALID
@@ -108,12 +129,13 @@ def _again(argv: Sequence[str]) -> str:
     )
 
 
-def describe(plan: Plan, folder: Path, *, resume: bool = False) -> str:
+def describe(plan: Plan, folder: Path, *, resume: bool = False, until: Until | None = None) -> str:
     """The plan in words: what is deployed, under what, in which order, how long that takes, and whether it may run."""
     file = plan.file
     lines = [f"{file.name}: {file.description}" if file.description else file.name, ""]
     place = f"{file.where.local} local Ray nodes" if file.where.local else f"cluster {file.where.cluster}"
-    lines.append(f"{len(plan.configurations)} deployments on {place}, {file.repeats} repeats, results in {folder}")
+    many = f"{file.repeats} repeats" if until is None else f"{until.looks.first} to {file.repeats} repeats"
+    lines.append(f"{len(plan.configurations)} deployments on {place}, {many}, results in {folder}")
     for configuration in plan.configurations:
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
@@ -147,6 +169,7 @@ def describe(plan: Plan, folder: Path, *, resume: bool = False) -> str:
     lines.append(
         f"about {minutes(total)} (minutes:seconds) in all: {launch_s(file):g} s a start, the rest by the file's expect"
     )
+    lines += sight(plan, folder, until)
     try:
         earlier_record(folder, file, resume=resume)
     except StoreError as error:

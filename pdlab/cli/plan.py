@@ -34,6 +34,7 @@ from pdlab.core.arguments import (
 from pdlab.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from pdlab.analysis.curves import Count
     from pdlab.analysis.goodput_map import Served
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
@@ -156,6 +157,13 @@ def parser() -> argparse.ArgumentParser:
         help="what they cost on your nodes, in place of that guess: the --json of test_nixl_connector_ray.py "
         "--strategy pack --compare-blocks",
     )
+    how.add_argument(
+        "--count-gpus",
+        choices=["nodes", "used"],
+        default="nodes",
+        help="per node and per GPU count the GPUs of the whole nodes that a deployment takes, filled with copies of it "
+        "(default: nodes are rented whole), or those that it uses alone",
+    )
     how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
     how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
     how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
@@ -260,9 +268,10 @@ def _applies(args: argparse.Namespace) -> None:
     ]
     slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
     cluster = ["--node", "--gpus", "--placement", "--top"]
+    count = ["--count-gpus"]
     blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
-        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks]
+        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks, *count]
         not_for(args, parser(), unused, "--predict: the file's columns say it")
     elif args.compare:
         not_for(
@@ -272,7 +281,7 @@ def _applies(args: argparse.Namespace) -> None:
             "--compare: the measured runs say what is predicted",
         )
     elif args.explain:
-        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:]], "--explain")
+        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:], *count], "--explain")
     else:
         not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
         if args.goodput_map is None:
@@ -389,6 +398,7 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
         trace,
         not args.assume_merged,
         blocks,
+        args.count_gpus,
     )
 
 
@@ -438,7 +448,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
         collocated = found.best_candidate(collocated=True)
         drawn = list(found.candidates[: max(args.top, 5)])
         drawn += [collocated] if collocated is not None and collocated not in drawn else []
-        plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware)
+        plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware, args.count_gpus)
         print(f"Plot (simulated): {args.plot}")
     if args.goodput_map:
         _draw_map(args, scene, found, measured)
@@ -447,7 +457,11 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
 
 def _measured(args: argparse.Namespace) -> list[Served]:
     """Experiments for the map. Raises UsageError for one that is not of this workload, or has no request rates."""
+    from dataclasses import replace
+
     from pdlab.analysis import goodput_map, loading
+    from pdlab.analysis.curves import gpus_of
+    from pdlab.cli.whole_nodes import counted_gpus
     from pdlab.results.store import experiment_folders
 
     workload, found = _workload(args), []
@@ -464,7 +478,8 @@ def _measured(args: argparse.Namespace) -> list[Served]:
                 f"--measured {loaded.folder}: no valid level at a request rate whose requests were kept; measure some "
                 "with run_bm.sh -t request-rate"
             )
-        found.append(served)
+        gpus = counted_gpus(gpus_of(loaded.experiment), loaded.experiment.manifest.deployment)
+        found.append(replace(served, gpus=gpus.counted(args.count_gpus)))
     return found
 
 
@@ -483,11 +498,12 @@ def _draw_map(args: argparse.Namespace, scene: Scene, found: Plan, measured: Seq
     tpot_s = [factor * (scene.slo.tpot_s or 0.016) for factor in (0.5, 0.75, 1.0, 1.5, 2.0)]
     workload = scene.workload
     price = args.price_per_gpu_hour
+    of = "used" if args.count_gpus == "used" else "of whole nodes"
     cost = f", and cost of a million output tokens at {price:g} per GPU hour" if price is not None else ""
     draw(
         goodput_map(every, ttft_s, tpot_s, scene.slo.quantile),
         args.goodput_map,
-        title=f"Goodput, requests/s per GPU used, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
+        title=f"Goodput, requests/s per GPU {of}, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
         f"{scene.shape.name}, {workload.label} tokens, Poisson arrivals; "
         "hatched: simulated",
         price_per_gpu_hour=price,
@@ -571,7 +587,7 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     print("\nmedian absolute error here: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
     print(f"of {hardware.name} elsewhere: {rests_on(hardware.error)}")
     if args.plot:
-        plot(args.plot, predicted, experiments, hardware)
+        plot(args.plot, predicted, experiments, hardware, args.count_gpus)
         print(f"Plot (measured and simulated): {args.plot}")
     return 0
 
@@ -618,9 +634,12 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
     return 0
 
 
-def plot(path: Path, predicted: Sequence[Experiment], measured: Sequence[Experiment], hardware: Hardware) -> None:
+def plot(
+    path: Path, predicted: Sequence[Experiment], measured: Sequence[Experiment], hardware: Hardware, count: Count
+) -> None:
     """Measured and predicted curves in one picture, predicted ones with bands. Raises StoreError."""
     from pdlab.analysis.curves import View, curves
+    from pdlab.cli.whole_nodes import counted
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.report.plots import Band, draw
     from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR
@@ -631,7 +650,7 @@ def plot(path: Path, predicted: Sequence[Experiment], measured: Sequence[Experim
     drawn = [
         curve.model_copy(update={"label": f"{curve.label}, {word}"})
         for word, group in (("measured", measured), (PREDICTED, predicted))
-        for curve in curves(group)
+        for curve in map(counted, curves(group))
     ]
     names = {experiment.name for experiment in predicted}
     notes = [
@@ -639,4 +658,4 @@ def plot(path: Path, predicted: Sequence[Experiment], measured: Sequence[Experim
         f"Bands: 90 % of cases by the median errors on runs left out of the fit, TPOT {error.tpot_percent:g} %, "
         f"TTFT {error.ttft_percent:g} %.",
     ]
-    draw(drawn, View(), path, bands={name: band for name in names}, notes=notes)
+    draw(drawn, View(count=count), path, bands={name: band for name in names}, notes=notes)

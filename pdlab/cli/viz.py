@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Compare experiments: TPOT and TTFT against load, and throughput against latency, as plots and tables.
 
+The last lines compare whole curves: the mean ratio of throughput, TTFT and TPOT over the loads that two
+deployments share, with an interval from the repeats. Within latencies of your own: --at.
+
 Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
 compared; on a CPU cluster an engine rank stands for a GPU. The yellow band and the rings are the Pareto
 frontier: points that no other point beats in both latency and throughput. A crossed hollow point
@@ -40,7 +43,8 @@ the intervals allow it.
 EPILOG = """\
 examples:
   python viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
-  python viz.py --exps bm_results/* --latency-mode first_token --stat p99 --log-latency
+  python viz.py --exps bm_results/* --at tpot_ms=12,ttft_p95_ms=2000
+  python viz.py --exps bm_results/* --latency-mode first_token --stat p90 --log-latency
   python viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
   python viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
   python viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
@@ -130,7 +134,22 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument(
         "--confidence", type=share, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
     )
+    shown.add_argument(
+        "--count-gpus",
+        choices=["nodes", "used"],
+        default="nodes",
+        help="per node and per GPU count the GPUs of the whole nodes that a deployment takes, filled with copies of it "
+        "(default: nodes are rented whole), or those that it uses alone",
+    )
     asked = p.add_argument_group("what is answered")
+    asked.add_argument(
+        "--at",
+        action="append",
+        default=[],
+        metavar="BOUNDS",
+        help="which configuration serves most with tpot_ms=12,ttft_p95_ms=2000: bounds on statistics of a level "
+        "(METRIC_STATISTIC_ms, without a statistic that of --stat); repeatable",
+    )
     asked.add_argument(
         "--slo",
         action="append",
@@ -231,11 +250,13 @@ def _audit(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.analysis import curves as analysis
     from pdlab.analysis import goodput, loading, published_tables, ranking
+    from pdlab.analysis.bounds import parse_bounds
+    from pdlab.cli import whole_nodes
     from pdlab.core.errors import UsageError
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
     from pdlab.report import sections, soaks, tables, verdicts
-    from pdlab.results.store import experiment_folders, unfinished
+    from pdlab.results.store import experiment_folders, stopped, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
@@ -245,6 +266,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         )
     if not args.use_normalized and args.per_role != "all":
         raise UsageError("--per-role counts GPUs per node, which --no-use-normalized turns off: leave one out")
+    if args.count_gpus == "used" and not args.use_normalized and args.price_per_gpu_hour is None:
+        raise UsageError("--count-gpus is for throughput per node, which --no-use-normalized turns off: leave one out")
     if args.slo_quantile is not None and not args.slo:
         raise UsageError("--slo-quantile is for --slo, which is not given: add --slo, or leave --slo-quantile out")
     if args.use_interactivity and args.latency_mode != "token":
@@ -262,6 +285,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             "normalized": args.use_normalized,
             "gpus_per_node": args.gpus_per_node,
             "role": args.per_role,
+            "count": args.count_gpus,
             "confidence": args.confidence,
         },
         where="the flags",
@@ -281,6 +305,9 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
+    at = [parse_bounds(text, args.stat) for text in args.at]
+    if twice := [text for text, bounds in zip(args.at, at, strict=True) if at.count(bounds) > 1]:
+        raise UsageError(f"--at {twice[0]} is given twice; give it once")
     slos = [parse_slo(text, 0.95 if args.slo_quantile is None else args.slo_quantile) for text in args.slo]
     if draw:
         check_picture(plot_path, "--plot-path", make_folder=True)
@@ -288,13 +315,14 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         check_output(args.report, "--report")
     paths = distinct(experiment_folders(args.exps), "--exps")
     _note(unfinished(path) for path in args.exps)
+    _note(stopped(path) for path in args.exps)
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:
         slos = list(dict.fromkeys(searched))
         loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=True)
     curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
-    curves = _drawn_once(curves)
+    curves = [whole_nodes.counted(curve) for curve in _drawn_once(curves)]
     curves += [curve for path in args.published for curve in published_tables.load(path)]
     curves = _with_role(curves, view)
     ranking.require_latency(ranking.own(curves), view)
@@ -302,7 +330,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     _note([doubt])
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
     if args.price_per_gpu_hour is not None:
-        texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour))
+        texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour, at))
     held = soaks.held([each.experiment for each in loaded])
     texts += [soaks.text(each) for each in held]
     if show_tables:
@@ -324,7 +352,6 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         answers.append(verdicts.slo_sentence(found, curves, view))
         if show_tables:
             print(texts[-1], end="\n\n")
-        print(answers[-1])
     if args.report is not None:
         from pdlab.report import html
         from pdlab.report.scales import latency_is_logarithmic
@@ -332,10 +359,17 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         log_latency = latency_is_logarithmic(curves, view, args.log_latency)
         made = shlex.join(["python", "viz.py", *argv])
         known = [text for text in texts if text]
-        contents = html.Contents(loaded, curves, view, made, answers, known, log_latency=log_latency)
+        contents = html.Contents(loaded, curves, view, made, at, answers, known, log_latency=log_latency)
         html.write(contents, args.report)
         print(f"Report: {args.report}")
-    print(verdicts.sentence(curves, view))
+    print(verdicts.headline(curves, view))
+    for bounds in at:
+        for sentence in verdicts.at_sentences(curves, bounds, view):
+            print(sentence)
+    if not at and len(ranking.own(curves)) > 1:
+        print(verdicts.NO_BOUND)
+    for answer in answers:
+        print(answer)
 
 
 def _doubt(paths: Sequence[Path]) -> str | None:

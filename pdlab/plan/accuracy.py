@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlab.analysis.curves import values_at
 from pdlab.core.deployment import Deployment
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
@@ -166,7 +166,13 @@ class AtTarget(NamedTuple):
 
 def throughput_at(curve: Curve, tpot_s: float) -> float | None:
     """Highest throughput at that TPOT, linear between neighbouring levels; None if the curve does not reach it."""
-    return max(values_at(curve, tpot_s), default=None)
+    found: list[float] = []
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if x0 == x1 == tpot_s:
+            found += [y0, y1]
+        elif min(x0, x1) <= tpot_s <= max(x0, x1):
+            found.append(y0 + (y1 - y0) * (tpot_s - x0) / (x1 - x0))
+    return max(found, default=None)
 
 
 def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:

@@ -4,7 +4,7 @@ One kind of engine per way in which the model fits: TP within a node; where no T
 TP8, and DP with expert parallel over whole nodes. Prefill and decode pools of every two kinds make units
 of P:D replicas without a common factor, since 2:2 is 1:1 twice; a unit is run in as many *copies* as can
 be placed. Collocated pools fill a node, or all GPUs if these are not a multiple of a node. Units are compared
-by rate matching (`pdlab.plan.rate_matching`), the best are placed (`pdlab.placement.place`) and kept.
+by rate matching (`pdlab.plan.rate_matching`), the best are placed (`pdlab.placement.copies`) and kept.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.nodes import ClusterView
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
-from pdlab.placement.place import fits, place
+from pdlab.placement.copies import copies_of
 from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
@@ -29,7 +29,6 @@ MOST_REPLICAS = 16  # of a pool in one unit
 TIGHTER = (0.7, 0.85, 1.0)  # TPOT bounds looked at, as shares of the SLO's
 LOOSER = (1.15, 1.5, 2.0, 4.0)  # without a bound: multiples of the fastest decode step
 PER_BOUND = 8  # units kept per TPOT bound
-WINDOW = 8  # nodes in partial use looked at for the next copy
 PER_SHAPES = 2  # of which of the same two kinds
 
 
@@ -184,37 +183,3 @@ def _sized(
         return None
     rps, in_flight = matcher.serves(unit, tpot_s or math.inf)
     return Sized(deployment, copies, rps, in_flight)
-
-
-def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
-    """How many copies can be placed within ``gpus`` GPUs of the view, one after another.
-
-    Each is placed on the nodes in partial use that are emptiest and on as many free ones as it may need:
-    looking at every node of a large cluster for every copy would take long.
-    """
-    free, partial = list(view.engine_nodes), list[ClusterNode]()
-    node_gpus = max((len(node.slots) for node in free), default=1)
-    window = -(-deployment.gpus // node_gpus) + len(deployment.pools)
-    copies = 0
-    while copies < gpus // deployment.gpus:
-        partial.sort(key=lambda node: (-len(node.slots), node.id))
-        looked_at = partial[:WINDOW] + free[:window]
-        if not looked_at or not fits(deployment, narrowed := ClusterView(nodes=tuple(looked_at))):
-            break
-        copies += 1
-        used_slots: dict[str, set[int]] = {}
-        for replica in place(deployment, narrowed).replicas:
-            for group in replica.groups:
-                for node_id, slots in group.slots.items():
-                    used_slots.setdefault(node_id, set()).update(slots)
-        remaining = [
-            node.model_copy(update={"free_gpus": tuple(slot for slot in node.slots if slot not in used_slots[node.id])})
-            if node.id in used_slots
-            else node
-            for node in looked_at
-        ]
-        untouched = {node.id for node in free[:window]} - used_slots.keys()
-        free = [node for node in remaining if node.id in untouched] + free[window:]
-        partly_used = partial[WINDOW:] + [node for node in remaining if node.id not in untouched]
-        partial = [node for node in partly_used if node.slots]
-    return copies

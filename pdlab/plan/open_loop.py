@@ -42,7 +42,7 @@ def under_rates(scene: Scene, candidate: Candidate) -> Served:
     return Served(
         label=candidate.deployment.label,
         origin="simulated",
-        gpus=candidate.deployment.gpus,
+        gpus=candidate.total_gpus / candidate.copies,
         output_tokens=scene.workload.mean_tokens[1],
         levels=tuple(levels),
     )

@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from pdlab.analysis.curves import Count
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, PlacementKind
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
-from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist
+from pdlab.placement.copies import copies_of, whole_node_gpus
+from pdlab.plan.candidates import Sized, engine_shapes, shortlist
 from pdlab.plan.rate_matching import Matcher, unit_of
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.results.slo import within
@@ -64,17 +66,18 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One deployment with what one copy does at every load. ``copies`` of it run on ``total_gpus``."""
+    """One deployment with what one copy does at every load. ``copies`` of it are counted as ``total_gpus``
+    (`Scene.counted_gpus`)."""
 
     deployment: Deployment
     copies: int
     outcomes: tuple[LoadResult, ...]
     best: LoadResult | None  # the load of most goodput among those that meet the SLO; None when none does
-    total_gpus: int
+    total_gpus: float
 
     @property
     def goodput_per_gpu(self) -> float:
-        """Requests/s within the SLO per GPU of the whole, idle ones included; 0 when no load meets it."""
+        """Requests/s within the SLO per GPU counted; 0 when no load meets it."""
         return self.best.goodput_rps * self.copies / self.total_gpus if self.best else 0.0
 
     @property
@@ -108,7 +111,8 @@ class Plan:
 class Scene:
     """What every simulation of a plan has in common. A ``trace`` is the load of an open loop, at its own rate;
     ``workload`` then has its mean lengths. ``scattered``: scattered blocks of a wrapped KV pool are copied one by one;
-    False: they merge all the same."""
+    False: they merge all the same. ``count``: the GPUs of whole nodes, or those used, as the plots of measurements
+    count them."""
 
     hardware: Hardware
     shape: ModelShape
@@ -121,6 +125,16 @@ class Scene:
     scattered: bool = True
     blocks: ScatteredBlocks | None = None
     """What scattered blocks cost where that was measured; ``hardware`` has it then, and no case is open."""
+    count: Count = "nodes"
+
+    def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
+        """By what the throughput of all copies is divided: what they use, or the GPUs of the whole nodes that they take
+        (`whole_node_gpus`), no more than the nodes that are planned for."""
+        used = copies * deployment.gpus
+        if self.count == "used" or self.hardware.cpu:
+            return used
+        node = self.hardware.gpus_per_node
+        return max(used, min(copies * whole_node_gpus(deployment, node), -(-gpus // node) * node))
 
     @property
     def longest(self) -> Workload:
@@ -287,22 +301,24 @@ def evaluate(
     """Simulate one deployment over its ladder, or at the requested loads (of the whole, shared by the copies)."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
-        return _for_rate(scene, sized, rate_rps)
+        return _for_rate(scene, sized, gpus, rate_rps)
     if concurrencies:
         numbers = sorted({max(round(number / copies), 1) for number in concurrencies})
         outcomes = tuple(scene.outcome(deployment, Closed(concurrency=number)) for number in numbers)
     else:
         outcomes = ladder(scene, sized)
-    return Candidate(deployment, copies, outcomes, _best(outcomes, scene.slo), gpus)
+    total = scene.counted_gpus(deployment, copies, gpus)
+    return Candidate(deployment, copies, outcomes, _best(outcomes, scene.slo), total)
 
 
-def _for_rate(scene: Scene, sized: Sized, rate_rps: float) -> Candidate:
+def _for_rate(scene: Scene, sized: Sized, gpus: int, rate_rps: float) -> Candidate:
     """The fewest copies that serve the rate within the SLO; all copies if fewer do not."""
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
     def with_copies(count: int) -> Candidate:
         outcomes = (scene.outcome(sized.deployment, Open(rate_rps=rate_rps / count, burstiness=scene.burstiness)),)
-        return Candidate(sized.deployment, count, outcomes, _best(outcomes, scene.slo), count * sized.deployment.gpus)
+        total = scene.counted_gpus(sized.deployment, count, gpus)
+        return Candidate(sized.deployment, count, outcomes, _best(outcomes, scene.slo), total)
 
     candidate = with_copies(copies)
     while candidate.best is None and copies < sized.copies:

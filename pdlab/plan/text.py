@@ -44,7 +44,7 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         "",
         table(head, rows, left=(1, 11, 12)),
         "",
-        *_remarks(plan, slo),
+        *_remarks(plan, scene),
         *_on_scattered_blocks(plan, scene),
         "",
         verdict(plan, scene),
@@ -111,10 +111,16 @@ def percent(advantage: Gain) -> str:
     return f"{100 * advantage.value:+.0f} % ({100 * advantage.low:+.0f} to {high})"
 
 
-def _remarks(plan: Plan, slo: Slo) -> list[str]:
+def _remarks(plan: Plan, scene: Scene) -> list[str]:
     """Notes below the table."""
-    listed_candidates = plan.candidates[:ROWS]
+    listed_candidates, slo = plan.candidates[:ROWS], scene.slo
     lines = ["load, req/s, TTFT and TPOT (means) are of one copy, at its best load within the SLO."]
+    if scene.count == "used":
+        lines.append("Per GPU and per node count the GPUs used; nodes are rented whole.")
+    elif any(c.total_gpus > c.copies * c.deployment.gpus for c in listed_candidates):
+        lines.append(
+            "Per GPU and per node count whole nodes, of which some use less; --count-gpus used counts those used alone."
+        )
     if any(c.copies > 1 for c in listed_candidates):
         lines.append(
             "copies: the number of such deployments, each an application of its own, behind one load balancer."
@@ -230,7 +236,7 @@ def _verdict_at_rate(split: Candidate, base: Candidate, scene: Scene, rate_rps: 
         holds = scene.slo.stress_of(candidate.best.latencies, tpot, ttft) <= 1
         sure = "" if holds or not scene.slo.bounded else ", which the errors of the model put in doubt"
         tpot_ms = 1e3 * candidate.best.tpot_s
-        return f"{candidate.deployment.label} on {candidate.total_gpus} GPUs (TPOT {tpot_ms:.1f} ms{sure})"
+        return f"{candidate.deployment.label} on {candidate.total_gpus:.4g} GPUs (TPOT {tpot_ms:.1f} ms{sure})"
 
     comparison = f"{rate_rps:g} requests/s take {words(split)}, or collocated {words(base)}"
     if split.total_gpus < base.total_gpus:

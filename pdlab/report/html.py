@@ -17,10 +17,12 @@ from typing import Any, Literal, NamedTuple
 import pdlab
 from pdlab.analysis.audit.folders import Finding
 from pdlab.analysis.audit.rules import audit
+from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, Point, View, short_labels
+from pdlab.analysis.headline import Headline, headlines
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
-from pdlab.analysis.ranking import Ranked, Reading, reading
+from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.core import text as core_text
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
@@ -45,14 +47,15 @@ LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
 class Contents:
     """Contents of a report.
 
-    ``answers`` are further plain sentences of the verdict; ``texts`` further tables as text, whose first
-    line is their title. ``command`` made the report.
+    ``at`` are the latency bounds that a reading was asked for at. ``answers`` are further plain sentences of the
+    verdict; ``texts`` further tables as text, whose first line is their title. ``command`` made the report.
     """
 
     loaded: Sequence[Loaded]
     curves: Sequence[Curve]
     view: View
     command: str
+    at: Sequence[Bounds] = ()
     answers: Sequence[str] = ()
     texts: Sequence[str] = ()
     log_latency: bool = False
@@ -95,8 +98,8 @@ def render(contents: Contents) -> str:
         title=f"{_models(curves)}: {len(curves)} configurations compared",
         question=_question(curves, view),
         facts=_facts(curves, by_label),
-        verdicts=list(_verdicts(curves, view)),
-        notes=[note for note in tables.notes(curves, view.confidence) if not note.startswith("x ")],
+        verdicts=list(_verdicts(curves, view, contents.at)),
+        notes=[note for note in (*tables.notes(curves, view), *tables.tail_notes(curves)) if not note.startswith("x ")],
         answers=[*contents.answers, *_searches(by_label)],
         texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
         interval_note=_interval_note(curves, view),
@@ -190,7 +193,7 @@ def _interval_note(curves: Sequence[Curve], view: View) -> str:
 # Verdicts
 
 
-def _verdicts(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
+def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iterator[dict[str, Any]]:
     """One for each set of experiments that measure the same thing."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
@@ -198,30 +201,62 @@ def _verdicts(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
             groups.setdefault((curve.workload, curve.gpus.device), []).append(curve)
     for (workload, device), members in sorted(groups.items(), key=lambda item: -len(item[1])):
         where = "GPUs" if device == "gpu" else "CPU engine ranks"
-        comparison, per = reading(members, view), " per" if view.normalized else ","
-        ranking = comparison.ranking if comparison and not verdicts.incomparable(members, view) else ()
+        per = " per" if view.normalized else ","
         yield {
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
-            "sentence": verdicts.sentence(members, view),
-            "others": [verdicts.sentence(members, alternative) for alternative in _other_views(members, view)],
-            "caption": _caption(comparison, view) if comparison else "",
+            "headlines": list(_headlines(members, view)),
+            "sentence": None if _compared(members, view) else verdicts.headline(members, view),
+            "apart": [text for found in _compared(members, view) for text in verdicts.apart_text(found)],
+            "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
+            "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,
             "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
-            "ranking": [_ranked(each, view) for each in ranking] if len(ranking) > 1 else [],
         }
 
 
-def _caption(comparison: Reading, view: View) -> str:
-    bound = f"{view.latency_name} {view.statistic} of {core_text.plain(comparison.bound)} {view.latency_unit}"
-    text = f"The highest rate of each at {bound}, linear between measured levels; {100 * view.confidence:g} % intervals"
-    return f"{text}, with an assumed scatter between repeats (one repeat)" if comparison.single_repeat else text
+def _compared(curves: Sequence[Curve], view: View) -> list[Headline]:
+    return [] if verdicts.incomparable(curves, view) else headlines(curves, view)
 
 
-def _other_views(curves: Sequence[Curve], view: View) -> Iterator[View]:
-    """The view of the other latency: a verdict on TPOT is not one on TTFT."""
-    mode = "first_token" if view.latency_mode == "token" else "token"
-    alternative = view.model_copy(update={"latency_mode": mode, "use_interactivity": False})
-    if any(point.latency(alternative) is not None for curve in curves for point in curve.points):
-        yield alternative
+def _headlines(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
+    """A block of three lines for each deployment that is compared with the reference."""
+    for found in _compared(curves, view):
+        for each in found.against:
+            yield {
+                "name": f"{each.label} over {found.reference}",
+                "entered": verdicts.entered(each, found),
+                "lines": verdicts.figure_lines(each, curves, view),
+            }
+
+
+def _readings(curves: Sequence[Curve], bounds: Bounds, view: View) -> Iterator[dict[str, Any]]:
+    found = [] if verdicts.incomparable(curves, view) else readings(curves, bounds, view)
+    if not found:
+        yield from (
+            {"sentence": text, "ranking": [], "caption": ""} for text in verdicts.at_sentences(curves, bounds, view)
+        )
+    for each in found:
+        yield {
+            "sentence": verdicts.reading_sentence(each, curves, view, several=len(found) > 1),
+            "caption": _caption(each, view),
+            "ranking": _ranking(each, view),
+        }
+
+
+def _caption(found: Reading, view: View) -> str:
+    text = (
+        f"The highest rate of each at {found.bounds.label}, linear between measured levels; "
+        f"{100 * view.confidence:g} % intervals"
+    )
+    return f"{text}, with an assumed scatter between repeats (one repeat)" if found.single_repeat else text
+
+
+def _ranking(found: Reading, view: View) -> list[dict[str, str]]:
+    """Rows of the table; who is ahead of whom only where a winner may be named."""
+    if len(found.ranking) < 2:
+        return []
+    if found.bounds.of_first_token:
+        return [_ranked(each, view) for each in found.ranking]
+    return [{**_ranked(each, view), "ahead": "", "distinguishable": "TTFT unbounded"} for each in found.ranking]
 
 
 def _ranked(ranked: Ranked, view: View) -> dict[str, str]:

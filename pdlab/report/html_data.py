@@ -39,7 +39,7 @@ def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[s
                 "ink": text_color(style.color),
                 "marker": style.marker,
                 "dashes": style.dashes,
-                "gpus": curve.gpus.of(view.role),
+                "gpus": curve.counted(view) if view.normalized else curve.gpus.counted(view.count),
                 "published": curve.published is not None,
                 "device": curve.gpus.device,
                 "workload": curve.workload,

@@ -359,7 +359,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
 
 def usual_footnotes(curves: Sequence[Curve], view: View) -> list[str]:
     """Footnotes: the terms, and the caveats of a comparison."""
-    return [*_wrapped(_glossary(curves, view)), *_footnotes(tables.notes(curves, view.confidence))]
+    return [*_wrapped(_glossary(curves, view)), *_footnotes(tables.notes(curves, view))]
 
 
 def _glossary(curves: Sequence[Curve], view: View) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.crossovers import Takeover, crossovers
-from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
+from pdlab.analysis.bounds import Bounds
+from pdlab.analysis.crossovers import Crossovers, Takeover, crossovers
+from pdlab.analysis.curves import Curve, LoadKind, ThroughputMetric, View, of_point
 from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
 from pdlab.analysis.intervals import Interval
 from pdlab.analysis.ttft_breakdown import PARTS
@@ -13,7 +14,7 @@ from pdlab.core import text
 from pdlab.core.text import listed, plain
 from pdlab.core.workload import Slo
 from pdlab.report import tables
-from pdlab.report.verdicts import bracket, incomparable, lead_factor
+from pdlab.report.verdicts import LOOPS, bracket, incomparable, lead_factor
 from pdlab.results.slo import bounds_text
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
@@ -72,7 +73,7 @@ def _levels(slo: Slo, curves: Sequence[Curve], view: View) -> str | None:
                     tables.load_cell(point),
                     f"{100 * share.value:.1f} %{_range(share.interval(view.confidence), 100, top=100)}",
                     tables.figure(rate, view.confidence),
-                    tables.figure(rate.scaled(1 / curve.gpus.total), view.confidence),
+                    tables.figure(rate.scaled(1 / curve.gpus.counted(view.count)), view.confidence),
                 ]
             )
     head = ["curve", "load", "share within", "good requests/s", f"good requests/s per {unit}"]
@@ -86,12 +87,25 @@ def _range(interval: Interval | None, factor: float, top: float) -> str:
 
 
 def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
-    """The best configuration by throughput, with the interval of each change; None without two comparable curves."""
+    """The best configuration by throughput, with the interval of each change, for each kind of load by itself; None
+    without two comparable curves of one kind."""
     if incomparable(curves, view):
         return None
-    comparison = crossovers(curves, view)
-    if comparison is None:
-        return None
+    kinds = dict.fromkeys(point.kind for curve in curves for point in curve.points)
+    found = {kind: crossovers([_of_kind(curve, kind) for curve in curves], view) for kind in kinds}
+    texts = [
+        _crossovers(comparison, curves, view, f", {LOOPS[kind]}" if len(kinds) > 1 else "")
+        for kind, comparison in found.items()
+        if comparison is not None
+    ]
+    return "\n\n".join(texts) or None
+
+
+def _of_kind(curve: Curve, kind: LoadKind) -> Curve:
+    return curve.model_copy(update={"points": tuple(curve.lines().get(kind, []))})
+
+
+def _crossovers(comparison: Crossovers, curves: Sequence[Curve], view: View, of: str) -> str:
     takeovers = {takeover.throughput: takeover for takeover in comparison.takeovers}
     rows = [
         [
@@ -104,9 +118,8 @@ def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
     ]
     best = "lowest" if view.lower_is_better else "highest"
     per = tables.node_name(curves, view)
-    title = (
-        f"Best by throughput: {best} {view.statistic} {view.latency_name}, {view.throughput_metric} tokens/s per {per}"
-    )
+    latency, rate = f"{best} {view.statistic} {view.latency_name}", f"{view.throughput_metric} tokens/s per {per}"
+    title = f"Best by throughput{of}: {latency}, {rate}"
     head = [
         "throughput",
         "best",
@@ -158,13 +171,15 @@ def _range_text(low_s: float | None, high_s: float | None) -> str:
     return f"< {high}" if low is None or low_s == 0 else f"{low} to {high}"
 
 
-def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) -> str:
-    """Cost per million tokens by level; the cheapest valid level of all is marked."""
+def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float, at: Sequence[Bounds] = ()) -> str:
+    """Cost per million tokens by level; the cheapest valid level within each of ``at`` is marked: without a bound it is
+    always one of those at which users wait longest."""
     kinds: tuple[ThroughputMetric, ...] = ("output", "input", "total")
     rows, values = [], []
+    within: list[list[bool]] = []
     for curve in curves:
         for point in curve.points:
-            costs = [of_point(curve, point, kind, price_per_gpu_hour) for kind in kinds]
+            costs = [of_point(curve, point, kind, price_per_gpu_hour, view.count) for kind in kinds]
             rows.append(
                 [
                     curve.label,
@@ -174,9 +189,16 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float) ->
                 ]
             )
             ranked = point.valid and curve.published is None
-            values.append(costs[kinds.index(view.throughput_metric)].value if ranked else float("inf"))
-    cheapest = min(values, default=0.0)
-    marked = [[*row, "*" if value == cheapest else ""] for row, value in zip(rows, values, strict=True)]
+            values.append(costs[kinds.index(view.throughput_metric)].value)
+            within.append([ranked and bounds.hold(point) for bounds in at])
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", *(f"per M {kind} tokens" for kind in kinds)]
-    title = f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (paid for the whole deployment; *: lowest)"
-    return f"{title}\n{text.table([*head, 'lowest'], marked, left=(0,))}"
+    for column, bounds in enumerate(at):
+        cheapest = min((value for value, held in zip(values, within, strict=True) if held[column]), default=None)
+        for row, value, held in zip(rows, values, within, strict=True):
+            row.append("*" if held[column] and value == cheapest else "")
+        head.append(f"lowest at {bounds.label}")
+    on_gpus = any(curve.gpus.device == "gpu" for curve in curves)
+    of = "the whole deployment" if not on_gpus else "whole nodes" if view.count == "nodes" else "the GPUs used"
+    marks = f"; *: lowest of the {view.throughput_metric} tokens within the bounds" if at else ""
+    title = f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (paid for {of}{marks})"
+    return f"{title}\n{text.table(head, rows, left=(0,))}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdlab.analysis.curves import Curve, Metric, Point, Rate, View
-from pdlab.analysis.intervals import Estimate
+from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, frontier_points, own
-from pdlab.core.text import Row, number, table
+from pdlab.core.text import Row, listed, number, table
 
 
 def render(curves: Sequence[Curve], view: View) -> str:
@@ -16,12 +16,12 @@ def render(curves: Sequence[Curve], view: View) -> str:
         _experiments(curves),
         _raw(curves, view),
         _per_node(curves, view),
-        *(["\n".join(lines)] if (lines := notes(curves, view.confidence)) else []),
+        *(["\n".join(lines)] if (lines := [*notes(curves, view), *tail_notes(curves)]) else []),
     ]
     return "\n\n".join(sections)
 
 
-def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
+def notes(curves: Sequence[Curve], view: View) -> list[str]:
     """Notes on a comparison: windows, repeats, workloads, invalid levels."""
     points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
@@ -32,7 +32,8 @@ def notes(curves: Sequence[Curve], confidence: float = 0.95) -> list[str]:
     else:
         window = f"Figures: steady window in {steady} of {len(points)} levels, whole run in the others."
     lines = [window]
-    lines += _repeat_notes(points, 100 * confidence)
+    lines += _repeat_notes(points, 100 * view.confidence)
+    lines += _size_notes(curves, view)
     if reason := incomparable(curves):
         lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
     if published := [curve.label for curve in curves if curve.published is not None]:
@@ -72,6 +73,28 @@ def _fresh_notes(curves: Sequence[Curve]) -> list[str]:
         "Measured on fresh KV pools, whose blocks lie in a row as they no longer do after some minutes: "
         f"{'; '.join(places)}."
     ]
+
+
+def tail_notes(curves: Sequence[Curve]) -> list[str]:
+    """What a percentile takes, where some repeats had too few requests for theirs."""
+    points = [point for curve in own(curves) for point in curve.points]
+    had = dict.fromkeys(s for p in points for each in p.samples for values in each.latency_ms.values() for s in values)
+    scarce = sorted(statistic for statistic in had if not all(point.carries(statistic) for point in points))
+    if not scarce:
+        return []
+    needs = listed([f"{statistic} takes {requests_for(statistic)}" for statistic in scarce])
+    return [f"Tails that too few requests carry are left out (-): {needs} in every repeat of a level."]
+
+
+def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
+    """Which deployments leave GPUs of their nodes that no copy of them can use, and how they are counted."""
+    partial = [c for c in own(curves) if c.gpus.whole is not None and c.gpus.whole > c.gpus.total]
+    if not partial or not view.normalized or view.role != "all":
+        return []
+    names = listed([f"{c.label} ({c.gpus.total} of {c.gpus.whole:.3g})" for c in partial])
+    if view.count == "used":
+        return [f"Per node counts the GPUs used; nodes are rented whole, of which these leave some idle: {names}."]
+    return [f"Per node counts whole nodes, of which these use less: {names}; --count-gpus used counts those alone."]
 
 
 def incomparable(curves: Sequence[Curve]) -> str | None:
@@ -131,6 +154,7 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
     kind = kind if view.role == "all" else f"{view.role} {kind}"
     if all(curve.gpus.device == "cpu" for curve in curves):
         return f"{size} {kind}"
+    kind += " used" if view.count == "used" and view.role == "all" else ""
     return f"node ({size} {kind})"
 
 
@@ -219,7 +243,7 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
                     load_cell(point),
                     figure(point.latency_estimate(view), view.confidence),
                     *(rate(metric) for metric in rates),
-                    number(output / gpus.total),
+                    number(output / gpus.counted(view.count)),
                     number(point.input_tokens_per_s / gpus.prefill if gpus.prefill else None),
                     number(output / gpus.decode if gpus.decode else None),
                     _on_frontier(frontier.get(id(point))),

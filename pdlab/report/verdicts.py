@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, View
 from pdlab.analysis.goodput import Capacity, Pick
-from pdlab.analysis.intervals import Comparison
-from pdlab.analysis.ranking import Ranked, Reading, own, reading
-from pdlab.core.text import ROUNDING, listed, percent, plain
+from pdlab.analysis.headline import Against, Headline, headlines
+from pdlab.analysis.intervals import Comparison, is_tail, requests_for
+from pdlab.analysis.ranking import Ranked, Reading, own, readings
+from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
 from pdlab.report import tables
 from pdlab.results.slo import bounds_text
 
@@ -17,14 +19,105 @@ EDGE = "the bound is at the edge of what was measured"
 WIDE = 10.0
 
 
-def sentence(curves: Sequence[Curve], view: View) -> str:
-    """One sentence: the best configuration at a common latency, or why none can be named."""
-    comparison = reading(curves, view)
-    if comparison is None:
+NO_BOUND = (
+    "Who serves most within latencies that must be kept: give them, for example --at tpot_ms=12,ttft_p95_ms=2000."
+)
+HIGHER = {"throughput": ("higher", "lower"), "ttft": ("longer", "shorter"), "tpot": ("longer", "shorter")}
+LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp"}
+
+
+def headline(curves: Sequence[Curve], view: View) -> str:
+    """The whole curves compared, three lines for each deployment; or why they cannot be."""
+    if not any(point.valid for curve in own(curves) for point in curve.points):
         return "No valid level to compare."
     if reason := incomparable(curves, view):
-        return f"No winner can be named: {reason}."
-    return _ranking_sentence(comparison, curves, view)
+        return f"No comparison: {reason}."
+    if len(own(curves)) < 2:
+        return f"{own(curves)[0].label} alone: nothing to compare."
+    found = headlines(curves, view)
+    if not found:
+        return "No comparison: no two deployments have valid levels of one kind of load."
+    return "\n\n".join(headline_text(each, curves, view) for each in found)
+
+
+def headline_text(found: Headline, curves: Sequence[Curve], view: View) -> str:
+    """``A over B``, a line for each figure, and what they rest on."""
+    blocks = []
+    bases = [entered(each, found) for each in found.against]
+    for each, basis in zip(found.against, bases, strict=True):
+        rows = [[f"  {name}", f"{ratio}: {words}"] for name, ratio, words in figure_lines(each, curves, view)]
+        lines = aligned(rows, left=(0, 1))
+        own_basis = [f"  ({basis})"] if len(set(bases)) > 1 else []
+        blocks.append("\n".join([f"{each.label} over {found.reference}", *lines, *own_basis]))
+    if len(set(bases)) == 1:
+        blocks.append(f"  ({bases[0]})")
+    return "\n".join([*blocks, *apart_text(found)])
+
+
+def apart_text(found: Headline) -> list[str]:
+    if not found.apart:
+        return []
+    return [f"Not compared with {found.reference}, with which no load is shared: {listed(found.apart)}."]
+
+
+def entered(each: Against, found: Headline) -> str:
+    """Which loads and repeats a comparison rests on, and at what level."""
+    what = "requests/s" if found.kind == "rate" else "in flight"
+    loads = listed_all([f"{load:.3g}" for load in each.loads])
+    per = " per GPU" if each.per_gpu else ""
+    out = f" ({each.left_out} more {'is' if each.left_out == 1 else 'are'} not shared)" if each.left_out else ""
+    repeats = each.repeats[0] if each.repeats[0] == each.repeats[1] else " and ".join(map(str, each.repeats))
+    many = f"{repeats} repeat{'' if each.repeats == (1, 1) else 's'} each"
+    if 1 in each.repeats:
+        many += ", whose scatter from start to start is assumed"
+    together = ", all comparisons of a figure together" if len(found.against) + len(found.apart) > 1 else ""
+    level = f"{100 * found.confidence:g} % intervals{together}"
+    return f"mean ratio over {loads} {what}{per}{out}, {many}, {level}"
+
+
+def listed_all(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def figure_lines(each: Against, curves: Sequence[Curve], view: View) -> list[tuple[str, str, str]]:
+    """(figure, ratio with its interval, what that says) of the throughput and of both latencies."""
+    per = f" per {tables.node_name(curves, view)}" if view.normalized else ""
+    names = {
+        "throughput": f"{view.throughput_metric} tokens/s{per}",
+        "ttft": f"TTFT {view.statistic}",
+        "tpot": f"TPOT {view.statistic}",
+    }
+    rows = []
+    for ratio in each.ratios:
+        found = ratio.comparison
+        if found is None:
+            rows.append((names[ratio.figure], "-", "not known at every load"))
+            continue
+        higher, lower = HIGHER[ratio.figure]
+        words = {"better": higher, "worse": lower, "not distinguishable": "no difference resolved"}[found.verdict]
+        rows.append((names[ratio.figure], ratio_text(found), words))
+    return rows
+
+
+def ratio_text(found: Comparison) -> str:
+    """``0.97 (0.86-1.11)``, as exact as the verdict needs."""
+    middle = f"{found.ratio:.2f}" if found.verdict == "not distinguishable" else _factor(found.ratio)
+    if is_too_wide(found) and found.verdict == "not distinguishable":
+        return f"{middle} (too wide to say)"
+    if has_no_scatter(found):
+        return f"{middle} (no scatter)"
+    return f"{middle} ({_factor(found.low)}-{_factor(found.high)})"
+
+
+def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
+    """For each kind of load the best configuration within latency bounds, or why none can be named."""
+    where = f"At {bounds.label}"
+    if not any(point.valid for curve in own(curves) for point in curve.points):
+        return []
+    if reason := incomparable(curves, view):
+        return [f"{where} no winner can be named: {reason}."]
+    found = readings(curves, bounds, view)
+    return [reading_sentence(each, curves, view, several=len(found) > 1) for each in found]
 
 
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
@@ -45,6 +138,12 @@ def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
         return f"{where} no winner can be named: {reason}."
     if not pick.capacities:
         text = f"{where} no configuration can be named"
+    elif len(pick.ranking) > 1 and pick.slo.ttft_s is None and pick.slo.e2el_s is None:
+        figures = [f"{each.label} {plain(each.throughput.value)}" for each in pick.capacities]
+        bounds = [(name, getattr(pick.slo, f"{name}_s")) for name in ("tpot", "itl_p99", "stall")]
+        given = ",".join(f"{name}_ms={1000 * bound_s:g}" for name, bound_s in bounds if bound_s is not None)
+        rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
+        text = f"{where} {unbounded(f'{given},ttft_ms=2000', '--slo')} ({rate}: {listed(figures)})"
     else:
         best = pick.capacities[0]
         most = (
@@ -81,32 +180,59 @@ def bracket(capacity: Capacity) -> str:
     return f"{text} ({100 * capacity.bracket_confidence:g} % confidence{many})"
 
 
-def _ranking_sentence(comparison: Reading, curves: Sequence[Curve], view: View) -> str:
-    sign = "<=" if view.lower_is_better else ">="
-    statistic = {"mean": "mean", "p50": "median"}.get(view.statistic, view.statistic)
-    where = f"At {statistic} {view.latency_name} {sign} {plain(comparison.bound)} {view.latency_unit}"
+def reading_sentence(found: Reading, curves: Sequence[Curve], view: View, *, several: bool = False) -> str:
+    """One sentence on the highest throughput within the bounds; ``several``: kinds of load, so this one is told."""
+    where = f"At {found.bounds.label}" + (f" ({LOOPS[found.kind]})" if several else "")
     rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
     if not view.normalized:
         rate = f"{view.throughput_metric} tokens/s, whole deployment"
-    best, *runners_up = comparison.ranking
-    most = f"about {plain(best.estimate.value)} {rate}"
-    if comparison.unsure and not any(ranked.tied for ranked in runners_up):
-        names = listed([f"{best.label} ({most})", *comparison.unsure])
-        edge = f"the bound is within the noise of the lowest {view.latency_name} of {listed(comparison.unsure)}"
-        text = f"{where} no winner can be named: {names} are not distinguishable ({edge})"
-    elif not runners_up:
-        text = f"{where}, {best.label} gives {most}"
-        text += "; it is the only one that is that fast" if comparison.missed else ""
-    else:
-        text = f"{where} {verdict(comparison.ranking, most)}"
-    if comparison.missed and (runners_up or comparison.unsure):
-        text += f"; not reached by {listed(comparison.missed)}"
-    if comparison.unsure and any(ranked.tied for ranked in runners_up):
-        text += f"; {listed(comparison.unsure)} may reach it as well"
-    capped = [label for label in comparison.capped if label != best.label]
-    if capped:
-        text += f"; {listed(capped)} might give more: nothing was measured at higher load"
+    text = f"{where} {_who(found, rate)}"
+    if found.missed and found.ranking:
+        text += f"; not reached by {listed(found.missed)}"
+    if found.unknown and found.ranking:
+        text += f"; not known for {listed(found.unknown)} ({unknown(found.bounds)})"
+    if found.unsure and any(ranked.tied for ranked in found.ranking[1:]):
+        text += f"; {listed(found.unsure)} may reach it as well"
+    if found.capped:
+        text += f"; {listed(found.capped)} might give more: nothing was measured at higher load"
     return text + "."
+
+
+def unknown(bounds: Bounds) -> str:
+    """Why the bounds cannot be judged at any level."""
+    tails = [bound for bound in bounds.bounds if is_tail(bound.statistic)]
+    needs = [
+        f"{bound.metric.upper()} {bound.statistic} takes {requests_for(bound.statistic)} requests in every repeat"
+        for bound in tails
+    ]
+    return f"not measured, or too few requests at every level: {listed(needs)}" if needs else "not measured"
+
+
+def _who(found: Reading, rate: str) -> str:
+    if not found.ranking:
+        if not found.missed:
+            return f"nothing is known ({unknown(found.bounds)})"
+        of = f"{listed(found.unknown)} ({unknown(found.bounds)})" if found.unknown else ""
+        more = f", and nothing is known of {of}" if of else ""
+        return f"no configuration can be named: no measured level of {listed(found.missed)} is within{more}"
+    best, *runners_up = found.ranking
+    most = f"about {plain(best.estimate.value)} {rate}"
+    if not runners_up and not found.unsure:
+        alone = "; it is the only one that is that fast" if found.missed else ""
+        return f"{best.label} gives {most}{alone}"
+    if not found.bounds.of_first_token:
+        figures = [f"{each.label} {plain(each.estimate.value)}" for each in found.ranking]
+        return f"{unbounded(found.bounds.with_ttft)} ({rate}: {listed(figures)})"
+    if found.unsure and not any(ranked.tied for ranked in runners_up):
+        names = listed([f"{best.label} ({most})", *found.unsure])
+        edge = f"the bounds are within the noise of the nearest level of {listed(found.unsure)}"
+        return f"no winner can be named: {names} are not distinguishable ({edge})"
+    return verdict(found.ranking, most)
+
+
+def unbounded(example: str, flag: str = "--at") -> str:
+    """Why a bound on TPOT alone names nobody: requests may queue before prefill for as long as they like."""
+    return f"no winner is named while TTFT is unbounded: bound it too, for example {flag} {example}"
 
 
 def verdict(ranking: Sequence[Ranked], most: str) -> str:
@@ -169,13 +295,14 @@ def lead(ahead: Comparison) -> str:
 
 def lead_factor(ahead: Comparison) -> str:
     """The same as a factor: ``1.12 x (1.03 to 1.21)``."""
-
-    def factor(value: float) -> str:
-        share = abs(value - 1)
-        return f"{value:.{2 if share > 0.005 or share <= ROUNDING else next(d for d in range(10) if round(share, d))}f}"
-
     if is_too_wide(ahead):
-        ends = f"above {factor(ahead.low)}" if ahead.verdict == "better" else "too wide to say"
+        ends = f"above {_factor(ahead.low)}" if ahead.verdict == "better" else "too wide to say"
     else:
-        ends = f"{factor(ahead.low)} to {factor(ahead.high)}"
-    return f"{factor(ahead.ratio)} x ({ends})"
+        ends = f"{_factor(ahead.low)} to {_factor(ahead.high)}"
+    return f"{_factor(ahead.ratio)} x ({ends})"
+
+
+def _factor(value: float) -> str:
+    """Two decimals, or as many as tell it from 1."""
+    share = abs(value - 1)
+    return f"{value:.{2 if share > 0.005 or share <= ROUNDING else next(d for d in range(10) if round(share, d))}f}"

@@ -443,7 +443,8 @@ class Visit(Frozen):
 
 class ExperimentRecord(Frozen):
     """``.experiment.json`` beside the folders of one experiment file: the file, the order in which its
-    deployments were measured, and what became of each. ``experiment`` is the file's content.
+    deployments were measured, and what became of each. ``experiment`` is the file's content. ``stopped``: why no more
+    repeats were added, where their number depended on what they showed.
 
     Its name begins with a dot so that ``viz.py --exps bm_results/NAME/*`` sees folders of results alone.
     """
@@ -454,6 +455,7 @@ class ExperimentRecord(Frozen):
     experiment: dict[str, Any]
     folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     visits: tuple[Visit, ...]
+    stopped: str | None = None
     commands: tuple[str, ...] = ()
     started_at: str | None = None
     finished_at: str | None = None

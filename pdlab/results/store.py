@@ -193,6 +193,17 @@ def unfinished(folder: Path) -> str | None:
     return f"{folder} is not finished: {told} of {len(record.visits)} visits{nothing}"
 
 
+def stopped(folder: Path) -> str | None:
+    """That the number of repeats in ``folder`` depended on what they showed, in words; None where it did not."""
+    record = read_record(folder)
+    if record is None or record.stopped is None:
+        return None
+    return (
+        f"{folder} ended by {record.stopped}: an interval that is not corrected for such looks is too narrow; what the "
+        "experiment printed is corrected"
+    )
+
+
 def write_record(folder: Path, record: ExperimentRecord) -> None:
     """Write or replace the record of the experiment in ``folder``."""
     replace(folder / RECORD, record.model_dump_json(indent=2).encode())

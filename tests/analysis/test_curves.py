@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support.curves import most, read, within
 
 from pdlab.analysis import ranking
-from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labels, values_at
+from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labels
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
-from pdlab.report import tables, verdicts
+from pdlab.report import sections, tables, verdicts
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=10)
@@ -27,7 +29,7 @@ def summary(rps: float, tpot_ms: float | None, ttft_ms: float = 100.0) -> Summar
 
     return Summary(
         duration_s=10,
-        completed=int(rps * 10),
+        completed=1000,
         requests_per_s=rps,
         input_tokens_per_s=rps * 100,
         output_tokens_per_s=rps * 10,
@@ -163,7 +165,7 @@ def test_units_are_said() -> None:
     assert tables.node_name([cpu], View()) == "8 engine ranks"
     assert tables.node_name([cpu], View(gpus_per_node=1)) == "1 engine rank"
     assert tables.node_name([gpu], View(normalized=False)) == "whole deployment"
-    assert any("not comparable" in note for note in tables.notes([gpu, cpu]))
+    assert any("not comparable" in note for note in tables.notes([gpu, cpu], View()))
 
 
 def test_labels_are_short_and_unique() -> None:
@@ -218,32 +220,60 @@ def test_frontier_is_over_all_valid_points() -> None:
 def test_throughput_at_a_bound_is_interpolated_never_extended() -> None:
     curve = one(closed(4, 1, 10), closed(8, 2, 20), label="collocated-8xtp1")
 
-    def throughput_at(view: View, bound: float) -> float | None:
-        estimate = ranking.estimate_at(curve, view, bound)
+    def throughput_at(bound: float) -> float | None:
+        estimate = most(curve, bound)
         return estimate and estimate.value
 
-    view = View()
-    assert throughput_at(view, 9) is None
-    assert throughput_at(view, 10) == 10
-    assert throughput_at(view, 15) == pytest.approx(15)
-    assert throughput_at(view, 99) == 20
-    interactive = View(use_interactivity=True)
-    assert throughput_at(interactive, 101) is None
-    assert throughput_at(interactive, 75) == pytest.approx(15)
+    assert throughput_at(9) is None
+    assert throughput_at(10) == 10
+    assert throughput_at(15) == pytest.approx(15)
+    assert throughput_at(99) == 20
+
+
+def test_every_bound_holds_between_levels_too() -> None:
+    curve = one(closed(4, 1, 10, ttft_ms=100), closed(8, 2, 20, ttft_ms=500), label="collocated-8xtp1")
+
+    def throughput_at(tpot_ms: float, ttft_ms: float) -> float | None:
+        estimate = ranking.estimate_at(curve, curve.points, within(tpot_ms, ttft_ms), View())
+        return estimate and estimate.value
+
+    assert throughput_at(15, 1000) == pytest.approx(15)
+    assert throughput_at(15, 200) == pytest.approx(12.5), "TTFT is met on the first quarter of the way"
+    assert throughput_at(99, 99) is None
+    assert throughput_at(9, 1000) is None
+
+
+def said(pair: Sequence[Curve], tpot_ms: float = 14.0, ttft_ms: float | None = 1000.0) -> str:
+    (text,) = verdicts.at_sentences(pair, within(tpot_ms, ttft_ms), View())
+    return text
 
 
 def verdict(first: list[Run], second: list[Run]) -> str:
-    pair = curves([experiment("collocated-8xtp1", *first), experiment("collocated-4xtp2", *second)])
-    return verdicts.sentence(pair, View())
+    return said(curves([experiment("collocated-8xtp1", *first), experiment("collocated-4xtp2", *second)]))
 
 
 def test_a_clear_winner_is_named() -> None:
     text = verdict([closed(4, 1, 10), closed(8, 2, 20)], [closed(4, 2, 10), closed(8, 4, 20)])
-    assert (
-        "At median TPOT <= 14 ms the best is 4xTP2 collocated with about 28 output tokens/s per node (8 GPUs)" in text
+    assert text.startswith(
+        "At TPOT p50 <= 14 ms and TTFT p50 <= 1,000 ms the best is 4xTP2 collocated with about 28 output tokens/s per "
+        "node (8 GPUs)"
     )
     assert "100 % above 8xTP1 collocated" in text
     assert "one repeat: differences below 21 % are not meaningful" in text
+
+
+def test_no_winner_is_named_while_ttft_is_unbounded() -> None:
+    pair = curves(
+        [
+            experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 20)),
+            experiment("collocated-4xtp2", closed(4, 2, 10), closed(8, 4, 20)),
+        ]
+    )
+    text = said(pair, ttft_ms=None)
+    assert (
+        "no winner is named while TTFT is unbounded: bound it too, for example --at tpot_p50_ms=14,ttft_p95_ms" in text
+    )
+    assert "4xTP2 collocated 28 and 8xTP1 collocated 14" in text and "the best is" not in text
 
 
 def test_no_winner_within_what_one_repeat_shows() -> None:
@@ -263,40 +293,89 @@ def test_no_winner_within_what_repeats_show() -> None:
 
 
 def test_one_experiment_and_none() -> None:
-    alone = verdicts.sentence([one(closed(4, 1, 10))], View())
-    assert alone == "At median TPOT <= 10 ms, 4xTP1 collocated gives about 20 output tokens/s per node (8 GPUs)."
-    bad = verdicts.sentence([one(closed(4, 1, 10, reasons=("bad",)))], View())
-    assert bad == "No valid level to compare."
+    alone = "At TPOT p50 <= 10 ms and TTFT p50 <= 1,000 ms 4xTP1 collocated gives about 20 output tokens/s per node"
+    assert said([one(closed(4, 1, 10))], 10.0) == (
+        f"{alone} (8 GPUs); 4xTP1 collocated might give more: nothing was measured at higher load."
+    )
+    bad = [one(closed(4, 1, 10, reasons=("bad",)))]
+    assert verdicts.headline(bad, View()) == "No valid level to compare."
+    assert verdicts.at_sentences(bad, within(10.0), View()) == []
 
 
 def test_what_does_not_reach_the_bound_is_said() -> None:
     quick = experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 12))
     slow = experiment("collocated-4xtp2", closed(4, 3, 30), closed(8, 4, 40))
     wide = experiment("collocated-2xtp4", closed(4, 0.5, 5), closed(8, 1.5, 50))
-    found = ranking.reading(curves([quick, slow]), View())
-    assert found is not None
-    assert (found.bound, found.missed, found.capped) == (21, ("4xTP2 collocated",), ("8xTP1 collocated",))
-    assert "it is the only one that is that fast" in verdicts.sentence(curves([quick, slow]), View())
-    assert "; not reached by 4xTP2 collocated" in verdicts.sentence(curves([quick, slow, wide]), View())
+    found = read(curves([quick, slow]), 21.0)
+    assert (found.missed, found.capped) == (("4xTP2 collocated",), ("8xTP1 collocated",))
+    assert "it is the only one that is that fast" in said(curves([quick, slow]), 21.0)
+    assert "; not reached by 4xTP2 collocated" in said(curves([quick, slow, wide]), 21.0)
+    nobody = said(curves([quick, slow]), 1.0)
+    assert (
+        "no configuration can be named: no measured level of 8xTP1 collocated and 4xTP2 collocated is within" in nobody
+    )
 
 
 def test_a_bound_within_the_noise_of_what_just_misses_it_names_no_winner() -> None:
     quick = experiment("collocated-8xtp1", closed(4, 1, 10))
     close = experiment("collocated-4xtp2", closed(4, 1, 10.4))
     slow = experiment("collocated-2xtp4", closed(4, 1, 30))
-    found = ranking.reading(curves([quick, close, slow]), View())
-    assert found is not None and (found.unsure, found.missed) == (("4xTP2 collocated",), ("2xTP4 collocated",))
-    text = verdicts.sentence(curves([quick, close, slow]), View())
+    found = read(curves([quick, close, slow]), 10.0)
+    assert (found.unsure, found.missed) == (("4xTP2 collocated",), ("2xTP4 collocated",))
+    text = said(curves([quick, close, slow]), 10.0)
     assert "no winner can be named: 8xTP1 collocated (about" in text and "and 4xTP2 collocated are not" in text
-    assert "the bound is within the noise of the lowest TPOT of 4xTP2 collocated" in text
+    assert "the bounds are within the noise of the nearest level of 4xTP2 collocated" in text
     assert "; not reached by 2xTP4 collocated" in text
+
+
+def test_closed_and_open_loops_are_read_apart() -> None:
+    both = curves(
+        [
+            experiment("collocated-8xtp1", closed(4, 1, 10), run(Open(rate_rps=3), 3, 10)),
+            experiment("collocated-4xtp2", closed(4, 2, 10)),
+        ]
+    )
+    texts = verdicts.at_sentences(both, within(14.0, 1000.0), View())
+    assert [text.split(" ms (")[1][:13] for text in texts] == ["closed loop) ", "open loop) 8x"]
+    assert "the best is 4xTP2" in texts[0] and "8xTP1 collocated gives about 30" in texts[1]
+
+
+def test_the_best_by_throughput_is_of_one_kind_of_load_too() -> None:
+    """An open loop at the same throughput waits in queues that a closed one has not."""
+    pair = [
+        experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 20), run(Open(rate_rps=1), 1, 50)),
+        experiment("collocated-4xtp2", closed(4, 1, 12), closed(8, 2, 24)),
+    ]
+    text = sections.crossover_text(curves(pair), View())
+    assert text is not None and "Best by throughput, closed loop:" in text and "open loop" not in text
+    opened = [*pair[:1], experiment("collocated-4xtp2", run(Open(rate_rps=1), 1, 5))]
+    assert sections.crossover_text(curves(opened), View()) is not None
+    apart = [experiment("collocated-8xtp1", closed(4, 1, 10)), opened[1]]
+    assert sections.crossover_text(curves(apart), View()) is None
+
+
+@pytest.mark.parametrize(("requests", "tails"), [(99, set()), (100, {"p95"}), (500, {"p95", "p99"})])
+def test_a_tail_is_given_where_every_repeat_has_five_requests_beyond_it(requests: int, tails: set[str]) -> None:
+    def level(repeat: int, completed: int) -> Run:
+        percentiles = {"p50": 0.01, "p95": 0.02, "p99": 0.03}
+        ttft = Distribution(mean_s=0.01, percentiles_s=percentiles)
+        whole = summary(10, 10).model_copy(update={"ttft": ttft, "completed": completed})
+        return closed(4, 10, 10, repeat=repeat).model_copy(update={"whole": whole})
+
+    (point,) = one(level(0, requests), level(1, 1000), level(2, 1000)).points
+    assert set(point.latency_ms["ttft"]) == {"mean", "p50", *tails}
+    estimate = point.ms_estimate("ttft", "p95")
+    assert estimate is None or estimate.standard_error is None or requests >= 400, "an interval takes more"
+    (sure,) = one(*(level(repeat, 400) for repeat in range(3))).points
+    estimate = sure.ms_estimate("ttft", "p95")
+    assert estimate is not None and estimate.standard_error is not None
 
 
 def test_different_things_have_no_winner() -> None:
     other = closed(4, 9, 10).model_copy(update={"workload": Workload(input_tokens=7, output_tokens=3)})
-    assert "No winner can be named: the experiments have different workloads" in verdict([closed(4, 1, 10)], [other])
+    assert "no winner can be named: the experiments have different workloads" in verdict([closed(4, 1, 10)], [other])
     pair = curves([experiment("collocated-8xtp1", closed(4, 1, 10)), experiment("collocated-1xtp1", closed(4, 1, 10))])
-    assert "different sizes (1, 8 GPUs)" in verdicts.sentence(pair, View(normalized=False))
+    assert "different sizes (1, 8 GPUs)" in verdicts.headline(pair, View(normalized=False))
 
 
 def test_a_latency_that_nobody_has_is_refused() -> None:
@@ -312,10 +391,3 @@ def test_a_latency_that_nobody_has_is_refused() -> None:
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert core_text.number(value) == text
-
-
-def test_straight_lines_between_points() -> None:
-    line = [(1.0, 10.0), (3.0, 30.0), (2.0, 50.0), (2.0, 60.0)]
-    assert list(values_at(line, 2.0)) == [20.0, 50.0, 50.0, 60.0]
-    assert list(values_at(line, 0.9)) == list(values_at(line, 3.1)) == []
-    assert list(values_at([(1.0, 5.0)], 1.0)) == [], "one point is no line"

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.curves import most
 
 from pdlab.analysis.crossovers import crossovers
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, per_million_tokens
 from pdlab.analysis.intervals import Estimate, of_repeats
-from pdlab.analysis.ranking import estimate_at, lines_of
+from pdlab.analysis.ranking import lines_of
 
 pytestmark = pytest.mark.property
 
@@ -93,7 +94,7 @@ def test_cost(price: float, gpus: int, rate: float, factor: float) -> None:
 def test_throughput_at_a_bound_is_what_the_straight_lines_reach(
     levels: list[tuple[float, float]], bound: float
 ) -> None:
-    estimate = estimate_at(curve(levels), View(gpus_per_node=8), bound)
+    estimate = most(curve(levels), bound, View(gpus_per_node=8))
     fine = levels + [
         (x0 + (x1 - x0) * t, y0 + (y1 - y0) * t)
         for (x0, y0), (x1, y1) in pairwise(levels)

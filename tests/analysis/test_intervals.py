@@ -6,8 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from support.queues import md1_tail
 
 from pdlab.analysis.intervals import (
+    MIN_BEYOND,
+    SURE_BEYOND,
     Array,
     Comparison,
     Estimate,
@@ -16,8 +19,8 @@ from pdlab.analysis.intervals import (
     of_repeats,
     of_requests,
     resample,
-    student_t,
 )
+from pdlab.analysis.student import student_t
 
 TRIALS = 200
 LEVEL = 0.95
@@ -25,24 +28,6 @@ LEVEL = 0.95
 # fewer means that the interval is too narrow; more than 198 has a probability of 0.2 %, so it is too wide.
 # The seeds are fixed: the outcome never changes by chance.
 LEAST, MOST = 183, 198
-
-
-@pytest.mark.parametrize(
-    ("probability", "dof", "quantile"),
-    [
-        # Student's t table: Abramowitz and Stegun, table 26.10.
-        (0.975, 1, 12.706),
-        (0.975, 2, 4.303),
-        (0.975, 4, 2.776),
-        (0.995, 9, 3.250),
-        (0.9, 3, 1.638),
-        (0.975, 120, 1.980),
-        (0.975, math.inf, 1.960),
-        (0.025, 2, -4.303),
-    ],
-)
-def test_student_t(probability: float, dof: float, quantile: float) -> None:
-    assert student_t(probability, dof) == pytest.approx(quantile, abs=6e-4)
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5, 10])
@@ -103,6 +88,31 @@ def test_tails_and_short_runs_have_no_error_rather_than_a_wrong_one() -> None:
     assert found["p99"].standard_error is None, "two requests lie beyond it"
     assert of_requests(values, (50,), least=64)["p50"].standard_error is None, "three blocks"
     assert found["p99"].interval(LEVEL) is None
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "beyond", "least", "worst_error"),
+    [
+        # With one or two requests beyond it in each repeat a tail is a quarter too low, and its interval misses it.
+        (0.7, 5 / 3, None, None),
+        (0.7, MIN_BEYOND, None, 0.12),
+        (0.7, SURE_BEYOND, 0.9, 0.05),
+        (0.85, SURE_BEYOND, 0.8, 0.12),
+    ],
+)
+def test_the_tail_of_a_queue_is_covered_where_its_sample_carries_it(
+    utilisation: float, beyond: float, least: float | None, worst_error: float | None
+) -> None:
+    """Three repeats of an M/D/1 queue, whose slow requests come in bursts: not independent draws."""
+    for quantile in (0.9, 0.99):
+        found = md1_tail(utilisation, quantile, round(beyond / (1 - quantile)), 3, TRIALS, seed=3)
+        held = sum(interval.holds(1.0) for row in found if (interval := of_repeats(row).interval(LEVEL))) / TRIALS
+        error = float(np.mean(found)) - 1
+        if worst_error is None:
+            assert held < 0.85 and error < -0.12
+        else:
+            assert abs(error) <= worst_error
+        assert least is None or held >= least
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])

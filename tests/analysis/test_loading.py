@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from support import folders
+from support.curves import read
 
 from pdlab.analysis.curves import View, curves
 from pdlab.analysis.loading import load
-from pdlab.analysis.ranking import reading, spots
+from pdlab.analysis.ranking import spots
 
 
 def changed(folder: Path, level: str, change: dict[str, Any]) -> None:
@@ -53,8 +54,7 @@ def test_an_impossible_level_is_not_ranked(tmp_path: Path, change: dict[str, Any
     assert not wrong.valid and any(reason in each for each in wrong.reasons)
     assert any(spot.point is wrong for spot in spots([curve], view)) is drawn
     assert [point.valid for point in curve.points if point.value != 4] == [True, True]
-    ranked = reading([curve], view)
-    assert ranked is not None and ranked.ranking
+    assert read([curve], 1000.0).ranking
 
 
 def test_what_is_possible_is_as_it_was(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.curves import most, read
 
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
-from pdlab.analysis.ranking import estimate_at, frontier_points, rank, reading
+from pdlab.analysis.ranking import frontier_points, rank
 from pdlab.analysis.shrinkage import moderate_all
 
 TRIALS = 200
@@ -74,7 +75,7 @@ def test_moderated_scatter_covers_too(noise: tuple[float, ...], least: int) -> N
     covered = [0] * len(noise)
     for _ in range(TRIALS):
         curves = [measured(rng, 3, label=str(i), noise=factor) for i, factor in enumerate(noise)]
-        for i, found in enumerate(moderate_all([estimate_at(curve, View(), 15.0) for curve in curves])):
+        for i, found in enumerate(moderate_all([most(curve, 15.0) for curve in curves])):
             covered[i] += _holds(found)
     assert sum(covered) / len(noise) >= LEAST, covered
     assert min(covered) >= least, covered
@@ -82,7 +83,7 @@ def test_moderated_scatter_covers_too(noise: tuple[float, ...], least: int) -> N
 
 def test_few_configurations_are_not_moderated() -> None:
     rng = np.random.default_rng(30)
-    few = [estimate_at(measured(rng, 3, label=str(i)), View(), 15.0) for i in range(4)]
+    few = [most(measured(rng, 3, label=str(i)), 15.0) for i in range(4)]
     assert moderate_all(few) == few
 
 
@@ -101,7 +102,7 @@ def test_moderated_scatter_of_a_level_covers_too(noise: tuple[float, ...], least
 
 
 def _covers(of: Curve) -> bool:
-    return _holds(estimate_at(of, View(), 15.0))
+    return _holds(most(of, 15.0))
 
 
 def _holds(estimate: Estimate | None) -> bool:
@@ -131,8 +132,7 @@ def test_no_winner_among_equals(moderated: bool) -> None:
     named = 0
     for _ in range(TRIALS):
         curves = [measured(rng, 3, label=str(i)) for i in range(4)]
-        found = reading(in_one_study(curves) if moderated else curves, View())
-        assert found is not None
+        found = read(in_one_study(curves) if moderated else curves, 15.0)
         named += len(found.tied) == 1
     assert named <= TRIALS - LEAST
 
@@ -141,8 +141,7 @@ def test_a_winner_by_a_clear_margin_is_named() -> None:
     rng = np.random.default_rng(23)
     named = 0
     for _ in range(TRIALS):
-        found = reading(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), View())
-        assert found is not None
+        found = read(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), 15.0)
         named += found.tied == ("b",)
         assert not found.single_repeat
     assert named > 0.9 * TRIALS
@@ -151,18 +150,17 @@ def test_a_winner_by_a_clear_margin_is_named() -> None:
 def test_a_single_repeat_is_compared_on_an_assumed_scatter() -> None:
     one = curve(LATENCY_MS[None], OUTPUT_PER_S[None])
     close, far = (curve(LATENCY_MS[None], OUTPUT_PER_S[None] * factor, "b") for factor in (1.12, 1.5))
-    near, apart = reading([one, close], View()), reading([one, far], View())
-    assert near and apart
+    near, apart = read([one, close], 13.0), read([one, far], 13.0)
     assert (near.single_repeat, near.tied, apart.tied) == (True, ("b", "a"), ("b",))
 
 
 def test_a_bound_at_the_edge_of_the_measurement_is_no_basis_for_a_verdict() -> None:
     """Half of the draws do not reach the lowest latency measured."""
     rng = np.random.default_rng(24)
-    estimate = estimate_at(measured(rng, 3), View(), 10.2)
+    estimate = most(measured(rng, 3), 10.2)
     assert estimate is None or estimate.standard_error is not None
     low = measured(rng, 3)
-    edge = estimate_at(low, View(), low.points[0].ms("tpot", "p50") or 0.0)
+    edge = most(low, low.points[0].ms("tpot", "p50") or 0.0)
     assert edge is not None and edge.edge
     sure = Estimate(value=edge.value / 2, standard_error=0.01 * edge.value, dof=2.0, basis="repeats")
     first, second = [("edge", edge), ("b", sure)], [("b", sure.scaled(10)), ("edge", edge)]
@@ -176,7 +174,7 @@ def test_one_repeat_carries_the_scatter_of_latencies_into_what_is_read_at_a_late
     steep, flat = (curve(10 + levels * wide, 100 + 300 * levels) for wide in (2.0, 50.0))
     errors = []
     for each, bound in ((steep, 11.0), (flat, 35.0)):
-        found = estimate_at(each, View(), bound)
+        found = most(each, bound)
         assert found is not None and found.relative_error is not None
         errors.append(found.relative_error)
     assert errors[0] > 2 * errors[1] > 0.08

@@ -135,7 +135,7 @@ def test_everything_works(fake: Fake, capsys: pytest.CaptureFixture[str]) -> Non
     assert "concurrency 1, 2, 4, 8, 16 (" in output and "2 engines per deployment" in output
     assert "[6 of 6; 0:" in output and "left] sweep of collocated-2xtp1" in output
     assert output.count("5 of 5 levels valid") == 3
-    assert "At median TPOT" in output and "do not predict H100s" in output
+    assert "over 2xTP1 collocated" in output and "do not predict H100s" in output
     sweeps = [words for words in fake.commands() if "--itl" in words]
     assert sweeps and all("--retry-invalid" in words for words in sweeps)
     assert [words[1] for words in fake.commands() if "launch_gptoss.py" in words] == [

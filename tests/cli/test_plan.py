@@ -23,8 +23,9 @@ from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Open, RunKey, Slo, Workload
+from pdlab.placement.copies import copies_of
 from pdlab.plan import csv_predictions, csv_rows, open_loop, planner, text
-from pdlab.plan.candidates import Sized, copies_of, engine_shapes, shortlist, units
+from pdlab.plan.candidates import Sized, engine_shapes, shortlist, units
 from pdlab.plan.planner import Scene, capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.plan.text import regimes

@@ -87,6 +87,6 @@ def test_a_regime_is_never_worse_than_the_error_allows(
     assert found[-1].to_tokens_per_s == max(curve[-1][0] for curve in curves.values())
     for regime in found:
         for x in (regime.from_tokens_per_s, regime.to_tokens_per_s):
-            lowest = min(t for curve in curves.values() if (t := tpot_at(curve, x)) is not None)
-            own = tpot_at(curves[regime.label], x)
+            lowest = min(t for curve in curves.values() if (t := tpot_at(curve, [x])[0]) is not None)
+            (own,) = tpot_at(curves[regime.label], [x])
             assert own is not None and own <= lowest * (1 + tolerance) * (1 + 1e-9)

@@ -70,16 +70,21 @@ def test_what_the_command_line_says(three: list[Path], tmp_path: Path, capsys: p
     made(three, tmp_path)
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"Report: {tmp_path}/out/report.html"
-    assert len(out) == 2 and out[1].startswith("At median TPOT")
+    assert out[1].endswith(" over 1xTP1 collocated") and out[2].lstrip().startswith("output tokens/s per node (8 GPUs)")
+    assert "--at tpot_ms=" in out[-1]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html"]
 
 
 def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = made(three, tmp_path)
     page = Elements(text).text
-    verdict = capsys.readouterr().out.splitlines()[-1]
-    assert verdict in page, "the verdict is the sentence of the command line"
-    assert "At median TTFT" in page, "and nobody takes a verdict on TPOT for one on TTFT"
+    said = capsys.readouterr().out.splitlines()
+    for line in said[1:-1]:
+        for part in line.strip(" ()").split("  "):
+            for piece in part.strip().split(": "):
+                assert piece in page, "the verdict is what the command line says"
+    assert said[-1] in page, "and how to have a reading at bounds"
+    assert page.index("over 1xTP1 collocated") < page.index("TTFT p50") < page.index("Hover or tap")
     assert "Which of 3 configurations of tiny-gptoss" in page
     for folder in three:
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -119,7 +124,10 @@ def test_figures_in_the_plots_are_those_of_the_analysis(three: list[Path], tmp_p
 def test_no_winner_inside_the_noise(tmp_path: Path) -> None:
     one, two, _ = folders.deployments(3)
     same = [folders.write(tmp_path / name, d, noise=0.2) for name, d in (("a", one), ("b", two))]
-    page = Elements(made(same, tmp_path, "--no-use-normalized")).text
+    page = Elements(made(same, tmp_path, "--gpus-per-node", "4")).text
+    assert page.count("no difference resolved") == 3
+    page = Elements(made(same, tmp_path, "--at", "tpot_ms=12", "--at", "tpot_ms=12,ttft_ms=900")).text
+    assert "no winner is named while TTFT is unbounded" in page and "TTFT unbounded" in page
     assert "the best is" not in page
 
 

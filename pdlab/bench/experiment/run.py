@@ -72,8 +72,11 @@ class LaunchFailed(PdlabError):
     """A configuration did not start; the message is the launcher's own last complaint."""
 
 
-def run(plan: Plan, options: RunOptions, stream: TextIO | None = None) -> RunResult:
-    """Measure what is not measured yet of ``plan``.
+def run(
+    plan: Plan, options: RunOptions, stream: TextIO | None = None, enough: Callable[[int], str | None] | None = None
+) -> RunResult:
+    """Measure what is not measured yet of ``plan``; where ``enough`` says after a number of repeats why no more are
+    needed, those that were not begun are left out of the record, which keeps the reason.
 
     A configuration that does not start is marked with its error, not tried again in this run, and the
     others go on. Raises StoreError when the folder holds another experiment, this one without ``resume`` or with
@@ -82,10 +85,12 @@ def run(plan: Plan, options: RunOptions, stream: TextIO | None = None) -> RunRes
     """
     folder = options.out / plan.file.name
     with Store(folder).held():
-        return _run_held(plan, options, folder, stream)
+        return _run_held(plan, options, folder, stream, enough or (lambda repeats: None))
 
 
-def _run_held(plan: Plan, options: RunOptions, folder: Path, stream: TextIO | None) -> RunResult:
+def _run_held(
+    plan: Plan, options: RunOptions, folder: Path, stream: TextIO | None, enough: Callable[[int], str | None]
+) -> RunResult:
     keeper = _Keeper(folder, plan, options)
     keeper.start()
     for store in {part.folder: Store(folder / part.folder) for visit in plan.visits for part in visit.parts}.values():
@@ -98,6 +103,11 @@ def _run_held(plan: Plan, options: RunOptions, folder: Path, stream: TextIO | No
     searches: dict[str, tuple[SloSearch, ...]] = {}
     try:
         for number, visit in enumerate(plan.visits):
+            begins = number > 0 and visit.repeat != plan.visits[number - 1].repeat
+            if begins and (reason := enough(visit.repeat)):
+                progress.note(f"no more repeats: {reason}")
+                keeper.stop(number, reason)
+                break
             if not estimates_s[number]:
                 keeper.done_before(number)
                 continue
@@ -213,6 +223,13 @@ class _Keeper:
         visits = list(self._record.visits)
         visits[number] = visits[number].model_copy(update=changes)
         self._record = self._record.model_copy(update={"visits": tuple(visits)})
+        self._write()
+
+    def stop(self, number: int, reason: str) -> None:
+        """The visits from that one on are not needed; what an earlier run measured of them stays."""
+        assert self._record
+        kept = [v for i, v in enumerate(self._record.visits) if i < number or v.status != "planned"]
+        self._record = self._record.model_copy(update={"visits": tuple(kept), "stopped": reason})
         self._write()
 
     def done_before(self, number: int) -> None:

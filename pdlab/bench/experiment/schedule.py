@@ -67,10 +67,11 @@ class Plan(Frozen):
         return tuple(sorted(first.values(), key=lambda c: self.file.deployments.index(c.entry)))
 
 
-def make_plan(name_or_path: str) -> Plan:
-    """Read and check a file. Raises UsageError for anything that could not be run, PlacementError for a
-    deployment that does not fit the cluster of the file."""
+def make_plan(name_or_path: str, repeats: int | None = None) -> Plan:
+    """Read and check a file; ``repeats`` in place of its own. Raises UsageError for anything that could not be run,
+    PlacementError for a deployment that does not fit the cluster of the file."""
     file, path = load_experiment_file(name_or_path)
+    file = file if repeats is None else file.model_copy(update={"repeats": repeats})
     found = {configuration.name: configuration for configuration in configurations(file, path)}
     parts = {}
     for name, configuration in found.items():

@@ -1,0 +1,79 @@
+"""Bounds on the latencies of a level, as a user gives them: ``tpot_ms=12,ttft_p95_ms=2000``."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from pydantic import Field
+
+from pdlab.analysis.curves import Figures, Metric, Statistic
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen, validate
+from pdlab.core.text import plain
+
+EXAMPLE = "tpot_ms=12,ttft_p95_ms=2000"
+
+
+class Bound(Frozen):
+    """``statistic`` of ``metric`` over the requests of a level (of ITL: over their gaps) is at most ``ms``."""
+
+    metric: Metric
+    statistic: Statistic
+    ms: float = Field(gt=0, allow_inf_nan=False)
+
+    @property
+    def label(self) -> str:
+        return f"{self.metric.upper()} {self.statistic} <= {plain(self.ms)} ms"
+
+
+class Bounds(Frozen):
+    """A level is within when every bound holds. At least one, no two of one figure."""
+
+    bounds: tuple[Bound, ...] = Field(min_length=1)
+
+    @property
+    def label(self) -> str:
+        """``TPOT p50 <= 12 ms and TTFT p95 <= 2,000 ms``."""
+        return " and ".join(bound.label for bound in self.bounds)
+
+    @property
+    def of_first_token(self) -> bool:
+        """Whether the wait for the first token is bounded, by itself or within the end-to-end latency."""
+        return any(bound.metric in ("ttft", "e2el") for bound in self.bounds)
+
+    @property
+    def with_ttft(self) -> str:
+        """The same bounds as a user writes them, with one more on TTFT."""
+        given = [f"{bound.metric}_{bound.statistic}_ms={bound.ms:g}" for bound in self.bounds]
+        return ",".join([*given, "ttft_p95_ms=2000"])
+
+    def known(self, figures: Figures) -> bool:
+        """Whether every bounded figure is known there."""
+        return all(figures.ms(bound.metric, bound.statistic) is not None for bound in self.bounds)
+
+    def hold(self, figures: Figures) -> bool:
+        """Whether every bounded figure is known and within its bound."""
+        found = [(figures.ms(bound.metric, bound.statistic), bound.ms) for bound in self.bounds]
+        return all(value is not None and value <= ms for value, ms in found)
+
+
+def parse_bounds(text: str, statistic: Statistic) -> Bounds:
+    """``tpot_ms=12,ttft_p95_ms=2000``; ``statistic`` where a part names none. Raises UsageError."""
+    metrics, statistics = "|".join(get_args(Metric)), "|".join(get_args(Statistic))
+    found: list[dict[str, object]] = []
+    for part in text.split(","):
+        match = re.fullmatch(
+            rf"\s*({metrics})(?:_({statistics}))?_ms\s*=\s*(\d*\.?\d+(?:[eE][+-]?\d{{1,3}})?|\d+\.)\s*", part
+        )
+        number = float(match[3]) if match else 0.0
+        if not match or not 0 < number < float("inf"):
+            raise UsageError(
+                f"--at {text}: {part.strip()!r} is no bound; expected METRIC_ms=N or METRIC_STATISTIC_ms=N above 0, "
+                f"with {metrics.replace('|', ', ')} and {statistics.replace('|', ', ')}: {EXAMPLE}"
+            )
+        named = {"metric": match[1], "statistic": match[2] or statistic}
+        if any(named.items() <= other.items() for other in found):
+            raise UsageError(f"--at {text}: {match[1]} {named['statistic']} is there twice; keep one")
+        found.append({**named, "ms": number})
+    return validate(Bounds, {"bounds": found}, where=f"--at {text}")

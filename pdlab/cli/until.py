@@ -1,0 +1,182 @@
+"""``--until lead=5%`` of an experiment: what it can see, when it has seen enough, and what it then says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdlab.analysis.power import POWER, SINGLE_REPEAT_SD, Looks, detectable, repeats_for
+from pdlab.bench.experiment.file import ExperimentFile
+from pdlab.bench.experiment.schedule import Plan
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen
+from pdlab.core.text import counted
+from pdlab.core.workload import Closed
+
+if TYPE_CHECKING:
+    from pdlab.analysis.headline import Figure, Headline
+    from pdlab.analysis.sequential import Judged
+
+CONFIDENCE = 0.95
+DEFAULT_CAP = 12
+LEAST_LOOK = 2  # repeats: one tells no scatter
+NAMES: dict[str, Figure] = {"lead": "throughput", "ttft": "ttft", "tpot": "tpot"}
+SHOWN = {"throughput": "output tokens/s", "ttft": "TTFT p50", "tpot": "TPOT p50"}
+SAID = {
+    "lead": "resolved",
+    "alike": "no difference of that size",
+    "unresolvable": "not resolved, nor would it be",
+    "open": "not resolved yet",
+}
+
+
+class Until(Frozen):
+    """``targets``: figure -> the share by which two deployments must differ to matter."""
+
+    text: str
+    targets: dict[str, float]
+    looks: Looks
+
+
+def parse_until(text: str, file: ExperimentFile, cap: int | None) -> Until:
+    """``lead=5%`` or ``lead=5%,ttft=20%,tpot=5%`` with at most ``cap`` repeats. Raises UsageError."""
+    targets: dict[str, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(lead|ttft|tpot)\s*=\s*(\d{1,3}(?:\.\d+)?)\s*%\s*", part)
+        if not match or not 0 < float(match[2]) <= 100:
+            raise UsageError(
+                f"--until {text}: {part.strip()!r} is no difference to resolve; expected lead=5% (of output tokens/s), "
+                "ttft=20% or tpot=5%, above 0 % and at most 100 %"
+            )
+        if NAMES[match[1]] in targets:
+            raise UsageError(f"--until {text}: {match[1]} is there twice; keep one")
+        targets[NAMES[match[1]]] = float(match[2]) / 100
+    first = max(LEAST_LOOK, file.repeats)
+    most = max(DEFAULT_CAP, first) if cap is None else cap
+    if most < first:
+        raise UsageError(f"--max-repeats {most}: the first look is after {first} repeats; give at least as many")
+    return Until(text=text, targets=targets, looks=Looks(first=first, cap=most))
+
+
+def check(until: Until, plan: Plan) -> None:
+    """Raises UsageError where nothing that it asks for can be resolved."""
+    if not comparisons(plan):
+        raise UsageError(f"--until {until.text}: no workload runs on two deployments; there is nothing to compare")
+    closed = any(isinstance(load, Closed) for visit in plan.visits for part in visit.parts for load in part.loads)
+    if "throughput" in until.targets and not closed:
+        raise UsageError(
+            f"--until {until.text}: lead is of output tokens/s in closed loops, of which this experiment has none; "
+            "give ttft=20% or tpot=5%"
+        )
+
+
+def comparisons(plan: Plan) -> int:
+    """Of deployments with the one that they are compared with, over all workloads."""
+    pairs = {(part.workload.name, visit.configuration.name) for visit in plan.visits for part in visit.parts}
+    workloads = {workload for workload, _ in pairs}
+    return sum(sum(workload == name for name, _ in pairs) - 1 for workload in workloads)
+
+
+class Stopping:
+    """Looks at what ``plan`` has measured in ``folder``; the last look is kept."""
+
+    def __init__(self, until: Until, plan: Plan, folder: Path) -> None:
+        self._until, self._plan, self._folder = until, plan, folder
+        self.last: tuple[Judged, ...] = ()
+        self.repeats = 0
+
+    def __call__(self, repeats: int) -> str | None:
+        """After that many repeats: why no more are needed, None where they are."""
+        from pdlab.analysis.sequential import judge
+
+        looks = self._until.looks
+        if repeats < looks.first:
+            return None
+        targets = {figure: self._until.targets[figure] for figure in NAMES.values() if figure in self._until.targets}
+        self.last = judge(headlines_of(self._plan, self._folder), targets, looks, repeats, CONFIDENCE)
+        self.repeats = repeats
+        if not self.last or any(each.outcome == "open" for each in self.last):
+            return None
+        return f"--until {self._until.text}, after {repeats} of at most {looks.cap} repeats"
+
+    def text(self) -> str:
+        """What the last look found."""
+        from pdlab.report.verdicts import ratio_text
+
+        looks = self._until.looks
+        lines = [
+            f"--until {self._until.text}: {counted(self.repeats, 'repeat')}; {100 * CONFIDENCE:g} % for all "
+            f"comparisons and all {looks.count} looks together"
+        ]
+        for each in self.last:
+            ratio = f" {ratio_text(each.comparison)}" if each.comparison else ""
+            lines.append(f"  {each.label} over {each.reference}, {SHOWN[each.figure]}{ratio}: {SAID[each.outcome]}")
+        return "\n".join(lines) if self.last else f"--until {self._until.text}: nothing can be compared yet"
+
+
+def headlines_of(plan: Plan, folder: Path) -> list[Headline]:
+    """Those of every workload, from what is measured by now."""
+    from pdlab.analysis.curves import View, curves
+    from pdlab.analysis.headline import headlines
+    from pdlab.analysis.loading import load
+    from pdlab.cli.whole_nodes import counted as on_whole_nodes
+    from pdlab.results.store import Store
+
+    parts = {part.folder: part.workload.name for visit in plan.visits for part in visit.parts}
+    found: list[Headline] = []
+    for workload in dict.fromkeys(parts.values()):
+        folders = [folder / name for name, its in parts.items() if its == workload]
+        measured = [path for path in folders if path.is_dir() and next(Store(path).levels(), None) is not None]
+        loaded = load(measured, {})
+        its_curves = curves([each.experiment for each in loaded], [each.requests for each in loaded])
+        found += headlines([on_whole_nodes(curve) for curve in its_curves], View(confidence=CONFIDENCE))
+    return found
+
+
+def sight(plan: Plan, folder: Path, until: Until | None) -> list[str]:
+    """Which difference the experiment can see, from the scatter between starts as far as it is known."""
+    count = comparisons(plan)
+    if not count:
+        return []
+    sd, source = _scatter(plan, folder)
+    among = f", {counted(count, 'comparison')} sharing the error" if count > 1 else ""
+
+    def sees(repeats: int, level: float) -> str:
+        return f"{float(f'{100 * (detectable(sd, repeats, level, count) - 1):.2g}'):,g} %"
+
+    sure = f"{100 * POWER:g} % of cases at {100 * CONFIDENCE:g} % confidence{among}"
+    repeats = plan.file.repeats if until is None else until.looks.first
+    lines = [
+        f"what it can see: with {counted(repeats, 'repeat')} a difference of {sees(repeats, CONFIDENCE)} between two "
+        f"deployments over all loads, in {sure}, if starts scatter by {100 * sd:.2g} % ({source})"
+    ]
+    if until is None:
+        return lines
+    level = until.looks.level(CONFIDENCE)
+    lines[0] = (
+        f"what it can see: {sees(repeats, level)} between two deployments over all loads after {repeats} repeats, "
+        f"{sees(until.looks.cap, level)} after {until.looks.cap}, in {sure}, shared by {until.looks.count} looks, if "
+        f"starts scatter by {100 * sd:.2g} % ({source})"
+    )
+    for figure, target in until.targets.items():
+        needed = repeats_for(1 + target, sd, level, count)
+        takes = "more than 1,000 repeats" if needed is None else f"about {needed} repeats"
+        if needed is None or needed > until.looks.cap:
+            lines.append(f"  a difference of {100 * target:g} % in {SHOWN[figure]} would take {takes}: --max-repeats")
+    return lines
+
+
+def _scatter(plan: Plan, folder: Path) -> tuple[float, str]:
+    from pdlab.results.store import read_record
+
+    if read_record(folder) is not None:
+        from pdlab.analysis.sequential import scatter
+
+        measured = scatter(headlines_of(plan, folder))
+        if measured is not None and measured[0]:
+            return measured[0], f"output tokens/s measured in {folder}, {measured[1]} degrees of freedom"
+    local = plan.file.where.local is not None
+    where = "this machine" if local else "this cluster"
+    known = "of levels measured on CPUs" if local else "of published H100 runs on different days"
+    return SINGLE_REPEAT_SD["cpu" if local else "gpu"], f"an assumption, {known}; of {where} nothing is known"

@@ -1,0 +1,27 @@
+"""Quantiles against the printed table."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pdlab.analysis.student import student_t
+
+
+@pytest.mark.parametrize(
+    ("probability", "dof", "quantile"),
+    [
+        # Student's t table: Abramowitz and Stegun, table 26.10.
+        (0.975, 1, 12.706),
+        (0.975, 2, 4.303),
+        (0.975, 4, 2.776),
+        (0.995, 9, 3.250),
+        (0.9, 3, 1.638),
+        (0.975, 120, 1.980),
+        (0.975, math.inf, 1.960),
+        (0.025, 2, -4.303),
+    ],
+)
+def test_student_t(probability: float, dof: float, quantile: float) -> None:
+    assert student_t(probability, dof) == pytest.approx(quantile, abs=6e-4)

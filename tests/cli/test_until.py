@@ -1,0 +1,149 @@
+"""``--until`` from the command line: what a dry run says, what is refused, when an experiment ends."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import folders
+
+from pdlab.analysis import sequential
+from pdlab.bench.experiment import run as experiment_run
+from pdlab.bench.experiment.run import RunOptions, run
+from pdlab.bench.experiment.schedule import Plan, Planned, make_plan
+from pdlab.cli import experiment, viz
+from pdlab.cli.until import Stopping, comparisons, parse_until
+from pdlab.results.store import read_record, stopped
+
+FILE: dict[str, Any] = {
+    "name": "x",
+    "where": {"local": 2},
+    "deployments": [{"name": "a", "label": "collocated-2xtp1"}, {"name": "b", "label": "pd-pack-p1xtp1-d1xtp1"}],
+    "workloads": [{"input_tokens": 512, "output_tokens": 64}],
+    "loads": [{"concurrency": [1, 4]}],
+    "repeats": 3,
+}
+
+
+Go = Callable[[str, int], tuple[Stopping, list[tuple[str, int]]]]
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "x.yaml"
+    path.write_text(yaml.safe_dump({**FILE, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--until", "lead=5"], "'lead=5' is no difference to resolve; expected lead=5%"),
+        (["--until", "lead=0%"], "above 0 %"),
+        (["--until", "lead=5%,lead=6%"], "lead is there twice"),
+        (["--until", "speed=5%"], "'speed=5%' is no difference"),
+        (["--until", "lead=5%", "--max-repeats", "2"], "--max-repeats 2: the first look is after 3 repeats"),
+        (["--max-repeats", "5"], "--max-repeats is for --until"),
+    ],
+)
+def test_wrong_words(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert experiment.main([write(tmp_path), "--dry-run", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_what_cannot_be_resolved_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = write(tmp_path, loads=[{"rate_rps": [2.0]}])
+    assert experiment.main([opened, "--dry-run", "--until", "lead=5%"]) == 2
+    assert "in closed loops, of which this experiment has none; give ttft=20%" in capsys.readouterr().err
+    assert experiment.main([opened, "--dry-run", "--until", "ttft=20%"]) == 0
+    alone = write(tmp_path, deployments=FILE["deployments"][:1])
+    assert experiment.main([alone, "--dry-run", "--until", "lead=5%"]) == 2
+    assert "no workload runs on two deployments" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_it_can_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write(tmp_path), ["--out", str(tmp_path / "bm")]
+    assert experiment.main([path, "--dry-run", *out]) == 0
+    plain = capsys.readouterr().out
+    assert "what it can see: with 3 repeats a difference of" in plain
+    assert (
+        "if starts scatter by 15 % (an assumption, of levels measured on CPUs; of this machine nothing is known)"
+        in plain
+    )
+    assert experiment.main([path, "--dry-run", *out, "--until", "lead=5%", "--max-repeats", "6"]) == 0
+    until = capsys.readouterr().out
+    assert "3 to 6 repeats" in until and "shared by 4 looks" in until
+    assert "a difference of 5 % in output tokens/s would take about" in until and "--max-repeats" in until
+    alone = write(tmp_path, deployments=FILE["deployments"][:1])
+    assert experiment.main([alone, "--dry-run", *out]) == 0
+    assert "what it can see" not in capsys.readouterr().out
+
+
+def test_every_workload_is_a_comparison_of_its_own(tmp_path: Path) -> None:
+    more = [
+        {"name": "one", "input_tokens": 8, "output_tokens": 8},
+        {"name": "two", "input_tokens": 9, "output_tokens": 8},
+    ]
+    assert comparisons(make_plan(write(tmp_path))) == 1
+    assert comparisons(make_plan(write(tmp_path, workloads=more))) == 2
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, faster: float, noise: float) -> Go:
+    """Visits that write made-up levels in place of starting anything."""
+    visits: list[tuple[str, int]] = []
+
+    def visit(number: int, planned: Planned, plan: Plan, options: RunOptions, keeper: Any, *rest: Any) -> None:
+        name = planned.configuration.name
+        visits.append((name, planned.repeat))
+        shutil.rmtree(options.out / plan.file.name / name, ignore_errors=True)
+        folders.write(
+            options.out / plan.file.name / name,
+            planned.configuration.deployment,
+            loads=(1, 4),
+            repeats=planned.repeat + 1,
+            faster=faster if name == "b" else 1.0,
+            noise=noise,
+        )
+        keeper.update(number, status="done")
+
+    monkeypatch.setattr(experiment_run, "_visit", visit)
+    monkeypatch.setattr(experiment_run._Launcher, "stop", lambda self: None)
+
+    def go(until: str, cap: int) -> tuple[Stopping, list[tuple[str, int]]]:
+        path = write(tmp_path)
+        found = parse_until(until, make_plan(path).file, cap)
+        plan = make_plan(path, repeats=cap)
+        stopping = Stopping(found, plan, tmp_path / "bm" / "x")
+        run(plan, RunOptions(out=tmp_path / "bm", resume=True), io.StringIO(), enough=stopping)
+        return stopping, visits
+
+    return go
+
+
+def test_it_ends_where_the_lead_is_resolved_and_the_record_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping, visits = measured(monkeypatch, tmp_path, 2.0, 0.01)("lead=5%", 6)
+    assert {repeat for _, repeat in visits} == {0, 1, 2}
+    record = read_record(tmp_path / "bm" / "x")
+    assert record and record.stopped == "--until lead=5%, after 3 of at most 6 repeats"
+    assert [visit.status for visit in record.visits] == ["done"] * 6, "what was not needed is not left to do"
+    text = stopping.text()
+    assert text.startswith("--until lead=5%: 3 repeats; 95 % for all comparisons and all 4 looks together\n")
+    assert "P1xTP1 D1xTP1 pack over 2xTP1 collocated, output tokens/s 2.0" in text and text.endswith(": resolved")
+    assert viz.main(["--exps", str(tmp_path / "bm" / "x"), "--no-plot", "--no-show-tables"]) == 0
+    assert "ended by --until lead=5%, after 3 of at most 6 repeats" in capsys.readouterr().err
+
+
+def test_without_a_resolution_it_goes_on_to_the_cap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    go = measured(monkeypatch, tmp_path, 1.03, 0.04)
+    monkeypatch.setattr(sequential, "FUTILE", 0.0)
+    stopping, visits = go("lead=1%", 5)
+    assert {repeat for _, repeat in visits} == set(range(5))
+    assert stopped(tmp_path / "bm" / "x") is None
+    assert stopping(5) is not None and "not resolved, nor would it be" in stopping.text()
