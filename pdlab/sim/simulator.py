@@ -171,7 +171,9 @@ class _System(EngineSurroundings):
             arrivals = [index * self.gap_s for index in range(self.next)]
         else:
             arrivals = open_arrivals(level.load, count, self.random)
-        for index, moment_s in enumerate(arrivals):
+        # Of an open loop one at a time: thousands of events to come would make each one cost more.
+        self.arrivals = [] if self.closed else arrivals
+        for index, moment_s in enumerate(arrivals if self.closed else arrivals[:1]):
             self._push(moment_s, ARRIVES, self.front[0], index)
 
     def _check_fit(self) -> None:
@@ -213,6 +215,8 @@ class _System(EngineSurroundings):
 
     def _arrives(self, request: int, now_s: float) -> None:
         self.log.arrival_s[request] = now_s
+        if request + 1 < len(self.arrivals):
+            self._push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
         engine = self.router.choose(self.front, now_s)
         self.target[request] = (engine, engine)
         # The processes that take requests in also stream every token out: what they do takes longer then.
