@@ -14,7 +14,7 @@ from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import to_yaml
 from pdlab.core.text import choices
-from pdlab.plan.accuracy import errors_text, median_errors, rankings, rankings_text, table
+from pdlab.plan.accuracy import coverage, coverage_text, errors_text, median_errors, rankings, rankings_text, table
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, measured, other_kind
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -88,6 +88,12 @@ def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShap
     return shape
 
 
+def _days(error: FitError | None) -> dict[str, float]:
+    """What is known of the difference between days, which runs left out of a fit do not show."""
+    names = ("tpot_days_percent", "ttft_days_percent", "requests_per_s_days_percent")
+    return {} if error is None else {name: getattr(error, name) for name in names}
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.name is not None and not args.out:
         raise UsageError("--name is of the file that --out writes: add --out FILE, or leave --name out")
@@ -120,6 +126,7 @@ def _run(args: argparse.Namespace) -> int:
         outside = cross_validate(start, shape, experiments, args.rounds)
         print("each left out once:", errors_text(median_errors(outside)))
         print(rankings_text(rankings(experiments, outside, start.gpus_per_node)))
+        print(coverage_text(coverage(outside)))
         print(table(outside))
         found = median_errors(outside)
         error = FitError(
@@ -128,6 +135,7 @@ def _run(args: argparse.Namespace) -> int:
             requests_per_s_percent=round(found["requests/s"], 1),
             points=len({(point.experiment, point.load) for point in outside}),
             how="each experiment predicted by a fit to the others; medians, without the lowest load of each",
+            **_days(start.error),
         )
     else:
         print(table(inside))

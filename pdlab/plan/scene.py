@@ -10,11 +10,11 @@ import statistics
 from dataclasses import dataclass
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Collocated, Deployment
+from pdlab.core.deployment import Deployment
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.results.slo import within
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.kv_transfer import link_of, transfer_costs
+from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import simulate
 
@@ -74,10 +74,7 @@ class Scene:
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether it matters to this deployment if scattered blocks are copied one by one."""
-        topology = deployment.topology
-        if isinstance(topology, Collocated):
-            return False
-        return transfer_costs(self.hardware, self.shape, topology, link_of(deployment)).depend_on_age
+        return depends_on_age(deployment, self.hardware, self.shape)
 
     def at_rate(self, rate_rps: float) -> Open:
         """Arrivals of this plan at that rate."""
