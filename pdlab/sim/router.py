@@ -23,10 +23,10 @@ R = TypeVar("R", bound=Replica)
 
 
 class Router:
-    """``per_replica`` routers for every replica that is routed to, each of which remembers for ``memory_s``."""
+    """``count`` routers, each of which remembers for ``memory_s``; a request comes to any of them."""
 
-    def __init__(self, rng: random.Random, per_replica: float, memory_s: float) -> None:
-        self.random, self.per_replica, self.memory_s = rng, per_replica, memory_s
+    def __init__(self, rng: random.Random, count: int, memory_s: float) -> None:
+        self.random, self.count, self.memory_s = rng, count, memory_s
 
     def choose(self, replicas: Sequence[R], now_s: float) -> R:
         """The replica for a prompt; it counts there from now on."""
@@ -40,7 +40,7 @@ class Router:
 
     def _two_choices(self, replicas: Sequence[R], now_s: float) -> R:
         count = len(replicas)
-        router = int(self.random.random() * max(round(self.per_replica * count), 1))
+        router = int(self.random.random() * self.count)
         first_index = int(self.random.random() * count)
         second_index = int(self.random.random() * (count - 1))
         second_index += second_index >= first_index

@@ -104,7 +104,7 @@ class _System(EngineSurroundings):
         self.contention = value("contention")
         self.token_s = value("ingress_us") * 1e-6
         self.stream_s = value("stream_us") * 1e-6
-        self.router = Router(self.random, value("routers_per_replica"), value("router_memory_s"))
+        self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
         self.scattered: bool | None = None

@@ -17,7 +17,7 @@ class Server:
 
 def test_of_two_the_one_with_fewer_requests_is_taken_and_counts_at_once() -> None:
     servers = [Server(load=3), Server(load=1)]
-    router = Router(random.Random(0), 0.5, 10.0)
+    router = Router(random.Random(0), 1, 10.0)
     assert router.choose(servers, 0.0) is servers[1] and servers[1].load == 2
     router.leaves(servers[1])
     assert servers[1].load == 1
@@ -26,7 +26,7 @@ def test_of_two_the_one_with_fewer_requests_is_taken_and_counts_at_once() -> Non
 def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
     """One router: what a replica told at the last request stands for ten seconds, whatever has ended since."""
     servers = [Server(), Server()]
-    router = Router(random.Random(1), 0.5, 10.0)
+    router = Router(random.Random(1), 1, 10.0)
     for _ in range(6):
         router.choose(servers, 0.0)
     assert [server.load for server in servers] == [3, 3]
@@ -39,14 +39,14 @@ def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
 
 def test_one_replica_needs_no_choice() -> None:
     server = Server()
-    assert Router(random.Random(0), 2.0, 10.0).choose([server], 0.0) is server and server.load == 1
+    assert Router(random.Random(0), 16, 10.0).choose([server], 0.0) is server and server.load == 1
 
 
 def longest_queue(memory_s: float) -> float:
     """Mean of the most requests at one of eight replicas, 20 arrivals/s that stay 2 s each."""
     found = []
     for seed in range(20):
-        servers, router = [Server() for _ in range(8)], Router(random.Random(seed), 2.0, memory_s)
+        servers, router = [Server() for _ in range(8)], Router(random.Random(seed), 16, memory_s)
         inside: list[tuple[float, Server]] = []
         for number in range(400):
             now_s = 0.05 * number
