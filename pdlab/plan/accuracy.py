@@ -98,7 +98,7 @@ def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float]
 
 
 def coverage_text(found: Mapping[str, Coverage]) -> str:
-    return "90 % intervals, each experiment's from the errors of the others, hold " + ", ".join(
+    return "90 % intervals, each experiment's from the others' errors, hold " + ", ".join(
         f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in found.items()
     )
 
