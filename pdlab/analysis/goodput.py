@@ -10,6 +10,9 @@ A bound on the gaps between chunks (ITL p99, the longest stall) is answered by a
 
 Between two neighbouring valid levels share and throughput are taken as straight; nothing is extended
 beyond the levels measured.
+
+That is goodput of open loops alone, which levels at request rates, ramps and searches are. The most that a closed loop
+gets through within the SLO is its capacity, another figure: the two are never in one ranking.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from pdlab.results.schema import SloSearch
 from pdlab.results.slo import bracket_at, within
 
 How = Literal["requests", "percentiles", "search"]
+Loop = Literal["open", "closed"]
 
 
 class Capacity(Frozen):
@@ -81,16 +85,19 @@ class Capacity(Frozen):
 
 
 class Pick(Frozen):
-    """Capacities by throughput, highest first, with the first compared with each other one.
+    """Capacities of one kind of loop by throughput, highest first, with the first compared with each other one.
 
-    ``missed`` meet the SLO at no level measured; ``unknown`` have neither requests nor the percentile.
+    ``missed`` meet the SLO at no level measured; ``unknown`` have neither requests nor the percentile; ``elsewhere``
+    were measured in the other kind of loop alone.
     """
 
     slo: Slo
+    loop: Loop
     capacities: tuple[Capacity, ...]
     ranking: tuple[Ranked, ...]
     missed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def best(self) -> str | None:
@@ -151,15 +158,18 @@ def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     return share._replace(value=value, standard_error=error)
 
 
-def capacity(curve: Curve, slo: Slo, view: View) -> Capacity | Literal["missed", "unknown"]:
-    """The most that the curve gives within the SLO: by a search for it where there was one."""
+def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Literal["missed", "unknown", "elsewhere"]:
+    """The most that the curve gives within the SLO in that kind of loop: by a search for it where there was one."""
     searches = tuple(search for search in curve.searches if search.slo == slo)
-    if searches and curve.points:
+    if searches and curve.points and loop == "open":
         return _searched(curve, searches, view)
+    lines = {kind: points for kind, points in curve.lines().items() if (kind == "concurrency") == (loop == "closed")}
+    if not lines:
+        return "elsewhere" if curve.points else "unknown"
     found: list[Capacity] = []
     known = False
     metric = view.throughput_metric
-    for points in curve.lines().values():
+    for points in lines.values():
         valid = [point for point in points if point.valid]
         how = _how(valid, slo)
         if how is None:
@@ -197,9 +207,18 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
     )
 
 
-def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
-    """Every configuration's capacity within the SLO, ranked."""
-    answers = [(curve.label, capacity(curve, slo, view)) for curve in own(curves)]
+def picks(curves: Sequence[Curve], slo: Slo, view: View) -> list[Pick]:
+    """`pick` of open loops, then of closed ones, as far as either was measured."""
+    kinds = {point.kind == "concurrency" for curve in own(curves) for point in curve.points}
+    kinds |= {False for curve in own(curves) if curve.points and any(search.slo == slo for search in curve.searches)}
+    loops: list[tuple[Loop, bool]] = [("open", False), ("closed", True)]
+    asked: list[Loop] = [loop for loop, closed in loops if closed in kinds] or ["open"]
+    return [pick(curves, slo, view, loop) for loop in asked]
+
+
+def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop) -> Pick:
+    """Every configuration's capacity within the SLO in that kind of loop, ranked."""
+    answers = [(curve.label, capacity(curve, slo, view, loop)) for curve in own(curves)]
     met = [answer for _, answer in answers if isinstance(answer, Capacity)]
     throughput = moderate_all([each.throughput for each in met])
     per_gpu = moderate_all([each.requests_per_gpu_s for each in met])
@@ -210,6 +229,7 @@ def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
     capacities = sorted(moderated, key=lambda each: -each.throughput.value)
     return Pick(
         slo=slo,
+        loop=loop,
         capacities=tuple(capacities),
         ranking=rank(
             [(each.label, each.throughput) for each in capacities],
@@ -218,6 +238,7 @@ def pick(curves: Sequence[Curve], slo: Slo, view: View) -> Pick:
         ),
         missed=tuple(label for label, answer in answers if answer == "missed"),
         unknown=tuple(label for label, answer in answers if answer == "unknown"),
+        elsewhere=tuple(label for label, answer in answers if answer == "elsewhere"),
     )
 
 

@@ -99,17 +99,24 @@ def goodput_map(
 
 
 def cell(served: Served, slo: Slo) -> Cell:
-    """The highest rate at which the share within the bounds is at least the quantile, below the first that misses."""
+    """`crossing` of the levels, per GPU."""
+    levels = sorted(served.levels, key=lambda level: level.served_rps)
+    most, more = crossing([(level.served_rps, level.share(slo)) for level in levels], slo.quantile)
+    return Cell(most / served.gpus, more)
+
+
+def crossing(levels: Sequence[tuple[float, float]], quantile: float) -> tuple[float, bool]:
+    """Of (rate, share within the bounds) by rate: (the highest rate at which the share is at least the quantile, below
+    the first that misses, straight between the two; whether every rate meets it). 0 where the lowest misses."""
     most, before = 0.0, None
-    for level in sorted(served.levels, key=lambda level: level.served_rps):
-        share = level.share(slo)
-        if share < slo.quantile:
+    for rate_rps, share in levels:
+        if share < quantile:
             if before is not None:
-                part = (before[1] - slo.quantile) / (before[1] - share)
-                most = before[0] + part * (level.served_rps - before[0])
-            return Cell(most / served.gpus)
-        most, before = level.served_rps, (level.served_rps, share)
-    return Cell(most / served.gpus, more=bool(served.levels))
+                part = (before[1] - quantile) / (before[1] - share)
+                most = before[0] + part * (rate_rps - before[0])
+            return most, False
+        most, before = rate_rps, (rate_rps, share)
+    return most, bool(levels)
 
 
 def measured(loaded: Loaded) -> Served | None:

@@ -14,7 +14,16 @@ from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import to_yaml
 from pdlab.core.text import choices
-from pdlab.plan.accuracy import errors_text, median_errors, rankings, rankings_text, table
+from pdlab.plan.accuracy import (
+    NAMES,
+    coverage,
+    coverage_text,
+    errors_text,
+    median_errors,
+    rankings,
+    rankings_text,
+    table,
+)
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, measured, other_kind
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -33,6 +42,9 @@ examples:
   python -m pdlab calibrate --runs bm_results/* --rounds 0
       how well the hardware predicts these runs as it is
 """
+
+
+MOST_PERCENT = 100.0
 
 
 def _rounds(text: str) -> int:
@@ -64,6 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--rounds", type=_rounds, default=12, metavar="N", help="rounds of the search (default %(default)s)")
     add("--cross-validate", action="store_true", help="leave each experiment out once; takes minutes")
+    add(
+        "--days",
+        type=_days,
+        metavar="TPOT,TTFT,RPS",
+        help="with --cross-validate: median difference, in percent, of one configuration measured on different days, "
+        "which widens the intervals of predictions (default: not known)",
+    )
     add = parser.add_argument_group("result").add_argument
     add("--out", type=Path, metavar="FILE", help="write the fitted hardware there")
     add("--name", metavar="NAME", help="name of the new hardware (default: that of --start)")
@@ -88,11 +107,23 @@ def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShap
     return shape
 
 
+def _days(text: str) -> tuple[float, float, float]:
+    try:
+        tpot, ttft, rate = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three percentages: TPOT, TTFT, requests/s") from error
+    if not all(0 <= value <= MOST_PERCENT for value in (tpot, ttft, rate)):
+        raise argparse.ArgumentTypeError(f"{text!r} has a percentage that is not from 0 to {MOST_PERCENT:g}")
+    return tpot, ttft, rate
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.name is not None and not args.out:
         raise UsageError("--name is of the file that --out writes: add --out FILE, or leave --name out")
     if args.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", args.name):
         raise UsageError(f"--name {args.name!r}: letters, digits and . _ + - only, for plan.py --hardware asks for it")
+    if args.days is not None and not args.cross_validate:
+        raise UsageError("--days is for the intervals that --cross-validate makes: add that, or leave --days out")
     start = load_hardware(args.start)
     if args.coarse_start:
         start = coarse(start)
@@ -120,6 +151,12 @@ def _run(args: argparse.Namespace) -> int:
         outside = cross_validate(start, shape, experiments, args.rounds)
         print("each left out once:", errors_text(median_errors(outside)))
         print(rankings_text(rankings(experiments, outside, start.gpus_per_node)))
+        blind = [point.model_copy(update={"scatter": 0.0}) for point in outside]
+        print("by errors alone:", coverage_text(coverage(blind)))
+        print("with chance and pool:", coverage_text(coverage(outside)))
+        days = args.days or (0.0, 0.0, 0.0)
+        if args.days:
+            print("with days too:", coverage_text(coverage(outside, dict(zip(NAMES, days, strict=True)))))
         print(table(outside))
         found = median_errors(outside)
         error = FitError(
@@ -128,6 +165,9 @@ def _run(args: argparse.Namespace) -> int:
             requests_per_s_percent=round(found["requests/s"], 1),
             points=len({(point.experiment, point.load) for point in outside}),
             how="each experiment predicted by a fit to the others; medians, without the lowest load of each",
+            tpot_days_percent=days[0],
+            ttft_days_percent=days[1],
+            requests_per_s_days_percent=days[2],
         )
     else:
         print(table(inside))

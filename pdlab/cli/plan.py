@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
-    from pdlab.plan.planner import Plan, Scene
+    from pdlab.plan.planner import Plan
+    from pdlab.plan.scene import Scene
     from pdlab.results.schema import Experiment
     from pdlab.sim.hardware import Hardware
     from pdlab.sim.level import Trace
@@ -372,7 +373,7 @@ def _nodes() -> list[str]:
 
 def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
     from pdlab.core.workload import Workload
-    from pdlab.plan.planner import Scene
+    from pdlab.plan.scene import Scene
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
     if args.burstiness and not args.rate:
@@ -442,6 +443,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
             args.out,
             told,
             found.best_candidate(collocated=True),
+            scene.slo,
         )
     )
     if args.plot:
@@ -493,7 +495,11 @@ def _draw_map(args: argparse.Namespace, scene: Scene, found: Plan, measured: Seq
     shown += [collocated] if collocated is not None and collocated not in shown else []
     labels = {served.label for served in measured}
     every = [*measured]
-    every += [under_rates(scene, candidate) for candidate in shown if candidate.deployment.label not in labels]
+    for candidate in shown:
+        if candidate.deployment.label not in labels:
+            most_rps = max(outcome.requests_per_s for outcome in candidate.outcomes)
+            gpus = candidate.total_gpus / candidate.copies
+            every.append(under_rates(scene, candidate.deployment, most_rps, gpus))
     ttft_s = [factor * (scene.slo.ttft_s or 1.0) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
     tpot_s = [factor * (scene.slo.tpot_s or 0.016) for factor in (0.5, 0.75, 1.0, 1.5, 2.0)]
     workload = scene.workload

@@ -347,11 +347,11 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             print(f"Plot over time: {over_time}")
     answers = []
     for slo in slos:
-        found = goodput.pick(curves, slo, view)
-        texts.append(sections.slo_text(found, curves, view))
-        answers.append(verdicts.slo_sentence(found, curves, view))
-        if show_tables:
-            print(texts[-1], end="\n\n")
+        for found in goodput.picks(curves, slo, view):
+            texts.append(sections.slo_text(found, curves, view))
+            answers.append(verdicts.slo_sentence(found, curves, view))
+            if show_tables:
+                print(texts[-1], end="\n\n")
     if args.report is not None:
         from pdlab.report import html
         from pdlab.report.scales import latency_is_logarithmic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from pdlab.core.deployment import Deployment
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
+from pdlab.plan.intervals import half_width
 from pdlab.sim.simulator import Prompts
 
 NAMES = ("TPOT", "mean TTFT", "requests/s")
@@ -33,13 +35,15 @@ class MeasuredSweep(Frozen):
 
 
 class PredictedPoint(Frozen):
-    """A predicted and a measured figure; ``metric`` is one of `NAMES`."""
+    """A predicted and a measured figure; ``metric`` is one of `NAMES`, ``scatter`` that of the prediction
+    (`pdlab.plan.intervals`)."""
 
     experiment: str
     load: str
     metric: str
     predicted: float
     measured: float
+    scatter: float = 0.0
 
     @property
     def error_percent(self) -> float:
@@ -53,13 +57,50 @@ def name_of(load: Load) -> str:
 
 def median_errors(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, float]:
     """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
-    lowest_load = {point.experiment: point.load for point in reversed(points)} if skip_first else {}
-    compared = [point for point in points if lowest_load.get(point.experiment) != point.load]
+    compared = _compared(points) if skip_first else points
     return {
         name: statistics.median(abs(point.error_percent) for point in compared if point.metric == name)
         for name in NAMES
         if any(point.metric == name for point in compared)
     }
+
+
+def _compared(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
+    """Without the lowest load of each experiment."""
+    lowest_load = {point.experiment: point.load for point in reversed(points)}
+    return [point for point in points if lowest_load[point.experiment] != point.load]
+
+
+class Coverage(NamedTuple):
+    """Share of measured values within 90 % intervals, and the median half-width of these as a factor minus 1."""
+
+    held: float
+    half_width: float
+
+
+def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None) -> dict[str, Coverage]:
+    """Of each metric, the intervals of an experiment made from the errors of the others; lowest loads left out.
+
+    ``days_percent``: the difference between days to be taken into them, none by default.
+    """
+    compared, found = _compared(points), {}
+    for name in NAMES:
+        held, widths = [], []
+        for point in (point for point in compared if point.metric == name):
+            others = [other for other in compared if other.experiment != point.experiment]
+            if not (errors := median_errors(others, skip_first=False)).get(name):
+                continue
+            widths.append(half_width(errors[name], (days_percent or {}).get(name, 0.0), point.scatter))
+            held.append(abs(math.log(point.measured / point.predicted)) <= widths[-1])
+        if held:
+            found[name] = Coverage(statistics.fmean(held), math.expm1(statistics.median(widths)))
+    return found
+
+
+def coverage_text(found: Mapping[str, Coverage]) -> str:
+    return "90 % intervals, each experiment's from the others' errors, hold " + ", ".join(
+        f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in found.items()
+    )
 
 
 def rankings(

@@ -24,8 +24,10 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, MeasuredSweep, PredictedPoint, Values, name_of
+from pdlab.plan.intervals import scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures, gaps
 from pdlab.sim.simulator import Prompts, simulate
 
@@ -101,7 +103,18 @@ def _simulated(level: SimulatedLevel) -> Values:
 
 def predict(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]) -> list[Values]:
     """Predictions of `MeasuredSweep.values`, means over the seeds."""
-    trials = [
+    return [_means(level) for level in zip(*_trials(hardware, shape, experiment, seeds), strict=True)]
+
+
+def _trials(
+    hardware: Hardware,
+    shape: ModelShape,
+    experiment: MeasuredSweep,
+    seeds: Sequence[int],
+    scattered: bool | None = None,
+) -> list[list[Values]]:
+    """By seed and level."""
+    return [
         [
             _simulated(level)
             for level in simulate(
@@ -112,11 +125,11 @@ def predict(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, se
                 shape,
                 seed=seed,
                 prompts=experiment.prompts,
+                scattered=scattered,
             )
         ]
         for seed in seeds
     ]
-    return [_means(level) for level in zip(*trials, strict=True)]
 
 
 def _means(trials: Sequence[Values]) -> Values:
@@ -201,16 +214,27 @@ def compare(
 ) -> list[PredictedPoint]:
     """Predicted and measured figures of every level and metric."""
     points = []
-    predicted_values = predict(hardware, shape, experiment, seeds)
-    for level, ours, theirs in zip(experiment.levels, predicted_values, experiment.values, strict=True):
-        load = name_of(level.load)
-        for metric, value, truth in zip(NAMES, ours[:3], theirs[:3], strict=True):
-            if value is not None and truth is not None:
-                points.append(
-                    PredictedPoint(
-                        experiment=experiment.name, load=load, metric=metric, predicted=value, measured=truth
-                    )
-                )
+    levels = list(zip(*_trials(hardware, shape, experiment, seeds), strict=True))
+    merged: list[Values | None] = [None] * len(levels)
+    if depends_on_age(experiment.deployment, hardware, shape):
+        young = _trials(hardware, shape, experiment, seeds, scattered=False)
+        merged = [_means(level) for level in zip(*young, strict=True)]
+    for level, trials, other, theirs in zip(experiment.levels, levels, merged, experiment.values, strict=True):
+        load, ours = name_of(level.load), _means(trials)
+        for number, metric in enumerate(NAMES):
+            value, truth = ours[number], theirs[number]
+            if value is None or truth is None:
+                continue
+            each = [known for trial in trials if (known := trial[number]) is not None]
+            point = PredictedPoint(
+                experiment=experiment.name,
+                load=load,
+                metric=metric,
+                predicted=value,
+                measured=truth,
+                scatter=scatter(each, None if other is None else other[number]),
+            )
+            points.append(point)
     return points
 
 

@@ -19,8 +19,10 @@ from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
+from pdlab.plan import intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RequestedRow
-from pdlab.sim.hardware import TO_90, Hardware
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import simulate
 
@@ -60,7 +62,11 @@ def predict(
         deployment = rows[0].deployment
         levels = _levels(rows)
         try:
-            trials = [_trial(rows[0], levels, hardware, shapes[deployment.model], seed) for seed in seeds]
+            shape = shapes[deployment.model]
+            trials = [_trial(rows[0], levels, hardware, shape, seed) for seed in seeds]
+            merged: list[list[SimulatedLevel]] = []
+            if hardware.error and depends_on_age(deployment, hardware, shape, rows[0].link):
+                merged = [_trial(rows[0], levels, hardware, shape, seed, scattered=False) for seed in seeds]
         except UsageError as error:
             note = f"cannot run: {error}"
             predictions |= {number: {**dict.fromkeys(COLUMNS, ""), NOTE: note} for number in numbers}
@@ -68,10 +74,8 @@ def predict(
         note = _caveat(deployment, hardware)
         for number, row in zip(numbers, rows, strict=True):
             level_index = levels.index(_level(row))
-            predictions[number] = {
-                **_columns([trial[level_index] for trial in trials], deployment, hardware),
-                NOTE: note,
-            }
+            own, other = [trial[level_index] for trial in trials], [trial[level_index] for trial in merged]
+            predictions[number] = {**_columns(own, other, deployment, hardware), NOTE: note}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
         raise UsageError(f"line {requested[0].line}, {requested[0].deployment.label}: {predictions[0][NOTE]}")
     return [predictions[number] for number in range(len(requested))]
@@ -96,7 +100,12 @@ def _shape(row: RequestedRow) -> ModelShape:
 
 
 def _trial(
-    row: RequestedRow, levels: Sequence[Level], hardware: Hardware, shape: ModelShape, seed: int
+    row: RequestedRow,
+    levels: Sequence[Level],
+    hardware: Hardware,
+    shape: ModelShape,
+    seed: int,
+    scattered: bool | None = None,
 ) -> list[SimulatedLevel]:
     """One seed of one sweep. Raises UsageError where vLLM would refuse the deployment or a request does not fit."""
     check_divisibility(row.deployment, shape)
@@ -104,7 +113,17 @@ def _trial(
     if request > shape.max_context:
         raise UsageError(f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}")
     link = row.link if isinstance(row.deployment.topology, Disaggregated) else None
-    return simulate(row.deployment, levels, row.workload, hardware, shape, seed=seed, prompts=row.prompts, link=link)
+    return simulate(
+        row.deployment,
+        levels,
+        row.workload,
+        hardware,
+        shape,
+        seed=seed,
+        prompts=row.prompts,
+        link=link,
+        scattered=scattered,
+    )
 
 
 def _caveat(deployment: Deployment, hardware: Hardware) -> str:
@@ -138,7 +157,10 @@ def _levels(rows: Iterable[RequestedRow]) -> list[Level]:
     return sorted(levels, key=lambda level: (level.load.value, level.num_requests))
 
 
-def _columns(levels: Sequence[SimulatedLevel], deployment: Deployment, hardware: Hardware) -> dict[str, Any]:
+def _columns(
+    levels: Sequence[SimulatedLevel], merged: Sequence[SimulatedLevel], deployment: Deployment, hardware: Hardware
+) -> dict[str, Any]:
+    """``levels``: one of each seed; ``merged``: the same if scattered blocks merge, where that matters."""
     means = [figures(level) for level in levels]
     tpots = [tpot for tpot, _, _ in means if tpot is not None]
     ttfts = [_ttft_ms(level) for level in levels]
@@ -154,7 +176,7 @@ def _columns(levels: Sequence[SimulatedLevel], deployment: Deployment, hardware:
     output_tokens_per_s = rps * levels[0].output_tokens[0]
     tpot_ms = 1e3 * statistics.fmean(tpots) if tpots else None
     ttft_ms = 1e3 * statistics.fmean(ttft for _, ttft, _ in means)
-    error = hardware.error
+    others = [figures(level) for level in merged]
     values: tuple[float | None, ...] = (
         tpot_ms,
         statistics.fmean(medians) if medians else None,
@@ -164,18 +186,21 @@ def _columns(levels: Sequence[SimulatedLevel], deployment: Deployment, hardware:
         rps,
         output_tokens_per_s,
         output_tokens_per_s * hardware.gpus_per_node / deployment.gpus,
-        *_interval(tpot_ms, error.tpot_percent if error else None),
-        *_interval(ttft_ms, error.ttft_percent if error else None),
-        *_interval(rps, error.requests_per_s_percent if error else None),
+        *_interval("TPOT", tpot_ms, tpots, [tpot for tpot, _, _ in others if tpot is not None], hardware),
+        *_interval("mean TTFT", ttft_ms, [ttft for _, ttft, _ in means], [ttft for _, ttft, _ in others], hardware),
+        *_interval("requests/s", rps, [rate for _, _, rate in means], [rate for _, _, rate in others], hardware),
     )
     return {name: "" if value is None else f"{value:.5g}" for name, value in zip(COLUMNS, values, strict=True)}
 
 
-def _interval(value: float | None, percent: float | None) -> tuple[float | None, float | None]:
-    """Where 90 % of measured values are expected, from the held-out median error; unknown stays unknown."""
-    if value is None or percent is None:
+def _interval(
+    metric: str, value: float | None, seeds: Sequence[float], merged: Sequence[float], hardware: Hardware
+) -> tuple[float | None, float | None]:
+    """Where 90 % of measured values are expected (`pdlab.plan.intervals`); unknown stays unknown."""
+    if value is None or hardware.error is None:
         return None, None
-    factor = math.exp(TO_90 * percent / 100)
+    known = intervals.scatter(seeds, statistics.fmean(merged) if merged else None)
+    factor = math.exp(intervals.of(hardware.error, metric, known))
     return value / factor, value * factor
 
 

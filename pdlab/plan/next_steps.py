@@ -10,7 +10,7 @@ from pdlab.core.catalog import ModelShape, load_cluster
 from pdlab.core.deployment import Deployment, launch_flags
 from pdlab.core.files import CONFIGS, replace
 from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Closed, Workload
+from pdlab.core.workload import Closed, Slo, Workload
 from pdlab.placement.place import fits
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.planner import Candidate
@@ -30,13 +30,15 @@ def commands(
     folder: Path | None,
     compare_flags: str = "",
     baseline: Candidate | None = None,
+    slo: Slo | None = None,
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
     ``baseline``: the best collocated deployment, measured too so that PD can be compared with it.
 
     ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
-    for model and hardware, so that the comparison uses the same.
+    for model and hardware, so that the comparison uses the same. ``slo``: what a goodput under Poisson arrivals is of,
+    which is searched for from there.
     """
     measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     if not measured_candidates:
@@ -58,6 +60,8 @@ def commands(
             launch = f"python launch_gptoss.py --config {shlex.quote(str(path))}"
         loads = ",".join(map(str, sweep_levels(candidate)))
         kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
+        if slo is not None and candidate.goodput_rps:
+            kind += f" --slo {_bounds(slo)} --slo-quantile {slo.quantile:g} --slo-start {candidate.goodput_rps:.3g}"
         cluster = cluster_for(deployment, node) if node else None
         launch += "" if node else " --local"
         if cluster or not node:
@@ -71,12 +75,17 @@ def commands(
     return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
 
 
+def _bounds(slo: Slo) -> str:
+    """As `--slo` takes them."""
+    bounds_s = {"ttft_ms": slo.ttft_s, "tpot_ms": slo.tpot_s, "e2el_ms": slo.e2el_s}
+    return ",".join(f"{name}={1000 * bound_s:g}" for name, bound_s in bounds_s.items() if bound_s is not None)
+
+
 def sweep_levels(candidate: Candidate) -> list[int]:
     """Concurrencies worth measuring: the best one, and simulated ones that differ from it and each other by APART."""
     loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
-    chosen_loads = (
-        [candidate.best_or_nearest.load.concurrency] if isinstance(candidate.best_or_nearest.load, Closed) else []
-    )
+    best_load = (candidate.closed or candidate.best_or_nearest).load
+    chosen_loads = [best_load.concurrency] if isinstance(best_load, Closed) else []
     for load in loads:
         if all(max(load, chosen) >= APART * min(load, chosen) for chosen in chosen_loads):
             chosen_loads.append(load)

@@ -1,48 +1,82 @@
-"""Candidates of a plan under Poisson arrivals, for the goodput map: what a closed loop reaches is another figure."""
+"""Goodput under Poisson arrivals (DistServe, Zhong et al., OSDI 2024): the highest rate at which the SLO's share of
+requests is within every bound and no more arrive than are served. What a closed loop reaches is another figure: it
+waits for the server, and so never sees a burst."""
 
 from __future__ import annotations
 
-from pdlab.analysis.goodput_map import RateLevel, Served
-from pdlab.core.workload import Level, Open
-from pdlab.plan.planner import Candidate, Scene
-from pdlab.sim.level import columns
-from pdlab.sim.simulator import simulate
+import math
 
-# Of the most that any closed loop reached: up to rates that no bound of a map is met at.
-RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
-SECONDS, LEAST, MOST = 90.0, 600, 4000
-FILLING, DRAINING = 0.2, 0.1  # shares of a level's requests that are left out
+from pdlab.analysis.goodput_map import RateLevel, Served, crossing
+from pdlab.core.deployment import Deployment
+from pdlab.plan.scene import LoadResult, Scene
+
+RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # of a map, times what closed loops reached
+BEGIN = 0.9  # of the closed loop's capacity: Poisson arrivals mostly reach 0.7 to 1.0 of it
+LEAST_STEP, MOST_STEP = 1.06, 1.6
+TRIES, CLOSE = 10, 1.05
+ENOUGH = 0.02  # above the quantile: no nearer than chance makes it
 
 
-def under_rates(scene: Scene, candidate: Candidate) -> Served:
-    """One copy of the candidate over a ladder of request rates."""
+def goodput(
+    scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: float
+) -> tuple[float, tuple[LoadResult, ...]]:
+    """(goodput of one copy in requests/s, the levels simulated for it by rate); 0 where not even the lowest rate tried
+    meets the SLO.
+
+    From a little below what its closed loop reached, by the distance of the SLO's quantile from the bounds, until a
+    rate meets the SLO by little, or one that meets it and one that misses it are within 5 %. ``stays_s``: how long a
+    request stays, about.
+    """
+    tried: dict[float, LoadResult] = {}
+    low: LoadResult | None = None
+    high: LoadResult | None = None
+    rate_rps = BEGIN * capacity_rps
+    while len(tried) < TRIES:
+        found = tried[rate_rps] = scene.outcome(deployment, scene.at_rate(rate_rps), stays_s)
+        low, high = (found, high) if found.meets else (low, found)
+        if found.meets and found.good_share <= scene.slo.quantile + ENOUGH:
+            break
+        if low and high:
+            if high.load.value <= CLOSE * low.load.value:
+                break
+            rate_rps = _between(low, high)
+        else:
+            # Latencies grow slowly at first: by the square where there is room.
+            far = max(found.stress, 1e-9) ** -2 if found.meets else found.stress
+            step = min(max(far, LEAST_STEP), MOST_STEP)
+            rate_rps *= step if found.meets else 1 / step
+    levels = tuple(tried[rate] for rate in sorted(tried))
+    quantile = scene.slo.quantile
+    # Just above what is served a queue grows too slowly to show in one run: no more than at a rate at which it does.
+    piled_up = [level.requests_per_s for level in levels if not level.meets and level.good_share >= quantile]
+    most_rps, _ = crossing([(level.load.value, level.good_share) for level in levels], quantile)
+    return min([most_rps, *piled_up]), levels
+
+
+def _between(low: LoadResult, high: LoadResult) -> float:
+    """A rate between one that meets and one that misses: where the worst latencies pass the bounds, straight in
+    logarithms; no nearer to either than a quarter of the way."""
+    part = 0.5
+    if low.stress < 1 < high.stress:
+        part = -math.log(max(low.stress, 1e-9)) / math.log(high.stress / max(low.stress, 1e-9))
+    return float(low.load.value * (high.load.value / low.load.value) ** min(max(part, 0.25), 0.75))
+
+
+def under_rates(scene: Scene, deployment: Deployment, most_rps: float, gpus: float) -> Served:
+    """One copy, counted as so many GPUs, over a ladder of request rates, for the goodput map. ``most_rps``: the most of
+    any closed loop."""
+    outcomes = [scene.outcome(deployment, scene.at_rate(share * most_rps)) for share in RATES]
+    return Served(
+        label=deployment.label,
+        origin="simulated",
+        gpus=gpus,
+        output_tokens=scene.workload.mean_tokens[1],
+        levels=tuple(map(_rate_level, outcomes)),
+    )
+
+
+def _rate_level(outcome: LoadResult) -> RateLevel:
     import numpy as np
 
-    most_rps = max(outcome.requests_per_s for outcome in candidate.outcomes)
-    levels: list[RateLevel] = []
-    for share in RATES:
-        rate_rps = share * most_rps
-        count = round(min(max(SECONDS * rate_rps, LEAST), MOST))
-        level = Level(load=Open(rate_rps=rate_rps, burstiness=scene.burstiness), num_requests=count, seed=scene.seed)
-        (done,) = simulate(
-            candidate.deployment,
-            [level],
-            scene.workload,
-            scene.hardware,
-            scene.shape,
-            seed=scene.seed,
-            prefix_hit_rate=scene.prefix_hit_rate,
-            scattered=scene.scattered,
-        )
-        found = columns(done).part(slice(round(FILLING * count), count - round(DRAINING * count)))
-        ttft_s = found.first_token_s - found.arrival_s
-        tokens = found.output_tokens
-        tpot_s = np.where(tokens > 1, (found.finish_s - found.first_token_s) / np.maximum(tokens - 1, 1), np.nan)
-        levels.append(RateLevel(rate_rps, ttft_s, tpot_s))
-    return Served(
-        label=candidate.deployment.label,
-        origin="simulated",
-        gpus=candidate.total_gpus / candidate.copies,
-        output_tokens=scene.workload.mean_tokens[1],
-        levels=tuple(levels),
-    )
+    ttft_s, tpot_s, _ = np.array(outcome.latencies).T
+    return RateLevel(outcome.load.value, ttft_s, tpot_s)

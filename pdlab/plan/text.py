@@ -12,8 +12,9 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
 from pdlab.plan.candidates import MOST_REPLICAS
-from pdlab.plan.planner import Candidate, Gain, LoadResult, Plan, Scene, gain
+from pdlab.plan.planner import Candidate, Gain, Plan, gain
 from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.scene import LoadResult, Scene
 from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
 
@@ -27,7 +28,8 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
     """The ranked table, the verdict on PD, the regime map and the rate-matching check."""
     hardware, workload, slo = scene.hardware, scene.workload, scene.slo
     base = plan.best_candidate(collocated=True)
-    head = ["", "deployment", "copies", "GPUs", "load", "goodput/s per GPU", "req/s", "tok/s per node"]
+    also = ["closed loop"] if plan.candidates[0].goodput_rps is not None else []
+    head = ["", "deployment", "copies", "GPUs", "load", f"{served(plan)} per GPU", *also, "req/s", "tok/s per node"]
     head += ["TTFT ms", "TPOT ms", "in SLO", "limited by", "over collocated"]
     rows = [_row(n, c, base, scene) for n, c in enumerate(plan.candidates[:ROWS], start=1)]
     if base is not None and base not in plan.candidates[:ROWS]:
@@ -38,11 +40,11 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         f"{workload.label} tokens{_requests(scene)}{hit}",
         f"SLO: {_slo(slo)}",
         f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
-        f"{plan.possible} combinations fit; {len(plan.candidates)} were simulated, "
+        f"{plan.possible} combinations fit; {len(plan.candidates) + len(plan.screened)} were simulated, "
         "the others are worse by rate matching"
         + (f" (pools of more than {MOST_REPLICAS} replicas left out)" if gpus > 2 * MOST_REPLICAS else ""),
         "",
-        table(head, rows, left=(1, 11, 12)),
+        table(head, rows, left=(1, len(head) - 2, len(head) - 1)),
         "",
         *_remarks(plan, scene),
         *_on_scattered_blocks(plan, scene),
@@ -53,6 +55,11 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         lines += ["", *_regime_map(plan, hardware, slo)]
     lines += ["", *_matching(plan, scene)]
     return "\n".join(lines)
+
+
+def served(plan: Plan) -> str:
+    """What the plan ranks by."""
+    return "goodput/s" if plan.loop == "open" else "closed-loop capacity/s"
 
 
 def _requests(scene: Scene) -> str:
@@ -88,7 +95,12 @@ def _row(number: int, candidate: Candidate, base: Candidate | None, scene: Scene
         str(candidate.copies),
         str(candidate.copies * candidate.deployment.gpus),
         f"{outcome.load.value:.3g}" + ("/s" if outcome.load.kind == "rate" else ""),
-        f"{candidate.goodput_per_gpu:.2f}" if candidate.best else "-",
+        f"{candidate.served_per_gpu:.2f}" if candidate.best else "-",
+        *(
+            []
+            if candidate.goodput_rps is None
+            else [f"{candidate.capacity_per_gpu:.2f}" if candidate.capacity_rps else "-"]
+        ),
         f"{outcome.requests_per_s:.2f}",
         f"{outcome.output_tokens_per_s * scale:.0f}",
         f"{1e3 * outcome.ttft_s:.0f}",
@@ -115,6 +127,13 @@ def _remarks(plan: Plan, scene: Scene) -> list[str]:
     """Notes below the table."""
     listed_candidates, slo = plan.candidates[:ROWS], scene.slo
     lines = ["load, req/s, TTFT and TPOT (means) are of one copy, at its best load within the SLO."]
+    if listed_candidates[0].goodput_rps is not None:
+        lines.append(
+            "goodput: the highest rate of Poisson arrivals within the SLO, which ranks; closed loop: the requests/s "
+            "per GPU of as many in flight as meet it, which arrivals that do not wait for answers seldom reach."
+        )
+    if plan.screened:
+        lines.append(_left_out(plan))
     if scene.count == "used":
         lines.append("Per GPU and per node count the GPUs used; nodes are rented whole.")
     elif any(c.total_gpus > c.copies * c.deployment.gpus for c in listed_candidates):
@@ -126,7 +145,7 @@ def _remarks(plan: Plan, scene: Scene) -> list[str]:
             "copies: the number of such deployments, each an application of its own, behind one load balancer."
         )
     if any(c.best is None for c in listed_candidates):
-        lines.append("goodput -: no simulated load meets the SLO; the row shows the one that misses it by least.")
+        lines.append("-: no simulated load meets the SLO; the row shows the one that misses it by least.")
     if any(experimental(c) for c in listed_candidates):
         lines.append("*: prefill TP above decode TP is experimental in vLLM: the launcher's canary must pass.")
     if slo.bounded and slo.ttft_s is None and slo.e2el_s is None and plan.rate_rps is None:
@@ -136,6 +155,18 @@ def _remarks(plan: Plan, scene: Scene) -> list[str]:
                 f"TTFT is not bounded, so requests queue before prefill (up to {worst_s:.1f} s): add --slo-ttft-ms."
             )
     return lines
+
+
+def _left_out(plan: Plan) -> str:
+    """Who was looked at in a closed loop alone, and why that is enough."""
+    most_per_gpu, label = max((c.capacity_per_gpu or 0.0, c.deployment.label) for c in plan.screened)
+    text = (
+        f"{len(plan.screened)} more were simulated in a closed loop alone: there the best of them, {label}, serves "
+        f"{most_per_gpu:.2f}/s per GPU within the SLO"
+    )
+    if most_per_gpu <= plan.candidates[0].served_per_gpu:
+        return f"{text}, less than the first one's goodput."
+    return f"{text}; it may come before the first."
 
 
 def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
@@ -153,7 +184,7 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
 
     def cells(candidate: Candidate) -> list[str]:
         found = gain(candidate, base, scene) if base is not None else None
-        goodput = f"{candidate.goodput_per_gpu:.2f}" if candidate.best else "-"
+        goodput = f"{candidate.served_per_gpu:.2f}" if candidate.best else "-"
         return [goodput, percent(found) if found else "-"]
 
     rows = []
@@ -162,7 +193,7 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
         if not scene.scattered:
             copied, merged = merged, copied
         rows.append([other.deployment.label, *cells(copied), *cells(merged)])
-    head = ["", "goodput/s per GPU, copied", "over collocated", "merged", "over collocated"]
+    head = ["", f"{served(plan)} per GPU, copied", "over collocated", "merged", "over collocated"]
     ranked = "that they are" if scene.scattered else "with --assume-merged that they are not"
     return [
         "~: KV pools are simulated as they are once each has served more tokens than it holds (minutes): free blocks "
@@ -182,13 +213,13 @@ def if_otherwise(plan: Plan, scene: Scene) -> str:
     first, label = plan.candidates[0], plan.candidates[0].deployment.label
     here = {candidate.deployment.label: candidate for candidate in plan.other}
     rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in here]
-    best = max([*plan.other, *rest], key=lambda candidate: candidate.goodput_per_gpu)
+    best = max([*plan.other, *rest], key=lambda candidate: candidate.served_per_gpu)
     if not best.best or not first.best or best.deployment.label == label:
         return ""
     case = "merge" if scene.scattered else "are copied one by one"
     return (
-        f" Where scattered blocks {case}, {best.deployment.label} is first, with {best.goodput_per_gpu:.2f} goodput/s "
-        f"per GPU ({label}: {here.get(label, first).goodput_per_gpu:.2f})."
+        f" Where scattered blocks {case}, {best.deployment.label} is first, with {best.served_per_gpu:.2f} "
+        f"{served(plan)} per GPU ({label}: {here.get(label, first).served_per_gpu:.2f})."
     )
 
 
@@ -217,8 +248,9 @@ def _verdict(plan: Plan, scene: Scene) -> str:
         return _verdict_at_rate(split, base, scene, plan.rate_rps)
     advantage = gain(split, base, scene)
     assert advantage is not None
+    what = served(plan).removesuffix("/s")
     comparison = (
-        f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} goodput per GPU, "
+        f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} {what} per GPU, "
         "90 % interval from the errors of the model"
     )
     if advantage.low > 0:
@@ -250,10 +282,11 @@ def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
     error = hardware.error or UNKNOWN_ERROR
     within = "" if slo.ttft_s is None else " within the TTFT bound"
     lines = [
-        f"Which wins at which throughput{within}: the lowest TPOT, or within {math.sqrt(2) * error.tpot_percent:.0f} % "
-        "of it: the model cannot distinguish closer values (sqrt(2) times its median error of TPOT)"
+        f"Which wins at which throughput of a closed loop{within}: the lowest TPOT, or within "
+        f"{math.sqrt(2) * error.tpot_percent:.0f} % of it: the model cannot distinguish closer values (sqrt(2) times "
+        "its median error of TPOT)"
     ]
-    rows = [_regime(regime) for regime in regimes(plan.candidates, hardware, slo)]
+    rows = [_regime(regime) for regime in regimes([*plan.candidates, *plan.screened], hardware, slo)]
     return [*lines, "", table(["output tok/s per node", "deployment", "TPOT ms", "as good"], rows, left=(0, 1, 2, 3))]
 
 

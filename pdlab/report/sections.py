@@ -12,9 +12,8 @@ from pdlab.analysis.intervals import Interval
 from pdlab.analysis.ttft_breakdown import PARTS
 from pdlab.core import text
 from pdlab.core.text import listed, plain
-from pdlab.core.workload import Slo
 from pdlab.report import tables
-from pdlab.report.verdicts import LOOPS, bracket, incomparable, lead_factor
+from pdlab.report.verdicts import LOOPS, SERVED, bracket, incomparable, lead_factor
 from pdlab.results.slo import bounds_text
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
@@ -22,11 +21,11 @@ HOW = {"requests": "requests counted", "percentiles": "each bound at its percent
 
 def slo_text(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """Table of capacities, and of levels where requests are known."""
-    paragraphs = [f"Within {bounds_text(pick.slo)}"]
+    paragraphs = [f"Within {bounds_text(pick.slo)}: {SERVED[pick.loop][0]}"]
     if pick.capacities:
         paragraphs[0] += "\n" + _capacities(pick, curves, view)
-    if levels := _levels(pick.slo, curves, view):
-        paragraphs.append(f"Goodput by level (share of requests within the SLO; requests/s within it)\n{levels}")
+    if levels := _levels(pick, curves, view):
+        paragraphs.append(f"By level (share of requests within the SLO; requests/s within it)\n{levels}")
     return "\n\n".join(paragraphs)
 
 
@@ -59,12 +58,15 @@ def _capacity(each: Capacity, view: View) -> str:
     return f"{'>= ' if each.capped else ''}{tables.figure(each.throughput, view.confidence)}"
 
 
-def _levels(slo: Slo, curves: Sequence[Curve], view: View) -> str | None:
+def _levels(pick: Pick, curves: Sequence[Curve], view: View) -> str | None:
+    slo = pick.slo
     unit = tables.unit(curves)
     rows = []
     for curve in curves:
         for point in curve.points:
             share, rate = share_at(point, slo), goodput_at(point, slo)
+            if (point.kind == "concurrency") != (pick.loop == "closed"):
+                continue
             if share is None or rate is None:
                 continue
             rows.append(

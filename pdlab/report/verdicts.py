@@ -15,6 +15,10 @@ from pdlab.report import tables
 from pdlab.results.slo import bounds_text
 
 EDGE = "the bound is at the edge of what was measured"
+SERVED = {
+    "open": ("goodput of open loops", "at request rates"),
+    "closed": ("capacity of closed loops", "in closed loops"),
+}
 # An interval whose ends are further apart than this factor carries no information.
 WIDE = 10.0
 
@@ -133,7 +137,8 @@ def incomparable(curves: Sequence[Curve], view: View) -> str | None:
 
 def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """The configuration with the highest throughput within the SLO, its margin over the second, and the uncertainty."""
-    where = f"Within {bounds_text(pick.slo)}"
+    figure, how = SERVED[pick.loop]
+    where = f"Within {bounds_text(pick.slo)}, by {figure},"
     if reason := incomparable(curves, view):
         return f"{where} no winner can be named: {reason}."
     if not pick.capacities:
@@ -152,12 +157,14 @@ def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
             f"{tables.unit(curves)}"
         )
         text = (
-            f"{where} {verdict(pick.ranking, most)}" if len(pick.ranking) > 1 else f"{where}, {best.label} gives {most}"
+            f"{where} {verdict(pick.ranking, most)}" if len(pick.ranking) > 1 else f"{where} {best.label} gives {most}"
         )
     if pick.missed:
         text += f"; not met by {listed(pick.missed)} at any level measured"
     if pick.unknown:
         text += f"; not known for {listed(pick.unknown)} (neither requests nor that percentile were kept)"
+    if pick.elsewhere:
+        text += f"; not measured {how}: {listed(pick.elsewhere)}"
     searched = [f"{capacity.label} {bracket(capacity)}" for capacity in pick.capacities if capacity.searches]
     if searched:
         text += f"; by searches for the highest rate of the whole deployment: {listed(searched)}"

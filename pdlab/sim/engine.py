@@ -87,8 +87,7 @@ class Engine:
     stall_s: float = 0.0
     allocated: float = 0.0
     load: int = 0
-    known_load: int = 0  # load according to the router
-    news: deque[float] = field(default_factory=deque)  # when the router learns of requests that have left
+    told: dict[int, tuple[int, float]] = field(default_factory=dict)  # router -> (load, when it heard of it)
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0

@@ -25,13 +25,25 @@ class Constant(Frozen):
 
 
 class FitError(Frozen):
-    """Median absolute percentage errors over the held-out points of a cross-validation."""
+    """Median absolute percentage errors over the held-out points of a cross-validation; ``..._days_percent``: median
+    difference of two measurements of one configuration on different days (0: not known)."""
 
     tpot_percent: float
     ttft_percent: float
     requests_per_s_percent: float
     points: int
     how: str
+    tpot_days_percent: float = 0.0
+    ttft_days_percent: float = 0.0
+    requests_per_s_days_percent: float = 0.0
+
+    def percent(self, metric: str) -> tuple[float, float]:
+        """(error on held-out points, difference between days) of TPOT, mean TTFT or requests/s."""
+        return {
+            "TPOT": (self.tpot_percent, self.tpot_days_percent),
+            "mean TTFT": (self.ttft_percent, self.ttft_days_percent),
+            "requests/s": (self.requests_per_s_percent, self.requests_per_s_days_percent),
+        }[metric]
 
 
 class Hardware(Frozen):
@@ -74,4 +86,5 @@ def load_hardware(name_or_path: str) -> Hardware:
 UNKNOWN_ERROR = FitError(
     tpot_percent=10, ttft_percent=30, requests_per_s_percent=10, points=0, how="never checked: assumed"
 )
-TO_90 = 1.4826 * 1.6449  # median absolute error -> standard deviation of a normal one -> 90 % of cases
+TO_SD = 1.4826  # median absolute error -> standard deviation of a normal one
+TO_90 = TO_SD * 1.6449  # -> 90 % of cases

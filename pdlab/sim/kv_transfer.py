@@ -115,3 +115,11 @@ def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregate
         stall_s_per_token=stall_s,
         always_fragmented=topology.prefill.tp != topology.decode.tp,
     )
+
+
+def depends_on_age(deployment: Deployment, hardware: Hardware, shape: ModelShape, link: LinkKind | None = None) -> bool:
+    """Whether it matters to this deployment if scattered blocks of a wrapped KV pool are copied one by one."""
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated):
+        return False
+    return transfer_costs(hardware, shape, topology, link or link_of(deployment)).depend_on_age

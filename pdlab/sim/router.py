@@ -1,52 +1,58 @@
-"""Routing of requests to the replicas of a simulated deployment. Times in seconds."""
+"""Routing of requests to the replicas of a simulated deployment, as Ray Serve does it. Times in seconds.
+
+Every replica of the ingress has a router of its own. A router draws two replicas at random and takes the one whose
+queue is shorter by what it remembers: the length that a replica told when this router last sent it a request. It asks
+only where that is longer ago than Ray's time limit, so many routers, or few requests, spread load almost at random.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 
 class Replica(Protocol):
-    """``load`` requests are at the replica, ``known_load`` as the router knows; ``news``: when it learns of ends."""
+    """``load`` requests are at the replica; ``told``: router -> (the load when it last sent one, and when)."""
 
     load: int
-    known_load: int
-    news: deque[float]
+    told: dict[int, tuple[int, float]]
 
 
 R = TypeVar("R", bound=Replica)
 
 
 class Router:
-    """Chooses of two random replicas the one with fewer requests, as far as the router knows: it learns of the end
-    of a request ``news_s`` later."""
+    """``count`` routers, each of which remembers for ``memory_s``; a request comes to any of them."""
 
-    def __init__(self, rng: random.Random, news_s: float) -> None:
-        self.random, self.news_s = rng, news_s
+    def __init__(self, rng: random.Random, count: int, memory_s: float) -> None:
+        self.random, self.count, self.memory_s = rng, count, memory_s
 
     def choose(self, replicas: Sequence[R], now_s: float) -> R:
         """The replica for a prompt; it counts there from now on."""
         chosen = replicas[0] if len(replicas) == 1 else self._two_choices(replicas, now_s)
         chosen.load += 1
-        chosen.known_load += 1
         return chosen
 
-    def leaves(self, replica: Replica, now_s: float) -> None:
+    def leaves(self, replica: Replica) -> None:
         """A request has ended at the replica."""
         replica.load -= 1
-        replica.news.append(now_s + self.news_s)
 
     def _two_choices(self, replicas: Sequence[R], now_s: float) -> R:
-        first_index = int(self.random.random() * len(replicas))
-        second_index = int(self.random.random() * (len(replicas) - 1))
+        count = len(replicas)
+        router = int(self.random.random() * self.count)
+        first_index = int(self.random.random() * count)
+        second_index = int(self.random.random() * (count - 1))
         second_index += second_index >= first_index
         replica_a, replica_b = replicas[first_index], replicas[second_index]
-        for replica in (replica_a, replica_b):
-            while replica.news and replica.news[0] <= now_s:
-                replica.news.popleft()
-                replica.known_load -= 1
-        if replica_a.known_load == replica_b.known_load:
-            return replica_a if self.random.random() < 0.5 else replica_b
-        return replica_a if replica_a.known_load < replica_b.known_load else replica_b
+        known_a, known_b = self._known(replica_a, router, now_s), self._known(replica_b, router, now_s)
+        if known_a == known_b:
+            chosen = replica_a if self.random.random() < 0.5 else replica_b
+        else:
+            chosen = replica_a if known_a < known_b else replica_b
+        chosen.told[router] = (chosen.load + 1, now_s)
+        return chosen
+
+    def _known(self, replica: Replica, router: int, now_s: float) -> int:
+        told = replica.told.get(router)
+        return told[0] if told is not None and now_s - told[1] < self.memory_s else replica.load

@@ -5,9 +5,8 @@ What is simulated, and as what:
 - **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
   all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
-- **Routing** as Ray Serve does: of two replicas drawn at random the one with fewer requests
-  *as the router knows it*: it counts what it sends at once, and learns that a request has ended some time later.
-  Decode is chosen when prefill has answered.
+- **Routing** as Ray Serve does (`pdlab.sim.router`): of two replicas drawn at random the one with fewer requests by
+  what one of several routers remembers. Decode is chosen when prefill has answered.
 - **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.step_time`.
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
@@ -105,7 +104,7 @@ class _System(EngineSurroundings):
         self.contention = value("contention")
         self.token_s = value("ingress_us") * 1e-6
         self.stream_s = value("stream_us") * 1e-6
-        self.router = Router(self.random, value("router_news_ms") * 1e-3)
+        self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
         self.scattered: bool | None = None
@@ -160,8 +159,8 @@ class _System(EngineSurroundings):
             self.links.free_s = 0.0
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
-            engine.preemptions = engine.known_load = 0
-            engine.news.clear()
+            engine.preemptions = 0
+            engine.told.clear()
         self.closed = isinstance(level.load, Closed) and not trace
         self.next = count
         if trace:
@@ -171,7 +170,9 @@ class _System(EngineSurroundings):
             arrivals = [index * self.gap_s for index in range(self.next)]
         else:
             arrivals = open_arrivals(level.load, count, self.random)
-        for index, moment_s in enumerate(arrivals):
+        # Of an open loop one at a time: thousands of events to come would make each one cost more.
+        self.arrivals = [] if self.closed else arrivals
+        for index, moment_s in enumerate(arrivals if self.closed else arrivals[:1]):
             self._push(moment_s, ARRIVES, self.front[0], index)
 
     def _check_fit(self) -> None:
@@ -213,6 +214,8 @@ class _System(EngineSurroundings):
 
     def _arrives(self, request: int, now_s: float) -> None:
         self.log.arrival_s[request] = now_s
+        if request + 1 < len(self.arrivals):
+            self._push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
         engine = self.router.choose(self.front, now_s)
         self.target[request] = (engine, engine)
         # The processes that take requests in also stream every token out: what they do takes longer then.
@@ -285,7 +288,7 @@ class _System(EngineSurroundings):
         context = log.input_tokens[request] + log.output_tokens[request]
         engine.held_tokens -= context
         engine.context -= context
-        self.router.leaves(engine, now_s)
+        self.router.leaves(engine)
         engine.allocated += log.output_tokens[request]
         if engine.inbound:
             self._fetch(engine, now_s)
@@ -298,7 +301,7 @@ class _System(EngineSurroundings):
 
     def _move(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
-        self.router.leaves(engine, now_s)
+        self.router.leaves(engine)
         decoder = self.router.choose(self.decode, now_s)
         self.target[request] = (engine, decoder)
         decoder.inbound.append(request)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdlab.analysis import goodput
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
 from pdlab.analysis.requests import Requests
@@ -102,14 +103,14 @@ def test_share_and_goodput_of_a_level() -> None:
 
 def test_capacity_is_where_the_share_crosses_the_quantile() -> None:
     falling = curve("a", point(1, 1, [shared(1.0)]), point(2, 2, [shared(0.95)]), point(4, 4, [shared(0.85)]))
-    found = capacity(falling, SLO, View())
+    found = capacity(falling, SLO, View(), "closed")
     assert not isinstance(found, str)
     assert (found.how, found.capped) == ("requests", False)
     assert found.throughput.value == pytest.approx(30)  # halfway between 2 and 4 requests/s, 10 tokens each
     assert found.requests_per_gpu_s.value == pytest.approx(3 / 8)
     never = curve("b", point(1, 1, [shared(0.5)]))
-    assert capacity(never, SLO, View()) == "missed"
-    always = capacity(curve("c", point(1, 1, [shared(1.0)])), SLO, View())
+    assert capacity(never, SLO, View(), "closed") == "missed"
+    always = capacity(curve("c", point(1, 1, [shared(1.0)])), SLO, View(), "closed")
     assert not isinstance(always, str) and always.capped
 
 
@@ -117,27 +118,27 @@ def test_percentiles_stand_in_where_no_request_was_kept() -> None:
     known = curve(
         "a", point(1, 1, percentiles={"ttft": 100, "tpot": 10}), point(2, 2, percentiles={"ttft": 900, "tpot": 15})
     )
-    found = capacity(known, SLO, View())
+    found = capacity(known, SLO, View(), "closed")
     assert not isinstance(found, str)
     assert found.how == "percentiles"
     # The worst of both ratios goes from 0.5 (TPOT) to 1.8 (TTFT); it is 1 after 0.5 / 1.3 of the way.
     assert found.throughput.value == pytest.approx(10 * (1 + 0.5 / 1.3))
-    assert capacity(known, Slo(ttft_s=1, quantile=0.95), View()) == "unknown"
+    assert capacity(known, Slo(ttft_s=1, quantile=0.95), View(), "closed") == "unknown"
 
 
 def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
     def levels(factor: float) -> list[Point]:
         return [point(1, factor, [shared(1.0)] * 3), point(4, 4 * factor, [shared(0.9), shared(0.91), shared(0.89)])]
 
-    clear = pick([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View())
+    clear = pick([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View(), "closed")
     assert clear.best == "fast"
     margin = clear.ranking[1].best_over_it
     assert margin is not None and margin.ratio == pytest.approx(3, rel=0.02)
     same = [curve("one", *levels(1)), curve("two", *levels(1.02))]
-    close = pick(same, SLO, View())
+    close = pick(same, SLO, View(), "closed")
     assert close.best is None
     text = verdicts.slo_sentence(close, same, View())
-    assert "Within TTFT <= 500 ms and TPOT <= 20 ms for 90 % of requests no winner can be named" in text
+    assert "TPOT <= 20 ms for 90 % of requests, by capacity of closed loops, no winner can be named" in text
 
 
 def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
@@ -148,7 +149,7 @@ def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
         point(16, 16, [shared(0.0), shared(0.95), shared(0.3)]),
     ]
     same = [curve("one", *levels), curve("two", *levels)]
-    found = pick(same, SLO, View())
+    found = pick(same, SLO, View(), "closed")
     assert found.best is None
     text = verdicts.slo_sentence(found, same, View())
     assert "one" in text and "two are not distinguishable" in text
@@ -163,7 +164,7 @@ def test_what_misses_and_what_is_unknown_is_said() -> None:
         curve("bad", point(1, 1, [shared(0.1)])),
         curve("blind", point(1, 1)),
     ]
-    found = pick(curves, SLO, View())
+    found = pick(curves, SLO, View(), "closed")
     assert (found.missed, found.unknown) == (("bad",), ("blind",))
     text = verdicts.slo_sentence(found, curves, View())
     assert "good gives about" in text
@@ -194,7 +195,7 @@ def with_search(label: str, *searches: SloSearch, gpus: int = 8) -> Curve:
 def test_a_search_answers_in_place_of_the_line() -> None:
     one = searched("a", {7.0: 0.99, 7.4: 0.92, 7.7: 0.6})
     assert (one.low_rps, one.best_rps, one.high_rps) == (7.0, 7.4, 7.7)
-    found = capacity(with_search("a", one), SLO, View())
+    found = capacity(with_search("a", one), SLO, View(), "open")
     assert not isinstance(found, str)
     assert (found.how, found.capped, found.bracket_rps) == ("search", False, (7.0, 7.7))
     assert found.throughput.value == pytest.approx(74) and found.requests_per_gpu_s.value == pytest.approx(7.4 / 8)
@@ -207,7 +208,7 @@ def test_a_search_answers_in_place_of_the_line() -> None:
 
 def test_a_search_for_another_slo_answers_nothing() -> None:
     other = searched("a", {7.0: 0.99, 7.7: 0.6}, slo=Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.95))
-    found = capacity(with_search("a", other), SLO, View())
+    found = capacity(with_search("a", other), SLO, View(), "closed")
     assert not isinstance(found, str)
     assert found.how == "requests" and found.throughput.value == pytest.approx(30)
 
@@ -217,6 +218,7 @@ def test_searches_of_several_repeats_reach_from_the_lowest_end_to_the_highest() 
         with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}), searched("a", {6.0: 0.99, 6.6: 0.6}, repeat=1)),
         SLO,
         View(),
+        "open",
     )
     assert not isinstance(found, str)
     assert found.bracket_rps == (6.0, 7.7) and found.throughput.value == pytest.approx(65)
@@ -226,7 +228,7 @@ def test_searches_of_several_repeats_reach_from_the_lowest_end_to_the_highest() 
 def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
     low, high = searched("low", {5.0: 0.99, 5.5: 0.6}), searched("high", {7.0: 0.99, 7.7: 0.6})
     clear = [with_search("low", low), with_search("high", high)]
-    found = pick(clear, SLO, View())
+    found = pick(clear, SLO, View(), "open")
     margin = found.ranking[1].best_over_it
     assert found.best == "high" and margin is not None
     assert (margin.low, margin.high) == pytest.approx((7 / 5.5, 7.7 / 5)) and margin.level == 0.95
@@ -237,7 +239,7 @@ def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
     assert "search: between 7 and 7.7 requests/s (95 % confidence)" in table
 
     touching = [with_search("low", searched("low", {6.0: 0.99, 7.2: 0.6})), with_search("high", high)]
-    close = pick(touching, SLO, View())
+    close = pick(touching, SLO, View(), "open")
     assert close.best is None
     assert "no winner can be named" in verdicts.slo_sentence(close, touching, View())
     assert "not distinguishable" in sections.slo_text(close, touching, View())
@@ -247,52 +249,90 @@ def test_brackets_widen_where_many_are_compared() -> None:
     """95 % of 400 is above 90 % at 95 % confidence, not at what is left for each of 20 comparisons."""
     close = searched("best", {5.0: 0.99, 7.0: 0.95, 7.7: 0.6})
     others = [with_search(f"other{i}", searched("x", {5.0: 0.99, 6.0: 0.6})) for i in range(20)]
-    two, many = (pick([with_search("best", close), *others[:n]], SLO, View()) for n in (1, 20))
+    two, many = (pick([with_search("best", close), *others[:n]], SLO, View(), "open") for n in (1, 20))
     assert close.low_rps == 7.0
     assert two.best == "best" and many.best is None
 
 
-def test_a_search_against_a_sweep() -> None:
-    sweep = curve(
-        "sweep", *(point(n, n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85)))
-    )  # 3 requests/s, without scatter
-    found = pick([with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6})), sweep], SLO, View())
+def test_a_search_against_a_sweep_of_rates() -> None:
+    points = [point(n, n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85))]  # 3/s, without scatter
+    sweep = curve("sweep", *(each.model_copy(update={"kind": "rate"}) for each in points))
+    search = with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6}))
+    found = pick([search, sweep], SLO, View(), "open")
     margin = found.ranking[1].best_over_it
     assert found.best == "searched" and margin is not None and margin.basis == "search"
 
 
+def test_in_no_kind_of_loop_a_winner_is_named_while_ttft_is_unbounded() -> None:
+    """Both kinds of loop, each with a clear lead: it takes a bound on TTFT, or on E2EL, to name it."""
+
+    def both(slo: Slo) -> tuple[list[str], list[str]]:
+        curves = []
+        for label, times in (("slow", 1), ("fast", 3)):
+            closed = [point(n, times * n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85))]
+            rates = [each.model_copy(update={"kind": "rate"}) for each in closed]
+            curves.append(curve(label, *closed, *rates))
+        found = goodput.picks(curves, slo, View())
+        return [each.loop for each in found], [verdicts.slo_sentence(each, curves, View()) for each in found]
+
+    unbounded = "no winner is named while TTFT is unbounded: bound it too, for example --slo tpot_ms=20,ttft_ms=2000"
+    loops, said = both(Slo(tpot_s=0.02, quantile=0.9))
+    assert loops == ["open", "closed"] and all(unbounded in each and "the best is" not in each for each in said)
+    assert "by goodput of open loops" in said[0] and "by capacity of closed loops" in said[1]
+    for bounded in (SLO, Slo(tpot_s=0.02, e2el_s=0.6, quantile=0.9)):
+        assert all("the best is fast" in each for each in both(bounded)[1])
+
+
+def test_goodput_is_never_ranked_against_what_a_closed_loop_gets_through() -> None:
+    """A closed loop of 20 requests/s beside a search that found 7: two picks, each of one kind."""
+    closed = curve("closed", point(1, 20, [shared(1.0)]))
+    both = [with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6})), closed]
+    first, second = goodput.picks(both, SLO, View())
+    assert (first.loop, [each.label for each in first.capacities], first.elsewhere) == (
+        "open", ["searched"], ("closed",)
+    )  # fmt: skip
+    assert second.loop == "closed" and [each.how for each in second.capacities] == ["requests", "requests"]
+    said = verdicts.slo_sentence(first, both, View())
+    assert "by goodput of open loops, searched gives" in said and "not measured at request rates: closed" in said
+    assert "by capacity of closed loops" in verdicts.slo_sentence(second, both, View())
+    tables = [sections.slo_text(found, both, View()) for found in (first, second)]
+    assert "7 and 7.7 requests/s" in tables[0] and "By level" not in tables[0] and "By level" in tables[1]
+    (only,) = goodput.picks([closed], SLO, View())
+    assert only.loop == "closed" and not only.elsewhere
+
+
 def test_searches_that_found_nothing_or_no_end() -> None:
     never = with_search("never", searched("n", {0.5: 0.1, 1.0: 0.1}))
-    assert capacity(never, SLO, View()) == "missed"
+    assert capacity(never, SLO, View(), "open") == "missed"
     unknown = with_search("unknown", searched("u", {}))
-    assert capacity(unknown, SLO, View()) == "unknown"
+    assert capacity(unknown, SLO, View(), "open") == "unknown"
     open_ended = with_search("open", searched("o", {7.0: 0.99}))
-    found = capacity(open_ended, SLO, View())
+    found = capacity(open_ended, SLO, View(), "open")
     assert not isinstance(found, str) and found.capped and found.bracket_rps == (7.0, None)
     assert verdicts.bracket(found) == "at least 7 requests/s (95 % confidence)"
     closed = with_search("closed", searched("c", {5.0: 0.99, 5.5: 0.6}))
-    ranked = pick([open_ended, closed], SLO, View())
+    ranked = pick([open_ended, closed], SLO, View(), "open")
     assert ranked.best == "open", "its lower end is above the other's upper end"
     text = verdicts.slo_sentence(ranked, [open_ended, closed], View())
     assert "above 27 %" in text and "inf" not in text and "open might give more" in text
     unproven = with_search("unproven", searched("d", {5.0: 0.91, 5.5: 0.6}))
-    found = capacity(unproven, SLO, View())
+    found = capacity(unproven, SLO, View(), "open")
     assert not isinstance(found, str) and verdicts.bracket(found) == "below 5.5 requests/s (95 % confidence)"
-    assert pick([unproven, closed], SLO, View()).best is None
+    assert pick([unproven, closed], SLO, View(), "open").best is None
 
 
 def test_bounds_on_gaps_are_answered_by_a_search_alone() -> None:
     slo = Slo(stall_s=0.5, quantile=0.9)
     level = point(2, 2, [shared(0.95)])
-    assert capacity(curve("a", level), slo, View()) == "unknown"
+    assert capacity(curve("a", level), slo, View(), "closed") == "unknown"
     assert share_at(level, slo) is None and goodput_at(level, slo) is None
-    found = capacity(with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}, slo=slo)), slo, View())
+    found = capacity(with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}, slo=slo)), slo, View(), "open")
     assert not isinstance(found, str) and found.bracket_rps == (7.0, 7.7)
 
 
 def test_published_tables_are_never_picked() -> None:
     other = curve("else", point(1, 9, [shared(1.0)])).model_copy(update={"published": "a report"})
-    found = pick([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View())
+    found = pick([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View(), "closed")
     assert [each.label for each in found.capacities] == ["ours"]
 
 

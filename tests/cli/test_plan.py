@@ -18,16 +18,18 @@ from support import folders
 
 from pdlab.analysis.crossovers import stretches
 from pdlab.analysis.goodput_map import GoodputMap
-from pdlab.cli import launch, plan
+from pdlab.cli import bench, launch, plan
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Open, RunKey, Slo, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan import csv_predictions, csv_rows, open_loop, planner, text
+from pdlab.plan import scene as scene_module
 from pdlab.plan.candidates import Sized, engine_shapes, shortlist, units
-from pdlab.plan.planner import Scene, capacity, evaluate, gain, sized_alone
+from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
+from pdlab.plan.scene import Scene
 from pdlab.plan.text import regimes
 from pdlab.results import metrics
 from pdlab.results.schema import Manifest, RequestRecord, Run
@@ -176,7 +178,7 @@ def test_one_output_token_has_no_tpot(capsys: pytest.CaptureFixture[str]) -> Non
     assert plan.main(["--otl", "1", "--slo-tpot-ms", "12"]) == 0
     out = capsys.readouterr().out.splitlines()
     head = next(line for line in out if "TPOT ms" in line)
-    row = next(line for line in out if line.startswith(" 1 "))
+    row = next(line for line in out if line.split()[:1] == ["1"])
     assert row[head.index("TPOT ms") : head.index("TPOT ms") + 7].strip() == "-"
     assert not any("Which wins" in line for line in out)
 
@@ -322,15 +324,34 @@ class TestRanking:
             planner.plan(scene(tpot_s=0.012), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48]) for _ in range(2)
         ]
         assert trials[0] == trials[1]
-        goodput = [candidate.goodput_per_gpu for candidate in trials[0].candidates]
+        goodput = [candidate.served_per_gpu for candidate in trials[0].candidates]
         assert goodput == sorted(goodput, reverse=True)
 
-    def test_the_best_load_meets_the_slo_and_none_that_does_serves_more(self) -> None:
-        found = planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(1), 8)
+    def test_the_best_rate_meets_the_slo_and_a_goodput_never_meets_a_closed_loops_capacity(self) -> None:
+        asked = scene(tpot_s=0.012, ttft_s=2.0)
+        found = planner.plan(asked, "gpt-oss-120b", nodes(1), 8)
+        assert found.loop == "open" and {candidate.loop for candidate in (*found.candidates, *found.other)} == {"open"}
+        served = [candidate.served_per_gpu for candidate in found.candidates]
+        assert served == sorted(served, reverse=True)
         for candidate in found.candidates[:4]:
-            assert candidate.best is not None
-            assert candidate.best.stress <= 1
-            assert all(o.goodput_rps < 1.03 * candidate.best.goodput_rps for o in candidate.outcomes if o.stress <= 1)
+            assert candidate.best is not None and candidate.best.meets and candidate.best.load.kind == "rate"
+            assert candidate.goodput_rps is not None and candidate.closed is not None
+            assert candidate.best.load.value <= 1.02 * candidate.goodput_rps
+            assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.3)
+        assert found.screened and all(candidate.loop == "closed" for candidate in found.screened)
+        assert not {c.deployment.label for c in found.screened} & {c.deployment.label for c in found.candidates}
+        assert found.screened[0].served_per_gpu < found.candidates[0].served_per_gpu, "else it might come first"
+        with pytest.raises(ValueError, match="different loops"):
+            gain(found.candidates[0], found.screened[0], asked)
+        said = text.ranking(found, asked, nodes(1), 8)
+        assert "goodput/s per GPU  closed loop" in said and "more were simulated in a closed loop alone" in said
+
+    def test_what_was_asked_of_closed_loops_is_called_their_capacity(self) -> None:
+        asked = scene(tpot_s=0.012)
+        found = planner.plan(asked, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
+        assert found.loop == "closed" and not found.screened
+        said = text.ranking(found, asked, nodes(1), 8)
+        assert "closed-loop capacity/s per GPU" in said and "goodput" not in said
 
     def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
         """It knows no queues: the loads that it gives for a bound on TTFT alone miss it in collocated engines."""
@@ -353,7 +374,7 @@ class TestRanking:
 
         monkeypatch.setattr(picture, "draw", spy)
         monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
-        monkeypatch.setattr(open_loop, "MOST", 600)
+        monkeypatch.setattr(scene_module, "LEAST_OPEN", 600)
         store = Store(tmp_path / "mine")
         deployment = Deployment(topology=parse_label("collocated-2xtp4"))
         store.write_manifest(
@@ -403,7 +424,7 @@ class TestRanking:
         )
 
         def of(candidates: Sequence[planner.Candidate]) -> dict[str, float]:
-            return {candidate.deployment.label: candidate.goodput_per_gpu for candidate in candidates}
+            return {candidate.deployment.label: candidate.served_per_gpu for candidate in candidates}
 
         depending = set(of(copied.other))
         assert "pd-pack-p1xtp2-d1xtp2" in depending, "equal TP within a node"
@@ -431,18 +452,17 @@ class TestRanking:
             view = nodes(2)
             found = planner.plan(scene(**bounds), "gpt-oss-120b", view, 16)
             assert any(c.collocated and c.best for c in found.candidates)
-            for candidate in found.candidates:
-                if candidate.best is None:
+            for candidate in (*found.candidates, *found.screened):
+                if not any(o.stress <= 1 for o in candidate.outcomes):
                     assert candidate.outcomes[0].load.value == 1, candidate.deployment.label
-                    continue
-                missing = [o.load.value for o in candidate.outcomes if o.stress > 1]
-                last = [o for o in candidate.outcomes if o.stress <= 1][-1]
-                limit = max(1.5 * last.load.value, last.load.value + 1)
-                assert not missing or min(missing) <= limit, candidate.deployment.label
+            for candidate in (candidate for candidate in found.candidates if candidate.rates):
+                meeting, missing = ([level for level in candidate.rates if level.meets is met] for met in (True, False))
+                near = [level for level in meeting if level.good_share < 0.98]
+                assert near or missing[0].load.value < 1.06 * meeting[-1].load.value, candidate.deployment.label
 
     def test_another_seed_is_within_the_error(self) -> None:
         one, two = (
-            evaluate(scene(tpot_s=0.012, ttft_s=2.0, seed=seed), sized("pd-pack-p1xtp2-d1xtp2"), 8).goodput_per_gpu
+            evaluate(scene(tpot_s=0.012, ttft_s=2.0, seed=seed), sized("pd-pack-p1xtp2-d1xtp2"), 8).served_per_gpu
             for seed in (0, 1)
         )
         assert one == pytest.approx(two, rel=0.15)
@@ -571,6 +591,19 @@ class TestHandOver:
         for line in checked:
             assert launch.main(line) == 0
         assert lines[-1][1:6] == ["plan.py", "--model", "tiny-gptoss", "--hardware", "cpu-vllm-0.29"]
+
+    def test_the_printed_sweep_searches_for_the_goodput_that_was_planned(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert plan.main(shlex.split("--gpus 2 --slo-tpot-ms 12 --slo-ttft-ms 2000 --top 1")) == 0
+        out = capsys.readouterr().out.splitlines()
+        first = next(line for line in out if line.split()[:1] == ["1"]).split()
+        sweeps = [shlex.split(line)[1:] for line in out if "run_bm.sh" in line]
+        asked = bench.options(sweeps[0])
+        (search,) = asked.searches
+        assert search.slo == Slo(ttft_s=2.0, tpot_s=0.012, quantile=0.95)
+        copies, per_gpu = int(first[2]), float(first[5])
+        assert search.start_rps is not None and search.start_rps * copies / 2 == pytest.approx(per_gpu, abs=0.01)
 
     @pytest.mark.parametrize(
         "label", ["collocated-2xtp4", "pd-pack-p2xtp1-d3xtp2", "pd-spread-p1xtp4ep-d2xtp2", "collocated-1xdp8ep"]

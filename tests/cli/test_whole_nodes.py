@@ -14,7 +14,7 @@ from pdlab.cli.whole_nodes import counted, counted_gpus
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import Slo, Workload
-from pdlab.plan.planner import Scene
+from pdlab.plan.scene import Scene
 from pdlab.sim.hardware import load_hardware
 
 GPUS = {

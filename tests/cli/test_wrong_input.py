@@ -385,6 +385,8 @@ OTHERS = [
     case("weights", ("--here", "--model", "\n"), "--model needs a value"),
     case("calibrate", "--runs ours --start cpu-vllm-0.29 --model tiny", "--model tiny", "tiny-gptoss"),
     case("calibrate", "--runs ours --start cpu-vllm-0.29 --cross-validate", "at least 3 experiments"),
+    case("calibrate", "--runs ours --days 4,8,4", "--days is for", "--cross-validate"),
+    case("calibrate", "--runs ours --days 4,8", "three percentages"),
     case("check-transfer", "--seed -1", "--seed", "not a seed"),
     case("check-transfer", "--plot x.gif", "--plot x.gif", ".gif is no format"),
     case("check-transfer", "--plot no/x.png", "--plot no/x.png", "no folder"),

@@ -131,7 +131,7 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
         runs.append(str(folders.write(tmp_path / name, deployment, loads=(1, 2, 4), repeats=2)))
     out = tmp_path / "mine.yaml"
     words = ["--start", "cpu-vllm-0.29", "--rounds", "1", "--cross-validate", "--name", "mine", "--out", str(out)]
-    assert cli_calibrate.main(["--runs", *runs, *words]) == 0
+    assert cli_calibrate.main(["--runs", *runs, *words, "--days", "4.8,8,4"]) == 0
     said = capsys.readouterr().out.splitlines()
     rows = [line for line in said if line.startswith("| ") and " concurrency " in line]
     assert [row.split(" | ")[0].strip("| ") for row in rows] == [name for name in labels for _ in range(3)]
@@ -141,6 +141,9 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
     fitted = load_hardware(str(out))
     assert fitted.name == "mine" and fitted.fitted_on == tuple(labels)
     assert fitted.error is not None and fitted.error.points == 9
+    assert fitted.error.percent("mean TTFT") == (fitted.error.ttft_percent, 8.0)
+    held = [line.partition(":")[0] for line in said if "90 % intervals, each experiment's" in line]
+    assert held == ["by errors alone", "with chance and pool", "with days too"]
 
 
 def test_repeats_are_one_row_of_their_means() -> None:

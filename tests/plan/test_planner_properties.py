@@ -13,8 +13,9 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Slo, Workload
 from pdlab.placement.place import place
 from pdlab.plan.candidates import engine_shapes, shortlist
-from pdlab.plan.planner import Scene, capacity, evaluate, sized_alone
+from pdlab.plan.planner import capacity, evaluate, sized_alone
 from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.scene import Scene
 from pdlab.sim.hardware import load_hardware
 
 pytestmark = pytest.mark.property

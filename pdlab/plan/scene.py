@@ -1,0 +1,207 @@
+"""One load on one copy of a deployment, simulated and judged by the SLO: what all of a plan is made of. Pure.
+
+A closed loop is judged from the end of its first wave on; an open loop from when it has filled to before it drains.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from pdlab.analysis.curves import Count
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment
+from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
+from pdlab.placement.copies import whole_node_gpus
+from pdlab.plan.scattered_blocks import ScatteredBlocks
+from pdlab.results.slo import within
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import depends_on_age
+from pdlab.sim.level import SimulatedLevel, Trace
+from pdlab.sim.simulator import simulate
+
+WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
+STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # an open loop: so many stays of a request, within so many requests
+# Shares of its requests that are left out at least, and at most for requests that stay long.
+FILLING, MOST_FILLING, DRAINING, MOST_DRAINING = 0.2, 0.5, 0.1, 0.25
+FILLED_STAYS = 2.0  # p95 of E2EL until it has filled
+OF_A_TRACE = 0.1  # the share of recorded requests that is left out at the beginning
+GROWTH, DEVIATIONS = 0.05, 3.0  # of the arrivals, and of their number in flight: more is a queue that piles up
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """One load on one copy, its beginning left out. ``stress`` is the SLO's quantile of worst latency over bound,
+    ``meets``: at least the quantile of requests are within, and no more arrive than are served."""
+
+    load: Closed | Open
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_s: float
+    tpot_s: float
+    good_share: float
+    meets: bool
+    stress: float
+    bottleneck: str
+    latencies: tuple[Latencies, ...]
+    level: SimulatedLevel
+
+    @property
+    def goodput_rps(self) -> float:
+        return self.requests_per_s * self.good_share
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What every simulation of a plan has in common. A ``trace`` is the load of an open loop, at its own rate;
+    ``workload`` then has its mean lengths. ``scattered``: scattered blocks of a wrapped KV pool are copied one by one;
+    False: they merge all the same. ``count``: the GPUs of whole nodes, or those used, as the plots of measurements
+    count them."""
+
+    hardware: Hardware
+    shape: ModelShape
+    workload: Workload
+    slo: Slo
+    prefix_hit_rate: float = 0.0
+    seed: int = 0
+    burstiness: float = 1.0
+    trace: Trace | None = None
+    scattered: bool = True
+    blocks: ScatteredBlocks | None = None
+    """What scattered blocks cost where that was measured; ``hardware`` has it then, and no case is open."""
+    count: Count = "nodes"
+
+    def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
+        """By what the throughput of all copies is divided: what they use, or the GPUs of the whole nodes that they take
+        (`whole_node_gpus`), no more than the nodes that are planned for."""
+        used = copies * deployment.gpus
+        if self.count == "used" or self.hardware.cpu:
+            return used
+        node = self.hardware.gpus_per_node
+        return max(used, min(copies * whole_node_gpus(deployment, node), -(-gpus // node) * node))
+
+    @property
+    def longest(self) -> Workload:
+        """The requests of which an engine must be able to hold the longest."""
+        if self.trace is None:
+            return self.workload
+        return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
+
+    def depends(self, deployment: Deployment) -> bool:
+        """Whether it matters to this deployment if scattered blocks are copied one by one."""
+        return self.blocks is None and depends_on_age(deployment, self.hardware, self.shape)
+
+    def at_rate(self, rate_rps: float) -> Open:
+        """Arrivals of this plan at that rate."""
+        return Open(rate_rps=rate_rps, burstiness=self.burstiness)
+
+    def outcome(self, deployment: Deployment, load: Closed | Open, stays_s: float = 0.0) -> LoadResult:
+        """Simulate one copy under one load. ``stays_s``: how long a request stays, about, for the length of an open
+        loop. Raises UsageError when a request does not fit."""
+        trace = None
+        if isinstance(load, Open) and self.trace is not None:
+            trace = self.trace.part(max(round(self.trace.rate_rps / load.rate_rps), 1))
+            count = len(trace.arrival_s)
+        elif isinstance(load, Closed):
+            n = load.concurrency
+            count = max(min(WAVES * n, LATER_WAVES * n + FIRST_REQUESTS), LEAST_REQUESTS)
+        else:
+            count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
+        level = Level(load=load, num_requests=count, seed=self.seed)
+        simulated = simulate(
+            deployment,
+            [level],
+            self.workload,
+            self.hardware,
+            self.shape,
+            seed=self.seed,
+            prefix_hit_rate=self.prefix_hit_rate,
+            trace=trace,
+            scattered=self.scattered,
+        )[0]
+        part = judged(simulated, recorded=trace is not None)
+        latencies = tuple(
+            (first_s - arrival_s, (finish_s - first_s) / max(tokens - 1, 1), finish_s - arrival_s)
+            for arrival_s, first_s, finish_s, tokens in zip(
+                simulated.arrival_s[part],
+                simulated.first_token_s[part],
+                simulated.finish_s[part],
+                simulated.output_tokens[part],
+                strict=True,
+            )
+        )
+        # An answer of one token has no TPOT.
+        tpots_s = [tpot_s for (_, tpot_s, _), n in zip(latencies, simulated.output_tokens[part], strict=True) if n > 1]
+        good_share = sum(within(self.slo, *request_latencies) for request_latencies in latencies) / len(latencies)
+        per_s, keeps_up = _served(simulated, part)
+        return LoadResult(
+            load=load,
+            requests_per_s=per_s,
+            output_tokens_per_s=per_s * self.workload.mean_tokens[1],
+            ttft_s=sum(request_latencies[0] for request_latencies in latencies) / len(latencies),
+            tpot_s=statistics.fmean(tpots_s) if tpots_s else 0.0,
+            good_share=good_share,
+            meets=keeps_up and good_share >= self.slo.quantile,
+            stress=self.slo.stress_of(latencies),
+            bottleneck=bottleneck(simulated),
+            latencies=latencies,
+            level=simulated,
+        )
+
+
+def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
+    """The requests that count: neither those that fill an empty system nor those that drain it.
+
+    A closed loop without its first wave. An open loop from twice the 95th percentile of E2EL on to one median of it
+    before the last arrival, at least a fifth and a tenth of it left out, at most a half and a quarter; ``recorded``
+    ones without their first tenth.
+    """
+    load, arrival_s = simulated.level.load, simulated.arrival_s
+    count = len(arrival_s)
+    if isinstance(load, Closed):
+        return slice(min(load.concurrency, count - 1), count)
+    if recorded:
+        return slice(int(OF_A_TRACE * count), count)
+    e2el_s = sorted(finish_s - came_s for finish_s, came_s in zip(simulated.finish_s, arrival_s, strict=True))
+    filled_s = arrival_s[0] + FILLED_STAYS * e2el_s[int(0.95 * count)]
+    drains_s = arrival_s[-1] - e2el_s[count // 2]
+    before = sum(came_s < filled_s for came_s in arrival_s)
+    after = sum(came_s > drains_s for came_s in arrival_s)
+    begin = min(max(before, int(FILLING * count)), int(MOST_FILLING * count))
+    return slice(begin, count - min(max(after, int(DRAINING * count)), int(MOST_DRAINING * count)))
+
+
+def _served(simulated: SimulatedLevel, part: slice) -> tuple[float, bool]:
+    """(requests/s while load was kept up, whether as many left as arrived).
+
+    In an open loop the rate of arrivals times the share of them that left again, for the rate drawn
+    in one short window differs from the requested rate by chance.
+    """
+    load, finish_s, arrival_s = simulated.level.load, simulated.finish_s, simulated.arrival_s
+    closed = isinstance(load, Closed)
+    opens_s = sorted(finish_s)[part.start - 1] if closed else arrival_s[part.start]
+    closes_s = max(arrival_s) if closed else arrival_s[part.stop - 1]
+    inside = sum(opens_s < moment <= closes_s for moment in finish_s)
+    if closes_s <= opens_s or (closed and inside < LEAST_REQUESTS // 4):
+        return len(finish_s) / simulated.duration_s, True
+    if closed:
+        return inside / (closes_s - opens_s), True
+    arrived = part.stop - part.start
+    stays_s = statistics.fmean(end_s - came_s for end_s, came_s in zip(finish_s[part], arrival_s[part], strict=True))
+    in_flight = arrived / (closes_s - opens_s) * stays_s
+    piles_up = arrived - inside > max(GROWTH * arrived, DEVIATIONS * math.sqrt(2 * in_flight))
+    return load.value * min(inside / arrived, 1.0), not piles_up
+
+
+def bottleneck(level: SimulatedLevel) -> str:
+    """What limits: KV memory that prompts wait for, the link, prefill or decode; by their share of the time."""
+    if level.kv_full > 0.05:
+        return "KV memory"
+    if level.link_busy > 0.8:
+        return "link"
+    if "collocated" in level.busy:
+        computing = sum(level.prefill_end_s) - sum(level.prefill_start_s)
+        living = sum(level.finish_s) - sum(level.arrival_s)
+        return "prefill" if computing > 0.5 * living else "decode"
+    return "prefill" if level.busy["prefill"] > 0.85 else "decode"

@@ -1,0 +1,65 @@
+"""Intervals of predictions: which part widens them, and how much they hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pdlab.plan import accuracy, csv_predictions, csv_rows
+from pdlab.plan.accuracy import PredictedPoint, coverage
+from pdlab.plan.intervals import half_width, scatter
+from pdlab.sim.hardware import FitError, load_hardware
+
+
+def test_parts_add_in_squares() -> None:
+    one = half_width(3.0)
+    assert one == pytest.approx(1.4826 * 1.6449 * 0.03)
+    assert half_width(3.0, 4.0 * math.sqrt(2)) == pytest.approx(5 / 3 * one)
+    assert half_width(3.0, 0.0, 0.04 * 1.4826) == pytest.approx(5 / 3 * one)
+
+
+def test_chance_and_the_pool_are_known_beforehand() -> None:
+    assert scatter([2.0]) == scatter([2.0, 2.0, 2.0]) == 0
+    values = [math.exp(0.1), math.exp(-0.1)]
+    assert scatter(values) == pytest.approx(0.1 * math.sqrt(2) * math.sqrt(1.5))
+    assert scatter([3.0, 3.0], merged=3.0) == 0
+    assert scatter([3.0, 3.0], merged=1.5) == pytest.approx(0.4 * math.log(2))
+
+
+def test_normal_errors_of_many_experiments_are_held_by_nine_in_ten() -> None:
+    """Every experiment's interval is made of the others' errors; what scatters by chance has it in the interval."""
+    rng = np.random.default_rng(5)
+    points = []
+    for number in range(200):
+        for load in range(4):
+            known = 0.1 if load == 3 else 0.0
+            error = rng.normal(0, 0.05) + rng.normal(0, known)
+            for metric in accuracy.NAMES:
+                points.append(
+                    PredictedPoint(
+                        experiment=str(number), load=str(load), metric=metric, predicted=math.exp(error), measured=1.0,
+                        scatter=known,
+                    )
+                )  # fmt: skip
+    # The medians are of all loads, so a little more than what is left without the known part.
+    for found in coverage(points).values():
+        assert 0.89 < found.held < 0.97
+    blind = coverage([point.model_copy(update={"scatter": 0.0}) for point in points])
+    assert blind["TPOT"].held < coverage(points)["TPOT"].held
+    wider = coverage(points, {"TPOT": 10.0})
+    assert wider["TPOT"].half_width > 1.3 * coverage(points)["TPOT"].half_width
+    assert "hold " in accuracy.coverage_text(wider) and " of requests/s" in accuracy.coverage_text(wider)
+
+
+def test_a_pool_that_wraps_widens_its_own_rows_alone() -> None:
+    """Concurrency 64 of the published 1xtp2-1xtp2 wraps its pools, 8 does not, and over SRD nothing is copied."""
+    error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=2, points=1, how="")
+    text = "config,concurrency,link\n1xtp2-1xtp2,8,nvlink\n1xtp2-1xtp2,64,nvlink\n1xtp2-1xtp2,64,srd\n"
+    asked = csv_rows.read(text, "in.csv")[2]
+    rows = csv_predictions.predict(asked, load_hardware("h100-vllm-0.11").model_copy(update={"error": error}))
+    young, wrapped, srd = (
+        float(row["predicted_mean_tpot_ms_high"]) / float(row["predicted_mean_tpot_ms"]) for row in rows
+    )
+    assert young < 1.1 and srd < 1.1 and wrapped > 1.2

@@ -1,0 +1,62 @@
+"""Routing as Ray Serve does it: two choices, by what one router remembers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from pdlab.sim.router import Router
+
+
+@dataclass(eq=False)
+class Server:
+    load: int = 0
+    told: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+
+def test_of_two_the_one_with_fewer_requests_is_taken_and_counts_at_once() -> None:
+    servers = [Server(load=3), Server(load=1)]
+    router = Router(random.Random(0), 1, 10.0)
+    assert router.choose(servers, 0.0) is servers[1] and servers[1].load == 2
+    router.leaves(servers[1])
+    assert servers[1].load == 1
+
+
+def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
+    """One router: what a replica told at the last request stands for ten seconds, whatever has ended since."""
+    servers = [Server(), Server()]
+    router = Router(random.Random(1), 1, 10.0)
+    for _ in range(6):
+        router.choose(servers, 0.0)
+    assert [server.load for server in servers] == [3, 3]
+    for _ in range(3):
+        router.leaves(servers[0])
+    servers[1].told[0] = (2, 0.0)
+    assert router.choose(servers, 9.0) is servers[1], "it remembers 3 of the idle one, and 2 of the other"
+    assert router.choose(servers, 30.0) is servers[0], "both are asked again"
+
+
+def test_one_replica_needs_no_choice() -> None:
+    server = Server()
+    assert Router(random.Random(0), 16, 10.0).choose([server], 0.0) is server and server.load == 1
+
+
+def longest_queue(memory_s: float) -> float:
+    """Mean of the most requests at one of eight replicas, 20 arrivals/s that stay 2 s each."""
+    found = []
+    for seed in range(20):
+        servers, router = [Server() for _ in range(8)], Router(random.Random(seed), 16, memory_s)
+        inside: list[tuple[float, Server]] = []
+        for number in range(400):
+            now_s = 0.05 * number
+            while inside and inside[0][0] <= now_s:
+                router.leaves(inside.pop(0)[1])
+            inside.append((now_s + 2.0, router.choose(servers, now_s)))
+            found.append(max(server.load for server in servers))
+    return fmean(found)
+
+
+def test_routers_that_remember_spread_load_worse_than_those_that_ask() -> None:
+    """40 in flight on 8 replicas are 5 each."""
+    assert 5 < longest_queue(0.0) < 6.3 < 6.8 < longest_queue(10.0)
