@@ -26,7 +26,10 @@ Verdict = Literal["meets", "misses", "undecided", "invalid"]
 
 def bounds_text(slo: Slo) -> str:
     """``TTFT <= 2,000 ms and TPOT <= 50 ms for 95 % of requests``."""
-    bounds_s = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s}
+    bounds_s = {
+        "TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s,
+        "ITL p99": slo.itl_p99_s, "longest stall": slo.stall_s,
+    }  # fmt: skip
     bounds = [f"{name} <= {plain(1000 * bound_s)} ms" for name, bound_s in bounds_s.items() if bound_s is not None]
     return f"{' and '.join(bounds)} for {100 * slo.quantile:g} % of requests"
 

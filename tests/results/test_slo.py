@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.core.workload import Slo
 from pdlab.results.schema import RequestRecord, SloSearch
-from pdlab.results.slo import bracket_at, meets, stress, within
+from pdlab.results.slo import bounds_text, bracket_at, meets, stress, within
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
 
@@ -47,6 +47,14 @@ def test_the_gaps_of_one_request(slo: Slo, met: bool) -> None:
     assert (stress(stalled, slo) <= 1) is met
     assert meets(stalled.model_copy(update={"itl_s": ()}), Slo(stall_s=0.1)), "one chunk has no gap"
     assert stress(stalled.model_copy(update={"error": "x"}), slo) == math.inf
+
+
+def test_bounds_in_words_name_every_one() -> None:
+    every = Slo(ttft_s=2.0, tpot_s=0.05, e2el_s=5.0, itl_p99_s=0.1, stall_s=0.25)
+    assert bounds_text(every) == (
+        "TTFT <= 2,000 ms and TPOT <= 50 ms and E2EL <= 5,000 ms and ITL p99 <= 100 ms and longest stall <= 250 ms "
+        "for 95 % of requests"
+    )
 
 
 def test_a_record() -> None:
