@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import get_args
 
 from pydantic import Field
@@ -11,6 +10,7 @@ from pdlab.analysis.curves import Figures, Metric, Statistic
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.text import plain
+from pdlab.core.workload import bounds_in_ms
 
 EXAMPLE = "tpot_ms=12,ttft_p95_ms=2000"
 
@@ -54,26 +54,21 @@ class Bounds(Frozen):
 
     def hold(self, figures: Figures) -> bool:
         """Whether every bounded figure is known and within its bound."""
-        found = [(figures.ms(bound.metric, bound.statistic), bound.ms) for bound in self.bounds]
-        return all(value is not None and value <= ms for value, ms in found)
+        limits = [(figures.ms(bound.metric, bound.statistic), bound.ms) for bound in self.bounds]
+        return all(value is not None and value <= ms for value, ms in limits)
 
 
 def parse_bounds(text: str, statistic: Statistic) -> Bounds:
     """``tpot_ms=12,ttft_p95_ms=2000``; ``statistic`` where a part names none. Raises UsageError."""
     metrics, statistics = "|".join(get_args(Metric)), "|".join(get_args(Statistic))
-    found: list[dict[str, object]] = []
-    for part in text.split(","):
-        match = re.fullmatch(
-            rf"\s*({metrics})(?:_({statistics}))?_ms\s*=\s*(\d*\.?\d+(?:[eE][+-]?\d{{1,3}})?|\d+\.)\s*", part
-        )
-        number = float(match[3]) if match else 0.0
-        if not match or not 0 < number < float("inf"):
-            raise UsageError(
-                f"--at {text}: {part.strip()!r} is no bound; expected METRIC_ms=N or METRIC_STATISTIC_ms=N above 0, "
-                f"with {metrics.replace('|', ', ')} and {statistics.replace('|', ', ')}: {EXAMPLE}"
-            )
+    bounds: list[dict[str, object]] = []
+    expected = (
+        "METRIC_ms=N or METRIC_STATISTIC_ms=N above 0, "
+        f"with {metrics.replace('|', ', ')} and {statistics.replace('|', ', ')}: {EXAMPLE}"
+    )
+    for match, ms in bounds_in_ms(text, "--at", f"({metrics})(?:_({statistics}))?", expected):
         named = {"metric": match[1], "statistic": match[2] or statistic}
-        if any(named.items() <= other.items() for other in found):
+        if any(named.items() <= other.items() for other in bounds):
             raise UsageError(f"--at {text}: {match[1]} {named['statistic']} is there twice; keep one")
-        found.append({**named, "ms": number})
-    return validate(Bounds, {"bounds": found}, where=f"--at {text}")
+        bounds.append({**named, "ms": ms})
+    return validate(Bounds, {"bounds": bounds}, where=f"--at {text}")

@@ -16,7 +16,7 @@ from pdlab.analysis.ttft_breakdown import Split, mean_split, split
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import RunKey
+from pdlab.core.workload import LoadKind, RunKey
 from pdlab.results.schema import Distribution, Experiment, Run, SloSearch, Summary
 
 LatencyMode = Literal["token", "first_token", "chunk"]
@@ -24,7 +24,6 @@ ThroughputMetric = Literal["output", "input", "total"]
 Rate = Literal["requests", "output", "input", "total"]
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
-LoadKind = Literal["concurrency", "rate", "ramp"]
 Role = Literal["all", "prefill", "decode"]
 Count = Literal["nodes", "used"]
 RequestsOf = Mapping[RunKey, Requests]

@@ -35,7 +35,7 @@ from pdlab.analysis.shrinkage import moderate_all
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
 from pdlab.results.schema import SloSearch
-from pdlab.results.slo import bracket_at, within
+from pdlab.results.slo import Bracket, bracket_at, within
 
 How = Literal["requests", "percentiles", "search"]
 Loop = Literal["open", "closed"]
@@ -59,13 +59,13 @@ class Capacity(Frozen):
     throughput_of_one: float = 0.0
 
     @property
-    def bracket_rps(self) -> tuple[float | None, float | None]:
+    def bracket_rps(self) -> Bracket:
         """What the searches found, in requests/s of the whole deployment: the lowest end that meets the SLO
         and the highest that misses it; None where one of them has no such end."""
         lows = [each.low_rps for each in self.searches if each.low_rps is not None]
         highs = [each.high_rps for each in self.searches if each.high_rps is not None]
         count = len(self.searches)
-        return (min(lows) if len(lows) == count else None, max(highs) if len(highs) == count else None)
+        return Bracket(min(lows) if len(lows) == count else None, max(highs) if len(highs) == count else None)
 
     @property
     def bracket_confidence(self) -> float:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, NamedTuple
 
 from pdlab.analysis.curves import gpus_of
+from pdlab.analysis.intervals import Array
 from pdlab.analysis.loading import Loaded
 from pdlab.core.workload import Open, Slo
 from pdlab.results.slo import within
 
-Array = NDArray[np.float64]
 MILLION, HOUR_S = 1e6, 3600.0
 ALIKE = 0.05  # of two of which one is measured and one simulated, or both once, no closer ones are told apart
 
@@ -105,18 +102,25 @@ def cell(served: Served, slo: Slo) -> Cell:
     return Cell(most / served.gpus, more)
 
 
-def crossing(levels: Sequence[tuple[float, float]], quantile: float) -> tuple[float, bool]:
-    """Of (rate, share within the bounds) by rate: (the highest rate at which the share is at least the quantile, below
-    the first that misses, straight between the two; whether every rate meets it). 0 where the lowest misses."""
+class Crossing(NamedTuple):
+    """The highest rate that meets an SLO (0: the lowest misses it), and whether every rate does."""
+
+    rate_rps: float
+    all_meet: bool
+
+
+def crossing(levels: Sequence[tuple[float, float]], quantile: float) -> Crossing:
+    """Of (rate, share within the bounds) by rate: the highest rate at which the share is at least the quantile, below
+    the first that misses, straight between the two."""
     most, before = 0.0, None
     for rate_rps, share in levels:
         if share < quantile:
             if before is not None:
                 part = (before[1] - quantile) / (before[1] - share)
                 most = before[0] + part * (rate_rps - before[0])
-            return most, False
+            return Crossing(most, False)
         most, before = rate_rps, (rate_rps, share)
-    return most, bool(levels)
+    return Crossing(most, bool(levels))
 
 
 def measured(loaded: Loaded) -> Served | None:

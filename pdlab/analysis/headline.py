@@ -15,11 +15,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from pdlab.analysis.curves import Curve, LoadKind, Point, Sample, View
+from pdlab.analysis.curves import Curve, Point, Sample, View
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.ranking import own
 from pdlab.core.schema import Frozen
+from pdlab.core.workload import LoadKind
 
 Figure = Literal["throughput", "ttft", "tpot"]
 FIGURES: tuple[Figure, ...] = ("throughput", "ttft", "tpot")

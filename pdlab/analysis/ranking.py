@@ -10,7 +10,7 @@ import numpy as np
 
 from pdlab.analysis.bootstrap import Figure, Line, Values, line
 from pdlab.analysis.bounds import Bound, Bounds
-from pdlab.analysis.curves import Curve, LoadKind, Point, View
+from pdlab.analysis.curves import Curve, Point, View
 from pdlab.analysis.intervals import (
     Comparison,
     Estimate,
@@ -26,6 +26,7 @@ from pdlab.analysis.student import student_t
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
+from pdlab.core.workload import LoadKind
 
 # The interval of a figure at a level; None if its scatter is unknown.
 IntervalAt = Callable[[float], Interval | None]

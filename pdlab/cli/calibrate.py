@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from pdlab.core.arguments import OneLineParser, check_writable, distinct, exit_code, positive
 from pdlab.core.catalog import known_models, load_model
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import UsageError
+from pdlab.core.files import write_output
 from pdlab.core.schema import to_yaml
 from pdlab.core.text import choices
 from pdlab.plan.accuracy import (
@@ -174,9 +175,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.out:
         changed = {"name": args.name or start.name, "fitted_on": tuple(e.name for e in experiments), "error": error}
         text = to_yaml(fitted.model_copy(update=changed))
-        try:
-            args.out.write_text(text, encoding="utf-8")
-        except OSError as failure:
-            raise StoreError(f"--out {args.out}: cannot be written ({failure.strerror}); choose another") from failure
+        write_output(args.out, text, "--out")
         say(f"wrote {args.out}")
     return 0

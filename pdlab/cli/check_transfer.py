@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pdlab.core.arguments import check_picture, check_writable, exit_code
 from pdlab.core.errors import ClusterError, PdlabError, TransferError, WriteError
+from pdlab.core.files import write_output
 from pdlab.transfer.options import MODEL, build_parser, kv_shape, plan_from
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _run(argv: list[str]) -> int:
     if args.json:
         facts = {"versions": versions(), "hardware": hardware(), "command": argv, "time": now()}
         text = json.dumps(report.as_json(plan, runs, facts) | {"exit_code": code}, indent=1)
-        args.json.write_text(text + "\n", encoding="utf-8")
+        write_output(args.json, text + "\n", "--json")
     if args.plot:
         _plot(plan, outcomes, args.plot)
     return code

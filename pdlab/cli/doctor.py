@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.arguments import OneLineParser, backends, check_writable, exit_code, not_for
-from pdlab.core.errors import ClusterError, StoreError
+from pdlab.core.errors import ClusterError
+from pdlab.core.files import write_output
 
 CANNOT_RUN, FOUND_ERRORS = 5, 3
 RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked at
@@ -65,10 +66,7 @@ def _run(args: argparse.Namespace) -> int:
     print(diagnosis.render(facts, findings))
     if args.json is not None:
         text = json.dumps(diagnosis.as_json(facts, findings), indent=1)
-        try:
-            args.json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise StoreError(f"--json {args.json}: cannot be written ({error.strerror}); choose another") from error
+        write_output(args.json, text, "--json")
     return FOUND_ERRORS if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -104,16 +102,7 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
                 raise  # somebody said that there is one
             print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
             return _here(quick, backends)
-        names = cluster.names()
-        ports = _ports()
+        otherwise = ", or ask this machine alone with --here"
         if quick:
-            asked = cluster.ask_nodes(node_probe.quick, ports)
-        else:
-            asked = cluster.ask_nodes(node_probe.thorough, ports, None, backends)
-    silent = [name for node, name in names.items() if node not in asked]
-    if silent:
-        raise ClusterError(
-            f"no answer from {', '.join(silent)}: Ray runs no task there; look at `ray status`, "
-            "or ask this machine alone with --here"
-        )
-    return {names[node]: facts for node, facts in asked.items()}
+            return cluster.ask_every_node(node_probe.quick, _ports(), otherwise=otherwise)
+        return cluster.ask_every_node(node_probe.thorough, _ports(), None, backends, otherwise=otherwise)

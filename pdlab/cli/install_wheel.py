@@ -74,7 +74,6 @@ def _run(args: argparse.Namespace) -> int:
 
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
-    from pdlab.core.nodes import NODE_NAME_LABEL
     from pdlab.remote import install
     from pdlab.remote.node import load
     from pdlab.transfer.doctor.software_rules import hashes, loads_alike
@@ -83,10 +82,7 @@ def _run(args: argparse.Namespace) -> int:
     if local:
         prepare(local, {}).cancel()
     with Cluster(local) as cluster:
-        names = {
-            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8])
-            for node in cluster.alive()
-        }
+        names = cluster.names()
         print(f"{args.wheel.name}, {len(content) / 1e6:.1f} MB, to {len(names)} nodes", file=sys.stderr)
         answers = cluster.ask_nodes(install.install, args.wheel.name, content, args.target, args.module)
         loads = cluster.ask_nodes(load, args.backends, None, args.target) if args.backends else {}
@@ -94,8 +90,7 @@ def _run(args: argparse.Namespace) -> int:
     for node, name in names.items():
         answer = answers.get(node, {"error": "no answer"})
         digests[name] = answer.get("digest")
-        told = answer.get("error") or f"{answer['files']} files, {answer['digest']}, {answer['loaded']}"
-        print(f"{name}: {told}")
+        print(f"{name}: {answer.get('error') or '{files} files, {digest}, {loaded}'.format(**answer)}")
     if None in digests.values() or len(set(digests.values())) != 1:
         print("the nodes differ: mend the ones above, and run this again", file=sys.stderr)
         return DIFFERENT
@@ -105,8 +100,8 @@ def _run(args: argparse.Namespace) -> int:
         if wrong is not None:
             print(f"the nodes have the same files and load others: {wrong}", file=sys.stderr)
             return DIFFERENT
-        told = ", ".join(f"{library} {next(iter(nodes.values()))}" for library, nodes in sorted(hashes(facts).items()))
-        print(f"every node loads {told}")
+        loaded = [f"{library} {next(iter(nodes.values()))}" for library, nodes in sorted(hashes(facts).items())]
+        print(f"every node loads {', '.join(loaded)}")
     expected = hashlib.sha256(content).hexdigest()[:12]
     print(f"every node has the same files of the wheel {expected}")
     return 0

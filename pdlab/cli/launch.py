@@ -22,7 +22,7 @@ from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Disaggregated
 from pdlab.core.errors import UsageError
-from pdlab.core.files import cache_dir
+from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import ClusterView
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import serving_path
@@ -204,10 +204,7 @@ def _export(args: argparse.Namespace, app: ServeApp, request: LaunchRequest) -> 
     if args.export == "-":
         print(config, end="")
         return
-    try:
-        Path(args.export).write_text(config, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--export {args.export}: cannot be written ({error.strerror})") from error
+    write_output(Path(args.export), config, "--export")
     print(f"wrote {args.export}: {shlex.join(['serve', 'deploy', args.export])}", file=sys.stderr)
 
 

@@ -32,6 +32,7 @@ from pdlab.core.arguments import (
     whole,
 )
 from pdlab.core.errors import UsageError
+from pdlab.core.files import write_output
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Count
@@ -632,10 +633,7 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
     if args.out is None:
         print(out, end="")
         return 0
-    try:
-        args.out.write_text(out, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--out {args.out}: cannot be written ({error.strerror})") from error
+    write_output(args.out, out, "--out")
     print(f"wrote {args.out}: {len(rows)} rows", file=sys.stderr)
     return 0
 

@@ -78,16 +78,9 @@ def _here(args: argparse.Namespace, source: str, harmony: bool) -> dict[str, dic
 
 def _nodes(args: argparse.Namespace, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
     from pdlab.cluster.connection import Cluster
-    from pdlab.core.errors import ClusterError
     from pdlab.remote import weights
 
     with Cluster() as cluster:
-        names = cluster.names()
-        if args.fetch:
-            asked = cluster.ask_nodes(weights.fetch, source, args.timeout_s, harmony, timeout_s=args.timeout_s + 600)
-        else:
-            asked = cluster.ask_nodes(weights.look, source)
-    silent = [name for node, name in names.items() if node not in asked]
-    if silent:
-        raise ClusterError(f"no answer from {', '.join(silent)}: Ray runs no task there; look at `ray status`")
-    return {names[node]: answer for node, answer in asked.items()}
+        if not args.fetch:
+            return cluster.ask_every_node(weights.look, source)
+        return cluster.ask_every_node(weights.fetch, source, args.timeout_s, harmony, timeout_s=args.timeout_s + 600)

@@ -178,6 +178,22 @@ class Cluster:
                 answers[node_id] = ray.get(answer, timeout=0)
         return answers
 
+    def ask_every_node(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S, otherwise: str = ""
+    ) -> dict[str, Any]:
+        """Node's name (`names`) -> what ``function`` returns there, as `ask_nodes`.
+
+        Raises ClusterError that names the nodes that do not answer, and what to do ``otherwise``.
+        """
+        names = self.names()
+        answers = self.ask_nodes(function, *args, timeout_s=timeout_s)
+        silent = [name for node, name in names.items() if node not in answers]
+        if silent:
+            raise ClusterError(
+                f"no answer from {', '.join(silent)}: Ray runs no task there; look at `ray status`{otherwise}"
+            )
+        return {names[node]: answer for node, answer in answers.items() if node in names}
+
     def asks_for_token(self) -> bool:
         """Whether Ray's head refuses a caller without a token: asked without one. Raises ClusterError."""
         import ray

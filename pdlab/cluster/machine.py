@@ -77,8 +77,15 @@ def usable_cores(root: Path = Path("/")) -> float:
     return cores
 
 
-def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
-    """Bytes of memory that can be had without swapping, and in all, within the limits of the control groups."""
+class Memory(NamedTuple):
+    """Bytes: what can be had without swapping, and in all; None: not known."""
+
+    free: int | None
+    total: int | None
+
+
+def memory(root: Path = Path("/")) -> Memory:
+    """Of this machine, within the limits of the control groups."""
     known = _counts(root / "proc/meminfo")
     free, total = (1024 * known[name] if name in known else None for name in ("MemAvailable:", "MemTotal:"))
     for folder in _control_groups(root, "memory"):
@@ -90,7 +97,7 @@ def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
         cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # it gives way
         left = max(0, int(limit) - int(used) + cache)
         free, total = left if free is None else min(free, left), int(limit)
-    return free, total
+    return Memory(free, total)
 
 
 def disk_free_bytes(path: Path) -> int | None:

@@ -133,12 +133,6 @@ def reshape(pair: TwoHosts, shape: LinkShape, folder: Path, env: Mapping[str, st
     return pair.model_copy(update={"shape": shape})
 
 
-def link_bytes(pair: TwoHosts) -> tuple[int, int]:
-    """Bytes that each host has sent over the link, frame headers included, as the kernel counts them."""
-    first, second = (_sent(host) for host in pair.hosts)
-    return first, second
-
-
 def reap() -> None:
     """Let go of children that have ended: a PID 1 is gone only when whoever started its processes has noticed."""
     _children[:] = [child for child in _children if child.poll() is None]
@@ -173,10 +167,10 @@ def _connect(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> TwoHosts:
         with contextlib.suppress(OSError):
             if b"link_relay.py" in Path(f"/proc/{pair.relay}/cmdline").read_bytes():
                 os.kill(pair.relay, signal.SIGKILL)
-    elif _devices(first):
+    elif _has_link(first):
         _net(first, "ip", "link", "del", INTERFACE)
     deadline = time.monotonic() + END_TIMEOUT_S
-    while any(_devices(host) for host in pair.hosts) and time.monotonic() < deadline:
+    while any(_has_link(host) for host in pair.hosts) and time.monotonic() < deadline:
         time.sleep(0.005)
     reap()
     relay = None
@@ -234,14 +228,9 @@ def _net(host: Host, *command: str, may_fail: bool = False) -> str:
     return done.stdout
 
 
-def _devices(host: Host) -> list[list[str]]:
-    """The line of /proc/net/dev of the host's end of the link: name and counters; none where it has no link."""
-    lines = Path(f"/proc/{host.pid}/net/dev").read_text().replace(":", " ").splitlines()
-    return [line.split() for line in lines if line.split()[0] == INTERFACE]
-
-
-def _sent(host: Host) -> int:
-    return int(_devices(host)[0][9])
+def _has_link(host: Host) -> bool:
+    lines = Path(f"/proc/{host.pid}/net/dev").read_text().splitlines()
+    return any(line.split(":")[0].strip() == INTERFACE for line in lines)
 
 
 def _await_ready(process: subprocess.Popen[bytes], log: Path, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -76,11 +76,18 @@ def load_model(model: str) -> ModelShape | None:
     return None
 
 
-def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
+class ResolvedModel(NamedTuple):
+    """``shape`` None: the catalogue does not have the model. ``source``: a folder or a Hugging Face id; None: pdlab
+    builds the model itself."""
+
+    shape: ModelShape | None
+    source: str | None
+
+
+def resolve_model(model: str) -> ResolvedModel:
     """Shape and source of a deployment's model: a catalogue name, a shape file, a folder or a Hugging Face id.
 
-    The shape is None if the catalogue does not have the model, the source is None if pdlab builds the
-    model itself. Raises UsageError for a path that does not exist and for a misspelt name.
+    Raises UsageError for a path that does not exist and for a misspelt name.
     """
     path = Path(model).expanduser()
     if path.suffix in (".yaml", ".yml"):
@@ -88,14 +95,14 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
     else:
         shape = load_model(model)
     if shape is not None:
-        return shape, None if shape.local else shape.hf_id or shape.name
+        return ResolvedModel(shape, None if shape.local else shape.hf_id or shape.name)
     try:
         folder = path.is_dir()
     except (OSError, ValueError):
         folder = False  # not a path
     if folder:
         _require_config(path, model)
-        return None, str(path.resolve())
+        return ResolvedModel(None, str(path.resolve()))
     if model.startswith((".", "~", "/")):
         raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model, re.ASCII):
@@ -103,7 +110,7 @@ def resolve_model(model: str) -> tuple[ModelShape | None, str | None]:
             f"model {model!r} is not known; {choices(model, known_models())} "
             "(or give a folder, or a Hugging Face id such as org/name)"
         )
-    return None, model
+    return ResolvedModel(None, model)
 
 
 def _require_config(folder: Path, model: str) -> None:

@@ -39,6 +39,22 @@ def replace(path: Path, data: bytes) -> None:
         ) from error
 
 
+def write_output(path: Path, text: str, flag: str) -> None:
+    """Write a file that ``flag`` of a command line names, as `replace` does; a link keeps its target's name, and a
+    device or a pipe is written to as it is. Raises WriteError that names the flag."""
+    target = path.resolve()
+    if target.is_file() or not target.exists():
+        try:
+            replace(target, text.encode())
+        except WriteError as error:
+            raise WriteError(f"{flag} {error}; or choose another file") from error
+        return
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{flag} {path}: cannot be written ({error.strerror or error}); choose another") from error
+
+
 @contextlib.contextmanager
 def locked(path: Path, resource: str, *, fix: str = "wait for it or end it") -> Iterator[None]:
     """Hold the lock file ``path`` for the block, as the only process; the file is removed afterwards.

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -251,6 +251,9 @@ class Ramp(Frozen):
 Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
 
 
+SLO_BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
+
+
 class Slo(Frozen):
     """A request meets it when every bound holds, a load when at least ``quantile`` of requests do.
 
@@ -279,9 +282,19 @@ class Slo(Frozen):
     @property
     def label(self) -> str:
         """``ttft2000ms-tpot50ms-q0.95``: names a search's file."""
-        names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el", "itl_p99": "itl-p99-", "stall": "stall"}
-        bounds = [(text, getattr(self, f"{name}_s")) for name, text in names.items()]
-        return "-".join([*(f"{text}{1000 * s:g}ms" for text, s in bounds if s is not None), f"q{self.quantile:g}"])
+        bounds = [f"{name.replace('itl_p99', 'itl-p99-')}{ms:g}ms" for name, ms in self.bounds_ms.items()]
+        return "-".join([*bounds, f"q{self.quantile:g}"])
+
+    @property
+    def bounds_ms(self) -> dict[str, float]:
+        """Bounded latency -> its bound in ms."""
+        bounds_s = {name: getattr(self, f"{name}_s") for name in SLO_BOUNDS}
+        return {name: 1000 * bound_s for name, bound_s in bounds_s.items() if bound_s is not None}
+
+    @property
+    def flag(self) -> str:
+        """``ttft_ms=2000,tpot_ms=50``, as `parse_slo` takes it."""
+        return ",".join(f"{name}_ms={ms:g}" for name, ms in self.bounds_ms.items())
 
     def stress(self, ttft_s: float, tpot_s: float, e2el_s: float) -> float:
         """The latency that is worst in relation to its bound, over that bound: at most 1 meets the SLO."""
@@ -305,21 +318,26 @@ def parse_slo(text: str, quantile: float) -> Slo:
 
     Raises UsageError.
     """
+    expected = "ttft_ms=2000,tpot_ms=50[,e2el_ms=N,itl_p99_ms=N,stall_ms=N], above 0"
     bounds: dict[str, float] = {}
-    for part in text.split(","):
-        match = re.fullmatch(
-            r"\s*(ttft|tpot|e2el|itl_p99|stall)_ms\s*=\s*(\d*\.?\d+(?:[eE][+-]?\d{1,3})?|\d+\.)\s*", part
-        )
-        number = float(match[2]) if match else 0.0
-        if not match or not 0 < number < float("inf"):
-            raise UsageError(
-                f"--slo {text}: {part.strip()!r} is no bound; expected ttft_ms=2000,tpot_ms=50"
-                "[,e2el_ms=N,itl_p99_ms=N,stall_ms=N], above 0"
-            )
+    for match, ms in bounds_in_ms(text, "--slo", f"({'|'.join(SLO_BOUNDS)})", expected):
         if f"{match[1]}_s" in bounds:
             raise UsageError(f"--slo {text}: {match[1]}_ms is there twice; keep one")
-        bounds[f"{match[1]}_s"] = number / 1000
+        bounds[f"{match[1]}_s"] = ms / 1000
     return validate(Slo, {**bounds, "quantile": quantile}, where=f"--slo {text}, --slo-quantile {quantile:g}")
+
+
+def bounds_in_ms(text: str, flag: str, name: str, expected: str) -> Iterator[tuple[re.Match[str], float]]:
+    """The parts of ``NAME_ms=NUMBER,...``: each with its match of the pattern ``name``, and the number of ms, above 0.
+
+    Raises UsageError that names ``flag`` and what was ``expected``.
+    """
+    for part in text.split(","):
+        match = re.fullmatch(rf"\s*{name}_ms\s*=\s*(?P<ms>\d*\.?\d+(?:[eE][+-]?\d{{1,3}})?|\d+\.)\s*", part)
+        ms = float(match["ms"]) if match else 0.0
+        if not match or not 0 < ms < math.inf:
+            raise UsageError(f"{flag} {text}: {part.strip()!r} is no bound; expected {expected}")
+        yield match, ms
 
 
 class RunKey(Frozen):

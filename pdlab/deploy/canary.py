@@ -8,19 +8,16 @@ wrong place give fluent nonsense.
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdlab.core import api_key
 from pdlab.core.errors import CanaryError, UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
+from pdlab.deploy.completions import NoAnswer, complete
 from pdlab.results.schema import CanaryResult
 
 MAX_TOKENS = 16
@@ -270,8 +267,8 @@ def _by_id(top: dict[str, float]) -> dict[int, float]:
 
 
 def _post(base_url: str, request: dict[str, Any], key: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = _ask(base_url, request, key, json.loads)
-    return found
+    completion: dict[str, Any] = _ask(base_url, request, key, json.loads)
+    return completion
 
 
 def _stream(base_url: str, request: dict[str, Any], key: str | None) -> list[dict[str, Any]]:
@@ -283,21 +280,14 @@ def _stream(base_url: str, request: dict[str, Any], key: str | None) -> list[dic
             raise CanaryError(f"the canary's stream does not end with [DONE] ({' '.join(lines)[-200:]})")
         return [json.loads(line) for line in lines[:-1]]
 
-    found: list[dict[str, Any]] = _ask(base_url, request, key, read)
-    return found
+    chunks: list[dict[str, Any]] = _ask(base_url, request, key, read)
+    return chunks
 
 
 def _ask(base_url: str, request: dict[str, Any], key: str | None, read: Callable[[bytes], Any]) -> Any:
-    body = json.dumps(request).encode()
-    headers = {"content-type": "application/json", **api_key.header(key)}
-    call = urllib.request.Request(f"{base_url}/v1/completions", body, headers)
     try:
-        with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
-            return read(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            said = " ".join(error.read().decode(errors="replace").split())[:300]
-        kind = _Refused if error.code == 400 else CanaryError
-        raise kind(f"the canary got HTTP {error.code}: {said}") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        return read(complete(base_url, request, key, TIMEOUT_S))
+    except NoAnswer as error:
+        raise (_Refused if error.code == 400 else CanaryError)(f"the canary {error}") from error
+    except ValueError as error:
         raise CanaryError(f"the canary got no answer from {base_url} ({error})") from error

@@ -113,7 +113,7 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
     KV cache travels. None where prefill and decode differ in it: no collocated launch is a reference for both."""
     manifest = running.manifest
     cluster, placement = manifest.cluster, manifest.placement
-    shape = resolve_model(deployment.model)[0]
+    shape = resolve_model(deployment.model).shape
     keys = set()
     for role, pool in deployment.pools.items():
         nodes = placement.nodes_of(cast(Role, role)) if cluster and placement else ()

@@ -5,11 +5,8 @@ UCX falls back to TCP without a word, and answers stay right: only bytes tell. `
 
 from __future__ import annotations
 
-import json
 import random
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +18,7 @@ from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
 from pdlab.deploy.application import Application
+from pdlab.deploy.completions import NoAnswer, complete
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
 from pdlab.deploy.serve_config import engine_kwargs
@@ -226,24 +224,13 @@ def _ask(running: Running, tokens: int, shape: ModelShape | None) -> int:
     draw = random.Random(time.time_ns())
     prompt = [draw.randrange(100, min(shape.vocab if shape else 1000, 1000)) for _ in range(tokens)]
     body = {"model": running.model_id, "prompt": prompt, "max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
-    call = urllib.request.Request(f"{running.base_url}/v1/completions", json.dumps(body).encode(), _headers(running))
     try:
-        with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
-            answer.read()
-            return tokens
-    except urllib.error.HTTPError as error:
-        with error:
-            said = " ".join(error.read().decode(errors="replace").split())[:300]
+        complete(running.base_url, body, api_key.client_key(running.api_key_file, {}), TIMEOUT_S)
+    except NoAnswer as error:
         if error.code == 400 and tokens > LEAST_TOKENS:
             return _ask(running, tokens // 2, shape)
-        raise WireError(f"a request of {tokens} tokens got HTTP {error.code}: {said}") from error
-    except OSError as error:
-        raise WireError(f"a request of {tokens} tokens got no answer ({error})") from error
-
-
-def _headers(running: Running) -> dict[str, str]:
-    key = api_key.client_key(running.api_key_file, {})
-    return {"content-type": "application/json", **api_key.header(key)}
+        raise WireError(f"a request of {tokens} tokens {error}") from error
+    return tokens
 
 
 def _by_vllm(running: Running, before: float) -> int:
@@ -261,11 +248,11 @@ def _readings(app: Application, view: ClusterView) -> dict[str, Reading]:
     """Node (by its id in the view) -> what its interfaces counted. Nodes side by side on this machine share them."""
     local = app.cluster.local
     if local and not local.two_hosts:
-        found = network.reading()
-        return {node.id: Reading(**found) for node in view.nodes}
+        reading = network.reading()
+        return {node.id: Reading(**reading) for node in view.nodes}
     names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes if NODE_ID_LABEL in node.labels}
-    asked: dict[str, Any] = app.cluster.ask_nodes(network.reading)
-    return {names[node]: Reading(**found) for node, found in asked.items() if node in names}
+    answers: dict[str, Any] = app.cluster.ask_nodes(network.reading)
+    return {names[node]: Reading(**answer) for node, answer in answers.items() if node in names}
 
 
 def _logged(app: Application, payload_bytes: int) -> tuple[str, ...]:

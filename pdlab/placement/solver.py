@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdlab.core.deployment import Pool
 from pdlab.core.nodes import ClusterNode
@@ -120,8 +121,15 @@ Cost = tuple[int, int, int]
 Steps = tuple[tuple[int, str], "Steps"] | None
 
 
-def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[tuple[Offer, list[str]]] | None:
-    """For every pool an offer and its set of node ids, the sets disjoint; None if none fits.
+class ChosenNodes(NamedTuple):
+    """How one pool lies on nodes, and the ids of those."""
+
+    offer: Offer
+    node_ids: list[str]
+
+
+def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[ChosenNodes] | None:
+    """For every pool its nodes, which no other pool has; None if none fits.
 
     Best rank first (replicas on single nodes, one GPU type for each pool and for both), then fewest
     ragged nodes, fewest nodes, fewest free slots on them (nodes in partial use are filled up first),
@@ -136,7 +144,7 @@ def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[tu
         cheapest = _cheapest(way, nodes)
         if cheapest and (best is None or cheapest[0] < best[1]):
             best = (rank, cheapest[0], way, cheapest[1])
-    return list(zip(best[2], best[3], strict=True)) if best else None
+    return list(map(ChosenNodes, best[2], best[3])) if best else None
 
 
 def _rank(way: Sequence[Offer]) -> tuple[int, int]:

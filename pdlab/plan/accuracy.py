@@ -19,18 +19,25 @@ from pdlab.sim.simulator import Prompts
 
 NAMES = ("TPOT", "mean TTFT", "requests/s")
 
-Values = tuple[float | None, float, float, float | None, float | None]
+
+class LevelFigures(NamedTuple):
+    """What a level is compared by: the metrics of `NAMES`, then gaps between tokens; None: not known."""
+
+    tpot_s: float | None
+    ttft_s: float
+    requests_per_s: float
+    itl_p50_s: float | None = None
+    itl_p99_s: float | None = None
 
 
 class MeasuredSweep(Frozen):
-    """One experiment to fit to: levels in the order in which they ran, and of each
-    (TPOT s, TTFT s, requests/s, median ITL s, p99 ITL s)."""
+    """One experiment to fit to: levels in the order in which they ran, and the figures of each."""
 
     name: str
     deployment: Deployment
     workload: Workload
     levels: tuple[Level, ...]
-    values: tuple[Values, ...]
+    values: tuple[LevelFigures, ...]
     prompts: Prompts
 
 

@@ -23,7 +23,7 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
-from pdlab.plan.accuracy import NAMES, MeasuredSweep, PredictedPoint, Values, name_of
+from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
 from pdlab.plan.intervals import scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import Hardware
@@ -81,13 +81,13 @@ def _saturated(run: Run) -> bool:
     return isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.load.rate_rps
 
 
-def _values(run: Run) -> Values:
+def _values(run: Run) -> LevelFigures:
     summary = run.whole
     assert summary.ttft is not None
     itl = summary.itl.percentiles_s if summary.itl else {}
     if summary.tpot and itl.get("p50", 0.0) < summary.tpot.mean_s / 2:
         itl = {}  # chunks of several tokens: their gaps are not the engine's steps
-    return (
+    return LevelFigures(
         summary.tpot.mean_s if summary.tpot else None,
         summary.ttft.mean_s,
         summary.requests_per_s,
@@ -96,12 +96,14 @@ def _values(run: Run) -> Values:
     )
 
 
-def _simulated(level: SimulatedLevel) -> Values:
+def _simulated(level: SimulatedLevel) -> LevelFigures:
     itl = gaps(level)
-    return (*figures(level), *((itl.percentiles_s["p50"], itl.percentiles_s["p99"]) if itl else (None, None)))
+    return LevelFigures(*figures(level), *((itl.percentiles_s["p50"], itl.percentiles_s["p99"]) if itl else ()))
 
 
-def predict(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]) -> list[Values]:
+def predict(
+    hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]
+) -> list[LevelFigures]:
     """Predictions of `MeasuredSweep.values`, means over the seeds."""
     return [_means(level) for level in zip(*_trials(hardware, shape, experiment, seeds), strict=True)]
 
@@ -112,7 +114,7 @@ def _trials(
     experiment: MeasuredSweep,
     seeds: Sequence[int],
     scattered: bool | None = None,
-) -> list[list[Values]]:
+) -> list[list[LevelFigures]]:
     """By seed and level."""
     return [
         [
@@ -132,14 +134,14 @@ def _trials(
     ]
 
 
-def _means(trials: Sequence[Values]) -> Values:
+def _means(trials: Sequence[LevelFigures]) -> LevelFigures:
     def mean(values: Sequence[float | None]) -> float | None:
         known_values = [value for value in values if value is not None]
         return statistics.fmean(known_values) if known_values else None
 
     tpot, ttft, rate, middle, tail = (mean(values) for values in zip(*trials, strict=True))
     assert ttft is not None and rate is not None
-    return tpot, ttft, rate, middle, tail
+    return LevelFigures(tpot, ttft, rate, middle, tail)
 
 
 def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], seeds: Sequence[int]) -> float:
@@ -215,7 +217,7 @@ def compare(
     """Predicted and measured figures of every level and metric."""
     points = []
     levels = list(zip(*_trials(hardware, shape, experiment, seeds), strict=True))
-    merged: list[Values | None] = [None] * len(levels)
+    merged: list[LevelFigures | None] = [None] * len(levels)
     if depends_on_age(experiment.deployment, hardware, shape):
         young = _trials(hardware, shape, experiment, seeds, scattered=False)
         merged = [_means(level) for level in zip(*young, strict=True)]

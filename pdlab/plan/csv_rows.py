@@ -120,10 +120,16 @@ class RequestedRow(NamedTuple):
         return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind)
 
 
-def read(
-    text: str, source: str, model: str = "gpt-oss-120b"
-) -> tuple[list[str], list[dict[str, str]], list[RequestedRow]]:
-    """(header, raw rows, parsed rows). Raises UsageError naming the line and the column."""
+class CsvFile(NamedTuple):
+    """A file of requests: its column names, its rows as they are written, and what each asks for."""
+
+    header: list[str]
+    rows: list[dict[str, str]]
+    requested: list[RequestedRow]
+
+
+def read(text: str, source: str, model: str = "gpt-oss-120b") -> CsvFile:
+    """Raises UsageError naming the line and the column."""
     numbered = _lines(text.lstrip("\ufeff"), source)
     if not numbered:
         raise UsageError(f"{source}: empty; the first line names the columns (docs/planning.md)")
@@ -139,7 +145,7 @@ def read(
         requested.append(_parsed_row(line, {"model": model} | _cells(row, column_of), where))
     if not rows:
         raise UsageError(f"{source}: has a header and no rows")
-    return header, rows, requested
+    return CsvFile(header, rows, requested)
 
 
 def _lines(text: str, source: str) -> list[tuple[int, list[str]]]:

@@ -61,7 +61,7 @@ def commands(
         loads = ",".join(map(str, sweep_levels(candidate)))
         kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
         if slo is not None and candidate.goodput_rps:
-            kind += f" --slo {_bounds(slo)} --slo-quantile {slo.quantile:g} --slo-start {candidate.goodput_rps:.3g}"
+            kind += f" --slo {slo.flag} --slo-quantile {slo.quantile:g} --slo-start {candidate.goodput_rps:.3g}"
         cluster = cluster_for(deployment, node) if node else None
         launch += "" if node else " --local"
         if cluster or not node:
@@ -73,12 +73,6 @@ def commands(
     folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
     compare = f"  python plan.py{compare_flags} --compare {folders}"
     return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
-
-
-def _bounds(slo: Slo) -> str:
-    """As `--slo` takes them."""
-    bounds_s = {"ttft_ms": slo.ttft_s, "tpot_ms": slo.tpot_s, "e2el_ms": slo.e2el_s}
-    return ",".join(f"{name}={1000 * bound_s:g}" for name, bound_s in bounds_s.items() if bound_s is not None)
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:

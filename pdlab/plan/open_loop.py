@@ -4,11 +4,11 @@ waits for the server, and so never sees a burst."""
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
 from pdlab.analysis.goodput_map import RateLevel, Served, crossing
 from pdlab.core.deployment import Deployment
-from pdlab.plan.scene import LoadResult, Scene
+from pdlab.plan.scene import LoadResult, Scene, crossing_share
 
 RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # of a map, times what closed loops reached
 BEGIN = 0.9  # of the closed loop's capacity: Poisson arrivals mostly reach 0.7 to 1.0 of it
@@ -17,11 +17,16 @@ TRIES, CLOSE = 10, 1.05
 ENOUGH = 0.02  # above the quantile: no nearer than chance makes it
 
 
-def goodput(
-    scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: float
-) -> tuple[float, tuple[LoadResult, ...]]:
-    """(goodput of one copy in requests/s, the levels simulated for it by rate); 0 where not even the lowest rate tried
-    meets the SLO.
+class Goodput(NamedTuple):
+    """Of one copy in requests/s, 0 where not even the lowest rate tried meets the SLO; and the levels simulated for it,
+    by rate."""
+
+    rps: float
+    levels: tuple[LoadResult, ...]
+
+
+def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: float) -> Goodput:
+    """Search for the highest rate that meets the SLO.
 
     From a little below what its closed loop reached, by the distance of the SLO's quantile from the bounds, until a
     rate meets the SLO by little, or one that meets it and one that misses it are within 5 %. ``stays_s``: how long a
@@ -50,7 +55,7 @@ def goodput(
     # Just above what is served a queue grows too slowly to show in one run: no more than at a rate at which it does.
     piled_up = [level.requests_per_s for level in levels if not level.meets and level.good_share >= quantile]
     most_rps, _ = crossing([(level.load.value, level.good_share) for level in levels], quantile)
-    return min([most_rps, *piled_up]), levels
+    return Goodput(min([most_rps, *piled_up]), levels)
 
 
 def _between(low: LoadResult, high: LoadResult) -> float:
@@ -58,7 +63,7 @@ def _between(low: LoadResult, high: LoadResult) -> float:
     logarithms; no nearer to either than a quarter of the way."""
     part = 0.5
     if low.stress < 1 < high.stress:
-        part = -math.log(max(low.stress, 1e-9)) / math.log(high.stress / max(low.stress, 1e-9))
+        part = crossing_share(low.stress, high.stress)
     return float(low.load.value * (high.load.value / low.load.value) ** min(max(part, 0.25), 0.75))
 
 

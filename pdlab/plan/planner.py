@@ -29,7 +29,7 @@ from pdlab.placement.copies import copies_of
 from pdlab.plan import open_loop
 from pdlab.plan.candidates import Sized, engine_shapes, shortlist
 from pdlab.plan.rate_matching import Matcher, unit_of
-from pdlab.plan.scene import LoadResult, Scene
+from pdlab.plan.scene import LoadResult, Scene, crossing_share
 from pdlab.sim.engine import MAX_SEQUENCES
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError
 
@@ -146,12 +146,6 @@ def _best(outcomes: Sequence[LoadResult]) -> LoadResult | None:
     meeting = [outcome for outcome in outcomes if outcome.meets]
     most = max((outcome.goodput_rps for outcome in meeting), default=0.0)
     return next((outcome for outcome in meeting if outcome.goodput_rps * MORE >= most), None)
-
-
-def _crossing(low: float, high: float) -> float:
-    """Where between two loads stress passes 1, as a share of the way: straight in its logarithm."""
-    low = max(low, 1e-9)
-    return -math.log(low) / math.log(high / low)
 
 
 def evaluate(
@@ -346,7 +340,7 @@ def capacity(outcomes: Sequence[LoadResult], slo: Slo, tpot: float = 1.0, ttft: 
         if stress <= 1:
             capacity_rps = max(capacity_rps, outcome.requests_per_s)
         elif previous is not None and previous[0] <= 1:
-            share = _crossing(previous[0], stress)
+            share = crossing_share(previous[0], stress)
             capacity_rps = max(capacity_rps, previous[1] + share * (outcome.requests_per_s - previous[1]))
         previous = (stress, outcome.requests_per_s)
     return capacity_rps

@@ -150,6 +150,12 @@ class Scene:
         )
 
 
+def crossing_share(low: float, high: float) -> float:
+    """Where between two loads stress passes 1, as a share of the way: straight in its logarithm."""
+    low = max(low, 1e-9)
+    return -math.log(low) / math.log(high / low)
+
+
 def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
     """The requests that count: neither those that fill an empty system nor those that drain it.
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import Curve, LoadKind, Metric, Point, Statistic, View, configuration
+from pdlab.analysis.curves import Curve, Metric, Point, Statistic, View, configuration
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontier, own, spots
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Pool
+from pdlab.core.workload import LoadKind
 from pdlab.report import tables
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.report.scales import LOGARITHMIC, latency_is_logarithmic, logarithmic

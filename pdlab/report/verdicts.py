@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, View
@@ -83,8 +84,16 @@ def listed_all(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def figure_lines(each: Against, curves: Sequence[Curve], view: View) -> list[tuple[str, str, str]]:
-    """(figure, ratio with its interval, what that says) of the throughput and of both latencies."""
+class FigureLine(NamedTuple):
+    """``ratio`` with its interval, and in ``words`` what it says."""
+
+    figure: str
+    ratio: str
+    words: str
+
+
+def figure_lines(each: Against, curves: Sequence[Curve], view: View) -> list[FigureLine]:
+    """Of the throughput and of both latencies."""
     per = f" per {tables.node_name(curves, view)}" if view.normalized else ""
     names = {
         "throughput": f"{view.throughput_metric} tokens/s{per}",
@@ -95,11 +104,11 @@ def figure_lines(each: Against, curves: Sequence[Curve], view: View) -> list[tup
     for ratio in each.ratios:
         found = ratio.comparison
         if found is None:
-            rows.append((names[ratio.figure], "-", "not known at every load"))
+            rows.append(FigureLine(names[ratio.figure], "-", "not known at every load"))
             continue
         higher, lower = HIGHER[ratio.figure]
         words = {"better": higher, "worse": lower, "not distinguishable": "no difference resolved"}[found.verdict]
-        rows.append((names[ratio.figure], ratio_text(found), words))
+        rows.append(FigureLine(names[ratio.figure], ratio_text(found), words))
     return rows
 
 
@@ -145,10 +154,8 @@ def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
         text = f"{where} no configuration can be named"
     elif len(pick.ranking) > 1 and pick.slo.ttft_s is None and pick.slo.e2el_s is None:
         figures = [f"{each.label} {plain(each.throughput.value)}" for each in pick.capacities]
-        bounds = [(name, getattr(pick.slo, f"{name}_s")) for name in ("tpot", "itl_p99", "stall")]
-        given = ",".join(f"{name}_ms={1000 * bound_s:g}" for name, bound_s in bounds if bound_s is not None)
         rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
-        text = f"{where} {unbounded(f'{given},ttft_ms=2000', '--slo')} ({rate}: {listed(figures)})"
+        text = f"{where} {unbounded(f'{pick.slo.flag},ttft_ms=2000', '--slo')} ({rate}: {listed(figures)})"
     else:
         best = pick.capacities[0]
         most = (

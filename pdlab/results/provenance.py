@@ -11,17 +11,25 @@ import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 CODE = ("pdlab", "configs", "*.py", "*.sh", "requirements*")
 
 
-def git_state() -> tuple[str | None, bool | None]:
-    """(commit, whether code or configuration differs from it); (None, None) outside a checkout."""
+class GitState(NamedTuple):
+    """``dirty``: code or configuration differs from the commit. Both None outside a checkout."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def git_state() -> GitState:
+    """Of the checkout that this code is in."""
     commit = _git("rev-parse", "HEAD")
     if not commit:
-        return None, None
+        return GitState(None, None)
     changes = _git("--no-optional-locks", "status", "--porcelain", "--", *CODE)
-    return commit, None if changes is None else bool(changes)
+    return GitState(commit, None if changes is None else bool(changes))
 
 
 def _git(*args: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from pdlab.core.text import plain
 from pdlab.core.workload import Slo
@@ -230,16 +230,24 @@ def served_rps(found: Columns) -> float | None:
     return max(0.0, float(rates.mean() - SERVED_T * rates.std(ddof=1) / math.sqrt(SERVED_SLICES)))
 
 
-def bracket_at(search: SloSearch, confidence: float) -> tuple[float | None, float | None]:
+class Bracket(NamedTuple):
+    """The ends of a search in requests/s: the highest rate that meets the SLO, below the lowest that misses it; None
+    where there is none."""
+
+    low_rps: float | None
+    high_rps: float | None
+
+
+def bracket_at(search: SloSearch, confidence: float) -> Bracket:
     """The ends of a finished search (`bracket`), its requests judged at another confidence."""
     return bracket(judge_all(search.points, search.slo.quantile, confidence, search.error_shares))
 
 
-def bracket(found: Sequence[SloPoint]) -> tuple[float | None, float | None]:
-    """(highest rate that meets, below the lowest that misses; lowest rate that misses); None where there is none."""
-    high = min((point.rate_rps for point in found if point.verdict == "misses"), default=None)
-    low = max((p.rate_rps for p in found if p.verdict == "meets" and (high is None or p.rate_rps < high)), default=None)
-    return low, high
+def bracket(points: Sequence[SloPoint]) -> Bracket:
+    """What the points of a search show."""
+    high = min((point.rate_rps for point in points if point.verdict == "misses"), default=None)
+    meeting = [point.rate_rps for point in points if point.verdict == "meets"]
+    return Bracket(max((rate for rate in meeting if high is None or rate < high), default=None), high)
 
 
 def _at_most(k: int, n: int, p: float) -> float:

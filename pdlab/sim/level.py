@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.metrics import Columns, distribution, is_short, window_of
@@ -103,8 +104,16 @@ def _ramped(load: Ramp, share: float) -> float:
     return float(load.start_rps * (load.end_rps / load.start_rps) ** share)
 
 
-def figures(level: SimulatedLevel) -> tuple[float | None, float, float]:
-    """(mean TPOT s or None, mean TTFT s, requests/s) of the whole level, as the published files define them."""
+class LevelMeans(NamedTuple):
+    """Means over a whole level; ``tpot_s`` None: no request has a second token."""
+
+    tpot_s: float | None
+    ttft_s: float
+    requests_per_s: float
+
+
+def figures(level: SimulatedLevel) -> LevelMeans:
+    """Of the whole level, as the published files define them."""
     count = len(level.arrival_s)
     ttft_s = (sum(level.first_token_s) - sum(level.arrival_s)) / count
     gaps = [
@@ -112,7 +121,7 @@ def figures(level: SimulatedLevel) -> tuple[float | None, float, float]:
         for finish, first, tokens in zip(level.finish_s, level.first_token_s, level.output_tokens, strict=True)
         if tokens > 1
     ]
-    return (sum(gaps) / len(gaps) if gaps else None), ttft_s, count / level.duration_s
+    return LevelMeans(sum(gaps) / len(gaps) if gaps else None, ttft_s, count / level.duration_s)
 
 
 def gaps(level: SimulatedLevel) -> Distribution | None:

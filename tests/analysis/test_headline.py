@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from pdlab.analysis.curves import Curve, Gpus, LoadKind, Point, Sample, View
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
 from pdlab.analysis.headline import Against, Headline, headlines
 from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.workload import LoadKind
 from pdlab.report import verdicts
 
 TRIALS = 400

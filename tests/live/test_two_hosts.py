@@ -22,7 +22,7 @@ import pytest
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
-from pdlab.cluster.two_hosts import Host, TwoHosts, link_bytes, made, parse_shape, reshape
+from pdlab.cluster.two_hosts import INTERFACE, Host, TwoHosts, made, parse_shape, reshape
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
@@ -44,6 +44,15 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 OWNER = "pdlab's tests"
 UNSHAPED = LinkShape()
+
+
+def link_bytes(pair: TwoHosts) -> tuple[int, int]:
+    """Bytes that each host has sent over the link, frame headers included, as the kernel counts them."""
+    first, second = (
+        next(int(line.split(":")[1].split()[8]) for line in lines if line.split(":")[0].strip() == INTERFACE)
+        for lines in (Path(f"/proc/{host.pid}/net/dev").read_text().splitlines() for host in pair.hosts)
+    )
+    return first, second
 
 
 @pytest.fixture

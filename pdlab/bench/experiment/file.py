@@ -24,11 +24,10 @@ from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
 from pdlab.core.schema import Frozen, load_yaml, validate
-from pdlab.core.workload import Closed, Load, Open, Ramp, Slo, Workload
+from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Slo, Workload
 from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_parser, request_from, request_to_json
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
-BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 # Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
 # (docs/startup.md), and a guess for a 120b model on a cluster.
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
@@ -112,13 +111,13 @@ class SloAsked(SearchLimits):
     @property
     def slo(self) -> Slo:
         """Raises UsageError without a bound."""
-        bounds = {f"{n}_s": ms / 1000 for n in BOUNDS if (ms := getattr(self, f"{n}_ms")) is not None}
+        bounds = {f"{n}_s": ms / 1000 for n in SLO_BOUNDS if (ms := getattr(self, f"{n}_ms")) is not None}
         return validate(Slo, {**bounds, "quantile": self.quantile}, where="slo")
 
     @model_validator(mode="after")
     def _some_bound(self) -> SloAsked:
-        if all(getattr(self, f"{name}_ms") is None for name in BOUNDS):
-            raise ValueError(f"give at least one bound: {', '.join(f'{name}_ms' for name in BOUNDS)}")
+        if all(getattr(self, f"{name}_ms") is None for name in SLO_BOUNDS):
+            raise ValueError(f"give at least one bound: {', '.join(f'{name}_ms' for name in SLO_BOUNDS)}")
         return self
 
 
