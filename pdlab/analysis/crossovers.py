@@ -245,7 +245,9 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
     top = max(curve[-1][0] for curve in drawn.values())
     grid = [*(low + (top - low) * step / REGIME_STEPS for step in range(REGIME_STEPS)), top]
     offered = {label: tpot_at(curve, grid) for label, curve in drawn.items()}
-    tpots = [{label: t for label, found in offered.items() if (t := found[i]) is not None} for i in range(len(grid))]
+    tpots = [
+        {label: t for label, tpots_s in offered.items() if (t := tpots_s[i]) is not None} for i in range(len(grid))
+    ]
     close = [{label for label, t in at.items() if t <= (1 + tolerance) * min(at.values())} for at in tpots]
     regimes: list[Regime] = []
     start = 0
@@ -272,5 +274,5 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
 def tpot_at(curve: ThroughputCurve, least_throughput: Sequence[float]) -> list[float | None]:
     """Lowest TPOT at each of these throughputs or more, straight between neighbours; None beyond the curve."""
     throughput, tpot_s = np.array(curve).T
-    found = -highest(-throughput[None, :, None], -tpot_s[None], -np.array(least_throughput)[:, None])[0]
-    return [None if np.isnan(each) else float(each) for each in found]
+    lowest_s = -highest(-throughput[None, :, None], -tpot_s[None], -np.array(least_throughput)[:, None])[0]
+    return [None if np.isnan(each) else float(each) for each in lowest_s]

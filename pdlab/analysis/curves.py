@@ -153,8 +153,8 @@ class Sample(Figures):
         """That latency in ms with the scatter within this run; None where it is not known."""
         if self.requests is None or metric == "itl":
             return None
-        found = self.requests.estimates(metric).get(statistic)
-        return found.scaled(1000) if found and found.basis else None
+        estimate = self.requests.estimates(metric).get(statistic)
+        return estimate.scaled(1000) if estimate and estimate.basis else None
 
 
 class Point(Figures):
@@ -240,7 +240,7 @@ class Point(Figures):
         self, key: Hashable, of: Callable[[Figures], float | None], value: float, within: Estimate | None
     ) -> Estimate:
         """``value`` with the scatter between repeats; of one repeat that within the run, in relation."""
-        values = [found for sample in self.samples if (found := of(sample)) is not None]
+        values = [sample_value for sample in self.samples if (sample_value := of(sample)) is not None]
         if len(values) > 1:
             own = of_repeats(values)._replace(value=value)
             return own if self.study is None else self.study.moderate(own, key, of)
@@ -253,13 +253,15 @@ class Point(Figures):
         parts: dict[Metric, float] = {"ttft": 1.0} if view.latency_mode != "token" else {}
         if view.latency_mode != "first_token":
             parts["tpot"] = view.chunk_size - 1.0 if view.latency_mode == "chunk" else 1.0
-        found = [(part, self.samples[0].scatter(metric, view.statistic)) for metric, part in parts.items() if part]
-        known = [part.scaled(factor) for factor, part in found if part is not None]
-        if not known or len(known) < len(found):
+        parts_scatter = [
+            (part, self.samples[0].scatter(metric, view.statistic)) for metric, part in parts.items() if part
+        ]
+        scaled = [part.scaled(factor) for factor, part in parts_scatter if part is not None]
+        if not scaled or len(scaled) < len(parts_scatter):
             return None
-        value = sum(part.value for part in known)
-        error = math.hypot(*(part.standard_error or 0.0 for part in known))
-        dof = min(part.dof or math.inf for part in known)
+        value = sum(part.value for part in scaled)
+        error = math.hypot(*(part.standard_error or 0.0 for part in scaled))
+        dof = min(part.dof or math.inf for part in scaled)
         return Estimate(value=value, standard_error=error, dof=dof, basis="requests")
 
 
@@ -313,10 +315,10 @@ class Curve(Frozen):
 
     def lines(self) -> dict[LoadKind, list[Point]]:
         """Points by load kind: a concurrency and a request rate are never on one line."""
-        found: dict[LoadKind, list[Point]] = {}
+        points_by_kind: dict[LoadKind, list[Point]] = {}
         for point in self.points:
-            found.setdefault(point.kind, []).append(point)
-        return found
+            points_by_kind.setdefault(point.kind, []).append(point)
+        return points_by_kind
 
 
 def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = ()) -> tuple[Curve, ...]:
@@ -449,11 +451,11 @@ def without_tails(point: Point) -> Point:
 
 
 def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], Split]:
-    found: dict[tuple[LoadKind, float], list[Split]] = {}
+    by_load: dict[tuple[LoadKind, float], list[Split]] = {}
     for run in runs:
         if run.validity.valid and (one := split(run)):
-            found.setdefault((run.key.kind, run.key.value), []).append(one)
-    return {key: mean_split(repeats) for key, repeats in found.items()}
+            by_load.setdefault((run.key.kind, run.key.value), []).append(one)
+    return {key: mean_split(repeats) for key, repeats in by_load.items()}
 
 
 def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:

@@ -121,14 +121,14 @@ def met_estimate(requests: Requests, slo: Slo) -> Estimate:
     met = _met(requests, slo)
     count = len(met) + requests.failed
     cut = blocks(len(met), requests.together)
-    found = of_blocks(met.astype(np.float64), cut, met_share(requests, slo))
-    if cut is None or found.standard_error is None:
-        return found
+    estimate = of_blocks(met.astype(np.float64), cut, met_share(requests, slo))
+    if cut is None or estimate.standard_error is None:
+        return estimate
     # All or none within the bounds is no proof of certainty: at least the error of a share with two
     # more hits and two more misses (Agresti and Coull 1998).
     guess = (int(met.sum()) + 2) / (count + 4)
     least = math.sqrt(guess * (1 - guess) / (count + 4))
-    return found._replace(standard_error=max(found.standard_error, least))
+    return estimate._replace(standard_error=max(estimate.standard_error, least))
 
 
 def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
@@ -166,7 +166,7 @@ def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Liter
     lines = {kind: points for kind, points in curve.lines().items() if (kind == "concurrency") == (loop == "closed")}
     if not lines:
         return "elsewhere" if curve.points else "unknown"
-    found: list[Capacity] = []
+    capacities: list[Capacity] = []
     known = False
     metric = view.throughput_metric
     for points in lines.values():
@@ -182,9 +182,9 @@ def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Liter
         if most is None or rate is None:
             continue
         capped = bool(tokens.x[0, -1, 0] <= bound[0])
-        found.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, capped=capped))
-    if found:
-        return max(found, key=lambda each: each.throughput.value)
+        capacities.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, capped=capped))
+    if capacities:
+        return max(capacities, key=lambda each: each.throughput.value)
     return "missed" if known else "unknown"
 
 
@@ -212,8 +212,8 @@ def picks(curves: Sequence[Curve], slo: Slo, view: View) -> list[Pick]:
     kinds = {point.kind == "concurrency" for curve in own(curves) for point in curve.points}
     kinds |= {False for curve in own(curves) if curve.points and any(search.slo == slo for search in curve.searches)}
     loops: list[tuple[Loop, bool]] = [("open", False), ("closed", True)]
-    asked: list[Loop] = [loop for loop, closed in loops if closed in kinds] or ["open"]
-    return [pick(curves, slo, view, loop) for loop in asked]
+    kinds_of_loop: list[Loop] = [loop for loop, closed in loops if closed in kinds] or ["open"]
+    return [pick(curves, slo, view, loop) for loop in kinds_of_loop]
 
 
 def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop) -> Pick:
@@ -287,8 +287,8 @@ def _line(
         error = None if within is None else within * value
         return Estimate(value=value, standard_error=error, dof=1.0 if error is not None else None)
 
-    found = line(
+    drawn = line(
         curve, points, [(misses, each_misses)], (rates, lambda p: [rate(s) for s in p.samples]), y_factor=factor
     )
-    assert found is not None, "a curve without points was asked for"
-    return found
+    assert drawn is not None, "a curve without points was asked for"
+    return drawn

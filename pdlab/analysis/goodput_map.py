@@ -76,12 +76,12 @@ class GoodputMap:
 
     def winners(self, row: int, column: int) -> tuple[int, ...]:
         """Who has most there, and who is within 5 % of it, most first; empty where nobody serves anything."""
-        found = [cells[row][column].goodput for cells in self.cells]
-        most = max(found, default=0.0)
+        goodputs = [cells[row][column].goodput for cells in self.cells]
+        most = max(goodputs, default=0.0)
         if not most:
             return ()
-        order = sorted(range(len(found)), key=lambda number: -found[number])
-        return tuple(number for number in order if found[number] >= (1 - ALIKE) * most)
+        order = sorted(range(len(goodputs)), key=lambda number: -goodputs[number])
+        return tuple(number for number in order if goodputs[number] >= (1 - ALIKE) * most)
 
 
 def goodput_map(

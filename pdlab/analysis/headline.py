@@ -77,7 +77,7 @@ class _Line(Frozen):
 def headlines(curves: Sequence[Curve], view: View) -> list[Headline]:
     """One for each kind of load that two deployments have. The reference is collocated where one is, the one of most
     throughput over the loads that all collocated ones share; else the first."""
-    found = []
+    by_kind = []
     for kind in KINDS:
         every = [
             _Line(curve=curve, points=tuple(valid))
@@ -90,7 +90,7 @@ def headlines(curves: Sequence[Curve], view: View) -> list[Headline]:
         others = [line for line in every if line is not reference]
         pairs = [(line.curve.label, _against(line, reference, view, len(others))) for line in others]
         against = [each for _, each in pairs if each is not None]
-        found.append(
+        by_kind.append(
             Headline(
                 kind=kind,
                 reference=reference.curve.label,
@@ -99,7 +99,7 @@ def headlines(curves: Sequence[Curve], view: View) -> list[Headline]:
                 apart=tuple(label for label, each in pairs if each is None),
             )
         )
-    return found
+    return by_kind
 
 
 def _throughput(each: Against) -> float:

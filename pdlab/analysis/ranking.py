@@ -180,7 +180,7 @@ def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: Vie
     """
     metric = view.throughput_metric
     figures: list[tuple[Figure, Values]] = [_bounded(bound) for bound in bounds.bounds]
-    found = line(
+    drawn = line(
         curve,
         [point for point in points if point.valid and bounds.known(point)],
         figures,
@@ -188,7 +188,7 @@ def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: Vie
         y_factor=curve.scale(view),
     )
     limits = np.array([[bound.ms for bound in bounds.bounds]])
-    return found.estimates(found.reach(limits))[0] if found else None
+    return drawn.estimates(drawn.reach(limits))[0] if drawn else None
 
 
 def _bounded(bound: Bound) -> tuple[Figure, Values]:
@@ -298,11 +298,11 @@ def readings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[Re
     loop serves and what an open one does are not compared. A kind without a valid level has no reading."""
     lines = [(curve, kind, points) for curve in own(all_curves) for kind, points in curve.lines().items()]
     kinds = dict.fromkeys(kind for _, kind, _ in lines)
-    found = [
+    answers = [
         _reading([(curve, points) for curve, its_kind, points in lines if its_kind == kind], kind, bounds, view)
         for kind in kinds
     ]
-    return [each for each in found if each is not None]
+    return [each for each in answers if each is not None]
 
 
 def _reading(

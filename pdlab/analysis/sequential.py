@@ -35,13 +35,13 @@ class Judged(Frozen):
 
 
 def judge(
-    found: Sequence[Headline], targets: Targets, looks: Looks, repeats: int, confidence: float
+    headlines: Sequence[Headline], targets: Targets, looks: Looks, repeats: int, confidence: float
 ) -> tuple[Judged, ...]:
     """Every comparison of the figures asked for after that many repeats. They share the error of a look. Output
     tokens/s are those of closed loops: of an open one they are what arrives."""
-    asked = [
+    ratios = [
         (each, headline, ratio)
-        for headline in found
+        for headline in headlines
         for each in headline.against
         for ratio in each.ratios
         if ratio.figure in targets and (ratio.figure != "throughput" or headline.kind == "concurrency")
@@ -49,9 +49,9 @@ def judge(
     level = looks.level(confidence)
     return tuple(
         _judged(
-            each, headline, ratio, targets[ratio.figure], looks.cap if repeats < looks.cap else 0, level, len(asked)
+            each, headline, ratio, targets[ratio.figure], looks.cap if repeats < looks.cap else 0, level, len(ratios)
         )
-        for each, headline, ratio in asked
+        for each, headline, ratio in ratios
     )
 
 
@@ -103,11 +103,11 @@ def _at(estimate: Estimate, repeats: int) -> Estimate:
     return estimate._replace(standard_error=error, dof=float(repeats - 1))
 
 
-def scatter(found: Sequence[Headline], figure: Figure = "throughput") -> tuple[float, int] | None:
+def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> tuple[float, int] | None:
     """Standard deviation from start to start of the logarithm of a figure, pooled over deployments, and its degrees of
     freedom; None where nothing was repeated."""
     estimates: dict[str, Estimate] = {}
-    for headline in found:
+    for headline in headlines:
         for each in headline.against:
             ratio = next(ratio for ratio in each.ratios if ratio.figure == figure)
             for label, estimate in ((each.label, ratio.first), (headline.reference, ratio.second)):

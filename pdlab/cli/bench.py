@@ -248,11 +248,11 @@ def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
             raise UsageError("--start-from belongs to --slo, and none is given")
         return ()
     slo = parse_slo(args.slo, 0.95 if args.slo_quantile is None else args.slo_quantile)
-    asked = {"slo": slo, "start_rps": args.slo_start, "start_from": args.start_from, "hardware": args.hardware}
-    asked |= {"resolution": args.slo_resolution} if args.slo_resolution is not None else {}
-    asked |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
-    asked |= {"requests": args.prompts_per_level}
-    return (validate(Search, asked, where="--slo", names=SEARCH_FLAGS),)
+    settings = {"slo": slo, "start_rps": args.slo_start, "start_from": args.start_from, "hardware": args.hardware}
+    settings |= {"resolution": args.slo_resolution} if args.slo_resolution is not None else {}
+    settings |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
+    settings |= {"requests": args.prompts_per_level}
+    return (validate(Search, settings, where="--slo", names=SEARCH_FLAGS),)
 
 
 def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
@@ -275,8 +275,8 @@ def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
     if kind == "concurrency":
         if args.concurrency is None and args.concurrency_per_gpu is not None:
             return ()
-        asked = parse_concurrencies("all" if args.concurrency is None else args.concurrency)
-        return tuple(Closed(concurrency=value) for value in asked)
+        concurrencies = parse_concurrencies("all" if args.concurrency is None else args.concurrency)
+        return tuple(Closed(concurrency=value) for value in concurrencies)
     if kind == "ramp":
         if args.ramp is None:
             raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
@@ -343,51 +343,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv and not argv[0].startswith("-"):
             near = choices(argv[0], ("run", "ratio"))
             raise UsageError(f"{argv[0]!r} is neither run nor ratio, and every other word follows a flag; {near}")
-        asked, dry_run = options(argv), parser().parse_args(argv).dry_run
-        check_folder(asked.out, "--out")
+        sweep_options, dry_run = options(argv), parser().parse_args(argv).dry_run
+        check_folder(sweep_options.out, "--out")
         if dry_run:
-            print(describe(asked))
+            print(describe(sweep_options))
             return 0
-        asked = _started(asked)
-        with reach(normal_url(asked.base_url)):
-            result = run_sweep(asked)
+        sweep_options = _started(sweep_options)
+        with reach(normal_url(sweep_options.base_url)):
+            result = run_sweep(sweep_options)
         report(result)
         return 0 if result.valid else INVALID
 
     return exit_code(run, resume=_again(argv))
 
 
-def _started(asked: SweepOptions) -> SweepOptions:
+def _started(sweep_options: SweepOptions) -> SweepOptions:
     searches = []
-    for search in asked.searches:
+    for search in sweep_options.searches:
         if search.start_from is not None:
             from pdlab.cli.slo_start import from_plan
 
-            search, words = from_plan(search, asked.workload, normal_url(asked.base_url))
+            search, words = from_plan(search, sweep_options.workload, normal_url(sweep_options.base_url))
             print(words, file=sys.stderr)
         searches.append(search)
-    return asked.model_copy(update={"searches": tuple(searches)})
+    return sweep_options.model_copy(update={"searches": tuple(searches)})
 
 
-def describe(asked: SweepOptions) -> str:
+def describe(sweep_options: SweepOptions) -> str:
     """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
-    w = asked.workload
-    lines = [f"dry run: nothing is sent to {normal_url(asked.base_url)}"]
+    w = sweep_options.workload
+    lines = [f"dry run: nothing is sent to {normal_url(sweep_options.base_url)}"]
     lines.append(f"workload: {w.mode} {w.label}, seed {w.seed}")
-    lines.append(f"KV pools: {planned(asked.fill_cache, w, smoke=asked.smoke, soak=asked.soak_s is not None)}")
-    asked = with_loads(asked, asked.gpus) if asked.gpus is not None else asked
+    lines.append(
+        f"KV pools: {planned(sweep_options.fill_cache, w, smoke=sweep_options.smoke, soak=sweep_options.soak_s is not None)}"
+    )
+    sweep_options = with_loads(sweep_options, sweep_options.gpus) if sweep_options.gpus is not None else sweep_options
     lines += [
-        f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in asked.per_gpu
+        f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)"
+        for value in sweep_options.per_gpu
     ]
-    for level in build(asked, attempt=0):
+    for level in build(sweep_options, attempt=0):
         held = ""
-        if not isinstance(level.load, Closed) and asked.prompts_per_level is None and not asked.smoke:
-            held = f", held for {asked.hold_s:g} s, or 10 times E2EL where that is longer"
-        if asked.soak_s is not None and isinstance(level.load, Closed):
-            held = f" tell how many requests make {asked.soak_s / 60:g} minutes, for which it is then held"
+        if not isinstance(level.load, Closed) and sweep_options.prompts_per_level is None and not sweep_options.smoke:
+            held = f", held for {sweep_options.hold_s:g} s, or 10 times E2EL where that is longer"
+        if sweep_options.soak_s is not None and isinstance(level.load, Closed):
+            held = f" tell how many requests make {sweep_options.soak_s / 60:g} minutes, for which it is then held"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
-    for search in asked.searches:
+    for search in sweep_options.searches:
         start = "half of what closed loops reached, or 1"
         if search.start_from:
             start = "what the simulator finds"
@@ -396,9 +399,11 @@ def describe(asked: SweepOptions) -> str:
         lines.append(f"  highest rate under {search.slo.label}, from {start}:")
         lines.append(
             f"    at most {search.max_points} levels, each of at least {search.requests_needed} requests and held for "
-            f"{asked.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
+            f"{sweep_options.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
         )
-    lines.append(f"results: {asked.out / asked.name if asked.name else f'{asked.out}/(label of what is deployed)'}")
+    lines.append(
+        f"results: {sweep_options.out / sweep_options.name if sweep_options.name else f'{sweep_options.out}/(label of what is deployed)'}"
+    )
     return "\n".join(lines)
 
 

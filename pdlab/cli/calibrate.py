@@ -159,11 +159,11 @@ def _run(args: argparse.Namespace) -> int:
         if args.days:
             print("with days too:", coverage_text(coverage(outside, dict(zip(NAMES, days, strict=True)))))
         print(table(outside))
-        found = median_errors(outside)
+        errors = median_errors(outside)
         error = FitError(
-            tpot_percent=round(found["TPOT"], 1),
-            ttft_percent=round(found["mean TTFT"], 1),
-            requests_per_s_percent=round(found["requests/s"], 1),
+            tpot_percent=round(errors["TPOT"], 1),
+            ttft_percent=round(errors["mean TTFT"], 1),
+            requests_per_s_percent=round(errors["requests/s"], 1),
             points=len({(point.experiment, point.load) for point in outside}),
             how="each experiment predicted by a fit to the others; medians, without the lowest load of each",
             tpot_days_percent=days[0],

@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(args: argparse.Namespace) -> int:
     out = (args.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
-    asked = None if args.concurrency is None else parse_concurrencies(args.concurrency)
+    requested = None if args.concurrency is None else parse_concurrencies(args.concurrency)
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; choose another folder")
@@ -158,7 +158,7 @@ def _main(args: argparse.Namespace) -> int:
                 "a deployment on local Ray nodes is up, and the demo would take its place; "
                 "stop it first: python launch_gptoss.py --shutdown"
             )
-        choice = choose(here, asked)
+        choice = choose(here, requested)
         print(f"This machine: {describe(here, out)}")
         for line in choice.why:
             print(f"- {line}")
@@ -188,7 +188,7 @@ def refuse_if_too_small(here: Machine, folders: Sequence[Path]) -> None:
             )
 
 
-def choose(here: Machine, asked: tuple[int, ...] | None) -> Choice:
+def choose(here: Machine, requested: tuple[int, ...] | None) -> Choice:
     """Levels and engines for this machine."""
     why = [
         f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many collocated "
@@ -197,8 +197,8 @@ def choose(here: Machine, asked: tuple[int, ...] | None) -> Choice:
         else f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many "
         "collocated ones to compare with; the demo stays short"
     ]
-    if asked is not None:
-        levels, reason = asked, "as asked"
+    if requested is not None:
+        levels, reason = requested, "as asked"
     elif here.cores < 2:
         levels, reason = FEWER_LEVELS, f"without {LEVELS[-1]}, because {_cores(here.cores)} for all processes is few"
     elif here.idle_cores is not None and here.idle_cores < 1:
@@ -257,21 +257,21 @@ def _cores(count: float) -> str:
 
 
 @contextlib.contextmanager
-def _port(asked: int | None) -> Iterator[int]:
+def _port(requested: int | None) -> Iterator[int]:
     """The port to serve on, kept from other programs during the block where it is a free one of the kernel's choice.
 
     Raises UsageError where the one that was asked for is taken.
     """
-    if asked is not None and not 0 < asked < 65536:
-        raise UsageError(f"--port {asked}: a port is 1 to 65535")
-    port = PORT if asked is None else asked
+    if requested is not None and not 0 < requested < 65536:
+        raise UsageError(f"--port {requested}: a port is 1 to 65535")
+    port = PORT if requested is None else requested
     with contextlib.ExitStack() as stack:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
-                if asked is not None:
+                if requested is not None:
                     raise UsageError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
                 held, port = local_nodes.hold_port()
                 stack.enter_context(held)
@@ -423,8 +423,8 @@ class _Demo:
         drawn = [part for part in self._parts if part.runs]
         if not drawn:
             return None
-        told = [self._note(part) for part in self._parts if part.error]
-        notes = [word for text in [*told, *self._conditions] for word in ("--note", text)]
+        shortfalls = [self._note(part) for part in self._parts if part.error]
+        notes = [word for text in [*shortfalls, *self._conditions] for word in ("--note", text)]
         plot = self._out / "demo.png"
         folders = [_shown_path(self._out / part.name) for part in drawn]
         words = ["viz.py", "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes]
@@ -479,7 +479,7 @@ class _Demo:
         """Show the output of a command until it has ended."""
         assert process.stdout
         number, rest, ended = process.stdout.fileno(), b"", False
-        said = time.monotonic()
+        last_report = time.monotonic()
         stopping_since: float | None = None
         while True:
             # Its end is what counts, not the end of its output: what it leaves behind may hold that open.
@@ -500,8 +500,8 @@ class _Demo:
             if ended:
                 time.sleep(POLL_S / 5)
             now = time.monotonic()
-            if now - said >= SAY_EVERY_S and not self._stopping:
-                said = now
+            if now - last_report >= SAY_EVERY_S and not self._stopping:
+                last_report = now
                 self._say(f"-- demo: step {self._clock.step + 1} of {self._clock.steps}, {self._clock}")
             if self._stopping:
                 if stopping_since is None:

@@ -118,8 +118,8 @@ def _started(plan: Plan) -> Plan:
     from pdlab.cli.slo_start import of_experiment
 
     plan, words = of_experiment(plan)
-    for said in words:
-        print(said, file=sys.stderr)
+    for sentence in words:
+        print(sentence, file=sys.stderr)
     return plan
 
 
@@ -199,13 +199,17 @@ def summary(plan: Plan, result: RunResult) -> str:
 def ratios(result: RunResult) -> list[str]:
     """For every prefill-only and decode-only deployment measured here, the P:D ratio that they imply, beside
     the measured PD deployments of the same TP degrees."""
-    found = [Store(result.folder / folder).load() for folder, runs in result.runs.items() if runs]
-    phases = {mode: [e for e in found if e.runs[0].workload.mode == mode] for mode in ("prefill-only", "decode-only")}
+    experiments = [Store(result.folder / folder).load() for folder, runs in result.runs.items() if runs]
+    phases = {
+        mode: [e for e in experiments if e.runs[0].workload.mode == mode] for mode in ("prefill-only", "decode-only")
+    }
     texts = []
     for prefill in phases["prefill-only"]:
         for decode in phases["decode-only"]:
             alike = [
-                e for e in found if _tp(e) == (_tp(prefill)[0], _tp(decode)[-1]) and e.runs[0].workload.mode == "mixed"
+                e
+                for e in experiments
+                if _tp(e) == (_tp(prefill)[0], _tp(decode)[-1]) and e.runs[0].workload.mode == "mixed"
             ]
             with contextlib.suppress(UsageError):  # nothing valid in one of them: said above
                 texts.append(report(prefill, decode, alike))

@@ -72,8 +72,8 @@ def _run(args: argparse.Namespace) -> int:
     out = args.out.absolute()
     lengths = LENGTHS["local" if args.local else "cluster"]
     steps = plan(out, local=args.local, model=model, port=args.port, lengths=lengths)
-    asked = {"model": model, "local": args.local, "port": args.port}
-    state = open_state(out, asked, resume=args.resume)
+    settings = {"model": model, "local": args.local, "port": args.port}
+    state = open_state(out, settings, resume=args.resume)
     if args.dry_run:
         print(describe(steps, state))
         return 0

@@ -194,8 +194,8 @@ def _export(args: argparse.Namespace, app: ServeApp, request: LaunchRequest) -> 
     if needed:
         words = " ".join(f"{name}={value}" for name, value in needed.items())
         _warn(f"a Serve config cannot carry what this serving path needs: start Ray on every node with {words}")
-    asked = args.api_key or args.api_key_file or os.environ.get(KEY) or not _on_loopback(args.host)
-    if asked and args.api_key is not False:  # without a key on purpose: `_checked_model` has warned
+    wants_key = args.api_key or args.api_key_file or os.environ.get(KEY) or not _on_loopback(args.host)
+    if wants_key and args.api_key is not False:  # without a key on purpose: `_checked_model` has warned
         _warn(
             "a Serve config cannot carry an API key, and this one has none: whoever reaches what `serve deploy` starts "
             "can use the model; launch without --export to ask for the key"

@@ -247,12 +247,12 @@ def _rate(text: str) -> float:
 
 
 def _in_flight(text: str) -> tuple[int, ...]:
-    found = numbers(text)
-    if found[-1] > MAX_IN_FLIGHT:
+    counts = numbers(text)
+    if counts[-1] > MAX_IN_FLIGHT:
         raise argparse.ArgumentTypeError(
-            f"{found[-1]} requests in flight are too many to simulate, at most {MAX_IN_FLIGHT}"
+            f"{counts[-1]} requests in flight are too many to simulate, at most {MAX_IN_FLIGHT}"
         )
-    return found
+    return counts
 
 
 def _applies(args: argparse.Namespace) -> None:
@@ -420,7 +420,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     measured = _measured(args) if args.measured else []
     scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
     progress = _Progress()
-    found = plan(
+    ranked_plan = plan(
         scene,
         args.model,
         view,
@@ -431,30 +431,32 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
         on_progress=progress,
     )
     progress.end()
-    print(ranking(found, scene, view, args.gpus))
-    best = [candidate for candidate in found.candidates if candidate.best][: args.top]
+    print(ranking(ranked_plan, scene, view, args.gpus))
+    best = [candidate for candidate in ranked_plan.candidates if candidate.best][: args.top]
     print()
-    told = "" if args.model == DEFAULT_MODEL else f" --model {shlex.quote(args.model)}"
-    told += "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
+    model_flag = "" if args.model == DEFAULT_MODEL else f" --model {shlex.quote(args.model)}"
+    model_flag += (
+        "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
+    )
     print(
         next_steps.commands(
             best,
             scene.workload,
             None if hardware.cpu else args.node,
             args.out,
-            told,
-            found.best_candidate(collocated=True),
+            model_flag,
+            ranked_plan.best_candidate(collocated=True),
             scene.slo,
         )
     )
     if args.plot:
-        collocated = found.best_candidate(collocated=True)
-        drawn = list(found.candidates[: max(args.top, 5)])
+        collocated = ranked_plan.best_candidate(collocated=True)
+        drawn = list(ranked_plan.candidates[: max(args.top, 5)])
         drawn += [collocated] if collocated is not None and collocated not in drawn else []
         plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware, args.count_gpus)
         print(f"Plot (simulated): {args.plot}")
     if args.goodput_map:
-        _draw_map(args, scene, found, measured)
+        _draw_map(args, scene, ranked_plan, measured)
     return 0
 
 
@@ -486,13 +488,13 @@ def _measured(args: argparse.Namespace) -> list[Served]:
     return found
 
 
-def _draw_map(args: argparse.Namespace, scene: Scene, found: Plan, measured: Sequence[Served]) -> None:
+def _draw_map(args: argparse.Namespace, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:
     from pdlab.analysis.goodput_map import goodput_map
     from pdlab.plan.open_loop import under_rates
     from pdlab.report.goodput_map import draw
 
-    shown = list(found.candidates[: max(args.top, MAPPED)])
-    collocated = found.best_candidate(collocated=True)
+    shown = list(ranked_plan.candidates[: max(args.top, MAPPED)])
+    collocated = ranked_plan.best_candidate(collocated=True)
     shown += [collocated] if collocated is not None and collocated not in shown else []
     labels = {served.label for served in measured}
     every = [*measured]
@@ -576,17 +578,17 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = args.prompts or ("repeated" if published else "fresh")
-        found = measured(experiment, prompts)
-        shape = _measured_shape(args.model, found.deployment.model, folder)
+        sweep = measured(experiment, prompts)
+        shape = _measured_shape(args.model, sweep.deployment.model, folder)
         names.append(shape.name)
         other = other_kind(hardware, experiment)
         if other:
             print(f"note: {other}: give --hardware", file=sys.stderr)
-        points += compare(hardware, shape, found)
+        points += compare(hardware, shape, sweep)
         if args.plot:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
-            predicted.append(next_steps.as_measured(found, hardware, shape, args.seed, whole))
+            predicted.append(next_steps.as_measured(sweep, hardware, shape, args.seed, whole))
     models = " and ".join(dict.fromkeys(names))
     print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
     print(table(points))
@@ -599,14 +601,14 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     return 0
 
 
-def _measured_shape(asked: str | None, model: str, folder: Path) -> ModelShape:
+def _measured_shape(model_flag: str | None, model: str, folder: Path) -> ModelShape:
     """The shape to predict with: of the model that was measured, or of the one that --model names."""
     from pdlab.core.catalog import load_model
 
     name = model.rpartition("/")[2]
-    shape = load_model(asked or name)
-    if shape is None and asked:
-        raise _unknown_model(asked)
+    shape = load_model(model_flag or name)
+    if shape is None and model_flag:
+        raise _unknown_model(model_flag)
     if shape is None:
         raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
     if shape.name != name:
@@ -625,11 +627,11 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
         text = args.predict.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {args.predict}: cannot be read as a text file; give a CSV") from error
-    header, rows, asked = csv_rows.read(text, str(args.predict), args.model or DEFAULT_MODEL)
-    found = csv_predictions.predict(asked, hardware)
-    for line in csv_predictions.refused(asked, found):
+    header, rows, requested = csv_rows.read(text, str(args.predict), args.model or DEFAULT_MODEL)
+    predictions = csv_predictions.predict(requested, hardware)
+    for line in csv_predictions.refused(requested, predictions):
         print(f"{args.predict}, {line}", file=sys.stderr)
-    out = csv_predictions.render(header, rows, found)
+    out = csv_predictions.render(header, rows, predictions)
     if args.out is None:
         print(out, end="")
         return 0

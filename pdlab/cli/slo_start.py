@@ -50,10 +50,10 @@ def of_experiment(plan: Plan) -> tuple[Plan, list[str]]:
                     local = plan.file.where.local is not None
                     workload = part.workload.workload(plan.file.seed)
                     try:
-                        search, said = begun(search, workload, visit.configuration.deployment, local=local)
+                        search, sentence = begun(search, workload, visit.configuration.deployment, local=local)
                     except UsageError as error:
                         raise UsageError(f"{plan.path}: {part.folder}: {error}") from None
-                    words.append(f"{part.folder}: {said}")
+                    words.append(f"{part.folder}: {sentence}")
                 searches.append(search)
             parts[part.folder] = part.model_copy(update={"searches": tuple(searches)})
     visits = [
@@ -67,14 +67,14 @@ def begun(search: Search, workload: Workload, deployment: Deployment, *, local: 
 
     Raises UsageError where the simulator knows nothing of what is deployed, or of what is asked.
     """
-    found = simulated(search, workload, deployment, local=local)
-    ends = [end for end in (found.low_rps, found.high_rps) if end is not None]
+    simulated_search = simulated(search, workload, deployment, local=local)
+    ends = [end for end in (simulated_search.low_rps, simulated_search.high_rps) if end is not None]
     if not ends:
         raise UsageError(f"start from plan: the simulator found no rate that meets or misses it; {FIX}")
     start_rps = math.prod(ends) ** (1 / len(ends))
     started = {"start_rps": start_rps, "step": STEP, "start_from": None, "hardware": None}
-    said = f"{search.slo.label}: on the simulator {found.detail.split(';')[0]}; measuring begins there"
-    return search.model_copy(update=started), said
+    sentence = f"{search.slo.label}: on the simulator {simulated_search.detail.split(';')[0]}; measuring begins there"
+    return search.model_copy(update=started), sentence
 
 
 def simulated(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> SloSearch:

@@ -141,8 +141,8 @@ def parser() -> argparse.ArgumentParser:
         help="per node and per GPU count the GPUs of the whole nodes that a deployment takes, filled with copies of it "
         "(default: nodes are rented whole), or those that it uses alone",
     )
-    asked = p.add_argument_group("what is answered")
-    asked.add_argument(
+    answers = p.add_argument_group("what is answered")
+    answers.add_argument(
         "--at",
         action="append",
         default=[],
@@ -150,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
         help="which configuration serves most with tpot_ms=12,ttft_p95_ms=2000: bounds on statistics of a level "
         "(METRIC_STATISTIC_ms, without a statistic that of --stat); repeatable",
     )
-    asked.add_argument(
+    answers.add_argument(
         "--slo",
         action="append",
         default=[],
@@ -158,16 +158,16 @@ def parser() -> argparse.ArgumentParser:
         help="which configuration serves most within ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable "
         "(default: the SLOs that the experiments searched for)",
     )
-    asked.add_argument(
+    answers.add_argument(
         "--slo-quantile",
         type=share,
         metavar="Q",
         help="share of requests that must be within every bound of --slo (default 0.95)",
     )
-    asked.add_argument(
+    answers.add_argument(
         "--price-per-gpu-hour", type=above_zero, default=None, metavar="PRICE", help="adds the cost of a million tokens"
     )
-    asked.add_argument(
+    answers.add_argument(
         "--published",
         nargs="+",
         default=[],
@@ -347,9 +347,9 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             print(f"Plot over time: {over_time}")
     answers = []
     for slo in slos:
-        for found in goodput.picks(curves, slo, view):
-            texts.append(sections.slo_text(found, curves, view))
-            answers.append(verdicts.slo_sentence(found, curves, view))
+        for pick in goodput.picks(curves, slo, view):
+            texts.append(sections.slo_text(pick, curves, view))
+            answers.append(verdicts.slo_sentence(pick, curves, view))
             if show_tables:
                 print(texts[-1], end="\n\n")
     if args.report is not None:
@@ -376,10 +376,10 @@ def _doubt(paths: Sequence[Path]) -> str | None:
     """That the audit finds something in these folders that makes a plot of them wrong; None where it does not."""
     from pdlab.analysis.audit import rules
 
-    found = rules.shared(rules.hard(rules.audit(paths, recompute=False)))
-    if not found:
+    findings = rules.shared(rules.hard(rules.audit(paths, recompute=False)))
+    if not findings:
         return None
-    kinds = ", ".join(dict.fromkeys(finding.kind for finding in found))
+    kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
     named = list(map(str, paths)) if len(paths) <= 4 else ["DIR..."]
     more = "" if len(paths) <= 4 else " with these folders"
     return (
@@ -440,14 +440,14 @@ def _gpus(texts: list[str], paths: list[Path]) -> dict[str, int]:
     from pdlab.core.text import choices
 
     names = [path.resolve().name for path in paths]
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for text in texts:
         name, _, count = text.rpartition("=")
         if not name or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
             raise UsageError(f"--gpus {text}: expected NAME=N with N at least 1, for example --gpus my-folder=8")
         if name not in names:
             raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r}; {choices(name, names)}")
-        if name in found:
+        if name in sizes:
             raise UsageError(f"--gpus {text}: {name} is given twice; keep one")
-        found[name] = int(count)
-    return found
+        sizes[name] = int(count)
+    return sizes

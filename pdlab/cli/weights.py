@@ -50,10 +50,10 @@ def _run(args: argparse.Namespace) -> int:
         print(f"{args.model} is built by pdlab at the first launch: there is nothing to fetch")
         return 0
     harmony = shape is not None and shape.architecture.startswith("GptOss")
-    found = _here(args, source, harmony) if args.here else _nodes(args, source, harmony)
-    for name, node in found.items():
+    nodes = _here(args, source, harmony) if args.here else _nodes(args, source, harmony)
+    for name, node in nodes.items():
         print(line(name, source, node))
-    if not any(node["missing"] for node in found.values()):
+    if not any(node["missing"] for node in nodes.values()):
         return 0
     if not args.fetch:
         print(f"fetch them before the nodes cost money: python -m pdlab weights --model {args.model} --fetch")

@@ -167,13 +167,13 @@ class Cluster:
         for module in ("pdlab.remote", function.__module__):
             ray.cloudpickle.register_pickle_by_value(importlib.import_module(module))
         task = ray.remote(num_cpus=0)(function)
-        asked = {}
+        tasks = {}
         for node in self.alive():
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            asked[node["NodeID"]] = task.options(scheduling_strategy=there).remote(*args)
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
+            tasks[node["NodeID"]] = task.options(scheduling_strategy=there).remote(*args)
+        ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout_s)
         answers = {}
-        for node_id, answer in asked.items():
+        for node_id, answer in tasks.items():
             with contextlib.suppress(Exception):  # it did not answer in time, or died meanwhile
                 answers[node_id] = ray.get(answer, timeout=0)
         return answers

@@ -311,8 +311,8 @@ def _shared_memory(nodes: LocalNodes) -> set[Path]:
         return set()
     noted = Path(nodes.temp_dir) / "shared-memory"
     lines = noted.read_text(encoding="utf-8").splitlines() if noted.is_file() else []
-    found = {Path(line) for line in lines if _SHARED.fullmatch(line)} | _mapped(processes(nodes))
-    return {path for path in found if path.exists()}
+    paths = {Path(line) for line in lines if _SHARED.fullmatch(line)} | _mapped(processes(nodes))
+    return {path for path in paths if path.exists()}
 
 
 def _mapped(pids: Iterable[int]) -> set[Path]:
@@ -323,12 +323,12 @@ def _mapped(pids: Iterable[int]) -> set[Path]:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
             inodes |= {line.split()[4] for line in text.splitlines() if "/dev/shm/" in line}
-    found = set()
+    paths = set()
     for path in Path("/dev/shm").glob("*"):
         with contextlib.suppress(OSError):
             if _SHARED.fullmatch(str(path)) and str(path.stat().st_ino) in inodes:
-                found.add(path)
-    return found
+                paths.add(path)
+    return paths
 
 
 def _all_pids() -> list[int]:

@@ -140,14 +140,14 @@ def _idle_seconds(root: Path) -> float | None:
 
 def _cpu_seconds(root: Path) -> Mapping[tuple[int, str], float]:
     """(pid, name) -> CPU seconds of every process that can be seen."""
-    found = {}
+    seconds = {}
     ticks = os.sysconf("SC_CLK_TCK")
     for folder in (root / "proc").glob("[0-9]*"):
         head, _, tail = (_text(folder / "stat") or "").rpartition(")")
         fields = tail.split()
         if len(fields) > 12:
-            found[int(folder.name), head.partition("(")[2]] = (int(fields[11]) + int(fields[12])) / ticks
-    return found
+            seconds[int(folder.name), head.partition("(")[2]] = (int(fields[11]) + int(fields[12])) / ticks
+    return seconds
 
 
 def _load_average(root: Path) -> float | None:

@@ -31,7 +31,7 @@ def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
     interrupt here is passed on and waited for). The child ends with this process, however that ends.
     """
     theirs, ours = os.pipe()
-    with open(theirs) as said, contextlib.ExitStack() as writing, _holding() as release:  # noqa: PTH123
+    with open(theirs) as answers, contextlib.ExitStack() as writing, _holding() as release:  # noqa: PTH123
         writing.callback(os.close, ours)
         child = spawn_in(
             pid, [sys.executable, "-m", module, str(ours)], dies_with_parent=True, env=dict(env),
@@ -39,7 +39,7 @@ def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
         )  # fmt: skip
         writing.close()
         code = _wait(child, text, release)
-        error = said.read()
+        error = answers.read()
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if error:

@@ -140,14 +140,14 @@ def reap() -> None:
 
 def strays(owner: str) -> dict[int, Path]:
     """PID 1 of every host of that owner, with the folder of its files."""
-    found = {}
+    folders = {}
     for proc in Path("/proc").iterdir():
         if proc.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (proc / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
                 if str(_HERE / "namespace_init.py").encode() in words and words[-1] == owner.encode():
-                    found[int(proc.name)] = Path(words[-2].decode())
-    return found
+                    folders[int(proc.name)] = Path(words[-2].decode())
+    return folders
 
 
 def _end(inits: list[subprocess.Popen[bytes]]) -> None:
@@ -221,9 +221,9 @@ def _net(host: Host, *command: str, may_fail: bool = False) -> str:
     with network_of(host.pid):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode and not may_fail:
-        said = " ".join((done.stderr or done.stdout).split())
+        complaint = " ".join((done.stderr or done.stdout).split())
         raise ClusterError(
-            f"the link between the two hosts: `{' '.join(command)}` fails: {said or 'it does not say why'}"
+            f"the link between the two hosts: `{' '.join(command)}` fails: {complaint or 'it does not say why'}"
         )
     return done.stdout
 

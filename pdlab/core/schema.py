@@ -86,9 +86,9 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        told = one_line(error, kind, names)
-        flagged = names is not None and told.startswith("--")
-        raise UsageError(told if flagged else f"{where}: {told}") from error
+        complaint = one_line(error, kind, names)
+        flagged = names is not None and complaint.startswith("--")
+        raise UsageError(complaint if flagged else f"{where}: {complaint}") from error
 
 
 def _boolean_for_number(kind: type[BaseModel], data: Mapping[str, Any]) -> str | None:
@@ -129,9 +129,9 @@ def one_line(
     got = (
         "" if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel) else _shown(value)
     )
-    told = f"{rule(first, kind)}{got}"
+    complaint = f"{rule(first, kind)}{got}"
     more = f" (and {len(others)} more)" if others else ""
-    return f"{key}: {told}{more}" if key else f"{told}{more}"
+    return f"{key}: {complaint}{more}" if key else f"{complaint}{more}"
 
 
 def _shown(value: Any) -> str:

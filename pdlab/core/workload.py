@@ -44,15 +44,15 @@ class Workload(Frozen):
     def _lengths_as_text(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        found = data.get("lengths")
-        if isinstance(found, str):
+        lengths = data.get("lengths")
+        if isinstance(lengths, str):
             try:
-                found = parse_lengths(found)
+                lengths = parse_lengths(lengths)
             except UsageError as error:
                 raise ValueError(f"lengths: {error}") from error
-            data = {**data, "lengths": found}
-        if isinstance(found, Pairs):
-            for name, mean in zip(("input_tokens", "output_tokens"), found.mean_tokens, strict=True):
+            data = {**data, "lengths": lengths}
+        if isinstance(lengths, Pairs):
+            for name, mean in zip(("input_tokens", "output_tokens"), lengths.mean_tokens, strict=True):
                 if data.get(name) not in (None, round(mean)):
                     raise ValueError(f"{name} is {data[name]}, but the file of lengths says that itself: leave it out")
                 data = {**data, name: round(mean)}
@@ -178,17 +178,17 @@ def workload_of_flags(
     Nominal lengths that are not given are those of ``default``; ``more``: other fields. Raises UsageError.
     """
     given = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
-    asked = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in given.items() if value is not None}
     if isinstance(lengths, Pairs):
-        for name, value in asked.items():
+        for name, value in fields.items():
             if name != "lengths":
                 raise UsageError(
                     f"{FLAGS[name]} {value}: the file of --lengths says how long requests are; leave {FLAGS[name]} out"
                 )
     else:
         nominal = default or Workload()
-        asked = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens, **asked}
-    return validate(Workload, {**asked, **more}, where="the workload", names=FLAGS)
+        fields = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens, **fields}
+    return validate(Workload, {**fields, **more}, where="the workload", names=FLAGS)
 
 
 class Closed(Frozen):

@@ -181,7 +181,7 @@ class Application:
 
     def logs_by(self, read: Callable[[str, str, float], list[T]]) -> list[T]:
         """What ``read`` finds in the logs of the submitted application's replicas, on all nodes."""
-        return [found for each in self._ask_logs(read) for found in each]
+        return [value for each in self._ask_logs(read) for value in each]
 
     def _ask_logs(self, read: Callable[..., Any]) -> list[Any]:
         """What ``read(folder, app, since)`` finds in every node's logs."""

@@ -99,25 +99,25 @@ def ask_shapes(
     through prefill and decode. ``sequences``: how many one request may ask for; shapes with more
     are left out. ``key``: the endpoint's API key. Raises CanaryError.
     """
-    asked = requests(model_id)[: len(plain)]
-    first, longest = asked[0], asked[-1]
-    wanted: dict[str, tuple[dict[str, Any], list[Answer]]] = {
-        "a list of prompts": ({**first, "prompt": [request["prompt"] for request in asked]}, list(plain)),
+    single_requests = requests(model_id)[: len(plain)]
+    first, longest = single_requests[0], single_requests[-1]
+    shapes: dict[str, tuple[dict[str, Any], list[Answer]]] = {
+        "a list of prompts": ({**first, "prompt": [request["prompt"] for request in single_requests]}, list(plain)),
         # vLLM refuses several greedy choices; the best one of one candidate is the same.
         "n=2": ({**first, "n": 2, "temperature": 1.0, "top_k": 1}, [plain[0]] * 2),
     }
-    found = {}
-    for name, (request, right) in wanted.items():
+    results = {}
+    for name, (request, right) in shapes.items():
         if len(right) <= sequences:
             choices = sorted(_choices(_post(base_url, request, key)), key=lambda choice: int(choice["index"]))
             if [choice["index"] for choice in choices] != list(range(len(right))):
                 numbers = [choice["index"] for choice in choices]
                 raise CanaryError(f"{name} is answered by choices {numbers} instead of 0 to {len(right) - 1}")
-            got = [read_answer({"choices": [choice]}) for choice in choices]
-            found[name] = compare(got, right, "each asked alone", bounded=False)
+            answers = [read_answer({"choices": [choice]}) for choice in choices]
+            results[name] = compare(answers, right, "each asked alone", bounded=False)
     streamed = read_answer({"choices": [_streamed(_stream(base_url, {**longest, "stream": True}, key))]})
-    found["a stream"] = compare([streamed], [plain[-1]], "asked at once", bounded=False)
-    return found
+    results["a stream"] = compare([streamed], [plain[-1]], "asked at once", bounded=False)
+    return results
 
 
 def _choices(completion: dict[str, Any]) -> list[dict[str, Any]]:
@@ -190,14 +190,14 @@ def compare(
         wrong.append(f"{early} of {compared} prompts differ among their first {EARLY_TOKENS} tokens")
     if bounded and not wrong and 2 * len(rounded) > compared > 1 and shared < LEAST_SHARED * total:
         wrong.append(f"only {shared} of {total} tokens agree")
-    told = [f"{'; '.join(rounded)}: {'more than ' if wrong else ''}rounding"] if rounded else []
+    remarks = [f"{'; '.join(rounded)}: {'more than ' if wrong else ''}rounding"] if rounded else []
     equal = False if wrong else True if same else None
     head = (
         f"{same} of {len(got)} prompts give the same tokens"
         if same
         else "not compared: no prompt gives the same tokens"
     )
-    detail = "; ".join([*(wrong or [head]), *told])
+    detail = "; ".join([*(wrong or [head]), *remarks])
     return CanaryResult(equal=equal, compared=compared, rounded=len(rounded), detail=f"{detail} ({source})")
 
 
@@ -260,10 +260,10 @@ def _asked() -> str:
 
 
 def _by_id(top: dict[str, float]) -> dict[int, float]:
-    found = {int(token.removeprefix(_ID)): float(logprob) for token, logprob in top.items()}
-    if not found:
+    logprobs = {int(token.removeprefix(_ID)): float(logprob) for token, logprob in top.items()}
+    if not logprobs:
         raise ValueError("no log-probabilities")
-    return found
+    return logprobs
 
 
 def _post(base_url: str, request: dict[str, Any], key: str | None) -> dict[str, Any]:

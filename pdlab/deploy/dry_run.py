@@ -67,14 +67,14 @@ def _ranks(replica: ReplicaPlacement, node: str) -> str:
     return f" TP groups {ranges(numbers)}" if len(numbers) > 1 else f" TP group {numbers[0]}"
 
 
-def _link_table(found: Sequence[Link]) -> str | None:
-    if not found:
+def _link_table(links: Sequence[Link]) -> str | None:
+    if not links:
         return None
-    if len(found) > MAX_LINK_ROWS:
-        kinds = Counter(link.kind for link in found)
+    if len(links) > MAX_LINK_ROWS:
+        kinds = Counter(link.kind for link in links)
         return "".join(f"KV links: {kind} between {count} pairs of nodes\n" for kind, count in kinds.items())
     rows = [("prefill node", "decode node", "link", "replica pairs")]
-    rows += [(link.prefill_node, link.decode_node, link.kind, str(link.pairs)) for link in found]
+    rows += [(link.prefill_node, link.decode_node, link.kind, str(link.pairs)) for link in links]
     return _table(rows) + "\n"
 
 

@@ -34,8 +34,8 @@ LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 @cache
 def known() -> dict[str, dict[str, Any]]:
     """Argument -> ``types`` (null: anything), ``choices``, and those of the bounds in `LIMITS` that it has."""
-    found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))["arguments"]
-    return found
+    arguments: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))["arguments"]
+    return arguments
 
 
 def check_engine_arguments(deployment: Deployment) -> None:

@@ -64,9 +64,9 @@ def engine_memory(
     kwargs = engine_kwargs(deployment, role, shape, cpu=cpu)
     gpus = pool.tp * pool.pp
     weights = weights_bytes(shape, pool, kwargs) / gpus
-    told = kwargs.get("kv_cache_memory_bytes")
-    if isinstance(told, int):
-        left = float(told)
+    configured = kwargs.get("kv_cache_memory_bytes")
+    if isinstance(configured, int):
+        left = float(configured)
     elif gpu_type in GPU_MEMORY_GB:
         share = kwargs.get("gpu_memory_utilization", UTILIZATION)
         left = (GPU_MEMORY_GB[gpu_type] * share - OVERHEAD_GB) * 1e9 - weights
@@ -95,7 +95,7 @@ def engine_memory(
         kv_tokens=int(room / longest_bytes * longest),
         request_tokens=tokens,
         requests=int(room / request_bytes) if tokens <= longest else 0,
-        estimated=told is None,
+        estimated=configured is None,
     )
 
 
@@ -119,7 +119,7 @@ def examine(
     deployment: Deployment, shape: ModelShape | None, view: ClusterView, placement: Placement, workload: Workload
 ) -> list[EngineMemory]:
     """The arithmetic for every pool that it can be made for. Raises UsageError where one cannot hold a request."""
-    found = []
+    memories = []
     for role in dict.fromkeys(replica.role for replica in placement.replicas):
         types = {view.node(node).gpu_type for node in placement.nodes_of(role)}
         smallest = min(types, key=lambda name: GPU_MEMORY_GB.get(name or "", math.inf))
@@ -128,8 +128,8 @@ def examine(
         memory = engine_memory(deployment, role, shape, smallest, cpu=placement.device == "cpu", workload=workload)
         if memory is not None:
             _refuse(memory, shape, "GPU" if placement.device == "gpu" else "CPU rank")
-            found.append(memory)
-    return found
+            memories.append(memory)
+    return memories
 
 
 def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
@@ -150,18 +150,18 @@ def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
         )
 
 
-def table(found: Sequence[EngineMemory], workload: Workload, unit: str) -> str:
+def table(memories: Sequence[EngineMemory], workload: Workload, unit: str) -> str:
     """One row per pool; where lengths vary, for the longest request that there can be."""
-    asked = ":".join(f"{tokens:,}" for tokens in workload.longest)
+    lengths = ":".join(f"{tokens:,}" for tokens in workload.longest)
     head = ("engine of", f"{unit}s", "weights, GB each", "KV cache, GB each", "tokens", "max_model_len",
-            f"requests of {asked} that fit")  # fmt: skip
+            f"requests of {lengths} that fit")  # fmt: skip
     rows = []
-    for memory in found:
+    for memory in memories:
         fit = f"{memory.requests:,}" if memory.request_tokens <= memory.longest else "0: longer than max_model_len"
         rows.append((memory.role, str(memory.gpus), _gb(memory.weights_bytes), _gb(memory.kv_bytes),
                      f"{memory.kv_tokens:,}", f"{memory.longest:,}", fit))  # fmt: skip
     note = "estimated: memory x utilisation - weights - overhead (docs/setup.md)\n"
-    return text_table(head, rows, left=(0,)) + "\n" + (note if any(memory.estimated for memory in found) else "")
+    return text_table(head, rows, left=(0,)) + "\n" + (note if any(memory.estimated for memory in memories) else "")
 
 
 def _gb(count: float) -> str:

@@ -51,9 +51,9 @@ class Sample(NamedTuple):
 def samples(page: str) -> Iterator[Sample]:
     """The page's samples of vLLM's metrics. Some exporters give each counter twice, with and without ``_total``; it is
     counted once."""
-    found = list(_SAMPLE.finditer(page))
-    counters = {match["name"] for match in found if match["total"]}
-    for match in found:
+    matches = list(_SAMPLE.finditer(page))
+    counters = {match["name"] for match in matches if match["total"]}
+    for match in matches:
         if match["total"] or match["name"] not in counters:
             yield Sample(match["name"], match["labels"] or "", float(match["value"]))
 
@@ -156,16 +156,16 @@ class Snapshot(Frozen):
         filled once: each prompt goes to one engine of every role. None where that is not known."""
         if not self.kv_pools:
             return None
-        found = list(self.kv_pools.values())
-        engines = Counter(pool.role for pool in found)
-        return max(0.0, max(engines[pool.role] * (pool.tokens - pool.served) for pool in found))
+        pools = list(self.kv_pools.values())
+        engines = Counter(pool.role for pool in pools)
+        return max(0.0, max(engines[pool.role] * (pool.tokens - pool.served) for pool in pools))
 
     @property
     def finished(self) -> float | None:
         """Requests that the engines have finished where answers come from: decode or collocated ones."""
-        found = [counters.requests for pool, counters in self.engines.items() if pool != "prefill"]
-        known = [value for value in found if value is not None]
-        return sum(known) if known else None
+        counts = [counters.requests for pool, counters in self.engines.items() if pool != "prefill"]
+        counted = [value for value in counts if value is not None]
+        return sum(counted) if counted else None
 
 
 def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mapping[str, str]) -> Snapshot:

@@ -272,7 +272,10 @@ def _stages(state: AppState) -> str:
     for replica in state.replicas:
         stages.setdefault(replica.deployment, []).append(replica.state.lower())
     waiting = {name: ["no replica placed yet"] for name in state.deployments if name not in stages}
-    return "; ".join(f"{name}: {', '.join(found)}" for name, found in sorted((stages | waiting).items())) or "submitted"
+    return (
+        "; ".join(f"{name}: {', '.join(replicas)}" for name, replicas in sorted((stages | waiting).items()))
+        or "submitted"
+    )
 
 
 def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, started: str) -> Manifest:

@@ -371,7 +371,7 @@ def _host(text: str) -> str:
 
 def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
     """``KEY=VALUE`` texts as engine arguments. Raises UsageError."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         key = key.strip().lstrip("-").replace("-", "_")
@@ -383,10 +383,10 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
             value = _number(text) if _EXPONENT.fullmatch(text.strip()) else parse_yaml(text)
         except yaml.YAMLError as error:
             raise UsageError(f"{flag} {pair!r}: the value is not valid YAML ({yaml_fault(error)})") from error
-        if key in found and found[key] != value:
-            raise UsageError(f"{flag} {key} is given twice, as {found[key]!r} and {value!r}: keep one")
-        found[key] = value
-    return found
+        if key in arguments and arguments[key] != value:
+            raise UsageError(f"{flag} {key} is given twice, as {arguments[key]!r} and {value!r}: keep one")
+        arguments[key] = value
+    return arguments
 
 
 def _number(text: str) -> int | float:
@@ -505,13 +505,13 @@ def _transport(args: argparse.Namespace, before: Transport) -> Transport:
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:
-    found = {}
+    variables = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not value:
             raise UsageError(f"--ucx-env {pair!r}: expected UCX_NAME=VALUE, for example UCX_MAX_RMA_RAILS=4")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
@@ -638,10 +638,10 @@ def request_from_json(text: str | bytes) -> LaunchRequest:
 
 def _link(args: argparse.Namespace) -> LinkShape | None:
     """What the link of --two-hosts shall be; None: nothing is said of it. Raises UsageError."""
-    asked = args.link_rate is not None or args.link_delay_ms is not None
-    if asked and not args.two_hosts:
+    shaped = args.link_rate is not None or args.link_delay_ms is not None
+    if shaped and not args.two_hosts:
         raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
     if args.two_hosts and args.local != 2:
         what = f"--local {args.local}" if args.local else f"--cluster {args.cluster or 'auto'}"
         raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {what}")
-    return parse_shape(args.link_rate, args.link_delay_ms) if asked else None
+    return parse_shape(args.link_rate, args.link_delay_ms) if shaped else None

@@ -45,8 +45,8 @@ def examine(
     if topology.placement == "spread" and over_efa(view):
         optional = (LIBFABRIC,) if choose and may_choose(transport) else ()
         say("asking UCX on every node which devices it finds")
-        asked = (*transport.backends, *(name for name in optional if name not in transport.backends))
-        facts = cluster.ask_nodes(node.thorough, ports, environment, asked)
+        backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
+        facts = cluster.ask_nodes(node.thorough, ports, environment, backends)
         if optional and all_load(facts, LIBFABRIC):
             say(f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)")
             transport = transport.model_copy(update={"backends": (LIBFABRIC,)})
@@ -93,13 +93,13 @@ def only_asked(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any
     Without UCX among them, what UCX finds and logs is left out too.
     """
     wanted = set(backends)
-    found = {}
+    relevant = {}
     for name, fact in facts.items():
         loaded: Mapping[str, Any] = fact.get("loaded") or {}
         kept = {key: value for key, value in loaded.get("backends", {}).items() if key in wanted}
         changed = {**loaded, "backends": kept} | ({} if "UCX" in wanted else {"transports": None, "log": ""})
-        found[name] = {**fact, "loaded": changed}
-    return found
+        relevant[name] = {**fact, "loaded": changed}
+    return relevant
 
 
 def judge(findings_now: Callable[[], list[Finding]], say: Callable[[str], None], wait_s: float = PORT_WAIT_S) -> None:

@@ -96,14 +96,14 @@ def _check_shapes(deployment: Deployment, running: Running, plain: Sequence[cana
     """The same prompts in other shapes of request must give the same tokens. Raises CanaryError."""
     sequences = deployment.serving.requests.max_prompts
     api = api_key.client_key(running.api_key_file, {})
-    found = canary.ask_shapes(running.base_url, running.model_id, plain, sequences, api)
-    wrong = [f"{name}: {result.detail}" for name, result in found.items() if result.equal is False]
+    results = canary.ask_shapes(running.base_url, running.model_id, plain, sequences, api)
+    wrong = [f"{name}: {result.detail}" for name, result in results.items() if result.equal is False]
     if wrong:
         raise CanaryError(f"the deployment answers some shapes of request wrongly: {'; '.join(wrong)}")
-    told = [name for name, result in found.items() if result.equal]
-    if told:
-        say(f"canary: {', '.join(told)}: the same tokens as asked one by one")
-    for name, result in found.items():
+    equal = [name for name, result in results.items() if result.equal]
+    if equal:
+        say(f"canary: {', '.join(equal)}: the same tokens as asked one by one")
+    for name, result in results.items():
         if result.equal is None:
             say(f"canary: {name}: {result.detail}")
 
@@ -119,9 +119,9 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
         nodes = placement.nodes_of(cast(Role, role)) if cluster and placement else ()
         gpus = sorted({str(cluster.node(node).gpu_type) for node in nodes}) if cluster else []
         cpu = cluster is not None and cluster.device == "cpu"
-        told = {**engine_kwargs(deployment, cast(Role, role), shape, cpu=cpu), "kv_transfer_config": None}
+        arguments = {**engine_kwargs(deployment, cast(Role, role), shape, cpu=cpu), "kv_transfer_config": None}
         versions = {name: manifest.versions.get(name) for name in ("vllm", "torch")}
-        facts = [running.tokenizer, versions, gpus, pool.dp, pool.expert_parallel, told]
+        facts = [running.tokenizer, versions, gpus, pool.dp, pool.expert_parallel, arguments]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
         keys.add(f"{running.model_id}-{digest}")
     return keys.pop() if len(keys) == 1 else None

@@ -121,14 +121,14 @@ def judge(
         observed = logged
     elif not apart:
         observed = "gpu peer" if gpus else "shared memory"
-    told = ", ".join(
+    traffic = ", ".join(
         f"{wire} {sent / 1e6:.3g} MB out and {received / 1e6:.3g} MB in"
         for wire, (sent, received) in counted.items()
         if sent or received
     )
     seen = "the interfaces' counters could not be read on every node"
     if readable:
-        seen = f"interfaces counted {told or 'nothing'} of {payload_bytes / 1e6:.3g} MB"
+        seen = f"interfaces counted {traffic or 'nothing'} of {payload_bytes / 1e6:.3g} MB"
     known = readable and payload_bytes > 0
     return WireProof(
         planned=planned,
@@ -211,9 +211,9 @@ def prove(
 def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:
     """As long as a prompt may be, as far as that is known, up to TOKENS."""
     cpu = view.device == "cpu"
-    told = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in ("prefill", "decode")]
-    known = [length for length in told if isinstance(length, int)] or [shape.max_context if shape else TOKENS]
-    return max(1, min(TOKENS, *(length - 16 for length in known)))
+    limits = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in ("prefill", "decode")]
+    lengths = [length for length in limits if isinstance(length, int)] or [shape.max_context if shape else TOKENS]
+    return max(1, min(TOKENS, *(length - 16 for length in lengths)))
 
 
 def _ask(running: Running, tokens: int, shape: ModelShape | None) -> int:

@@ -35,20 +35,20 @@ _KNOWN = (
 
 def known_secrets(environment: Mapping[str, str], files: Iterable[Path]) -> set[str]:
     """Values that must not leave: of variables whose names say so, and the contents of those files."""
-    found = {value.strip() for name, value in environment.items() if _NAMES.search(name)}
+    values = {value.strip() for name, value in environment.items() if _NAMES.search(name)}
     for path in files:
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            found.add(path.read_text(encoding="utf-8").strip())
+            values.add(path.read_text(encoding="utf-8").strip())
     # A path to a secret is none, and a word such as "token" (RAY_AUTH_MODE) stands everywhere.
-    return {value for value in found if len(value) >= LEAST_SECRET and not value.startswith("/") and " " not in value}
+    return {value for value in values if len(value) >= LEAST_SECRET and not value.startswith("/") and " " not in value}
 
 
 def secret_files(home: Path, cache: Path) -> list[Path]:
     """Where Ray, pdlab and Hugging Face keep theirs."""
-    found = [home / ".ray" / "auth_token", home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"]
+    files = [home / ".ray" / "auth_token", home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"]
     if cache.is_dir():
-        found += [path for path in cache.rglob("*") if path.is_file() and _NAMES.search(path.name)]
-    return found
+        files += [path for path in cache.rglob("*") if path.is_file() and _NAMES.search(path.name)]
+    return files
 
 
 def redact(text: str, secrets: Collection[str]) -> str:

@@ -54,7 +54,7 @@ class State(Frozen):
     outcomes: dict[str, Outcome] = Field(default_factory=dict)
 
 
-def open_state(out: Path, asked: dict[str, Any], *, resume: bool) -> State:
+def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> State:
     """The state of an earlier run, or a new one. Raises UsageError where the folder and --resume do not agree."""
     path = out / STATE
     if not path.exists():
@@ -62,7 +62,7 @@ def open_state(out: Path, asked: dict[str, Any], *, resume: bool) -> State:
             raise UsageError(f"--resume: {out} has no {STATE}; leave it out, or give the --out of the first run")
         if out.exists() and any(out.iterdir()):
             raise UsageError(f"--out {out} is not empty and holds no {STATE}; choose another folder")
-        return State(asked=asked)
+        return State(asked=settings)
     if not resume:
         raise UsageError(f"--out {out} holds an earlier run: go on with --resume, or choose another folder")
     try:
@@ -70,15 +70,15 @@ def open_state(out: Path, asked: dict[str, Any], *, resume: bool) -> State:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read ({error}); choose another --out") from error
     state = validate(State, data, where=str(path))
-    if state.asked != asked:
+    if state.asked != settings:
         raise UsageError(
-            f"--resume: {out} was made with {_words(state.asked)}, now it is {_words(asked)}; repeat the first"
+            f"--resume: {out} was made with {_words(state.asked)}, now it is {_words(settings)}; repeat the first"
         )
     return state
 
 
-def _words(asked: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asked.items())
+def _words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def run(
@@ -134,15 +134,15 @@ def _run_step(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
         )
         try:
-            told = began
+            last_report = began
             while process.poll() is None:
                 time.sleep(POLL_S)
                 now = time.monotonic()
                 if now - began > step.limit_s:
                     verdict = "timed out"
                     _end(process)
-                elif now - told > SAY_EVERY_S:
-                    told = now
+                elif now - last_report > SAY_EVERY_S:
+                    last_report = now
                     say(
                         f"    {minutes(now - began)} of at most {minutes(step.limit_s)}: "
                         f"{last_line(log) or 'no output yet'}"
@@ -206,8 +206,8 @@ def backends(path: Path) -> dict[str, int]:
 def _detail(step: Step, out: Path, log: Path, verdict: Verdict, code: int) -> str:
     if verdict == "timed out":
         return f"not done within {minutes(step.limit_s)}; last: {last_line(log) or 'no output'}"
-    told = _summary(out / step.summary) if step.summary else None
-    return told or last_line(log) or f"exit code {code}, no output"
+    summary = _summary(out / step.summary) if step.summary else None
+    return summary or last_line(log) or f"exit code {code}, no output"
 
 
 def _summary(path: Path) -> str | None:
@@ -217,8 +217,8 @@ def _summary(path: Path) -> str | None:
         if "findings" in data:
             errors = [finding["topic"] for finding in data["findings"] if finding["severity"] == "error"]
             return f"{len(data['findings'])} findings, errors: {', '.join(errors) or 'none'}"
-        told = [(run["backend"], (run.get("verdict") or run.get("error"))["text"]) for run in data["runs"]]
-        return " | ".join(f"{backend}: {text}" for backend, text in told)
+        verdicts = [(run["backend"], (run.get("verdict") or run.get("error"))["text"]) for run in data["runs"]]
+        return " | ".join(f"{backend}: {text}" for backend, text in verdicts)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -88,7 +88,7 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
     where: Literal["local", "cluster"] = "local" if local else "cluster"
     backends = "UCX" if local else "UCX,LIBFABRIC"
     here = ("--here",) if local else ()
-    found: list[Step] = [
+    steps: list[Step] = [
         Step(
             name="doctor",
             title="what the nodes lack",
@@ -114,12 +114,12 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
             codes={0: "ok"},
         ),
     ]
-    found += [_transfer(out, strategy, where, backends, model) for strategy in ("pack", "spread")]
+    steps += [_transfer(out, strategy, where, backends, model) for strategy in ("pack", "spread")]
     for deployed in DEPLOYMENTS[where]:
-        found += _deployment(deployed, out, where, model, port, lengths)
+        steps += _deployment(deployed, out, where, model, port, lengths)
     sweeps = tuple(f"sweep {deployed.name}" for deployed in DEPLOYMENTS[where])
     folders = tuple(str(out / "results" / deployed.label) for deployed in DEPLOYMENTS[where])
-    found += [
+    steps += [
         Step(
             name="shutdown",
             title="give the GPUs back" if not local else "stop the local nodes",
@@ -150,7 +150,7 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
             any_of=sweeps,
         ),
     ]  # fmt: skip
-    return tuple(found)
+    return tuple(steps)
 
 
 def _transfer(out: Path, strategy: str, where: str, backends: str, model: str) -> Step:

@@ -18,7 +18,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 NOBODY = "#eeeeee"
 
 
-def draw(found: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None = None) -> None:
+def draw(goodputs: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None = None) -> None:
     """Write the picture (png, svg or pdf). Raises StoreError when it cannot be written."""
     import matplotlib
 
@@ -26,16 +26,16 @@ def draw(found: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float
     from matplotlib import pyplot
 
     with pyplot.style.context(str(STYLE_FILE)):
-        count = len(found.served) + 1
+        count = len(goodputs.served) + 1
         columns = min(COLUMNS, count)
         rows = math.ceil(count / columns)
         figure, grid = pyplot.subplots(
             rows, columns, figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.9), squeeze=False, layout="constrained"
         )
         panels = [axes for row in grid for axes in row]
-        _winners(panels[0], found)
+        _winners(panels[0], goodputs)
         for number, axes in enumerate(panels[1:count]):
-            _heat(axes, found, number, price_per_gpu_hour)
+            _heat(axes, goodputs, number, price_per_gpu_hour)
         for axes in panels[count:]:
             axes.set_visible(False)
         figure.suptitle(textwrap.fill(title, 50 * columns), fontsize=9)
@@ -50,11 +50,11 @@ def draw(found: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float
             pyplot.close(figure)
 
 
-def _axes(axes: Any, found: GoodputMap, title: str) -> None:
-    axes.set_xticks(range(len(found.ttft_s)), [f"{1e3 * bound:g}" for bound in found.ttft_s])
-    axes.set_yticks(range(len(found.tpot_s)), [f"{1e3 * bound:g}" for bound in found.tpot_s])
-    axes.set_xlim(-0.5, len(found.ttft_s) - 0.5)
-    axes.set_ylim(-0.5, len(found.tpot_s) - 0.5)
+def _axes(axes: Any, goodputs: GoodputMap, title: str) -> None:
+    axes.set_xticks(range(len(goodputs.ttft_s)), [f"{1e3 * bound:g}" for bound in goodputs.ttft_s])
+    axes.set_yticks(range(len(goodputs.tpot_s)), [f"{1e3 * bound:g}" for bound in goodputs.tpot_s])
+    axes.set_xlim(-0.5, len(goodputs.ttft_s) - 0.5)
+    axes.set_ylim(-0.5, len(goodputs.tpot_s) - 0.5)
     axes.set_xlabel("TTFT bound (ms)")
     axes.set_ylabel("TPOT bound (ms)")
     axes.set_title(title, fontsize=8)
@@ -74,31 +74,31 @@ def _tile(axes: Any, column: int, row: int, color: str, text: str, *, simulated:
     axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=ink, bbox=back)
 
 
-def _heat(axes: Any, found: GoodputMap, number: int, price: float | None) -> None:
+def _heat(axes: Any, goodputs: GoodputMap, number: int, price: float | None) -> None:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    each = found.served[number]
+    each = goodputs.served[number]
     # One scale for all, so that panels compare.
-    most = max((cell.goodput for cells in found.cells for line in cells for cell in line), default=0.0) or 1.0
-    for row, line in enumerate(found.cells[number]):
+    most = max((cell.goodput for cells in goodputs.cells for line in cells for cell in line), default=0.0) or 1.0
+    for row, line in enumerate(goodputs.cells[number]):
         for column, cell in enumerate(line):
             color = to_hex(colormaps["cividis"](cell.goodput / most)) if cell.goodput else NOBODY
             text = f"{'≥' if cell.more else ''}{cell.goodput:.2f}" if cell.goodput else "-"
             cost = cell.cost(price, each.output_tokens) if price is not None else None
             text += f"\n{cost:.2f}" if cost is not None else ""
             _tile(axes, column, row, color, text, simulated=each.origin == "simulated")
-    _axes(axes, found, f"{LETTERS[number % len(LETTERS)]}: {each.label} ({each.origin})")
+    _axes(axes, goodputs, f"{LETTERS[number % len(LETTERS)]}: {each.label} ({each.origin})")
 
 
-def _winners(axes: Any, found: GoodputMap) -> None:
-    for row in range(len(found.tpot_s)):
-        for column in range(len(found.ttft_s)):
-            best = found.winners(row, column)
+def _winners(axes: Any, goodputs: GoodputMap) -> None:
+    for row in range(len(goodputs.tpot_s)):
+        for column in range(len(goodputs.ttft_s)):
+            best = goodputs.winners(row, column)
             if not best:
                 _tile(axes, column, row, NOBODY, "-", simulated=False)
                 continue
             text = "\n".join(LETTERS[number % len(LETTERS)] for number in best[:3])
-            simulated = any(found.served[number].origin == "simulated" for number in best)
+            simulated = any(goodputs.served[number].origin == "simulated" for number in best)
             _tile(axes, column, row, HUES[best[0] % len(HUES)], text, simulated=simulated)
-    _axes(axes, found, "most goodput per GPU, and who is within 5 % of it")
+    _axes(axes, goodputs, "most goodput per GPU, and who is within 5 % of it")

@@ -206,7 +206,7 @@ def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iter
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
             "headlines": list(_headlines(members, view)),
             "sentence": None if _compared(members, view) else verdicts.headline(members, view),
-            "apart": [text for found in _compared(members, view) for text in verdicts.apart_text(found)],
+            "apart": [text for compared in _compared(members, view) for text in verdicts.apart_text(compared)],
             "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
             "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,
             "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
@@ -219,44 +219,44 @@ def _compared(curves: Sequence[Curve], view: View) -> list[Headline]:
 
 def _headlines(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
     """A block of three lines for each deployment that is compared with the reference."""
-    for found in _compared(curves, view):
-        for each in found.against:
+    for compared in _compared(curves, view):
+        for each in compared.against:
             yield {
-                "name": f"{each.label} over {found.reference}",
-                "entered": verdicts.entered(each, found),
+                "name": f"{each.label} over {compared.reference}",
+                "entered": verdicts.entered(each, compared),
                 "lines": verdicts.figure_lines(each, curves, view),
             }
 
 
 def _readings(curves: Sequence[Curve], bounds: Bounds, view: View) -> Iterator[dict[str, Any]]:
-    found = [] if verdicts.incomparable(curves, view) else readings(curves, bounds, view)
-    if not found:
+    answers = [] if verdicts.incomparable(curves, view) else readings(curves, bounds, view)
+    if not answers:
         yield from (
             {"sentence": text, "ranking": [], "caption": ""} for text in verdicts.at_sentences(curves, bounds, view)
         )
-    for each in found:
+    for each in answers:
         yield {
-            "sentence": verdicts.reading_sentence(each, curves, view, several=len(found) > 1),
+            "sentence": verdicts.reading_sentence(each, curves, view, several=len(answers) > 1),
             "caption": _caption(each, view),
             "ranking": _ranking(each, view),
         }
 
 
-def _caption(found: Reading, view: View) -> str:
+def _caption(reading: Reading, view: View) -> str:
     text = (
-        f"The highest rate of each at {found.bounds.label}, linear between measured levels; "
+        f"The highest rate of each at {reading.bounds.label}, linear between measured levels; "
         f"{100 * view.confidence:g} % intervals"
     )
-    return f"{text}, with an assumed scatter between repeats (one repeat)" if found.single_repeat else text
+    return f"{text}, with an assumed scatter between repeats (one repeat)" if reading.single_repeat else text
 
 
-def _ranking(found: Reading, view: View) -> list[dict[str, str]]:
+def _ranking(reading: Reading, view: View) -> list[dict[str, str]]:
     """Rows of the table; who is ahead of whom only where a winner may be named."""
-    if len(found.ranking) < 2:
+    if len(reading.ranking) < 2:
         return []
-    if found.bounds.of_first_token:
-        return [_ranked(each, view) for each in found.ranking]
-    return [{**_ranked(each, view), "ahead": "", "distinguishable": "TTFT unbounded"} for each in found.ranking]
+    if reading.bounds.of_first_token:
+        return [_ranked(each, view) for each in reading.ranking]
+    return [{**_ranked(each, view), "ahead": "", "distinguishable": "TTFT unbounded"} for each in reading.ranking]
 
 
 def _ranked(ranked: Ranked, view: View) -> dict[str, str]:

@@ -73,7 +73,7 @@ def _point(point: Point, confidence: float) -> dict[str, Any]:
         "r": {rate: _short(estimate.value) for rate, estimate in rates.items()},
         "ri": _intervals(rates, confidence),
         "l": {m: {s: _short(e.value) for s, e in known.items() if e} for m, known in latencies.items() if known},
-        "li": {m: found for m, known in latencies.items() if (found := _intervals(known, confidence))},
+        "li": {m: widths for m, known in latencies.items() if (widths := _intervals(known, confidence))},
     }
 
 

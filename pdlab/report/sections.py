@@ -95,10 +95,10 @@ def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
     if incomparable(curves, view):
         return None
     kinds = dict.fromkeys(point.kind for curve in curves for point in curve.points)
-    found = {kind: crossovers([_of_kind(curve, kind) for curve in curves], view) for kind in kinds}
+    by_kind = {kind: crossovers([_of_kind(curve, kind) for curve in curves], view) for kind in kinds}
     texts = [
         _crossovers(comparison, curves, view, f", {LOOPS[kind]}" if len(kinds) > 1 else "")
-        for kind, comparison in found.items()
+        for kind, comparison in by_kind.items()
         if comparison is not None
     ]
     return "\n\n".join(texts) or None

@@ -38,9 +38,9 @@ class Held(NamedTuple):
     def line(self, metric: Metric, statistic: str) -> list[tuple[float, float]]:
         """(minute, ms) in the middle of each window that has answers."""
         return [
-            ((window.begins_s + window.ends_s) / 120, 1000 * found.percentiles_s[statistic])
+            ((window.begins_s + window.ends_s) / 120, 1000 * latency.percentiles_s[statistic])
             for window in self.windows
-            if (found := _of(window, metric)) is not None
+            if (latency := _of(window, metric)) is not None
         ]
 
 
@@ -50,14 +50,14 @@ def _of(window: SoakWindow, metric: Metric) -> Distribution | None:
 
 def held(experiments: Sequence[Experiment]) -> list[Held]:
     """Every run of the experiments that was held for long."""
-    found = []
+    soaks = []
     for label, experiment in zip(short_labels(experiments), experiments, strict=True):
         for run in experiment.runs:
             if run.soak is not None:
                 load = f"{run.load.value:g} requests/s" if run.key.kind == "rate" else f"concurrency {run.load.value:g}"
                 invalid = "" if run.validity.valid else ", not valid"
-                found.append(Held(f"{label} at {load}{invalid}", run))
-    return found
+                soaks.append(Held(f"{label} at {load}{invalid}", run))
+    return soaks
 
 
 def text(each: Held) -> str:
@@ -66,7 +66,7 @@ def text(each: Held) -> str:
     rows = []
     for window in each.windows[::step]:
         cells = [
-            core_text.number(1000 * found.percentiles_s[statistic]) if (found := _of(window, metric)) else "-"
+            core_text.number(1000 * latency.percentiles_s[statistic]) if (latency := _of(window, metric)) else "-"
             for metric in METRICS
             for statistic in STATISTICS
         ]
@@ -76,7 +76,7 @@ def text(each: Held) -> str:
     return f"Over time: {each.sentence}\n{core_text.table([*head, 'output tok/s'], rows, left=(0,))}"
 
 
-def draw(found: Sequence[Held], path: Path) -> None:
+def draw(soaks: Sequence[Held], path: Path) -> None:
     """TPOT and TTFT against time (png, svg or pdf): medians, and the 95th percentiles dashed. Raises StoreError."""
     import matplotlib
 
@@ -89,7 +89,7 @@ def draw(found: Sequence[Held], path: Path) -> None:
         )
         try:
             for axes, metric in zip(panels, METRICS, strict=True):
-                for number, each in enumerate(found):
+                for number, each in enumerate(soaks):
                     color = HUES[number % len(HUES)]
                     for statistic, look in zip(STATISTICS, ("-", "--"), strict=True):
                         line = each.line(metric, statistic)

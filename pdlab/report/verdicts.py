@@ -39,35 +39,35 @@ def headline(curves: Sequence[Curve], view: View) -> str:
         return f"No comparison: {reason}."
     if len(own(curves)) < 2:
         return f"{own(curves)[0].label} alone: nothing to compare."
-    found = headlines(curves, view)
-    if not found:
+    compared = headlines(curves, view)
+    if not compared:
         return "No comparison: no two deployments have valid levels of one kind of load."
-    return "\n\n".join(headline_text(each, curves, view) for each in found)
+    return "\n\n".join(headline_text(each, curves, view) for each in compared)
 
 
-def headline_text(found: Headline, curves: Sequence[Curve], view: View) -> str:
+def headline_text(compared: Headline, curves: Sequence[Curve], view: View) -> str:
     """``A over B``, a line for each figure, and what they rest on."""
     blocks = []
-    bases = [entered(each, found) for each in found.against]
-    for each, basis in zip(found.against, bases, strict=True):
+    bases = [entered(each, compared) for each in compared.against]
+    for each, basis in zip(compared.against, bases, strict=True):
         rows = [[f"  {name}", f"{ratio}: {words}"] for name, ratio, words in figure_lines(each, curves, view)]
         lines = aligned(rows, left=(0, 1))
         own_basis = [f"  ({basis})"] if len(set(bases)) > 1 else []
-        blocks.append("\n".join([f"{each.label} over {found.reference}", *lines, *own_basis]))
+        blocks.append("\n".join([f"{each.label} over {compared.reference}", *lines, *own_basis]))
     if len(set(bases)) == 1:
         blocks.append(f"  ({bases[0]})")
-    return "\n".join([*blocks, *apart_text(found)])
+    return "\n".join([*blocks, *apart_text(compared)])
 
 
-def apart_text(found: Headline) -> list[str]:
-    if not found.apart:
+def apart_text(compared: Headline) -> list[str]:
+    if not compared.apart:
         return []
-    return [f"Not compared with {found.reference}, with which no load is shared: {listed(found.apart)}."]
+    return [f"Not compared with {compared.reference}, with which no load is shared: {listed(compared.apart)}."]
 
 
-def entered(each: Against, found: Headline) -> str:
+def entered(each: Against, compared: Headline) -> str:
     """Which loads and repeats a comparison rests on, and at what level."""
-    what = "requests/s" if found.kind == "rate" else "in flight"
+    what = "requests/s" if compared.kind == "rate" else "in flight"
     loads = listed_all([f"{load:.3g}" for load in each.loads])
     per = " per GPU" if each.per_gpu else ""
     out = f" ({each.left_out} more {'is' if each.left_out == 1 else 'are'} not shared)" if each.left_out else ""
@@ -75,8 +75,8 @@ def entered(each: Against, found: Headline) -> str:
     many = f"{repeats} repeat{'' if each.repeats == (1, 1) else 's'} each"
     if 1 in each.repeats:
         many += ", whose scatter from start to start is assumed"
-    together = ", all comparisons of a figure together" if len(found.against) + len(found.apart) > 1 else ""
-    level = f"{100 * found.confidence:g} % intervals{together}"
+    together = ", all comparisons of a figure together" if len(compared.against) + len(compared.apart) > 1 else ""
+    level = f"{100 * compared.confidence:g} % intervals{together}"
     return f"mean ratio over {loads} {what}{per}{out}, {many}, {level}"
 
 
@@ -102,24 +102,24 @@ def figure_lines(each: Against, curves: Sequence[Curve], view: View) -> list[Fig
     }
     rows = []
     for ratio in each.ratios:
-        found = ratio.comparison
-        if found is None:
+        comparison = ratio.comparison
+        if comparison is None:
             rows.append(FigureLine(names[ratio.figure], "-", "not known at every load"))
             continue
         higher, lower = HIGHER[ratio.figure]
-        words = {"better": higher, "worse": lower, "not distinguishable": "no difference resolved"}[found.verdict]
-        rows.append(FigureLine(names[ratio.figure], ratio_text(found), words))
+        words = {"better": higher, "worse": lower, "not distinguishable": "no difference resolved"}[comparison.verdict]
+        rows.append(FigureLine(names[ratio.figure], ratio_text(comparison), words))
     return rows
 
 
-def ratio_text(found: Comparison) -> str:
+def ratio_text(comparison: Comparison) -> str:
     """``0.97 (0.86-1.11)``, as exact as the verdict needs."""
-    middle = f"{found.ratio:.2f}" if found.verdict == "not distinguishable" else _factor(found.ratio)
-    if is_too_wide(found) and found.verdict == "not distinguishable":
+    middle = f"{comparison.ratio:.2f}" if comparison.verdict == "not distinguishable" else _factor(comparison.ratio)
+    if is_too_wide(comparison) and comparison.verdict == "not distinguishable":
         return f"{middle} (too wide to say)"
-    if has_no_scatter(found):
+    if has_no_scatter(comparison):
         return f"{middle} (no scatter)"
-    return f"{middle} ({_factor(found.low)}-{_factor(found.high)})"
+    return f"{middle} ({_factor(comparison.low)}-{_factor(comparison.high)})"
 
 
 def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
@@ -129,8 +129,8 @@ def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[st
         return []
     if reason := incomparable(curves, view):
         return [f"{where} no winner can be named: {reason}."]
-    found = readings(curves, bounds, view)
-    return [reading_sentence(each, curves, view, several=len(found) > 1) for each in found]
+    answers = readings(curves, bounds, view)
+    return [reading_sentence(each, curves, view, several=len(answers) > 1) for each in answers]
 
 
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
@@ -194,21 +194,21 @@ def bracket(capacity: Capacity) -> str:
     return f"{text} ({100 * capacity.bracket_confidence:g} % confidence{many})"
 
 
-def reading_sentence(found: Reading, curves: Sequence[Curve], view: View, *, several: bool = False) -> str:
+def reading_sentence(reading: Reading, curves: Sequence[Curve], view: View, *, several: bool = False) -> str:
     """One sentence on the highest throughput within the bounds; ``several``: kinds of load, so this one is told."""
-    where = f"At {found.bounds.label}" + (f" ({LOOPS[found.kind]})" if several else "")
+    where = f"At {reading.bounds.label}" + (f" ({LOOPS[reading.kind]})" if several else "")
     rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
     if not view.normalized:
         rate = f"{view.throughput_metric} tokens/s, whole deployment"
-    text = f"{where} {_who(found, rate)}"
-    if found.missed and found.ranking:
-        text += f"; not reached by {listed(found.missed)}"
-    if found.unknown and found.ranking:
-        text += f"; not known for {listed(found.unknown)} ({unknown(found.bounds)})"
-    if found.unsure and any(ranked.tied for ranked in found.ranking[1:]):
-        text += f"; {listed(found.unsure)} may reach it as well"
-    if found.capped:
-        text += f"; {listed(found.capped)} might give more: nothing was measured at higher load"
+    text = f"{where} {_who(reading, rate)}"
+    if reading.missed and reading.ranking:
+        text += f"; not reached by {listed(reading.missed)}"
+    if reading.unknown and reading.ranking:
+        text += f"; not known for {listed(reading.unknown)} ({unknown(reading.bounds)})"
+    if reading.unsure and any(ranked.tied for ranked in reading.ranking[1:]):
+        text += f"; {listed(reading.unsure)} may reach it as well"
+    if reading.capped:
+        text += f"; {listed(reading.capped)} might give more: nothing was measured at higher load"
     return text + "."
 
 
@@ -222,26 +222,26 @@ def unknown(bounds: Bounds) -> str:
     return f"not measured, or too few requests at every level: {listed(needs)}" if needs else "not measured"
 
 
-def _who(found: Reading, rate: str) -> str:
-    if not found.ranking:
-        if not found.missed:
-            return f"nothing is known ({unknown(found.bounds)})"
-        of = f"{listed(found.unknown)} ({unknown(found.bounds)})" if found.unknown else ""
+def _who(reading: Reading, rate: str) -> str:
+    if not reading.ranking:
+        if not reading.missed:
+            return f"nothing is known ({unknown(reading.bounds)})"
+        of = f"{listed(reading.unknown)} ({unknown(reading.bounds)})" if reading.unknown else ""
         more = f", and nothing is known of {of}" if of else ""
-        return f"no configuration can be named: no measured level of {listed(found.missed)} is within{more}"
-    best, *runners_up = found.ranking
+        return f"no configuration can be named: no measured level of {listed(reading.missed)} is within{more}"
+    best, *runners_up = reading.ranking
     most = f"about {plain(best.estimate.value)} {rate}"
-    if not runners_up and not found.unsure:
-        alone = "; it is the only one that is that fast" if found.missed else ""
+    if not runners_up and not reading.unsure:
+        alone = "; it is the only one that is that fast" if reading.missed else ""
         return f"{best.label} gives {most}{alone}"
-    if not found.bounds.of_first_token:
-        figures = [f"{each.label} {plain(each.estimate.value)}" for each in found.ranking]
-        return f"{unbounded(found.bounds.with_ttft)} ({rate}: {listed(figures)})"
-    if found.unsure and not any(ranked.tied for ranked in runners_up):
-        names = listed([f"{best.label} ({most})", *found.unsure])
-        edge = f"the bounds are within the noise of the nearest level of {listed(found.unsure)}"
+    if not reading.bounds.of_first_token:
+        figures = [f"{each.label} {plain(each.estimate.value)}" for each in reading.ranking]
+        return f"{unbounded(reading.bounds.with_ttft)} ({rate}: {listed(figures)})"
+    if reading.unsure and not any(ranked.tied for ranked in runners_up):
+        names = listed([f"{best.label} ({most})", *reading.unsure])
+        edge = f"the bounds are within the noise of the nearest level of {listed(reading.unsure)}"
         return f"no winner can be named: {names} are not distinguishable ({edge})"
-    return verdict(found.ranking, most)
+    return verdict(reading.ranking, most)
 
 
 def unbounded(example: str, flag: str = "--at") -> str:

@@ -128,10 +128,11 @@ def distribution(values_s: Iterable[float | None]) -> Distribution | None:
 
 def asked_tokens(records: Sequence[RequestRecord]) -> tuple[float, float] | None:
     """Mean input and output tokens asked of all requests; None where their lengths do not vary."""
-    asked = [record.asked for record in records if record.asked is not None]
-    if not asked:
+    lengths = [record.asked for record in records if record.asked is not None]
+    if not lengths:
         return None
-    return math.fsum(tokens for tokens, _ in asked) / len(asked), math.fsum(tokens for _, tokens in asked) / len(asked)
+    mean_input, mean_output = (math.fsum(tokens) / len(lengths) for tokens in zip(*lengths, strict=True))
+    return mean_input, mean_output
 
 
 def whole(records: Sequence[RequestRecord]) -> Summary:
@@ -179,9 +180,9 @@ def steady_window(records: Sequence[RequestRecord], load: Load) -> Window | None
     return window_over(columns(records), load)
 
 
-def window_over(found: Columns, load: Load) -> Window | None:
+def window_over(requests: Columns, load: Load) -> Window | None:
     """`steady_window` of columns."""
-    return window_of(load, found.arrival_s, found.first_token_s, found.finish_s)
+    return window_of(load, requests.arrival_s, requests.first_token_s, requests.finish_s)
 
 
 def window_of(
@@ -261,14 +262,14 @@ def _or_nan(moment_s: float | None) -> float:
     return math.nan if moment_s is None else moment_s
 
 
-def delays_s(found: Columns) -> tuple[float, float] | None:
+def delays_s(requests: Columns) -> tuple[float, float] | None:
     """Median E2EL of the first and of the last fifth of the arrivals; None with fewer than 3 answers in either. It
     says that a rate is far above what is served where answers take too long to leave a window."""
     import numpy as np
 
-    part = len(found) // 5
+    part = len(requests) // 5
     ends = []
-    for some in (found.e2el_s[:part], found.e2el_s[len(found) - part :]):
+    for some in (requests.e2el_s[:part], requests.e2el_s[len(requests) - part :]):
         known = some[~np.isnan(some)]
         if len(known) < PER_SLICE:
             return None
@@ -283,16 +284,16 @@ def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:
 
 
 def trend_over(
-    found: Columns, load: Load, chunks: Sequence[tuple[float, float]] | None = None, window: Window | None = None
+    requests: Columns, load: Load, chunks: Sequence[tuple[float, float]] | None = None, window: Window | None = None
 ) -> Trend | None:
     """`trend` of columns; ``chunks``: (moment, output tokens) of what was received (None: each answer at once, when it
     begins); ``window``: the columns' own if not given."""
     import numpy as np
 
-    window = window or window_over(found, load)
+    window = window or window_over(requests, load)
     if window is None:
         return None
-    answered = found.part(~np.isnan(found.finish_s))
+    answered = requests.part(~np.isnan(requests.finish_s))
     slices = min(MOST_SLICES, int(window.holds(answered.finish_s).sum()) // PER_SLICE)
     if slices < FEWEST_SLICES:
         return None
@@ -313,7 +314,7 @@ def trend_over(
     if not mean_tokens:
         return None
     times_s = answered.e2el_s[window.judges(answered.arrival_s, answered.finish_s, load)]
-    arrivals = int(((found.arrival_s >= window.opens_s) & (found.arrival_s <= window.closes_s)).sum())
+    arrivals = int(((requests.arrival_s >= window.opens_s) & (requests.arrival_s <= window.closes_s)).sum())
     throughput_change, throughput_t = _fitted(tokens.tolist())
     in_flight = [seconds / width_s for seconds in busy_s]
     growth, growth_t = _fitted(in_flight)

@@ -69,8 +69,8 @@ DISTRIBUTIONS = {
 
 def versions() -> dict[str, str | None]:
     """Name -> version; None where the package or the driver is not there."""
-    found = {name: _first(distributions) for name, distributions in DISTRIBUTIONS.items()}
-    return found | {"ucx": _ucx(), "python": platform.python_version(), "driver": _driver()}
+    installed = {name: _first(distributions) for name, distributions in DISTRIBUTIONS.items()}
+    return installed | {"ucx": _ucx(), "python": platform.python_version(), "driver": _driver()}
 
 
 def hardware() -> dict[str, str | int | float | None]:

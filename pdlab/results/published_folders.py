@@ -109,8 +109,8 @@ def _own(path: Path, gpus: int | None) -> Experiment:
 
 def _published(path: Path, files: list[Path], gpus: int | None) -> Experiment:
     name = _folder_name(path)
-    told = parse_name(name)
-    topology = told.topology
+    named = parse_name(name)
+    topology = named.topology
     if gpus is not None and topology is not None and _gpus(topology) != gpus:
         topology = None
     total = gpus if gpus is not None else (_gpus(topology) if topology else None)
@@ -126,7 +126,7 @@ def _published(path: Path, files: list[Path], gpus: int | None) -> Experiment:
     runs: list[Run] = []
     repeats: dict[tuple[str, float], int] = {}
     for file, data in contents:
-        run = _run(file, data, name, told)
+        run = _run(file, data, name, named)
         repeat = repeats.get((run.key.kind, run.key.value), 0)
         repeats[run.key.kind, run.key.value] = repeat + 1
         runs.append(run.model_copy(update={"key": run.key.model_copy(update={"repeat": repeat})}))
@@ -200,7 +200,7 @@ def _read(file: Path) -> dict[str, Any]:
     return data
 
 
-def _run(file: Path, data: dict[str, Any], name: str, told: FolderName) -> Run:
+def _run(file: Path, data: dict[str, Any], name: str, named: FolderName) -> Run:
     duration_s = _number(file, data, "duration")
     completed = int(_number(file, data, "completed"))
     input_tokens = _number(file, data, "total_input_tokens")
@@ -217,7 +217,7 @@ def _run(file: Path, data: dict[str, Any], name: str, told: FolderName) -> Run:
         reasons.append(f"{wrong[0]} is {data[wrong[0]]!r}{more}: not a latency")
     if failed:
         reasons.append(f"{failed} of {num_requests} requests failed")
-    workload, contradictions = _workload(told, completed, input_tokens, output_tokens)
+    workload, contradictions = _workload(named, completed, input_tokens, output_tokens)
     whole = Summary(
         duration_s=duration_s,
         completed=completed,
@@ -275,34 +275,34 @@ def _load(file: Path, data: dict[str, Any]) -> tuple[Load, list[str]]:
 
 
 def _workload(
-    told: FolderName, completed: int, input_tokens: float, output_tokens: float
+    named: FolderName, completed: int, input_tokens: float, output_tokens: float
 ) -> tuple[Workload, list[str]]:
-    sent_input = max(1, round(input_tokens / completed)) if completed else (told.input_tokens or 1)
-    sent_output = max(1, round(output_tokens / completed)) if completed else (told.output_tokens or 1)
-    mode = told.mode
+    sent_input = max(1, round(input_tokens / completed)) if completed else (named.input_tokens or 1)
+    sent_output = max(1, round(output_tokens / completed)) if completed else (named.output_tokens or 1)
+    mode = named.mode
     if mode is None:
         mode = "prefill-only" if sent_output == 1 else "decode-approx" if sent_input == 1 else "mixed"
     workload = Workload(
-        input_tokens=sent_input if told.input_tokens is None else max(1, told.input_tokens),
-        output_tokens=sent_output if told.output_tokens is None else max(1, told.output_tokens),
+        input_tokens=sent_input if named.input_tokens is None else max(1, named.input_tokens),
+        output_tokens=sent_output if named.output_tokens is None else max(1, named.output_tokens),
         mode=mode,
     )
     # A tokenizer turns some random prompts back into a token more or fewer: 2 % is not a contradiction.
     reasons = [
-        f"the folder's name says {said} {what} tokens per request, the file has {found}"
-        for what, said, found in (
+        f"the folder's name says {expected} {what} tokens per request, the file has {actual}"
+        for what, expected, actual in (
             ("input", workload.sent_input_tokens, sent_input),
             ("output", workload.sent_output_tokens, sent_output),
         )
-        if abs(said - found) > max(1, 0.02 * said)
+        if abs(expected - actual) > max(1, 0.02 * expected)
     ]
     return workload, reasons
 
 
-def _contradiction(what: str, named: float | None, found: float) -> list[str]:
-    if named is None or math.isclose(named, found, rel_tol=1e-6):
+def _contradiction(what: str, named: float | None, actual: float) -> list[str]:
+    if named is None or math.isclose(named, actual, rel_tol=1e-6):
         return []
-    return [f"the file's name says {what} {named:g}, its content {found:g}"]
+    return [f"the file's name says {what} {named:g}, its content {actual:g}"]
 
 
 def _distribution(data: dict[str, Any], metric: str) -> Distribution | None:

@@ -61,22 +61,22 @@ def stress(record: RequestRecord, slo: Slo) -> float:
     return max(of_times, gap_stress(record, slo))
 
 
-def stresses(found: Columns, slo: Slo) -> Column:
+def stresses(requests: Columns, slo: Slo) -> Column:
     """`stress` of columns, which know no gaps between chunks."""
     import numpy as np
 
-    several = found.output_tokens > 1
-    after = np.where(several, found.output_tokens - 1, 1)
-    tpot_s = np.where(several, (found.finish_s - found.first_token_s) / after, 0)
-    worst = np.zeros(len(found))
+    several = requests.output_tokens > 1
+    after = np.where(several, requests.output_tokens - 1, 1)
+    tpot_s = np.where(several, (requests.finish_s - requests.first_token_s) / after, 0)
+    worst = np.zeros(len(requests))
     for times_s, bound_s in (
-        (found.first_token_s - found.arrival_s, slo.ttft_s),
+        (requests.first_token_s - requests.arrival_s, slo.ttft_s),
         (tpot_s, slo.tpot_s),
-        (found.e2el_s, slo.e2el_s),
+        (requests.e2el_s, slo.e2el_s),
     ):
         if bound_s is not None:
             worst = np.maximum(worst, times_s / bound_s)
-    return np.where(np.isnan(found.finish_s), np.inf, worst)
+    return np.where(np.isnan(requests.finish_s), np.inf, worst)
 
 
 def effective(worst: Column, quantile: float) -> float:
@@ -216,14 +216,14 @@ def most_served(points: Sequence[SloPoint]) -> float | None:
     return min(known)[1] if known else None
 
 
-def served_rps(found: Columns) -> float | None:
+def served_rps(requests: Columns) -> float | None:
     """What is served where requests pile up, at least: answers/s in the second half of the time in which load is kept
     up, in 10 slices of it, the lower end of the one-sided 99 % interval of their mean (Student's t). None without
     answers in it."""
     import numpy as np
 
-    begin_s, end_s = (found.arrival_s[0] + found.arrival_s[-1]) / 2, found.arrival_s[-1]
-    counts, _ = np.histogram(found.finish_s[~np.isnan(found.finish_s)], SERVED_SLICES, (begin_s, end_s))
+    begin_s, end_s = (requests.arrival_s[0] + requests.arrival_s[-1]) / 2, requests.arrival_s[-1]
+    counts, _ = np.histogram(requests.finish_s[~np.isnan(requests.finish_s)], SERVED_SLICES, (begin_s, end_s))
     if not counts.any():
         return None
     rates = counts * SERVED_SLICES / (end_s - begin_s)
@@ -259,8 +259,10 @@ def _at_most(k: int, n: int, p: float) -> float:
     upper = 2 * k > n
     tail = range(k + 1, n + 1) if upper else range(k + 1)
     all_ways, odds = math.lgamma(n + 1) + n * math.log1p(-p), math.log(p) - math.log1p(-p)
-    found = math.fsum(math.exp(all_ways - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * odds) for i in tail)
-    return max(0.0, 1 - found) if upper else min(1.0, found)
+    tail_probability = math.fsum(
+        math.exp(all_ways - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * odds) for i in tail
+    )
+    return max(0.0, 1 - tail_probability) if upper else min(1.0, tail_probability)
 
 
 def _solve(probability: Callable[[float], float], target: float, *, rising: bool) -> float:

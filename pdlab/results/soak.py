@@ -40,15 +40,15 @@ LATENCIES: dict[str, Callable[[RequestRecord], float | None]] = {
 def soak(records: Sequence[RequestRecord], load: Load, asked_s: float) -> Soak:
     """What a load that was to be held for ``asked_s`` shows over time."""
     window = load_window(records, load)
-    found = [record for record in metrics.judged(records, load, window) if record.ok] if window else []
+    answered = [record for record in metrics.judged(records, load, window) if record.ok] if window else []
     changes = {}
     for name, of in LATENCIES.items():
-        known = [(record.arrival_s, value) for record in found if (value := of(record))]
-        if window is None or not known:
+        values = [(record.arrival_s, value) for record in answered if (value := of(record))]
+        if window is None or not values:
             changes[name] = Change(verdict="undecided", reason="no answers while the load is kept up")
             continue
-        e2el_s = median(record.e2el_s or 0.0 for record in found)
-        changes[name] = change(known, window.opens_s, window.closes_s, PER_E2EL * e2el_s)
+        e2el_s = median(record.e2el_s or 0.0 for record in answered)
+        changes[name] = change(values, window.opens_s, window.closes_s, PER_E2EL * e2el_s)
     return Soak(asked_s=asked_s, windows=windows(records), changes=changes)
 
 
@@ -90,12 +90,12 @@ def windows(records: Sequence[RequestRecord], width_s: float = WINDOW_S) -> tupl
         SoakWindow(
             begins_s=begin,
             ends_s=end,
-            requests=len(found),
+            requests=len(answered),
             output_tokens_per_s=made / (end - begin),
-            ttft=metrics.distribution(record.ttft_s for record in found),
-            tpot=metrics.distribution(record.tpot_s for record in found),
+            ttft=metrics.distribution(record.ttft_s for record in answered),
+            tpot=metrics.distribution(record.tpot_s for record in answered),
         )
-        for (begin, end), found, made in zip(pairwise(edges), arrived, tokens, strict=True)
+        for (begin, end), answered, made in zip(pairwise(edges), arrived, tokens, strict=True)
     )
 
 
@@ -139,11 +139,11 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
 
 
 def _cut(known: Sequence[tuple[float, float]], begins_s: float, lasts_s: float, blocks: int) -> list[list[float]]:
-    found: list[list[float]] = [[] for _ in range(blocks)]
+    parts: list[list[float]] = [[] for _ in range(blocks)]
     for moment_s, value in known:
         if begins_s <= moment_s <= begins_s + lasts_s:
-            found[min(blocks - 1, int((moment_s - begins_s) / lasts_s * blocks))].append(value)
-    return found
+            parts[min(blocks - 1, int((moment_s - begins_s) / lasts_s * blocks))].append(value)
+    return parts
 
 
 def _levelled(third: Sequence[float]) -> list[float]:
@@ -163,17 +163,17 @@ def _alike(thirds: Sequence[Sequence[float]]) -> float:
     return min(MOST_ALIKE, max(0.0, pairs / squares + BIAS / len(thirds[0]))) if squares else 0.0
 
 
-def changes(found: Soak) -> str:
+def changes(soak: Soak) -> str:
     """The changes in words."""
-    return "; ".join(f"{name.upper()} {_words(each)}" for name, each in found.changes.items())
+    return "; ".join(f"{name.upper()} {_words(each)}" for name, each in soak.changes.items())
 
 
-def _words(found: Change) -> str:
-    if found.ratio is None or found.low is None or found.high is None:
-        return f"undecided: {found.reason}"
-    percents = [f"{100 * (value - 1):+.1f}" for value in (found.ratio, found.low, found.high)]
+def _words(change: Change) -> str:
+    if change.ratio is None or change.low is None or change.high is None:
+        return f"undecided: {change.reason}"
+    percents = [f"{100 * (value - 1):+.1f}" for value in (change.ratio, change.low, change.high)]
     interval = f"{percents[0]} % ({percents[1]} to {percents[2]}, 95 %)"
-    if found.verdict == "undecided":
+    if change.verdict == "undecided":
         return f"undecided: last third against first {interval}"
-    verdict = {"same": "the same", "longer": "longer", "shorter": "shorter"}[found.verdict]
+    verdict = {"same": "the same", "longer": "longer", "shorter": "shorter"}[change.verdict]
     return f"{verdict} in the last third: {interval}"

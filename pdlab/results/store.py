@@ -121,10 +121,10 @@ class Store:
             raw = gzip.decompress(path.read_bytes())
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: the level's requests cannot be read ({error}); {fix}") from error
-        found = hashlib.sha256(raw).hexdigest()
-        if run.raw_sha256 not in (None, found):
+        digest = hashlib.sha256(raw).hexdigest()
+        if run.raw_sha256 not in (None, digest):
             raise StoreError(
-                f"{path}: the level's requests are not those that were measured (SHA-256 {found[:12]}..., "
+                f"{path}: the level's requests are not those that were measured (SHA-256 {digest[:12]}..., "
                 f"{self.path(run.key).name} has {str(run.raw_sha256)[:12]}...); {fix}"
             )
 
@@ -136,8 +136,8 @@ class Store:
 
     def runs(self) -> Iterator[Run]:
         """All finished levels, ordered by (kind, value, repeat, look). Raises StoreError on a damaged file."""
-        found = [_read(path, Run) for path in sorted(self.levels())]
-        yield from sorted(found, key=lambda run: (run.key.kind, run.key.value, run.key.repeat, run.key.look))
+        runs = [_read(path, Run) for path in sorted(self.levels())]
+        yield from sorted(runs, key=lambda run: (run.key.kind, run.key.value, run.key.repeat, run.key.look))
 
     def write_search(self, search: SloSearch) -> None:
         """Write or replace a search; the levels that it rests on are kept as runs of their own."""
@@ -159,12 +159,12 @@ class Store:
 
 def experiment_folders(paths: Iterable[Path]) -> list[Path]:
     """``paths``; in place of the folder of a whole experiment (it has a record) the measured ones in it, by name."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in paths:
         with searched(path):
             within = [each for each in path.glob("[!.]*") if each.is_dir()] if (path / RECORD).is_file() else []
-            found += sorted(folder for folder in within if next(Store(folder).levels(), None)) or [path]
-    return found
+            folders += sorted(folder for folder in within if next(Store(folder).levels(), None)) or [path]
+    return folders
 
 
 @contextlib.contextmanager
@@ -186,11 +186,11 @@ def unfinished(folder: Path) -> str | None:
     if record is None or not left:
         return None
     counts = {status: sum(visit.status == status for visit in left) for status in ("failed", "interrupted", "planned")}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     names = [name for names in record.folders.values() for name in names]
     without = [name for name in names if not next(Store(folder / name).levels(), None)]
     nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
-    return f"{folder} is not finished: {told} of {len(record.visits)} visits{nothing}"
+    return f"{folder} is not finished: {counted} of {len(record.visits)} visits{nothing}"
 
 
 def stopped(folder: Path) -> str | None:

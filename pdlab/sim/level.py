@@ -130,13 +130,13 @@ def gaps(level: SimulatedLevel) -> Distribution | None:
     total = sum(tokens for _, tokens in ordered)
     if not total:
         return None
-    found, seen, wanted = {}, 0, list(PERCENTILES)
+    percentiles_s, seen, wanted = {}, 0, list(PERCENTILES)
     for gap_s, tokens in ordered:
         seen += tokens
         while wanted and seen >= wanted[0] / 100 * total:
-            found[f"p{wanted.pop(0)}"] = gap_s
+            percentiles_s[f"p{wanted.pop(0)}"] = gap_s
     mean_s = sum(gap_s * tokens for gap_s, tokens in ordered) / total
-    return Distribution(mean_s=mean_s, percentiles_s=found)
+    return Distribution(mean_s=mean_s, percentiles_s=percentiles_s)
 
 
 def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:

@@ -54,5 +54,5 @@ class Router:
         return chosen
 
     def _known(self, replica: Replica, router: int, now_s: float) -> int:
-        told = replica.told.get(router)
-        return told[0] if told is not None and now_s - told[1] < self.memory_s else replica.load
+        heard = replica.told.get(router)
+        return heard[0] if heard is not None and now_s - heard[1] < self.memory_s else replica.load

@@ -61,10 +61,10 @@ def workloads(folder: Folder) -> Iterator[Finding]:
         if not run.whole.completed or not folder.ours:
             continue  # the import has compared the published form's name with its content
         workload, steady = run.workload, run.steady
-        asked = run.asked_tokens if workload.varied else (workload.sent_input_tokens, workload.sent_output_tokens)
-        if asked is None or (workload.varied and run.failed):
+        expected = run.asked_tokens if workload.varied else (workload.sent_input_tokens, workload.sent_output_tokens)
+        if expected is None or (workload.varied and run.failed):
             continue  # only the requests themselves tell which of them were answered: see `records`
-        inputs, outputs = asked
+        inputs, outputs = expected
         token_rates = [
             ("input", run.whole.input_tokens_per_s, run.whole, inputs, RATE_SLACK),
             ("output", run.whole.output_tokens_per_s, run.whole, outputs, RATE_SLACK),
