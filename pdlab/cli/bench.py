@@ -369,28 +369,25 @@ def _started(sweep_options: SweepOptions) -> SweepOptions:
     return sweep_options.model_copy(update={"searches": tuple(searches)})
 
 
-def describe(sweep_options: SweepOptions) -> str:
+def describe(sweep: SweepOptions) -> str:
     """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
-    w = sweep_options.workload
-    lines = [f"dry run: nothing is sent to {normal_url(sweep_options.base_url)}"]
+    w = sweep.workload
+    lines = [f"dry run: nothing is sent to {normal_url(sweep.base_url)}"]
     lines.append(f"workload: {w.mode} {w.label}, seed {w.seed}")
-    lines.append(
-        f"KV pools: {planned(sweep_options.fill_cache, w, smoke=sweep_options.smoke, soak=sweep_options.soak_s is not None)}"
-    )
-    sweep_options = with_loads(sweep_options, sweep_options.gpus) if sweep_options.gpus is not None else sweep_options
+    lines.append(f"KV pools: {planned(sweep.fill_cache, w, smoke=sweep.smoke, soak=sweep.soak_s is not None)}")
+    sweep = with_loads(sweep, sweep.gpus) if sweep.gpus is not None else sweep
     lines += [
-        f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)"
-        for value in sweep_options.per_gpu
+        f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in sweep.per_gpu
     ]
-    for level in build(sweep_options, attempt=0):
+    for level in build(sweep, attempt=0):
         held = ""
-        if not isinstance(level.load, Closed) and sweep_options.prompts_per_level is None and not sweep_options.smoke:
-            held = f", held for {sweep_options.hold_s:g} s, or 10 times E2EL where that is longer"
-        if sweep_options.soak_s is not None and isinstance(level.load, Closed):
-            held = f" tell how many requests make {sweep_options.soak_s / 60:g} minutes, for which it is then held"
+        if not isinstance(level.load, Closed) and sweep.prompts_per_level is None and not sweep.smoke:
+            held = f", held for {sweep.hold_s:g} s, or 10 times E2EL where that is longer"
+        if sweep.soak_s is not None and isinstance(level.load, Closed):
+            held = f" tell how many requests make {sweep.soak_s / 60:g} minutes, for which it is then held"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
-    for search in sweep_options.searches:
+    for search in sweep.searches:
         start = "half of what closed loops reached, or 1"
         if search.start_from:
             start = "what the simulator finds"
@@ -399,11 +396,9 @@ def describe(sweep_options: SweepOptions) -> str:
         lines.append(f"  highest rate under {search.slo.label}, from {start}:")
         lines.append(
             f"    at most {search.max_points} levels, each of at least {search.requests_needed} requests and held for "
-            f"{sweep_options.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
+            f"{sweep.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
         )
-    lines.append(
-        f"results: {sweep_options.out / sweep_options.name if sweep_options.name else f'{sweep_options.out}/(label of what is deployed)'}"
-    )
+    lines.append(f"results: {sweep.out / sweep.name if sweep.name else f'{sweep.out}/(label of what is deployed)'}")
     return "\n".join(lines)
 
 
