@@ -57,8 +57,7 @@ def resolve_target(
     workload, or when ``name`` or ``gpus`` contradicts what runs.
     """
     url = normal_url(base_url)
-    if name is not None and not _NAME.fullmatch(name):
-        raise UsageError(f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, for it names a folder")
+    check_name(name)
     if gpus is not None and gpus < 1:
         raise UsageError(f"--gpus: at least 1, got {gpus}")
     if tokenizer is not None:
@@ -306,6 +305,12 @@ def _manifest(name: str | None, running: Running | None, gpus: int | None, workl
     return known.model_copy(
         update={"origin": "measured", "label": label, "gpus": known_gpus or gpus, "workload": workload}
     )
+
+
+def check_name(name: str | None) -> None:
+    """Raises UsageError where ``--exp-name`` is given and names no folder."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, for it names a folder")
 
 
 def complaint(url: str, model: str) -> str | None:

@@ -23,7 +23,7 @@ from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.measure import title
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
-from pdlab.bench.target import normal_url
+from pdlab.bench.target import check_name, normal_url
 from pdlab.core.arguments import (
     LENGTHS_HELP,
     MAX_HOLD_S,
@@ -34,6 +34,7 @@ from pdlab.core.arguments import (
     OneLineParser,
     above_zero,
     check_folder,
+    client_processes,
     exit_code,
     lengths,
     positive,
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     load("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
     load("--burstiness", type=above_zero, metavar="B",
         help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")  # fmt: skip
-    load("--client-processes", type=positive, metavar="N",
+    load("--client-processes", type=client_processes, metavar="N",
         help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
     request = flags.add_argument_group("requests").add_argument
     request("--itl", "--isl", "--input-len", dest="itl", type=positive, metavar="TOKENS",
@@ -345,6 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"{argv[0]!r} is neither run nor ratio, and every other word follows a flag; {near}")
         sweep_options, dry_run = options(argv), parser().parse_args(argv).dry_run
         check_folder(sweep_options.out, "--out")
+        check_name(sweep_options.name)
         if dry_run:
             print(describe(sweep_options))
             return 0

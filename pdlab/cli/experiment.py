@@ -21,7 +21,15 @@ from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
 from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
-from pdlab.core.arguments import MAX_REPEATS, OneLineParser, check_folder, exit_code, port, positive, whole
+from pdlab.core.arguments import (
+    MAX_REPEATS,
+    OneLineParser,
+    check_folder,
+    client_processes,
+    exit_code,
+    port,
+    whole,
+)
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
@@ -63,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("bm_results"), metavar="DIR",
         help="results go to DIR/NAME (default bm_results)")  # fmt: skip
     add("--port", type=port, default=8000, metavar="N", help="port to serve on (default %(default)s)")
-    add("--client-processes", type=positive, metavar="N", help="a saturated load generator may grow to N processes")
+    add("--client-processes", type=client_processes, metavar="N",
+        help="a saturated load generator may grow to N processes")  # fmt: skip
     return flags
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from pdlab.cluster.two_hosts import require
-from pdlab.core.api_key import KEY, chosen
+from pdlab.core.api_key import KEY, chosen, read
 from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Disaggregated
@@ -64,6 +64,8 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         raise UsageError("--no-api-key and --api-key-file exclude each other: leave one out")
     if args.export not in (None, "-"):
         _check_export(Path(args.export))
+    if args.api_key_file is not None:
+        read(args.api_key_file)
     request = request_from(args, argv)
     if args.dry_run or args.export:
         _plan(args, request, argv)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
@@ -29,17 +27,15 @@ finds what is served there by itself. docs/two-hosts.md tells what is separate a
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """The subcommand ``two-hosts``, with its own subcommands."""
-    parser = commands.add_parser(
-        "two-hosts",
-        help="two hosts on this machine, made of namespaces, a Ray node on each, a shaped link between them",
+def parser() -> argparse.ArgumentParser:
+    flags = OneLineParser(
+        prog="python -m pdlab two-hosts",
         description="Two hosts on this machine, made of Linux namespaces (root, iproute2): Ray's head on the first, a "
         "worker on the second, a link between them that can be made slow.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(dest="action", metavar="up|down|shape|shell", required=True)
+    actions = flags.add_subparsers(dest="action", metavar="up|down|shape|shell", required=True)
     up = actions.add_parser("up", help="make the hosts and start Ray on them")
     shape = actions.add_parser("shape", help="give the link another rate and delay; traffic goes on")
     for action in (up, shape):
@@ -49,6 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     shell = actions.add_parser("shell", help="a shell, or a command after --, on one of the hosts")
     shell.add_argument("--host", choices=("a", "b"), default="a", help="a (default): Ray's head and the driver; b")
     shell.add_argument("command", nargs="*", metavar="-- COMMAND", help="default: $SHELL")
+    return flags
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,6 +110,4 @@ def _shell(nodes: LocalNodes, which: str, command: list[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of ``python -m pdlab two-hosts``; returns the exit code."""
-    parser = OneLineParser(prog="python -m pdlab", description="Clusters of this machine.")
-    add_parser(parser.add_subparsers(dest="command", metavar="two-hosts", required=True))
-    return exit_code(lambda: run(parser.parse_args(["two-hosts", *(sys.argv[1:] if argv is None else argv)])))
+    return exit_code(lambda: run(parser().parse_args(argv)))

@@ -424,6 +424,8 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
         folder = path.is_dir()
     except (OSError, ValueError):
         folder = False  # told where it is tried
+    if path.name.endswith("."):
+        raise UsageError(f"--plot-path {path}: the suffix says the format; use .png, .svg or .pdf")
     if folder:
         raise UsageError(f"--plot-path {path} is a folder; give a file in it, for example {path / 'viz.png'}")
     if suffix in ("png", "svg", "pdf"):

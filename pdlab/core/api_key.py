@@ -91,6 +91,8 @@ def serve_env(key: str | None) -> dict[str, str]:
 def read(path: Path) -> str:
     """The key in that file. Raises UsageError if it cannot be read, is weak, or is readable by other users."""
     try:
+        if path.is_dir():
+            raise UsageError(f"--api-key-file {path}: is a folder; give the file with the key")
         if path.stat().st_mode & 0o077:
             raise UsageError(f"--api-key-file {path}: other users can read it; chmod 600 {path}")
         text = path.read_text(encoding="utf-8").strip()

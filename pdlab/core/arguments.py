@@ -45,13 +45,17 @@ class OneLineParser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.given: dict[str, str] = {}
+        self._unknown: list[str] = []
         for name in (None, "store"):
             self.register("action", name, _Once)
         self.register("action", argparse.BooleanOptionalAction, _OneWay)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given = {}
-        for word in sys.argv[1:] if args is None else args:
+        words = sys.argv[1:] if args is None else list(args)
+        names = [word.partition("=")[0] for word in words if word.startswith("--")]
+        self._unknown = [name for name in names if name not in self._option_string_actions]
+        for word in words:
             if match := re.fullmatch(r"(--?[a-z][\w-]*)=--", word):  # argparse takes it for no value at all
                 raise UsageError(f"{match[1]} needs a value, got '--'")
         return super().parse_known_args(args, namespace)
@@ -94,7 +98,10 @@ class OneLineParser(argparse.ArgumentParser):
         if match := re.fullmatch(r"ignored explicit argument (.*)", rest):
             return f"{flag} takes no value, got {match[1]}"
         if match := re.fullmatch(r"the following arguments are required: (.*)", rest):
-            return f"{match[1]} is needed {help_text}"
+            near = [choices(word, self._option_string_actions, cutoff=0.75) for word in self._unknown]
+            if near and near[0].startswith("did"):
+                return f"{self._unknown[0]} is not a flag; {near[0]} {help_text}"
+            return f"{match[1]} {'are' if ',' in match[1] else 'is'} needed {help_text}"
         return f"{flag}: {rest}" if flag else f"{rest} {help_text}"
 
 
@@ -293,6 +300,7 @@ def seed(text: str) -> int:
 
 
 port = whole(1, 65535, "a port")
+client_processes = whole(1, 1024, "a number of processes")
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -353,7 +361,9 @@ def milliseconds(text: str) -> float:
 
 def backends(text: str) -> tuple[str, ...]:
     """Names of NIXL backends with commas between, each once."""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    names = tuple(part.strip() for part in text.split(","))
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise argparse.ArgumentTypeError(f"{text!r}: {twice} is there twice; keep one")
     if reason := no_backend(names):
         raise argparse.ArgumentTypeError(f"{text!r}: {reason}")
     return names

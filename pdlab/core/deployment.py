@@ -262,6 +262,9 @@ RESERVED_ENGINE_KWARGS = {
     "data_parallel_size": "--p-dp / --d-dp",
     "enable_expert_parallel": "--p-ep / --d-ep",
     "kv_transfer_config": "--kv-backend",
+    "host": "--host",
+    "port": "--port",
+    "api_key": "--api-key-file",
 }
 
 

@@ -78,7 +78,7 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
     ``names``: what the keys are called where they come from, such as the flags of a command line.
     """
     if not isinstance(data, dict):
-        raise UsageError(f"{where}: expected a mapping of keys for {kind.__name__}, found {type(data).__name__}")
+        raise UsageError(f"{where}: expected a mapping of keys for {kind.__name__}, found {_what(data)}")
     if key := _boolean_for_number(kind, data):
         raise UsageError(
             f"{where}: {key}: must be a number; YAML takes yes, no, on, off, true and false for other values"
@@ -89,6 +89,12 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
         complaint = one_line(error, kind, names)
         flagged = names is not None and complaint.startswith("--")
         raise UsageError(complaint if flagged else f"{where}: {complaint}") from error
+
+
+def _what(data: Any) -> str:
+    """The kind of a YAML value in words."""
+    kinds = {type(None): "nothing", str: "text", list: "a list", bool: "true or false", int: "a number"}
+    return kinds.get(type(data), "a single value")
 
 
 def _boolean_for_number(kind: type[BaseModel], data: Mapping[str, Any]) -> str | None:

@@ -59,6 +59,7 @@ def listed(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
 
 
+LEAST_BEGUN = 4  # so many characters of a name, written alone, say which is meant
 LISTED = 8  # up to so many known names are listed in a message
 
 
@@ -71,7 +72,10 @@ def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     names = sorted(dict.fromkeys(known))
     by_case = {name.casefold(): name for name in names}
-    near = [by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=cutoff)]
+    begun = [by_case[name] for name in by_case if len(word) >= LEAST_BEGUN and name.startswith(word.casefold())]
+    near = begun[:LISTED] or [
+        by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=cutoff)
+    ]
     if near:
         return f"did you mean {' or '.join(near)}?"
     if len(names) <= LISTED:

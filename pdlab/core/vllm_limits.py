@@ -120,7 +120,7 @@ def _check_pool(role: str, pool: Pool, shape: ModelShape, redundant: int) -> Non
     if shape.heads % pool.tp:
         raise UsageError(
             f"{role} TP {pool.tp} does not divide the {shape.heads} attention heads of {shape.name}; "
-            f"use one of {[t for t in range(1, 17) if shape.heads % t == 0]}"
+            f"use one of {', '.join(str(t) for t in range(1, 17) if shape.heads % t == 0)}"
         )
     if max(shape.kv_heads, pool.tp) % min(shape.kv_heads, pool.tp):
         raise UsageError(

@@ -27,6 +27,7 @@ KINDS = {
     "dict": "a mapping",
     "None": "null",
 }
+MOST_LISTED = 160  # characters
 LARGEST = 2**53  # of a whole number: larger ones are none that engines count
 LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
@@ -44,6 +45,13 @@ def check_engine_arguments(deployment: Deployment) -> None:
     check(deployment.engine_kwargs, "--engine-arg")
     for role, pool in deployment.pools.items():
         check(pool.engine_kwargs, flags[role])
+        both = {**deployment.engine_kwargs, **pool.engine_kwargs}
+        tokens, sequences = both.get("max_num_batched_tokens"), both.get("max_num_seqs")
+        if tokens is not None and sequences is not None and int(tokens) < int(sequences):
+            raise UsageError(
+                f"{flags[role]} max_num_batched_tokens={tokens}: must be at least max_num_seqs ({sequences}): every "
+                "running sequence takes one token of a step"
+            )
 
 
 def check(arguments: Mapping[str, Any], flag: str) -> None:
@@ -73,7 +81,9 @@ def _refused(value: Any, rule: Mapping[str, Any]) -> str | None:
         every = [*named, *([] if "None" not in rule["types"] else [None])]
         if value not in every or isinstance(value, bool):
             listed = ", ".join(map(str, named))
-            return f"{choices(str(value), map(str, named))}" if len(listed) > 160 else f"must be one of {listed}"
+            if len(listed) > MOST_LISTED:
+                return f"is none of vLLM's values; {choices(str(value), map(str, named))}"
+            return f"must be one of {listed}"
         return None
     types = rule["types"]
     if types is not None and not any(_is(value, kind) for kind in types):

@@ -117,7 +117,7 @@ def _published(path: Path, files: list[Path], gpus: int | None) -> Experiment:
     if total is None:
         raise StoreError(
             f"{path}: the folder's name does not say the configuration (expected it to end in 4xtp2, or in "
-            f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; add --gpus {name}=N"
+            f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's --gpus {name}=N"
         )
     contents = [(file, _read(file)) for file in files]
     models = sorted({str(data["model_id"]) for _, data in contents if data.get("model_id")})

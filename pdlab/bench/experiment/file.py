@@ -19,7 +19,7 @@ from pdlab.bench.fill import FillCache
 from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
-from pdlab.core.catalog import find_config
+from pdlab.core.catalog import find_config, load_model
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
@@ -280,11 +280,12 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
                 f"{path}: no workload fits {name}: decode-only runs on deployments with decode_bench: true alone, "
                 "and nothing else does there"
             )
+        limit = deployment.max_model_len or _context(deployment)
         for workload in mine:
-            if (needed := sum(workload.longest)) > (deployment.max_model_len or needed):
+            if (needed := sum(workload.longest)) > (limit or needed):
                 raise UsageError(
                     f"{path}: {name}: the longest request of workload {workload.name} ({workload.label}) has {needed} "
-                    f"tokens, its max_model_len is {deployment.max_model_len}: make one of them fit the other"
+                    f"tokens, its max_model_len is {limit}: make one of them fit the other"
                 )
         found.append(Configuration(name=name, argv=argv, request=request, entry=entry, workloads=tuple(mine)))
     used = {workload.name for configuration in found for workload in configuration.workloads}
@@ -292,6 +293,12 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
         if workload.name not in used:
             raise UsageError(f"{path}: no deployment runs workload {workload.name}")
     return tuple(found)
+
+
+def _context(deployment: Deployment) -> int | None:
+    """Tokens of the model's context; None: the catalogue does not have the model."""
+    shape = load_model(deployment.model)
+    return shape.max_context if shape else None
 
 
 def fits(deployment: Deployment, workload: NamedWorkload) -> bool:
