@@ -26,8 +26,8 @@ SEED = 20251113
 # A bound that this share of the draws does not reach is at the edge of what was measured.
 MAX_UNREACHED = 0.05
 
-Figure = Callable[[Point], Estimate | None]
-Values = Callable[[Point], Sequence[float]]
+PointFigure = Callable[[Point], Estimate | None]
+RepeatValues = Callable[[Point], Sequence[float]]
 
 
 def highest(x: Array, y: Array, bounds: Array) -> Array:
@@ -93,8 +93,8 @@ class Line:
 def line(
     curve: Curve,
     points: Sequence[Point],
-    x: Sequence[tuple[Figure, Values]],
-    y: tuple[Figure, Values],
+    x: Sequence[tuple[PointFigure, RepeatValues]],
+    y: tuple[PointFigure, RepeatValues],
     x_factor: float = 1.0,
     y_factor: float = 1.0,
 ) -> Line | None:
@@ -126,7 +126,9 @@ def line(
     )
 
 
-def _draws(point: Point, figure: Figure, values: Values, weights: Array, generator: np.random.Generator) -> Array:
+def _draws(
+    point: Point, figure: PointFigure, values: RepeatValues, weights: Array, generator: np.random.Generator
+) -> Array:
     """(1 + draws,): the estimate, then its draws."""
     estimate = figure(point)
     assert estimate is not None, "only points with both figures are drawn"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import Figure, Line, Values, line
+from pdlab.analysis.bootstrap import Line, PointFigure, RepeatValues, line
 from pdlab.analysis.bounds import Bound, Bounds
 from pdlab.analysis.curves import Curve, Point, View
 from pdlab.analysis.intervals import (
@@ -179,7 +179,7 @@ def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: Vie
     what was measured.
     """
     metric = view.throughput_metric
-    figures: list[tuple[Figure, Values]] = [_bounded(bound) for bound in bounds.bounds]
+    figures: list[tuple[PointFigure, RepeatValues]] = [_bounded(bound) for bound in bounds.bounds]
     drawn = line(
         curve,
         [point for point in points if point.valid and bounds.known(point)],
@@ -191,7 +191,7 @@ def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: Vie
     return drawn.estimates(drawn.reach(limits))[0] if drawn else None
 
 
-def _bounded(bound: Bound) -> tuple[Figure, Values]:
+def _bounded(bound: Bound) -> tuple[PointFigure, RepeatValues]:
     return (
         lambda p: p.ms_estimate(bound.metric, bound.statistic),
         lambda p: [s.ms(bound.metric, bound.statistic) or 0.0 for s in p.samples],

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from pdlab.bench import gates, levels, slo_search
-from pdlab.bench.slo_search import Sample, Search
+from pdlab.bench.slo_search import LevelSample, Search
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.results import metrics, slo
 from pdlab.results.metrics import Columns
@@ -30,7 +30,7 @@ def search_over(
     guess_rps: float | None = None,
 ) -> SloSearch:
     """The finished search. Each level has a seed of its own, derived from ``seed``."""
-    samples: list[Sample] = []
+    samples: list[LevelSample] = []
     shortest_s: float | None = None
     while True:
         looks = dict(Counter(found.rate_rps for found in samples))

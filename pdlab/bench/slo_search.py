@@ -109,7 +109,7 @@ class Search(SearchLimits):
         return math.ceil(POWER * spotless / STEADY_SHARE)
 
 
-class Sample(Frozen):
+class LevelSample(Frozen):
     """One level at one rate: of ``judged`` requests, which come to ``effective`` independent ones (None: all of them),
     ``met`` the SLO. ``steady``: whether it was in a steady state (None: not checked). ``in_flight``: mean number.
     ``clear``: it is far within the bounds. ``served_rps``: where requests piled up, what was served at least.
@@ -132,7 +132,7 @@ class Sample(Frozen):
         return self.met / self.judged if self.judged else 0.0
 
 
-class Step(Frozen):
+class NextLevel(Frozen):
     """What to measure next: a rate, for which time (0 first), with so many requests at least, for ``longer`` times as
     long as a first look."""
 
@@ -142,7 +142,7 @@ class Step(Frozen):
     longer: int = 1
 
 
-def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> Sample:
+def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> LevelSample:
     """A finished open-loop level with its requests as the search takes it."""
     import numpy as np
 
@@ -151,7 +151,7 @@ def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> Sample:
     return sample_of(run, metrics.columns(ordered), worst, slo)
 
 
-def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> Sample:
+def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> LevelSample:
     """`sample` of requests in columns, with the worst latency of each over its bound."""
     import numpy as np
 
@@ -165,7 +165,7 @@ def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> Sample:
     elif window is None or "few_requests" in run.validity.failed_gates or "steady_state" in run.validity.unchecked:
         steady = None
     times_s = found.e2el_s[~np.isnan(found.finish_s)]
-    return Sample(
+    return LevelSample(
         rate_rps=run.key.value,
         repeat=run.key.repeat,
         look=run.key.look,
@@ -180,16 +180,16 @@ def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> Sample:
     )
 
 
-def points(samples: Iterable[Sample], search: Search) -> tuple[SloPoint, ...]:
+def points(samples: Iterable[LevelSample], search: Search) -> tuple[SloPoint, ...]:
     """Samples of one rate pooled and judged, by rate."""
-    by_rate: dict[float, list[Sample]] = {}
+    by_rate: dict[float, list[LevelSample]] = {}
     for found in samples:
         by_rate.setdefault(found.rate_rps, []).append(found)
     pooled = [_point(rate_rps, by_rate[rate_rps]) for rate_rps in sorted(by_rate)]
     return judge_all(pooled, search.slo.quantile, search.confidence, search.max_points)
 
 
-def _point(rate_rps: float, pooled: Sequence[Sample]) -> SloPoint:
+def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:
     good = sorted((found for found in pooled if found.invalid is None), key=lambda found: (found.look, found.repeat))
     # A level too short to be checked says nothing that a longer one does not say better.
     counted = [found for found in good if found.steady is not None] or good
@@ -218,7 +218,7 @@ def _point(rate_rps: float, pooled: Sequence[Sample]) -> SloPoint:
     )
 
 
-def _all_steady(samples: Sequence[Sample]) -> bool | None:
+def _all_steady(samples: Sequence[LevelSample]) -> bool | None:
     if any(found.steady is False for found in samples):
         return False
     return True if samples and all(found.steady for found in samples) else None
@@ -226,7 +226,7 @@ def _all_steady(samples: Sequence[Sample]) -> bool | None:
 
 def next_step(
     found: Sequence[SloPoint], search: Search, guess_rps: float | None = None, looks: dict[float, int] | None = None
-) -> Step | None:
+) -> NextLevel | None:
     """What to measure next; None when the search is over. ``guess_rps``: where to begin without points. ``looks``:
     levels measured by rate, those that count in no point included (None: as many as the points have)."""
     taken = looks if looks is not None else {point.rate_rps: point.looks for point in found}
@@ -235,7 +235,7 @@ def next_step(
         return None
     look, steady = taken.get(rate, 0), any(point.rate_rps == rate and point.steady for point in found)
     longer = 1 if steady else 2**look
-    return Step(rate_rps=rate, look=look, requests=_requests(rate, found, search), longer=longer)
+    return NextLevel(rate_rps=rate, look=look, requests=_requests(rate, found, search), longer=longer)
 
 
 def _requests(rate_rps: float, found: Sequence[SloPoint], search: Search) -> int:

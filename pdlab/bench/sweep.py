@@ -438,12 +438,12 @@ class _Sweeper:
             self._level(first, longer=step.longer)
 
 
-Known = dict[tuple[RunKey, str | None], slo_search.Sample]
+Known = dict[tuple[RunKey, str | None], slo_search.LevelSample]
 
 
 def found_samples(
     store: Store, search: Search, repeat: int, known: Known | None = None
-) -> tuple[slo_search.Sample, ...]:
+) -> tuple[slo_search.LevelSample, ...]:
     """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO.
     ``known`` keeps what each level said, from one call to the next."""
     known = {} if known is None else known
@@ -457,7 +457,7 @@ def found_samples(
     return tuple(samples)
 
 
-def _looks(samples: Sequence[slo_search.Sample]) -> dict[float, int]:
+def _looks(samples: Sequence[slo_search.LevelSample]) -> dict[float, int]:
     """Levels measured at each rate."""
     return dict(Counter(found.rate_rps for found in samples))
 

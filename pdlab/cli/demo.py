@@ -111,7 +111,7 @@ class Choice(NamedTuple):
 
 
 @dataclass
-class Part:
+class DemoPart:
     """What became of one deployment: ``error`` says why it was not measured, or not completely."""
 
     name: str
@@ -353,7 +353,7 @@ class _Demo:
         sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]
         self._clock = Clock(steps * len(DEPLOYMENTS))
-        self._parts: list[Part] = []
+        self._parts: list[DemoPart] = []
         self._stopping = self._said_stopping = False
         self._to_interrupt: list[subprocess.Popen[bytes]] = []
         self._mute = False
@@ -365,7 +365,7 @@ class _Demo:
         with self._signals():
             try:
                 for number, shown in enumerate(DEPLOYMENTS):
-                    part = Part(shown.name)
+                    part = DemoPart(shown.name)
                     self._parts.append(part)
                     self._measure(shown, part, number)
             finally:
@@ -384,7 +384,7 @@ class _Demo:
             return NO_PLOT
         return 0 if all(part.valid for part in self._parts) else INCOMPLETE
 
-    def _measure(self, shown: Shown, part: Part, number: int) -> None:
+    def _measure(self, shown: Shown, part: DemoPart, number: int) -> None:
         launch = ["launch_gptoss.py", *shown.flags, "--local", "--detach", "--port", str(self._port)]
         sweep = ["-m", "pdlab", "bench", "-e", shown.name, *self._load]
         for step, (kind, words, fine) in enumerate((("launch", launch, (0,)), ("sweep", sweep, (0, INCOMPLETE)))):
@@ -440,7 +440,7 @@ class _Demo:
         code, _ = self._command([*words, "--plot-path", _shown_path(plot)], self._out / "logs/viz.log")
         return plot if code == 0 else None
 
-    def _note(self, part: Part) -> str:
+    def _note(self, part: DemoPart) -> str:
         if not part.runs:
             return f"Not measured: {part.name}: {part.error}"
         return f"{len(part.runs)} of {len(self._levels)} levels measured: {part.name}: {part.error}"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pdlab.analysis.phase_ratio import report
 from pdlab.bench.experiment.run import RunOptions, RunResult, run
-from pdlab.bench.experiment.schedule import Plan, earlier_record, launch_s, left, make_plan, part_s, visit_s
+from pdlab.bench.experiment.schedule import Schedule, earlier_record, launch_s, left, make_schedule, part_s, visit_s
 from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
@@ -87,10 +87,10 @@ def main(argv: Sequence[str]) -> int:
         check_folder(args.out, "--out")
         if args.max_repeats is not None and args.until is None:
             raise UsageError("--max-repeats is for --until, which is not given: add --until lead=5%, or leave it out")
-        plan, until = make_plan(args.file), None
+        plan, until = make_schedule(args.file), None
         if args.until is not None:
             until = parse_until(args.until, plan.file, args.max_repeats)
-            plan = make_plan(args.file, repeats=until.looks.cap)
+            plan = make_schedule(args.file, repeats=until.looks.cap)
             check(until, plan)
         folder = args.out / plan.file.name
         if args.dry_run:
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     return exit_code(measure, resume=_again(argv))
 
 
-def _started(plan: Plan) -> Plan:
+def _started(plan: Schedule) -> Schedule:
     """With the starts that the simulator gives its searches."""
     if not any(search.start_from for visit in plan.visits for part in visit.parts for search in part.searches):
         return plan
@@ -138,7 +138,7 @@ def _again(argv: Sequence[str]) -> str:
     )
 
 
-def describe(plan: Plan, folder: Path, *, resume: bool = False, until: Until | None = None) -> str:
+def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until | None = None) -> str:
     """The plan in words: what is deployed, under what, in which order, how long that takes, and whether it may run."""
     file = plan.file
     lines = [f"{file.name}: {file.description}" if file.description else file.name, ""]
@@ -186,7 +186,7 @@ def describe(plan: Plan, folder: Path, *, resume: bool = False, until: Until | N
     return "\n".join(lines)
 
 
-def summary(plan: Plan, result: RunResult) -> str:
+def summary(plan: Schedule, result: RunResult) -> str:
     """What is there now, what failed, and what to do next."""
     lines = []
     for folder, runs in result.runs.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pdlab.bench.experiment.schedule import Part, Plan
+from pdlab.bench.experiment.schedule import Part, Schedule
 from pdlab.bench.slo_offline import search_over
 from pdlab.bench.slo_search import Search
 from pdlab.core.catalog import load_model
@@ -35,7 +35,7 @@ def from_plan(search: Search, workload: Workload, base_url: str) -> tuple[Search
     return begun(search, workload, running.manifest.deployment, local=running.manifest.local)
 
 
-def of_experiment(plan: Plan) -> tuple[Plan, list[str]]:
+def of_experiment(plan: Schedule) -> tuple[Schedule, list[str]]:
     """The plan of an experiment, each of its searches that starts from the simulator with its start, and what the
     simulator said. Raises UsageError."""
     parts: dict[str, Part] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pdlab.analysis.power import POWER, SINGLE_REPEAT_SD, Looks, detectable, repeats_for
 from pdlab.bench.experiment.file import ExperimentFile
-from pdlab.bench.experiment.schedule import Plan
+from pdlab.bench.experiment.schedule import Schedule
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import counted
@@ -59,7 +59,7 @@ def parse_until(text: str, file: ExperimentFile, cap: int | None) -> Until:
     return Until(text=text, targets=targets, looks=Looks(first=first, cap=most))
 
 
-def check(until: Until, plan: Plan) -> None:
+def check(until: Until, plan: Schedule) -> None:
     """Raises UsageError where nothing that it asks for can be resolved."""
     if not comparisons(plan):
         raise UsageError(f"--until {until.text}: no workload runs on two deployments; there is nothing to compare")
@@ -71,7 +71,7 @@ def check(until: Until, plan: Plan) -> None:
         )
 
 
-def comparisons(plan: Plan) -> int:
+def comparisons(plan: Schedule) -> int:
     """Of deployments with the one that they are compared with, over all workloads."""
     pairs = {(part.workload.name, visit.configuration.name) for visit in plan.visits for part in visit.parts}
     workloads = {workload for workload, _ in pairs}
@@ -81,7 +81,7 @@ def comparisons(plan: Plan) -> int:
 class Stopping:
     """Looks at what ``plan`` has measured in ``folder``; the last look is kept."""
 
-    def __init__(self, until: Until, plan: Plan, folder: Path) -> None:
+    def __init__(self, until: Until, plan: Schedule, folder: Path) -> None:
         self._until, self._plan, self._folder = until, plan, folder
         self.last: tuple[Judged, ...] = ()
         self.repeats = 0
@@ -115,7 +115,7 @@ class Stopping:
         return "\n".join(lines) if self.last else f"--until {self._until.text}: nothing can be compared yet"
 
 
-def headlines_of(plan: Plan, folder: Path) -> list[Headline]:
+def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
     """Those of every workload, from what is measured by now."""
     from pdlab.analysis.curves import View, curves
     from pdlab.analysis.headline import headlines
@@ -134,7 +134,7 @@ def headlines_of(plan: Plan, folder: Path) -> list[Headline]:
     return found
 
 
-def sight(plan: Plan, folder: Path, until: Until | None) -> list[str]:
+def sight(plan: Schedule, folder: Path, until: Until | None) -> list[str]:
     """Which difference the experiment can see, from the scatter between starts as far as it is known."""
     count = comparisons(plan)
     if not count:
@@ -167,7 +167,7 @@ def sight(plan: Plan, folder: Path, until: Until | None) -> list[str]:
     return lines
 
 
-def _scatter(plan: Plan, folder: Path) -> tuple[float, str]:
+def _scatter(plan: Schedule, folder: Path) -> tuple[float, str]:
     from pdlab.results.store import read_record
 
     if read_record(folder) is not None:

@@ -52,7 +52,7 @@ def header(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-class Guard:
+class KeyGuard:
     """ASGI middleware that answers 401 to a request without the key."""
 
     def __init__(self, app: App, expected: str) -> None:
@@ -78,7 +78,7 @@ def middlewares() -> list[Any]:
     from starlette.middleware import Middleware
 
     # Without the digest a KeyError: the server does not start, instead of starting open.
-    return [Middleware(Guard, expected=os.environ[DIGEST])]
+    return [Middleware(KeyGuard, expected=os.environ[DIGEST])]
 
 
 def serve_env(key: str | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pdlab.core.text import choices
 from pdlab.core.transports import no_backend, no_transport
 
 if TYPE_CHECKING:
-    from pdlab.core.lengths import Distribution
+    from pdlab.core.lengths import LengthDistribution
 
 INTERRUPTED = 130
 READER_GONE = 141  # as a shell tells of SIGPIPE
@@ -98,9 +98,10 @@ class OneLineParser(argparse.ArgumentParser):
         if match := re.fullmatch(r"ignored explicit argument (.*)", rest):
             return f"{flag} takes no value, got {match[1]}"
         if match := re.fullmatch(r"the following arguments are required: (.*)", rest):
-            near = [choices(word, self._option_string_actions, cutoff=0.75) for word in self._unknown]
-            if near and near[0].startswith("did"):
-                return f"{self._unknown[0]} is not a flag; {near[0]} {help_text}"
+            for name in self._unknown:
+                near = choices(name, self._option_string_actions, cutoff=0.75)
+                if near.startswith("did"):
+                    return f"{name} is not a flag; {near} {help_text}"
             return f"{match[1]} {'are' if ',' in match[1] else 'is'} needed {help_text}"
         return f"{flag}: {rest}" if flag else f"{rest} {help_text}"
 
@@ -338,7 +339,7 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0") from error
 
 
-def lengths(text: str) -> Distribution:
+def lengths(text: str) -> LengthDistribution:
     """A distribution of lengths, with the pairs of its file."""
     from pdlab.core.lengths import parse_lengths
 

@@ -147,7 +147,7 @@ class Disaggregated(Frozen):
         return f"pd-{self.placement}-p{self.prefill.label}-d{self.decode.label}"
 
 
-class Requests(Frozen):
+class RequestLimits(Frozen):
     """Which requests clients may send; docs/requests.md lists the routes and the outcome of each shape of request.
 
     ``expose``: further routes, as paths. ``max_body_bytes``: size of a request's body.
@@ -181,7 +181,7 @@ class Serving(Frozen):
     direct_streaming: bool = False
     tokenize_once: bool = False
     stream_batching_ms: float | None = Field(default=None, ge=0)
-    requests: Requests = Requests()
+    requests: RequestLimits = RequestLimits()
 
 
 class Deployment(Frozen):
@@ -246,7 +246,7 @@ class Deployment(Frozen):
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
         # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
         absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
-        if self.serving.requests == Requests():
+        if self.serving.requests == RequestLimits():
             absent["serving"] = {"requests": True}
         if isinstance(self.topology, Disaggregated) and not self.topology.transport.ucx_env:
             absent["topology"] = {"transport": {"ucx_env": True}}

@@ -40,7 +40,7 @@ NORMAL = NormalDist()
 OUTSIDE = NORMAL.cdf(-CUT)
 
 
-class Distribution(Frozen):
+class LengthDistribution(Frozen):
     """What all kinds of lengths have. ``nominal`` is the workload's pair: `Pairs` alone does without it.
 
     ``label`` follows ``input:output`` in tables; ``asked`` is the text that `parse_lengths` takes; ``identity``
@@ -82,7 +82,7 @@ class Distribution(Frozen):
         return tuple(islice(self.sequence(nominal, random.Random(seed)), count))
 
 
-class Fixed(Distribution):
+class Fixed(LengthDistribution):
     """Every request has the nominal lengths."""
 
     kind: Literal["fixed"] = "fixed"
@@ -112,7 +112,7 @@ class Fixed(Distribution):
             yield nominal
 
 
-class Uniform(Distribution):
+class Uniform(LengthDistribution):
     """Input and output each uniform from ``low`` to ``high`` times the nominal length, both ends included.
 
     InferenceX draws from 0.8 to 1.0 (its ``--random-range-ratio 0.8``).
@@ -160,7 +160,7 @@ class Uniform(Distribution):
             )
 
 
-class Lognormal(Distribution):
+class Lognormal(LengthDistribution):
     """Input and output each lognormal: the nominal length is their mean (or median), ``sigma`` the standard
     deviation of the logarithm. Cut at 3 sigma on both sides, which the mean is corrected for; a length of 1 stays 1.
 
@@ -237,7 +237,7 @@ def _mean_of(lengths: Lognormal, nominal: Pair) -> tuple[float, float]:
     return fmean(a for a, _ in pairs), fmean(b for _, b in pairs)
 
 
-class Pairs(Distribution):
+class Pairs(LengthDistribution):
     """The (input, output) pairs of a file, each as often as the others: in random order, then in another one.
 
     ``sha256`` is over the pairs, whatever the form of the file. The pairs and where the file is are not kept with

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pdlab.core.errors import UsageError
-from pdlab.core.lengths import FIXED, Distribution, Fixed, Lengths, Lognormal, Pair, Pairs, parse_lengths
+from pdlab.core.lengths import FIXED, Fixed, LengthDistribution, Lengths, Lognormal, Pair, Pairs, parse_lengths
 from pdlab.core.schema import Frozen, validate
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
@@ -171,7 +171,7 @@ FLAGS = {
 
 
 def workload_of_flags(
-    itl: int | None, otl: int | None, lengths: Distribution | None, default: Workload | None = None, **more: Any
+    itl: int | None, otl: int | None, lengths: LengthDistribution | None, default: Workload | None = None, **more: Any
 ) -> Workload:
     """The workload that command lines ask for with ``--itl``, ``--otl`` and ``--lengths`` (None: not given).
 

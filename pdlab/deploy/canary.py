@@ -36,7 +36,7 @@ FACTS = (6, 40, 160)
 _ID = "token_id:"
 
 
-class Answer(Frozen):
+class CanaryAnswer(Frozen):
     """One greedy continuation: token ids, and per token the log-probabilities of the likeliest, by id."""
 
     tokens: tuple[int, ...]
@@ -51,7 +51,7 @@ class Reference(Frozen):
 
     model: str
     asked: str
-    answers: tuple[Answer, ...]
+    answers: tuple[CanaryAnswer, ...]
 
 
 class _Refused(CanaryError):
@@ -75,11 +75,11 @@ def requests(model_id: str) -> list[dict[str, Any]]:
     return [{**common, "prompt": prompt} for prompt in prompts()]
 
 
-def ask(base_url: str, model_id: str, key: str | None = None) -> list[Answer]:
+def ask(base_url: str, model_id: str, key: str | None = None) -> list[CanaryAnswer]:
     """The deployment's answers over HTTP, without the prompts that are too long for it. Raises CanaryError.
 
     ``key``: the endpoint's API key."""
-    answers: list[Answer] = []
+    answers: list[CanaryAnswer] = []
     for request in requests(model_id):
         try:
             answers.append(read_answer(_post(base_url, request, key)))
@@ -91,7 +91,7 @@ def ask(base_url: str, model_id: str, key: str | None = None) -> list[Answer]:
 
 
 def ask_shapes(
-    base_url: str, model_id: str, plain: Sequence[Answer], sequences: int, key: str | None = None
+    base_url: str, model_id: str, plain: Sequence[CanaryAnswer], sequences: int, key: str | None = None
 ) -> dict[str, CanaryResult]:
     """Other shapes of the same requests, each compared with ``plain``, the deployment's answers one by one.
 
@@ -101,7 +101,7 @@ def ask_shapes(
     """
     single_requests = requests(model_id)[: len(plain)]
     first, longest = single_requests[0], single_requests[-1]
-    shapes: dict[str, tuple[dict[str, Any], list[Answer]]] = {
+    shapes: dict[str, tuple[dict[str, Any], list[CanaryAnswer]]] = {
         "a list of prompts": ({**first, "prompt": [request["prompt"] for request in single_requests]}, list(plain)),
         # vLLM refuses several greedy choices; the best one of one candidate is the same.
         "n=2": ({**first, "n": 2, "temperature": 1.0, "top_k": 1}, [plain[0]] * 2),
@@ -138,7 +138,7 @@ def _streamed(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"index": 0, "token_ids": ids, "logprobs": {"top_logprobs": tops}}
 
 
-def read_answer(completion: dict[str, Any]) -> Answer:
+def read_answer(completion: dict[str, Any]) -> CanaryAnswer:
     """Token ids and log-probabilities of one completion with ``logprobs``. Raises CanaryError."""
     try:
         choice = completion["choices"][0]
@@ -148,12 +148,12 @@ def read_answer(completion: dict[str, Any]) -> Answer:
         raise CanaryError(f"the canary's answer has no tokens ({str(completion)[:200]})") from error
     if not tokens or len(tops) != len(tokens):
         raise CanaryError(f"the canary's answer has {len(tokens)} tokens and log-probabilities of {len(tops)}")
-    return Answer(tokens=tokens, tops=tops)
+    return CanaryAnswer(tokens=tokens, tops=tops)
 
 
 def compare(
-    got: Sequence[Answer],
-    reference: Sequence[Answer],
+    got: Sequence[CanaryAnswer],
+    reference: Sequence[CanaryAnswer],
     source: str,
     *,
     rounding: float = ROUNDING,
@@ -201,13 +201,13 @@ def compare(
     return CanaryResult(equal=equal, compared=compared, rounded=len(rounded), detail=f"{detail} ({source})")
 
 
-def _divergence(mine: Answer, theirs: Answer) -> int | None:
+def _divergence(mine: CanaryAnswer, theirs: CanaryAnswer) -> int | None:
     """The first position whose tokens differ; None where one side's tokens are the beginning of the other's."""
     pairs = zip(mine.tokens, theirs.tokens, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def _fault(mine: Answer, theirs: Answer, at: int | None, rounding: float) -> str | None:
+def _fault(mine: CanaryAnswer, theirs: CanaryAnswer, at: int | None, rounding: float) -> str | None:
     """Why the answers differ by more than rounding; None where they do not."""
     shared = min(len(mine.tokens), len(theirs.tokens)) if at is None else at
     apart = [abs(mine.tops[i][token] - theirs.tops[i][token]) for i, token in enumerate(theirs.tokens[:shared])
@@ -227,7 +227,7 @@ def _behind(top: dict[int, float], token: int) -> float:
     return max(top.values()) - top[token] if token in top else math.inf
 
 
-def ask_again(base_url: str, model_id: str, before: Sequence[Answer], key: str | None = None) -> CanaryResult:
+def ask_again(base_url: str, model_id: str, before: Sequence[CanaryAnswer], key: str | None = None) -> CanaryResult:
     """The same prompts once more, compared with the deployment's own answers of before. Where nothing is answered,
     "not compared", with why."""
     try:
@@ -237,12 +237,12 @@ def ask_again(base_url: str, model_id: str, before: Sequence[Answer], key: str |
     return compare(got, before, "the answers at the launch", bounded=False)
 
 
-def save_reference(folder: Path, model: str, answers: Sequence[Answer]) -> None:
+def save_reference(folder: Path, model: str, answers: Sequence[CanaryAnswer]) -> None:
     """Keep the answers of a collocated launch under ``folder``."""
     replace(_path(folder, model), to_yaml(Reference(model=model, asked=_asked(), answers=tuple(answers))).encode())
 
 
-def load_reference(folder: Path, model: str) -> tuple[Answer, ...] | None:
+def load_reference(folder: Path, model: str) -> tuple[CanaryAnswer, ...] | None:
     """The stored answers of that model served collocated; None when no launch has stored any that can be used."""
     try:
         stored = load_yaml(_path(folder, model), Reference)

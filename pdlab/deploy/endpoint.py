@@ -17,7 +17,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import cache_dir, launch_lock, locked, replace
 from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.deploy.canary import Answer
+from pdlab.deploy.canary import CanaryAnswer
 from pdlab.results.schema import Manifest
 
 
@@ -50,7 +50,7 @@ class Running(Frozen):
     on_host: OnHost | None = None
     pools: dict[str, str] = Field(default_factory=dict)
     api_key_file: str | None = None
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[CanaryAnswer, ...] = ()
 
     @property
     def start(self) -> str:

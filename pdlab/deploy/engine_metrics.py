@@ -27,7 +27,7 @@ _SAMPLE = re.compile(
 _RAY = 'otel_scope_name="ray._private.telemetry.'
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One line of a page; ``name`` is vLLM's, without ``vllm:``, ``ray_`` and a counter's ``_total``, or that of what
     pdlab's own servers tell (`pdlab.deploy.serving.pool`), without ``pdlab_``."""
 
@@ -48,14 +48,14 @@ class Sample(NamedTuple):
         return _RAY in self.labels
 
 
-def samples(page: str) -> Iterator[Sample]:
+def samples(page: str) -> Iterator[MetricSample]:
     """The page's samples of vLLM's metrics. Some exporters give each counter twice, with and without ``_total``; it is
     counted once."""
     matches = list(_SAMPLE.finditer(page))
     counters = {match["name"] for match in matches if match["total"]}
     for match in matches:
         if match["total"] or match["name"] not in counters:
-            yield Sample(match["name"], match["labels"] or "", float(match["value"]))
+            yield MetricSample(match["name"], match["labels"] or "", float(match["value"]))
 
 
 def read_pages(urls: Iterable[str]) -> list[str]:
@@ -223,7 +223,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
     )
 
 
-def _pool_tokens(sample: Sample) -> float | None:
+def _pool_tokens(sample: MetricSample) -> float | None:
     """Tokens that an engine's KV pool holds: blocks times tokens of a block, whatever layers share them. vLLM tells
     them as labels of a gauge that it sets once, which Ray's pages show for two exports only; pdlab's servers count them
     up once more where Ray keeps them."""

@@ -34,7 +34,7 @@ from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, loa
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
 from pdlab.deploy.serve_config import transport_env
-from pdlab.deploy.verify import Progress, check
+from pdlab.deploy.verify import LaunchProgress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import fits
 from pdlab.remote.logs import log_ends
@@ -63,7 +63,7 @@ def launch(request: LaunchRequest) -> None:
 
 def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None) -> None:
     """`launch` in the network where it belongs, once it may; calls ``published`` when others may again."""
-    say = Progress()
+    say = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
         local = _local(request, undo, say)
@@ -112,7 +112,7 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
 
 def _launch_on_first_host(request: LaunchRequest) -> None:
     """Bring two hosts up, or find them, and launch from the first: a driver belongs on its node's host."""
-    say = Progress()
+    say = LaunchProgress()
     # No other machine reaches these hosts, and what routes requests must reach the replicas on the second.
     everywhere = replace(request, host="0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
@@ -128,7 +128,7 @@ def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
     if INSIDE in os.environ:
         raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
-    say = Progress()
+    say = LaunchProgress()
     measuring = holder(measured_lock(base_url(host, port)))
     if measuring:
         say(f"warning: this ends what {measuring} is measuring")
@@ -153,7 +153,7 @@ def live_view() -> ClusterView:
         return cluster.view()
 
 
-def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: Progress) -> LocalNodes | None:
+def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: LaunchProgress) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
     if request.local_nodes is None:
         return None
@@ -195,7 +195,7 @@ def _serve(
     shape: ModelShape | None,
     source: str,
     loading: Future[Any],
-    say: Progress,
+    say: LaunchProgress,
     patience_s: float,
 ) -> Running:
     deployment = request.deployment

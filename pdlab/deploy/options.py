@@ -36,7 +36,7 @@ from pdlab.core.deployment import (
     Disaggregated,
     Mode,
     Pool,
-    Requests,
+    RequestLimits,
     Transport,
 )
 from pdlab.core.errors import UsageError
@@ -237,7 +237,7 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("requests (what is let through to the engines: docs/requests.md)")
-    default = Requests()
+    default = RequestLimits()
     group.add_argument(
         "--expose",
         action="append",

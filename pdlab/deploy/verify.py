@@ -27,7 +27,7 @@ COUNTERS_TIMEOUT_S = 30.0
 COUNTERS_POLL_S = 0.5
 
 
-class Progress:
+class LaunchProgress:
     """Lines on standard error: what is happening, and how long it has taken."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Checked:
     """``answers``: the deployment's own, for the canary after a sweep; none where they mean nothing."""
 
     result: CanaryResult
-    answers: tuple[canary.Answer, ...] = ()
+    answers: tuple[canary.CanaryAnswer, ...] = ()
 
 
-def check(app: Application, deployment: Deployment, running: Running, say: Progress) -> Checked:
+def check(app: Application, deployment: Deployment, running: Running, say: LaunchProgress) -> Checked:
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
     key = _reference_key(deployment, running)
@@ -92,7 +92,9 @@ def check(app: Application, deployment: Deployment, running: Running, say: Progr
     return Checked(result, tuple(got))
 
 
-def _check_shapes(deployment: Deployment, running: Running, plain: Sequence[canary.Answer], say: Progress) -> None:
+def _check_shapes(
+    deployment: Deployment, running: Running, plain: Sequence[canary.CanaryAnswer], say: LaunchProgress
+) -> None:
     """The same prompts in other shapes of request must give the same tokens. Raises CanaryError."""
     sequences = deployment.serving.requests.max_prompts
     api = api_key.client_key(running.api_key_file, {})

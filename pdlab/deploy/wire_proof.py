@@ -52,8 +52,8 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One node: kind of every interface by name (`pdlab.remote.network.Nic`), and its byte counters."""
+class NodeCounters:
+    """One node: kind of every interface by name (`pdlab.remote.network.Interface`), and its byte counters."""
 
     kinds: Mapping[str, str]
     counters: Mapping[str, tuple[int, int]]
@@ -83,8 +83,8 @@ def _wire_of_link(kind: str) -> str:
 
 def judge(
     planned: str | None,
-    before: Mapping[str, Reading],
-    after: Mapping[str, Reading],
+    before: Mapping[str, NodeCounters],
+    after: Mapping[str, NodeCounters],
     *,
     prefill: Iterable[str],
     decode: Iterable[str],
@@ -142,7 +142,7 @@ def judge(
 
 
 def _counted(
-    moved: Mapping[str, Mapping[str, tuple[int, int]]], readings: Mapping[str, Reading], nodes: Iterable[str],
+    moved: Mapping[str, Mapping[str, tuple[int, int]]], readings: Mapping[str, NodeCounters], nodes: Iterable[str],
     wire: str, *, sent: bool,
 ) -> int:  # fmt: skip
     total = 0
@@ -244,15 +244,15 @@ def _by_vllm(running: Running, before: float) -> int:
     return 0
 
 
-def _readings(app: Application, view: ClusterView) -> dict[str, Reading]:
+def _readings(app: Application, view: ClusterView) -> dict[str, NodeCounters]:
     """Node (by its id in the view) -> what its interfaces counted. Nodes side by side on this machine share them."""
     local = app.cluster.local
     if local and not local.two_hosts:
         reading = network.reading()
-        return {node.id: Reading(**reading) for node in view.nodes}
+        return {node.id: NodeCounters(**reading) for node in view.nodes}
     names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes if NODE_ID_LABEL in node.labels}
     answers: dict[str, Any] = app.cluster.ask_nodes(network.reading)
-    return {names[node]: Reading(**answer) for node, answer in answers.items() if node in names}
+    return {names[node]: NodeCounters(**answer) for node, answer in answers.items() if node in names}
 
 
 def _logged(app: Application, payload_bytes: int) -> tuple[str, ...]:

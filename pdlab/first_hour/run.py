@@ -20,7 +20,7 @@ from pydantic import Field
 from pdlab.core.errors import UsageError
 from pdlab.core.files import ROOT, cache_dir, replace
 from pdlab.core.schema import Frozen, validate
-from pdlab.first_hour.steps import RAN, Step, Verdict, left, missing
+from pdlab.first_hour.steps import RAN, Step, StepVerdict, left, missing
 
 STATE = "first-hour.json"
 LOGS, FAILURES = "logs", "failed-replicas"
@@ -34,7 +34,7 @@ class Outcome(Frozen):
     """What became of one step; times are seconds, ``started_at`` ISO 8601."""
 
     name: str
-    verdict: Verdict
+    verdict: StepVerdict
     detail: str
     next_action: str | None = None
     command: str
@@ -128,7 +128,7 @@ def _run_step(
     failures = cache_dir() / LOGS / "last-failure"
     before = _stamp(failures)
     began, started_at = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    verdict: Verdict | None = None
+    verdict: StepVerdict | None = None
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
@@ -203,7 +203,7 @@ def backends(path: Path) -> dict[str, int]:
         return {}
 
 
-def _detail(step: Step, out: Path, log: Path, verdict: Verdict, code: int) -> str:
+def _detail(step: Step, out: Path, log: Path, verdict: StepVerdict, code: int) -> str:
     if verdict == "timed out":
         return f"not done within {minutes(step.limit_s)}; last: {last_line(log) or 'no output'}"
     summary = _summary(out / step.summary) if step.summary else None

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 # What became of a step. A finding is a step that ran and found something wrong; it stops nothing.
-Verdict = Literal["ok", "finding", "failed", "timed out", "skipped", "interrupted"]
-RAN: tuple[Verdict, ...] = ("ok", "finding")
+StepVerdict = Literal["ok", "finding", "failed", "timed out", "skipped", "interrupted"]
+RAN: tuple[StepVerdict, ...] = ("ok", "finding")
 
 LEVELS = {"cluster": (4, 8, 16, 32, 64), "local": (1, 2, 4, 6, 8)}
 REQUESTS_PER_UNIT = 10
@@ -39,7 +39,7 @@ class Step:
     command: tuple[str, ...]
     estimate_s: float
     advice: str
-    codes: Mapping[int, Verdict]
+    codes: Mapping[int, StepVerdict]
     needs: tuple[str, ...] = ()
     any_of: tuple[str, ...] = ()
     serves: bool = False
@@ -234,7 +234,7 @@ def total_s(steps: tuple[Step, ...]) -> float:
     return sum(step.estimate_s for step in steps)
 
 
-def missing(step: Step, verdicts: Mapping[str, Verdict]) -> str | None:
+def missing(step: Step, verdicts: Mapping[str, StepVerdict]) -> str | None:
     """Why the step cannot run, in words; None where it can."""
     lacking = [name for name in step.needs if verdicts.get(name) not in RAN]
     if lacking:
@@ -244,7 +244,7 @@ def missing(step: Step, verdicts: Mapping[str, Verdict]) -> str | None:
     return None
 
 
-def left(steps: tuple[Step, ...], verdicts: Mapping[str, Verdict]) -> list[Step]:
+def left(steps: tuple[Step, ...], verdicts: Mapping[str, StepVerdict]) -> list[Step]:
     """What a resumed hour has to do: what did not end well, and what serves for it."""
     open_names = {step.name for step in steps if verdicts.get(step.name) not in RAN or step.always}
     wanted = open_names | {need for step in steps if step.name in open_names for need in step.needs

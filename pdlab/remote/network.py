@@ -25,7 +25,7 @@ SETTLE = 1.5  # wait, in lifespans of the kernel's copy of the counters
 
 
 @dataclass(frozen=True)
-class Nic:
+class Interface:
     """One interface. ``gbit_per_s``: its line rate, or the rate it is shaped to; None: unknown, as for a
     virtual interface. ``kind``: efa, infiniband, roce, ethernet, virtual or loopback."""
 
@@ -36,7 +36,7 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Host:
+class RankHost:
     """Where a rank runs. Ranks of one ``memory`` can reach each other's memory; ``boot`` is the kernel's."""
 
     name: str
@@ -44,7 +44,7 @@ class Host:
     pid: int
     boot: str
     memory: str
-    nics: tuple[Nic, ...]
+    nics: tuple[Interface, ...]
 
     @property
     def efa(self) -> bool:
@@ -55,37 +55,37 @@ class Host:
         return any(nic.kind in ("efa", "infiniband", "roce") for nic in self.nics)
 
 
-def host_facts(ip: str) -> Host:
+def host_facts(ip: str) -> RankHost:
     """Facts of this process's host; ``ip`` is the address that other hosts use."""
     boot = _read(Path("/proc/sys/kernel/random/boot_id")) or socket.gethostname()
     # UCX too goes by host, pid namespace and ipc namespace; the name tells hosts made of namespaces apart.
     spaces = [_namespace(kind) for kind in ("ipc", "pid", "net", "uts")]
-    return Host(socket.gethostname(), ip, os.getpid(), boot, ":".join([boot, *spaces]), nics())
+    return RankHost(socket.gethostname(), ip, os.getpid(), boot, ":".join([boot, *spaces]), nics())
 
 
-def nics() -> tuple[Nic, ...]:
+def nics() -> tuple[Interface, ...]:
     """Interfaces that are up: Ethernet and the like by name, RDMA devices by theirs."""
     interfaces = []
     for path in sorted(CLASS_NET.glob("*")):
         if not (path / "operstate").exists() or (_read(path / "operstate") == "down"):
             continue
         if path.name == "lo":
-            interfaces.append(Nic("lo", "loopback", None))
+            interfaces.append(Interface("lo", "loopback", None))
             continue
         rate = _shaped_gbit(path.name)
         virtual = not (path / "device").exists()
         speed = None if virtual else _number(path / "speed")
         line = speed / 1000 if speed and speed > 0 else None
         shaped = rate is not None and (line is None or rate < line)
-        interfaces.append(Nic(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
+        interfaces.append(Interface(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
     for device in rdma_devices():
         word = (_read(device.path / "ports/1/rate") or "").split()
-        interfaces.append(Nic(device.path.name, device.kind, float(word[0]) if word else None))
+        interfaces.append(Interface(device.path.name, device.kind, float(word[0]) if word else None))
     return tuple(interfaces)
 
 
 class RdmaDevice(NamedTuple):
-    """``path``: in sysfs. ``kind``: efa, infiniband or roce, as `Nic` has it."""
+    """``path``: in sysfs. ``kind``: efa, infiniband or roce, as `Interface` has it."""
 
     path: Path
     driver: str
@@ -131,7 +131,7 @@ def settled_counters() -> dict[str, tuple[int, int]]:
 
 
 def reading() -> dict[str, Any]:
-    """Kind of every interface (as `Nic` has it), and the settled counters."""
+    """Kind of every interface (as `Interface` has it), and the settled counters."""
     return {"kinds": {nic.name: nic.kind for nic in nics()}, "counters": settled_counters()}
 
 

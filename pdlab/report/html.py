@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pdlab
-from pdlab.analysis.audit.folders import Finding
+from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.audit.rules import audit
 from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, Point, View, short_labels
@@ -61,7 +61,7 @@ class Contents:
     log_latency: bool = False
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A figure in a table, with its half interval in per cent where one is known."""
 
     value: str
@@ -309,13 +309,17 @@ def _groups(columns: Sequence[Column]) -> list[dict[str, Any]]:
     return [{"name": name, "span": names.count(name)} for name in dict.fromkeys(names)]
 
 
-def _cell(estimate: Estimate | None, confidence: float) -> Cell:
+def _cell(estimate: Estimate | None, confidence: float) -> TableCell:
     value, _, half = tables.figure(estimate, confidence).partition(" ")
-    return Cell(value, half)
+    return TableCell(value, half)
 
 
 def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) -> dict[str, Any]:
-    leading_cells = [Cell(point.load + ("" if point.valid else " x")), Cell(str(point.repeats)), Cell(point.window)]
+    leading_cells = [
+        TableCell(point.load + ("" if point.valid else " x")),
+        TableCell(str(point.repeats)),
+        TableCell(point.window),
+    ]
     return {
         "curve": index,
         "label": curve.label,
@@ -354,9 +358,9 @@ def _records(sources: Sequence[Loaded]) -> list[ExperimentRecord]:
 # Audit
 
 
-def _findings(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
+def _findings(findings: Sequence[AuditFinding]) -> Iterator[dict[str, Any]]:
     """By kind and consequence, so that thirty folders with one fault are one entry."""
-    kinds: dict[tuple[str, str], list[Finding]] = {}
+    kinds: dict[tuple[str, str], list[AuditFinding]] = {}
     for finding in findings:
         kinds.setdefault((finding.kind, finding.consequence), []).append(finding)
     for (kind, consequence), members in kinds.items():
@@ -375,7 +379,7 @@ def _files(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0].split('/')[0]}, {len(names)} files"
 
 
-def _audit_summary(findings: Sequence[Finding], folders: int) -> str:
+def _audit_summary(findings: Sequence[AuditFinding], folders: int) -> str:
     kinds = ", ".join(sorted({finding.kind for finding in findings}))
     counts = f"{counted(len(findings), 'finding')} in {counted(folders, 'folder')}"
     return f"The audit has {counts} ({kinds}): read them before you rely on a verdict or a plot."

@@ -13,8 +13,8 @@ from pdlab.results.schema import Distribution, Experiment, Run, SoakWindow
 from pdlab.results.soak import changes
 
 ROWS = 20  # of a table; longer ones show every second minute, and so on
-Metric = Literal["tpot", "ttft"]
-METRICS: tuple[Metric, ...] = ("tpot", "ttft")
+SoakMetric = Literal["tpot", "ttft"]
+METRICS: tuple[SoakMetric, ...] = ("tpot", "ttft")
 STATISTICS = ("p50", "p95")
 PANEL = (9.0, 2.9)
 WIDTH, HEIGHT, LEFT, BELOW = 640, 170, 58, 26  # of a drawing in a page
@@ -35,7 +35,7 @@ class Held(NamedTuple):
         assert self.run.soak is not None
         return f"{self.label}, {len(self.windows)} minutes: {changes(self.run.soak)}"
 
-    def line(self, metric: Metric, statistic: str) -> list[tuple[float, float]]:
+    def line(self, metric: SoakMetric, statistic: str) -> list[tuple[float, float]]:
         """(minute, ms) in the middle of each window that has answers."""
         return [
             ((window.begins_s + window.ends_s) / 120, 1000 * latency.percentiles_s[statistic])
@@ -44,7 +44,7 @@ class Held(NamedTuple):
         ]
 
 
-def _of(window: SoakWindow, metric: Metric) -> Distribution | None:
+def _of(window: SoakWindow, metric: SoakMetric) -> Distribution | None:
     return window.tpot if metric == "tpot" else window.ttft
 
 
@@ -104,7 +104,7 @@ def draw(soaks: Sequence[Held], path: Path) -> None:
             plt.close(figure)
 
 
-def drawing(each: Held, metric: Metric) -> str:
+def drawing(each: Held, metric: SoakMetric) -> str:
     """One latency over time as SVG for a page, of numbers and fixed words alone; empty where nothing is known."""
     lines = {statistic: each.line(metric, statistic) for statistic in STATISTICS}
     values = [y for line in lines.values() for _, y in line]

@@ -21,7 +21,7 @@ LEAST_BLOCK = 5  # requests
 SERVED_SLICES, SERVED_T = 10, 2.82  # Student's t of 9 degrees of freedom, one-sided 99 %
 CLEAR = 5.0  # standard deviations; Student's t of 19 degrees of freedom is 3.6 at 0.1 %
 
-Verdict = Literal["meets", "misses", "undecided", "invalid"]
+SloVerdict = Literal["meets", "misses", "undecided", "invalid"]
 
 
 def bounds_text(slo: Slo) -> str:
@@ -184,7 +184,7 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided)[1]
     latest = point.share if point.latest is None else point.latest
     earlier = point.effective is None
-    verdict: Verdict = "undecided"
+    verdict: SloVerdict = "undecided"
     if point.verdict == "invalid":
         verdict = "invalid"
     elif (point.reason == PILED_UP and point.looks > 1) or (high < quantile and latest < quantile):

@@ -11,7 +11,7 @@ from pdlab.core.catalog import find_config
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, load_yaml
 
-Basis = Literal["roofline", "fitted", "measured", "published", "assumed"]
+ConstantBasis = Literal["roofline", "fitted", "measured", "published", "assumed"]
 
 
 class Constant(Frozen):
@@ -19,7 +19,7 @@ class Constant(Frozen):
 
     value: float
     unit: str
-    basis: Basis
+    basis: ConstantBasis
     source: str
     relative_error: float | None = Field(default=None, ge=0)
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from pdlab.core.errors import TransferError
-from pdlab.remote.network import Host
+from pdlab.remote.network import RankHost
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import Table, block_tables, pairs
 from pdlab.transfer.rank.messages import CheckOptions, Moved, RankOptions
@@ -123,7 +123,7 @@ class BackendResult:
     """
 
     backend: str
-    hosts: dict[str, Host]
+    hosts: dict[str, RankHost]
     startup_s: float
     handshake_s: float
     cold_s: float
@@ -206,7 +206,7 @@ class _Run:
         movers = [i for i in self.everyone if options[i].initiator]
         self.initiators = [i for i in movers if (options[i].side, options[i].rank) in involved]
         self.targets = [i for i in self.everyone if i not in movers]
-        self.hosts: list[Host] = []
+        self.hosts: list[RankHost] = []
         self.findings: list[Inspection] = []
         self.traffic: dict[str, int] = {}
         self.payload = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdlab.remote.network import Host, Nic
+from pdlab.remote.network import Interface, RankHost
 from pdlab.transfer.ucx_log import Wire
 
 OK, SLOW, CORRUPT, CANNOT_RUN = 0, 3, 4, 5  # exit codes; SLOW is the wrong wire too
@@ -42,8 +42,8 @@ class Observed:
     strategy: str
     backend: str
     direction: str
-    prefill: Host
-    decode: Host
+    prefill: RankHost
+    decode: RankHost
     vram: bool
     gb_per_s: float
     size_bytes: int
@@ -166,7 +166,7 @@ def _kinds(run: Observed) -> dict[str, str]:
     return {nic.name: nic.kind for nic in (*run.prefill.nics, *run.decode.nics)}
 
 
-def _lanes(run: Observed, transports: tuple[str, ...]) -> list[list[Nic]]:
+def _lanes(run: Observed, transports: tuple[str, ...]) -> list[list[Interface]]:
     """Per host the interfaces in use; UCX names an RDMA port ``device:port``."""
     if run.wire is not None and run.wire.lanes:
         names = {lane.device.split(":")[0] for lane in run.wire.lanes}

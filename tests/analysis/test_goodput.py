@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pdlab.analysis import goodput
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
+from pdlab.analysis.curves import Curve, Gpus, LevelSample, Point, View
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
 from pdlab.analysis.requests import Requests
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import Sample as SloSample
+from pdlab.bench.slo_search import LevelSample as SloSample
 from pdlab.bench.slo_search import Search
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, parse_slo
@@ -47,7 +47,7 @@ def point(
     """``rps`` per repeat; ``percentiles``: TTFT and TPOT p90 in ms."""
     latency = {} if percentiles is None else {metric: {"p90": value} for metric, value in percentiles.items()}
     samples = tuple(
-        Sample(
+        LevelSample(
             repeat=r,
             requests_per_s=rps,
             input_tokens_per_s=rps * 100,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.queues import served
 
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import Sample, Search, Step, next_step, points, result
+from pdlab.bench.slo_search import LevelSample, NextLevel, Search, next_step, points, result
 from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results import slo as results_slo
@@ -25,16 +25,18 @@ SLO = Slo(ttft_s=0.2, tpot_s=0.05, quantile=0.95)
 SEARCH = Search(slo=SLO)
 
 
-def drive(measure: Callable[[Step], Sample], search: Search = SEARCH, guess: float | None = None) -> list[Sample]:
+def drive(
+    measure: Callable[[NextLevel], LevelSample], search: Search = SEARCH, guess: float | None = None
+) -> list[LevelSample]:
     """Measure until the search is over."""
-    samples: list[Sample] = []
+    samples: list[LevelSample] = []
     while (step := next_step(points(samples, search), search, guess)) is not None:
         samples.append(measure(step))
         assert len(samples) <= search.max_points
     return samples
 
 
-def answer(samples: list[Sample], search: Search = SEARCH) -> Any:
+def answer(samples: list[LevelSample], search: Search = SEARCH) -> Any:
     return result(points(samples, search), search, label="x", repeat=0)
 
 
@@ -68,10 +70,10 @@ def truth(rate: float) -> float:
 def trial(seed: int, share: Callable[[float], float], search: Search = SEARCH) -> Any:
     rng = random.Random(seed)
 
-    def measure(step: Step) -> Sample:
+    def measure(step: NextLevel) -> LevelSample:
         judged = int(slo_search.STEADY_SHARE * step.requests)
         met = sum(rng.random() < share(step.rate_rps) for _ in range(judged))
-        return Sample(rate_rps=step.rate_rps, repeat=0, look=step.look, judged=judged, met=met)
+        return LevelSample(rate_rps=step.rate_rps, repeat=0, look=step.look, judged=judged, met=met)
 
     return answer(drive(measure, search), search)
 
@@ -95,7 +97,7 @@ def test_a_sharp_knee_is_found_to_the_resolution_and_both_ends_are_confirmed(kne
     assert {p.rate_rps for p in found.points if p.looks == 2} == {found.low_rps, found.high_rps}
 
 
-def rate_after(samples: list[Sample], search: Search = SEARCH, guess: float | None = None) -> float | None:
+def rate_after(samples: list[LevelSample], search: Search = SEARCH, guess: float | None = None) -> float | None:
     step = next_step(points(samples, search), search, guess)
     return None if step is None else step.rate_rps
 
@@ -127,21 +129,21 @@ def test_a_rate_that_lacks_independent_requests_alone_is_looked_at_again_before_
 
 
 def test_measured_points_are_not_measured_again() -> None:
-    def measure(step: Step) -> Sample:
+    def measure(step: NextLevel) -> LevelSample:
         return sample(step.rate_rps, step.rate_rps <= 3, look=step.look)
 
     first = drive(measure)
     assert rate_after(first) is None
     some = first[:3]
-    rest: list[Sample] = []
+    rest: list[LevelSample] = []
     while (step := next_step(points(some, SEARCH), SEARCH)) is not None:
         rest.append(measure(step))
         some.append(rest[-1])
     assert rest == first[3:]
 
 
-def sample(rate: float, fine: bool, **more: Any) -> Sample:
-    return Sample(**{"rate_rps": rate, "repeat": 0, "judged": 300, "met": 300 if fine else 0, **more})
+def sample(rate: float, fine: bool, **more: Any) -> LevelSample:
+    return LevelSample(**{"rate_rps": rate, "repeat": 0, "judged": 300, "met": 300 if fine else 0, **more})
 
 
 def test_looks_at_a_rate_are_pooled() -> None:
@@ -377,7 +379,7 @@ def test_the_autocorrelation_time_of_a_known_process() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0]), st.integers(0, 150)), max_size=8))
 def test_no_order_of_points_breaks_it(raw: list[tuple[float, int]]) -> None:
-    samples = [Sample(rate_rps=rate, repeat=0, look=i, judged=150, met=met) for i, (rate, met) in enumerate(raw)]
+    samples = [LevelSample(rate_rps=rate, repeat=0, look=i, judged=150, met=met) for i, (rate, met) in enumerate(raw)]
     found = points(samples, SEARCH)
     chosen = next_step(found, SEARCH)
     assert chosen is None or chosen.look == sum(point.looks for point in found if point.rate_rps == chosen.rate_rps)

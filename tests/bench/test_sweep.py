@@ -502,7 +502,7 @@ class TestCanaryAfterTheSweep:
         return store
 
     def after(self, store: Store, equal: bool | None, monkeypatch: pytest.MonkeyPatch, answers: int = 1) -> Store:
-        kept = (canary.Answer(tokens=(1,), tops=({1: -0.1},)),) * answers
+        kept = (canary.CanaryAnswer(tokens=(1,), tops=({1: -0.1},)),) * answers
         aimed = target.Target(
             base_url="http://127.0.0.1:1", model_id="m", tokenizer="m", name="x", manifest=manifest(), answers=kept
         )

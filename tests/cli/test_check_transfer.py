@@ -14,7 +14,7 @@ import pytest
 
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import TransferError, UsageError
-from pdlab.remote.network import Host, Nic
+from pdlab.remote.network import Interface, RankHost
 from pdlab.report.transfer_plot import draw
 from pdlab.transfer.check import BackendResult, Size, SizeResult, TransferPlan, worst_code
 from pdlab.transfer.options import build_parser, kv_shape, plan_from
@@ -123,7 +123,8 @@ def result(gb_per_s: float = 10.0) -> BackendResult:
             SizeResult(size, moved, took * 5, (took * 2, took, took, took, took / 2), (took,) * 5, 900, 300, 0.1)
         )
     hosts = {
-        side: Host(side, "10.0.0.1", 1, side, side, (Nic("rdmap79s0", "efa", 100.0),)) for side in ("prefill", "decode")
+        side: RankHost(side, "10.0.0.1", 1, side, side, (Interface("rdmap79s0", "efa", 100.0),))
+        for side in ("prefill", "decode")
     }
     verdict = Verdict(0, "OK: spread over srd", "srd/rdmap79s0:1", "zero-copy", "srd", 0.8, "1 rail (12.5 GB/s)")
     return BackendResult(

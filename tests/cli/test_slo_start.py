@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pdlab.bench.experiment import schedule
-from pdlab.bench.experiment.schedule import make_plan
+from pdlab.bench.experiment.schedule import make_schedule
 from pdlab.bench.slo_search import Search
 from pdlab.cli import bench, slo_start
 from pdlab.cli import experiment as cli_experiment
@@ -82,7 +82,7 @@ def experiment(folder: Path, **slo: Any) -> Path:
 
 
 def test_an_experiment_begins_each_search_where_its_deployment_ends_on_the_simulator(tmp_path: Path) -> None:
-    plan = make_plan(str(experiment(tmp_path, start_from="plan")))
+    plan = make_schedule(str(experiment(tmp_path, start_from="plan")))
     begun, words = slo_start.of_experiment(plan)
     starts: dict[str, set[Any]] = {}
     for visit in begun.visits:
@@ -94,7 +94,7 @@ def test_an_experiment_begins_each_search_where_its_deployment_ends_on_the_simul
     assert four > 1.2 * one, "four engines prefill more than one of all GPUs"
     assert len(words) == 2 and all(": on the simulator " in said for said in words)
     assert schedule.asked_for(begun.file) == schedule.asked_for(plan.file), "the record keeps what was asked"
-    untouched = make_plan(str(experiment(tmp_path)))
+    untouched = make_schedule(str(experiment(tmp_path)))
     assert slo_start.of_experiment(untouched) == (untouched, [])
 
 

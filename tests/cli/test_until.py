@@ -15,7 +15,7 @@ from support import folders
 from pdlab.analysis import sequential
 from pdlab.bench.experiment import run as experiment_run
 from pdlab.bench.experiment.run import RunOptions, run
-from pdlab.bench.experiment.schedule import Plan, Planned, make_plan
+from pdlab.bench.experiment.schedule import Planned, Schedule, make_schedule
 from pdlab.cli import experiment, viz
 from pdlab.cli.until import Stopping, comparisons, parse_until
 from pdlab.results.store import read_record, stopped
@@ -89,15 +89,15 @@ def test_every_workload_is_a_comparison_of_its_own(tmp_path: Path) -> None:
         {"name": "one", "input_tokens": 8, "output_tokens": 8},
         {"name": "two", "input_tokens": 9, "output_tokens": 8},
     ]
-    assert comparisons(make_plan(write(tmp_path))) == 1
-    assert comparisons(make_plan(write(tmp_path, workloads=more))) == 2
+    assert comparisons(make_schedule(write(tmp_path))) == 1
+    assert comparisons(make_schedule(write(tmp_path, workloads=more))) == 2
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, faster: float, noise: float) -> Go:
     """Visits that write made-up levels in place of starting anything."""
     visits: list[tuple[str, int]] = []
 
-    def visit(number: int, planned: Planned, plan: Plan, options: RunOptions, keeper: Any, *rest: Any) -> None:
+    def visit(number: int, planned: Planned, plan: Schedule, options: RunOptions, keeper: Any, *rest: Any) -> None:
         name = planned.configuration.name
         visits.append((name, planned.repeat))
         shutil.rmtree(options.out / plan.file.name / name, ignore_errors=True)
@@ -116,8 +116,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, faster: float, noi
 
     def go(until: str, cap: int) -> tuple[Stopping, list[tuple[str, int]]]:
         path = write(tmp_path)
-        found = parse_until(until, make_plan(path).file, cap)
-        plan = make_plan(path, repeats=cap)
+        found = parse_until(until, make_schedule(path).file, cap)
+        plan = make_schedule(path, repeats=cap)
         stopping = Stopping(found, plan, tmp_path / "bm" / "x")
         run(plan, RunOptions(out=tmp_path / "bm", resume=True), io.StringIO(), enough=stopping)
         return stopping, visits

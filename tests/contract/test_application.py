@@ -111,7 +111,7 @@ class TestWarmingAndPrefillAlone:
         choice = {"index": 0, "text": "x", "token_ids": [7, 9], "logprobs": {"top_logprobs": tops}}
         usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
         answer = models.CompletionResponse(model="m", choices=[choice], usage=usage)
-        assert canary.read_answer(answer.model_dump(mode="json")) == canary.Answer(
+        assert canary.read_answer(answer.model_dump(mode="json")) == canary.CanaryAnswer(
             tokens=(7, 9), tops=({7: -0.1, 8: -0.2}, {9: -0.1, 8: -5.0})
         )
 

@@ -17,7 +17,7 @@ import pytest
 from contract.conftest import SERVE, quietly
 from contract.test_builders import builder_of, deployments_of, rendered
 
-from pdlab.core.deployment import Deployment, Requests, Serving, parse_label
+from pdlab.core.deployment import Deployment, RequestLimits, Serving, parse_label
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 
@@ -29,7 +29,7 @@ def built(label: str, *, direct: bool, monkeypatch: pytest.MonkeyPatch) -> list[
         "serving_patterns.data_parallel.builder",
     ):
         monkeypatch.setattr(quietly(f"{SERVE}.{name}"), "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING", direct)
-    serving = Serving(direct_streaming=direct, requests=Requests(expose=("/detokenize",), max_prompts=3))
+    serving = Serving(direct_streaming=direct, requests=RequestLimits(expose=("/detokenize",), max_prompts=3))
     case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss", serving=serving), "local-2")
     return deployments_of(builder_of(case.app)(case.app.args))
 

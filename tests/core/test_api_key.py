@@ -27,7 +27,7 @@ def asked(headers: list[tuple[bytes, bytes]], path: str = "/v1/models", kind: st
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guard = api_key.Guard(app, api_key.digest(KEY))
+    guard = api_key.KeyGuard(app, api_key.digest(KEY))
     asyncio.run(guard({"type": kind, "path": path, "headers": headers}, None, send))
     return sent, bool(seen)
 

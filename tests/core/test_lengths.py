@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import (
     FIXED,
-    Distribution,
+    LengthDistribution,
     Lognormal,
     Pair,
     Pairs,
@@ -49,7 +49,7 @@ def pairs_of(pairs: tuple[Pair, ...]) -> Pairs:
 
 
 @st.composite
-def distributions(draw: st.DrawFn) -> tuple[Distribution, Pair]:
+def distributions(draw: st.DrawFn) -> tuple[LengthDistribution, Pair]:
     nominal = draw(NOMINAL)
     kind = draw(st.sampled_from(["fixed", "uniform", "lognormal", "file"]))
     if kind == "fixed":
@@ -65,7 +65,7 @@ def distributions(draw: st.DrawFn) -> tuple[Distribution, Pair]:
 
 
 @given(distributions(), st.text(max_size=8))
-def test_draws_keep_within_what_is_said_to_be_possible(made: tuple[Distribution, Pair], seed: str) -> None:
+def test_draws_keep_within_what_is_said_to_be_possible(made: tuple[LengthDistribution, Pair], seed: str) -> None:
     lengths, nominal = made
     drawn = lengths.draw(nominal, 200, seed)
     assert len(drawn) == 200
@@ -77,7 +77,7 @@ def test_draws_keep_within_what_is_said_to_be_possible(made: tuple[Distribution,
 
 @given(distributions(), st.text(max_size=8), st.integers(0, 50))
 def test_one_seed_is_one_sequence_of_which_shorter_draws_are_the_begin(
-    made: tuple[Distribution, Pair], seed: str, count: int
+    made: tuple[LengthDistribution, Pair], seed: str, count: int
 ) -> None:
     lengths, nominal = made
     assert lengths.draw(nominal, count, seed) == lengths.draw(nominal, 50, seed)[:count]
@@ -91,7 +91,7 @@ def test_seeds_differ(text: str) -> None:
 
 @settings(max_examples=40)
 @given(distributions())
-def test_the_mean_is_what_draws_come_to(made: tuple[Distribution, Pair]) -> None:
+def test_the_mean_is_what_draws_come_to(made: tuple[LengthDistribution, Pair]) -> None:
     lengths, nominal = made
     drawn = lengths.draw(nominal, 3000, "a seed")
     for values, mean in zip(zip(*drawn, strict=True), lengths.mean(nominal), strict=True):

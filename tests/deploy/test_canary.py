@@ -19,14 +19,14 @@ from support.web import web_server
 from pdlab.cluster.local_nodes import hold_port
 from pdlab.core.errors import CanaryError
 from pdlab.deploy import canary
-from pdlab.deploy.canary import Answer, ask, compare, load_reference, read_answer, save_reference
+from pdlab.deploy.canary import CanaryAnswer, ask, compare, load_reference, read_answer, save_reference
 
 
-def answer(*tokens: int, near: dict[int, dict[int, float]] | None = None, best: float = -0.1) -> Answer:
+def answer(*tokens: int, near: dict[int, dict[int, float]] | None = None, best: float = -0.1) -> CanaryAnswer:
     """Tokens with a log-probability of ``best``; ``near``: at which position which others are behind it by how much."""
     others = near or {}
     tops = [{token: best} | {o: best - gap for o, gap in others.get(i, {}).items()} for i, token in enumerate(tokens)]
-    return Answer(tokens=tokens, tops=tuple(tops))
+    return CanaryAnswer(tokens=tokens, tops=tuple(tops))
 
 
 def completion(*tokens: int, second: int = 900, gap: float = 3.0) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def completion(*tokens: int, second: int = 900, gap: float = 3.0) -> dict[str, A
     return {"choices": [{"token_ids": list(tokens), "logprobs": {"top_logprobs": tops}}]}
 
 
-def turned(at: int, mine: float, theirs: float) -> tuple[Answer, Answer]:
+def turned(at: int, mine: float, theirs: float) -> tuple[CanaryAnswer, CanaryAnswer]:
     """Two answers of eight tokens: at ``at`` one takes 50, the other 60, each with the other's so far behind."""
     one = [1, 2, 3, 4, 5, 6, 7, 8]
     other = list(one)
@@ -124,7 +124,7 @@ class TestCompare:
         assert compare([late, late, SURE], [other_late, other_late, SURE], "r").equal is True
         long = tuple(range(100, 120))
         one, other = (
-            Answer(tokens=(*a.tokens[:5], *long), tops=(*a.tops[:5], *({token: -0.1} for token in long)))
+            CanaryAnswer(tokens=(*a.tokens[:5], *long), tops=(*a.tops[:5], *({token: -0.1} for token in long)))
             for a in turned(4, 0.1, 0.1)
         )
         result = compare([one, one, SURE], [other, other, SURE], "r")
@@ -155,7 +155,7 @@ SURE_SHARE = 0.9
 VOCABULARY, TRIALS = 100, 30
 
 
-def greedy(prompt: int, noise: random.Random, sigma: float, damage: float = 0.0) -> Answer:
+def greedy(prompt: int, noise: random.Random, sigma: float, damage: float = 0.0) -> CanaryAnswer:
     """A model whose logits depend on everything before, computed with an error of ``sigma`` a logit and kept in steps
     of 0.125 as bfloat16 does; ``damage``: standard deviation of what a wrong KV cache adds."""
     tokens: list[int] = []
@@ -171,7 +171,7 @@ def greedy(prompt: int, noise: random.Random, sigma: float, damage: float = 0.0)
         best = sorted(range(VOCABULARY), key=lambda token: -logits[token])[: canary.TOP]
         tokens.append(best[0])
         tops.append({token: logits[token] - whole for token in best})
-    return Answer(tokens=tuple(tokens), tops=tuple(tops))
+    return CanaryAnswer(tokens=tuple(tokens), tops=tuple(tops))
 
 
 def trials(damage: float, sigma: float, count: int = TRIALS) -> list[bool | None]:

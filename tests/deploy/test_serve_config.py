@@ -12,7 +12,7 @@ from pdlab.core.deployment import (
     Deployment,
     Disaggregated,
     Pool,
-    Requests,
+    RequestLimits,
     Serving,
     Transport,
     parse_label,
@@ -113,7 +113,7 @@ def test_tp1_of_the_large_model_takes_smaller_batches() -> None:
 def test_stored_fingerprints_stay_valid() -> None:
     """Of deployments from before the limits of requests: `--resume` compares them."""
     assert labelled("pd-spread-p1xtp4-d1xtp4").fingerprint == "6cb416b81550"
-    limited = labelled("pd-spread-p1xtp4-d1xtp4", serving=Serving(requests=Requests(max_prompts=8)))
+    limited = labelled("pd-spread-p1xtp4-d1xtp4", serving=Serving(requests=RequestLimits(max_prompts=8)))
     assert limited.fingerprint != "6cb416b81550"
 
 

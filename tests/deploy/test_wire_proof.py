@@ -17,7 +17,7 @@ from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.deploy import wire_proof
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LEAST_MODEL_LEN
-from pdlab.deploy.wire_proof import Reading, judge, planned_wire, refuse, sentence
+from pdlab.deploy.wire_proof import NodeCounters, judge, planned_wire, refuse, sentence
 from pdlab.placement.place import place
 from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
@@ -63,9 +63,9 @@ def proof(
 ) -> WireProof:
     """``moved``: node -> interface -> bytes (received, sent) while the request ran."""
     start = {nic: (10**9, 2 * 10**9) for nic in kinds}
-    before = {node: Reading(kinds, start) for node in dict.fromkeys(nodes)}
+    before = {node: NodeCounters(kinds, start) for node in dict.fromkeys(nodes)}
     after = {
-        node: Reading(kinds, {nic: (start[nic][0] + r, start[nic][1] + s) for nic, (r, s) in nics.items()})
+        node: NodeCounters(kinds, {nic: (start[nic][0] + r, start[nic][1] + s) for nic, (r, s) in nics.items()})
         for node, nics in moved.items()
     }
     told = {"payload_bytes": PAYLOAD, "apart": nodes[0] != nodes[1], "gpus": True, **more}
@@ -181,7 +181,7 @@ def test_the_manifest_keeps_it() -> None:
 def test_a_reading_of_this_machine() -> None:
     found = network.reading()
     assert found["kinds"].get("lo", "loopback") == "loopback"
-    assert Reading(**found).counters.keys() >= {"lo"}
+    assert NodeCounters(**found).counters.keys() >= {"lo"}
 
 
 def test_ucxs_tables_are_found_in_the_logs_of_the_application_alone(tmp_path: Path) -> None:

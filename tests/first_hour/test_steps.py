@@ -11,7 +11,7 @@ import pytest
 from pdlab.cli import bench, doctor, viz, weights
 from pdlab.cli import plan as plan_cli
 from pdlab.deploy.options import build_parser, deployment_from
-from pdlab.first_hour.steps import MOST_TOTAL_S, Step, Verdict, left, missing, plan, total_s
+from pdlab.first_hour.steps import MOST_TOTAL_S, Step, StepVerdict, left, missing, plan, total_s
 from pdlab.transfer.options import build_parser as transfer_parser
 from pdlab.transfer.options import plan_from
 
@@ -61,7 +61,7 @@ def test_every_command_line_is_one_that_its_command_accepts(step: Step) -> None:
         PARSERS[command](words)
 
 
-def ended(**changed: Verdict) -> dict[str, Verdict]:
+def ended(**changed: StepVerdict) -> dict[str, StepVerdict]:
     return {**dict.fromkeys(NAMES, "ok"), **{name.replace("_", " "): verdict for name, verdict in changed.items()}}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdlab.remote.network import Host
+from pdlab.remote.network import RankHost
 from pdlab.transfer.check import Size, TransferPlan, cache_blocks, run_backend
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import Table, plain_kv_shape
@@ -30,8 +30,8 @@ class Ranks:
     def ips(self) -> list[str]:
         return ["192.0.2.1"] * 2
 
-    def facts(self, ip: str) -> Host:
-        return Host("h", ip, 1, "boot", "memory", ())
+    def facts(self, ip: str) -> RankHost:
+        return RankHost("h", ip, 1, "boot", "memory", ())
 
     def libraries(self) -> tuple[str, ...]:
         return ()

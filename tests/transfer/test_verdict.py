@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlab.remote import network
-from pdlab.remote.network import Host, Nic, moved
+from pdlab.remote.network import Interface, RankHost, moved
 from pdlab.transfer.ucx_log import Lane, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import OK, SLOW, Observed, judge, notes
 
@@ -107,10 +107,10 @@ def test_no_operation_of_that_kind_gives_no_wire() -> None:
     assert wire_of((), "read", 1) is None
 
 
-ETHERNET = (Nic("lo", "loopback", None), Nic("ens5", "ethernet", 100.0))
-EFA_NICS = (*ETHERNET, *(Nic(f"rdmap{i}s0", "efa", 100.0) for i in (79, 80, 81, 82)))
-HOST_A = Host("a", "10.0.0.1", 1, "boot-a", "memory-a", ETHERNET)
-HOST_B = Host("b", "10.0.0.2", 2, "boot-b", "memory-b", ETHERNET)
+ETHERNET = (Interface("lo", "loopback", None), Interface("ens5", "ethernet", 100.0))
+EFA_NICS = (*ETHERNET, *(Interface(f"rdmap{i}s0", "efa", 100.0) for i in (79, 80, 81, 82)))
+HOST_A = RankHost("a", "10.0.0.1", 1, "boot-a", "memory-a", ETHERNET)
+HOST_B = RankHost("b", "10.0.0.2", 2, "boot-b", "memory-b", ETHERNET)
 EFA_A, EFA_B = replace(HOST_A, nics=EFA_NICS), replace(HOST_B, nics=EFA_NICS)
 GIB = 2**30
 
@@ -264,8 +264,8 @@ CASES = [
     (
         "virtual interface, rate not known",
         dict(
-            decode=replace(HOST_B, nics=(Nic("ens5", "virtual", None),)),
-            prefill=replace(HOST_A, nics=(Nic("ens5", "virtual", None),)),
+            decode=replace(HOST_B, nics=(Interface("ens5", "virtual", None),)),
+            prefill=replace(HOST_A, nics=(Interface("ens5", "virtual", None),)),
             gb_per_s=0.3,
         ),
         OK,
@@ -293,7 +293,7 @@ def test_small_requests_are_not_judged_slow() -> None:
 
 
 def test_the_slower_side_sets_the_line_rate() -> None:
-    shaped = replace(HOST_A, nics=(Nic("vx0", "virtual", 1.0, shaped=True),))
+    shaped = replace(HOST_A, nics=(Interface("vx0", "virtual", 1.0, shaped=True),))
     verdict = judge(seen(prefill=shaped, gb_per_s=0.11))
     assert verdict.share == pytest.approx(0.88) and "(1 Gbit/s, shaped)" in verdict.text
 
@@ -320,7 +320,10 @@ def rank_log(first: int, count: int = 100, transport: str = "srd", protocol: str
 
 
 FOUR_GPUS = (79, 83, 95, 99)
-P5 = (Nic("ens5", "ethernet", 100.0), *(Nic(f"rdmap{i + j}s0", "efa", 100.0) for i in FOUR_GPUS for j in range(4)))
+P5 = (
+    Interface("ens5", "ethernet", 100.0),
+    *(Interface(f"rdmap{i + j}s0", "efa", 100.0) for i in FOUR_GPUS for j in range(4)),
+)
 P5_A, P5_B = replace(HOST_A, nics=P5), replace(HOST_B, nics=P5)
 
 
@@ -383,7 +386,7 @@ def test_the_devices_of_a_p5_48xlarge(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(network, "NETDEV", tmp_path / "no-such-file")
     efa = [nic for nic in network.nics() if nic.kind == "efa"]
     assert len(efa) == 32 and sum(nic.gbit_per_s or 0 for nic in efa) == 3200
-    assert [nic for nic in network.nics() if nic.name == "ens32"] == [Nic("ens32", "ethernet", None)]
+    assert [nic for nic in network.nics() if nic.name == "ens32"] == [Interface("ens32", "ethernet", None)]
     assert replace(HOST_A, nics=network.nics()).efa
     slept: list[float] = []
     monkeypatch.setattr(network.time, "sleep", slept.append)

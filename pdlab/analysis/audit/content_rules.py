@@ -1,6 +1,6 @@
 """Rules of the audit on the consistency of a folder: names, counts and figures against the requests and each other.
 
-Each takes a `Folder` and yields a `Finding` for every contradiction; `pdlab.analysis.audit.rules` runs all of them.
+Each takes a `Folder` and yields an `AuditFinding` for every contradiction; `pdlab.analysis.audit.rules` runs all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pdlab.analysis import requests
-from pdlab.analysis.audit.folders import Finding, Folder, Level
+from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile
 from pdlab.core.workload import Closed, Open
 from pdlab.results.schema import Distribution, Run, Summary
 from pdlab.results.store import MANIFEST, Store
@@ -27,7 +27,7 @@ WAVES = 5
 SIGMAS = 5  # arrivals of an open loop beyond what chance gives
 
 
-def labels(folder: Folder) -> Iterator[Finding]:
+def labels(folder: Folder) -> Iterator[AuditFinding]:
     """The manifest, its deployment and every level must be of one configuration."""
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
@@ -36,7 +36,7 @@ def labels(folder: Folder) -> Iterator[Finding]:
         return
     deployment = manifest.deployment
     if deployment is not None and manifest.label not in (deployment.label, deployment.name):
-        yield Finding(
+        yield AuditFinding(
             "contradiction",
             (f"{folder.path.name}/{MANIFEST}",),
             f"labelled {manifest.label}, its deployment is {deployment.label}",
@@ -45,7 +45,7 @@ def labels(folder: Folder) -> Iterator[Finding]:
         )
     for level in folder.levels:
         if level.run.label != manifest.label:
-            yield Finding(
+            yield AuditFinding(
                 "contradiction",
                 (level.name,),
                 f"a level of {level.run.label} in the folder of {manifest.label}",
@@ -54,7 +54,7 @@ def labels(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def workloads(folder: Folder) -> Iterator[Finding]:
+def workloads(folder: Folder) -> Iterator[AuditFinding]:
     """Token counts of every level must match its workload, and one curve must have one workload."""
     for level in folder.levels:
         run = level.run
@@ -76,7 +76,7 @@ def workloads(folder: Folder) -> Iterator[Finding]:
         for direction, rate, window, stated_tokens, slack in token_rates:
             tokens_per_request = rate * window.duration_s / window.completed
             if abs(tokens_per_request / stated_tokens - 1) > slack:
-                yield Finding(
+                yield AuditFinding(
                     "contradiction",
                     (level.name,),
                     f"the workload has {stated_tokens:.10g} {direction} tokens per request, "
@@ -89,10 +89,10 @@ def workloads(folder: Folder) -> Iterator[Finding]:
         yield from _one_workload(folder)
 
 
-def _one_workload(folder: Folder) -> Iterator[Finding]:
+def _one_workload(folder: Folder) -> Iterator[AuditFinding]:
     """For the published form: the workload is counted per file, and prompts may differ by a token."""
     first_workload = folder.levels[0].run.workload
-    deviating: list[Level] = []
+    deviating: list[LevelFile] = []
     for level in folder.levels[1:]:
         workload = level.run.workload
         sizes = (
@@ -105,7 +105,7 @@ def _one_workload(folder: Folder) -> Iterator[Finding]:
             deviating.append(level)
     if deviating:
         lengths = {w.label for w in [first_workload, *(level.run.workload for level in deviating)]}
-        yield Finding(
+        yield AuditFinding(
             "contradiction",
             tuple(level.name for level in deviating),
             f"levels of one folder have different token counts: {', '.join(sorted(lengths))}",
@@ -114,13 +114,13 @@ def _one_workload(folder: Folder) -> Iterator[Finding]:
         )
 
 
-def counts(folder: Folder) -> Iterator[Finding]:
+def counts(folder: Folder) -> Iterator[AuditFinding]:
     """Every request must have ended exactly once."""
     for level in folder.levels:
         run = level.run
         ended_counts = {run.completed + run.failed, run.whole.completed + run.failed}
         if ended_counts != {run.num_requests} or run.failed < 0:
-            yield Finding(
+            yield AuditFinding(
                 "contradiction",
                 (level.name,),
                 f"{run.num_requests} requests were sent, {run.completed} answered ({run.whole.completed} in the "
@@ -131,7 +131,7 @@ def counts(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def values(folder: Folder) -> Iterator[Finding]:
+def values(folder: Folder) -> Iterator[AuditFinding]:
     """Latencies must be numbers of at least 0, and percentiles must rise."""
     for level in folder.levels:
         impossible_figures = [
@@ -142,7 +142,7 @@ def values(folder: Folder) -> Iterator[Finding]:
         for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
             impossible_figures += [f"{window}: {text}" for text in impossible_latencies(summary)] if summary else []
         if impossible_figures:
-            yield Finding(
+            yield AuditFinding(
                 "impossible",
                 (level.name,),
                 "; ".join(impossible_figures),
@@ -168,7 +168,7 @@ def impossible_latencies(summary: Summary) -> Iterator[str]:
         yield "TTFT is longer than E2EL"
 
 
-def in_flight(folder: Folder) -> Iterator[Finding]:
+def in_flight(folder: Folder) -> Iterator[AuditFinding]:
     """Little's law: rate x time in the system must be near the number in flight that the load sets."""
     for level in folder.levels:
         load = level.run.load
@@ -182,7 +182,7 @@ def in_flight(folder: Folder) -> Iterator[Finding]:
             # Requests that finish in a short window are not those that arrive in it: it bounds less sharply.
             edges = load.concurrency / max(summary.completed, 1) if window == "steady window" else 0.0
             if requests_in_flight > (LITTLE_SLACK + edges) * load.concurrency:
-                yield Finding(
+                yield AuditFinding(
                     "impossible",
                     (level.name,),
                     f"{littles_law}, the load allows {load.concurrency}",
@@ -191,7 +191,7 @@ def in_flight(folder: Folder) -> Iterator[Finding]:
                     100 * (requests_in_flight / load.concurrency - 1),
                 )
             elif requests_in_flight < LEAST_IN_FLIGHT * load.concurrency and _long_enough(level.run):
-                yield Finding(
+                yield AuditFinding(
                     "contradiction",
                     (level.name,),
                     f"{littles_law}, the load says {load.concurrency}",
@@ -215,7 +215,7 @@ def _stays_s(summary: Summary, run: Run) -> float | None:
     return summary.ttft.mean_s + (summary.tpot.mean_s * (outputs - 1) if summary.tpot else 0.0)
 
 
-def served(folder: Folder) -> Iterator[Finding]:
+def served(folder: Folder) -> Iterator[AuditFinding]:
     """An open loop must not serve more than arrives, chance aside."""
     for level in folder.levels:
         load, whole = level.run.load, level.run.whole
@@ -223,7 +223,7 @@ def served(folder: Folder) -> Iterator[Finding]:
             continue
         chance = SIGMAS / math.sqrt(whole.completed * load.burstiness)
         if whole.requests_per_s > load.rate_rps * (1 + chance):
-            yield Finding(
+            yield AuditFinding(
                 "impossible",
                 (level.name,),
                 f"{whole.requests_per_s:.2f} requests/s were served where {load.rate_rps:g} arrived",
@@ -233,7 +233,7 @@ def served(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
+def records(folder: Folder, *, recompute: bool) -> Iterator[AuditFinding]:
     """The requests beside our levels: by the hash that each level keeps of them, and with ``recompute`` by the figures
     that they give.
 
@@ -256,7 +256,7 @@ def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
         except (OSError, EOFError, zlib.error) as error:
             matches, evidence = False, f"cannot be read ({error})"
         if not matches:
-            yield Finding(
+            yield AuditFinding(
                 "records",
                 (f"{folder.path.name}/{path.name}",),
                 evidence,
@@ -267,13 +267,13 @@ def records(folder: Folder, *, recompute: bool) -> Iterator[Finding]:
             yield from _recomputed(level, text)
 
 
-def _recomputed(level: Level, text: bytes) -> Iterator[Finding]:
+def _recomputed(level: LevelFile, text: bytes) -> Iterator[AuditFinding]:
     """The level's figures, from its own requests."""
     run = level.run
     try:
         table = requests.parse(text)
     except (KeyError, TypeError, ValueError) as error:
-        yield Finding(
+        yield AuditFinding(
             "records", (level.name,), f"no requests ({error})", "no figure can be checked", "measure it again"
         )
         return
@@ -292,7 +292,7 @@ def _recomputed(level: Level, text: bytes) -> Iterator[Finding]:
                     evidence.append(f"{name} of the {window} is {value:.4g}, its requests give {expected:.4g}")
                     deviations.append(abs(value / expected - 1) if expected else 1.0)
     if evidence:
-        yield Finding(
+        yield AuditFinding(
             "impossible",
             (level.name,),
             "; ".join(evidence[:4]) + (f"; and {len(evidence) - 4} more" if len(evidence) > 4 else ""),

@@ -17,7 +17,7 @@ from pdlab.results.store import MANIFEST, Store
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One thing wrong. ``percent``: how far a figure in the plot may be off, where that can be said."""
 
     kind: str
@@ -29,7 +29,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelFile:
     """One result file: its run, the hashes of its bytes and of its content whatever the layout, and what it says
     beyond the run."""
 
@@ -50,7 +50,7 @@ class Folder:
 
     path: Path
     experiment: Experiment | None
-    levels: tuple[Level, ...]
+    levels: tuple[LevelFile, ...]
     error: str | None = None
 
     @property
@@ -75,7 +75,7 @@ def read_folder(path: Path) -> Folder:
         run = _run_of(file, raw, by_key, repeats)
         if run is not None:
             plain = json.dumps(raw, sort_keys=True).encode()
-            levels.append(Level(file, run, _sha256(content), _sha256(plain), raw))
+            levels.append(LevelFile(file, run, _sha256(content), _sha256(plain), raw))
     return Folder(path, experiment, tuple(levels))
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from pdlab.analysis.audit import content_rules
 from pdlab.analysis.audit.content_rules import RATE_SLACK
-from pdlab.analysis.audit.folders import Finding, Folder, Level, read_folder
+from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile, read_folder
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.store import MANIFEST
@@ -39,7 +39,7 @@ RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp,
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
-def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[Finding]:
+def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[AuditFinding]:
     """All findings, folder by folder in the order given, those across folders first.
 
     ``recompute``: compare the figures of our levels with those that their requests give, which takes longest.
@@ -50,7 +50,7 @@ def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[Finding]:
         if folder.error:
             fix = "correct or remove the file, or give the number of GPUs with viz.py --gpus"
             findings.append(
-                Finding("unreadable", (folder.path.name,), folder.error, "the folder cannot be plotted", fix)
+                AuditFinding("unreadable", (folder.path.name,), folder.error, "the folder cannot be plotted", fix)
             )
             continue
         for rule in RULES:
@@ -62,14 +62,14 @@ def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[Finding]:
 HARD = ("identical", "contradiction", "impossible", "GPUs", "records")
 
 
-def hard(findings: Sequence[Finding]) -> list[Finding]:
+def hard(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """Findings that make any plot wrong; the others concern the precision of figures."""
     return [finding for finding in findings if finding.kind in HARD]
 
 
-def shared(findings: Sequence[Finding]) -> list[Finding]:
+def shared(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """The findings, equal ones of several folders merged into one with the files of all."""
-    by_statement: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
+    by_statement: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for finding in findings:
         by_statement[finding.kind, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
     return [
@@ -78,7 +78,7 @@ def shared(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def render(findings: Sequence[Finding], folders: int) -> str:
+def render(findings: Sequence[AuditFinding], folders: int) -> str:
     """Text for a person; one line when nothing is wrong."""
     if not findings:
         return f"audit: {counted(folders, 'folder')}, no findings"
@@ -102,13 +102,13 @@ def _names(files: Sequence[str]) -> str:
     return ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
 
 
-def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
+def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
     """Pairs of folders that share files, byte for byte or but for their layout, or records."""
-    owners: dict[str, list[tuple[Folder, Level]]] = defaultdict(list)
+    owners: dict[str, list[tuple[Folder, LevelFile]]] = defaultdict(list)
     for folder in folders:
         for level in folder.levels:
             owners[level.run.raw_sha256 or level.content_sha256].append((folder, level))
-    shared_levels: dict[tuple[Path, Path], list[Level]] = defaultdict(list)
+    shared_levels: dict[tuple[Path, Path], list[LevelFile]] = defaultdict(list)
     for copies in owners.values():
         (first_folder, _), *copies_elsewhere = copies
         for folder, level in copies_elsewhere:
@@ -117,7 +117,7 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
     for (path_a, path_b), levels in shared_levels.items():
         names = tuple(level.name for level in levels)
         if path_a == path_b:
-            yield Finding(
+            yield AuditFinding(
                 "identical",
                 names,
                 f"{len(levels)} files of {path_a.name} have the bytes of other files there",
@@ -135,7 +135,7 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
             and deployments[1] is not None
             and (deployments[0].topology == deployments[1].topology)
         ):
-            yield Finding(
+            yield AuditFinding(
                 "identical",
                 names,
                 f"{len(levels)} files of {path_b.name} are {how} those of {path_a.name}",
@@ -143,7 +143,7 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
                 "remove one of the two folders",
             )
             continue
-        yield Finding(
+        yield AuditFinding(
             "identical",
             names,
             f"{len(levels)} files of {path_b.name} are {how} those of {path_a.name}",
@@ -154,12 +154,12 @@ def _identical(folders: Sequence[Folder]) -> Iterator[Finding]:
         )
 
 
-def _contradictions(folder: Folder) -> Iterator[Finding]:
+def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
         run, load = level.run, level.run.load
         name_conflicts = [reason for reason in run.validity.reasons if "name says" in reason]
         for reason in name_conflicts:
-            yield Finding(
+            yield AuditFinding(
                 "contradiction",
                 (level.name,),
                 reason,
@@ -170,7 +170,7 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
         # Counted per second, so that requests which follow one another count as well: at most twice the load.
         full = isinstance(load, Closed) and run.num_requests >= load.concurrency
         if full and isinstance(peak, int | float) and not 0.5 * load.value <= peak <= 2.2 * load.value:
-            yield Finding(
+            yield AuditFinding(
                 "contradiction",
                 (level.name,),
                 f"concurrency {load.value:g}, but at most {peak:g} requests were in flight in any second",
@@ -186,7 +186,7 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
             and peak >= limit
             and rate < (1 - RATE_SLACK) * load.value
         ):
-            yield Finding(
+            yield AuditFinding(
                 "contradiction",
                 (level.name,),
                 f"{load.value:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
@@ -197,7 +197,7 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
                 100 * (load.value / rate - 1) if rate else None,
             )
         if folder.ours and level.path.stem != run.key.stem:
-            yield Finding(
+            yield AuditFinding(
                 "contradiction",
                 (level.name,),
                 f"the file is the level {run.key.stem}",
@@ -206,14 +206,14 @@ def _contradictions(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def _collisions(folder: Folder) -> Iterator[Finding]:
-    by_limit: dict[Any, list[Level]] = defaultdict(list)
+def _collisions(folder: Folder) -> Iterator[AuditFinding]:
+    by_limit: dict[Any, list[LevelFile]] = defaultdict(list)
     for level in folder.levels:
         if isinstance(level.run.load, Open) and "max_concurrency" in level.raw:
             by_limit[level.raw["max_concurrency"]].append(level)
     for limit, levels in by_limit.items():
         if limit is not None and len({level.run.load.value for level in levels}) > 1:
-            yield Finding(
+            yield AuditFinding(
                 "collision",
                 tuple(level.name for level in levels),
                 f"{len(levels)} request rates carry the same max_concurrency {limit}",
@@ -222,7 +222,7 @@ def _collisions(folder: Folder) -> Iterator[Finding]:
             )
     repeated = [level for level in folder.levels if level.run.key.repeat > 0]
     if repeated and not folder.ours:
-        yield Finding(
+        yield AuditFinding(
             "collision",
             tuple(level.name for level in repeated),
             "several files have the same load",
@@ -231,14 +231,14 @@ def _collisions(folder: Folder) -> Iterator[Finding]:
         )
 
 
-def _reused_prompts(folder: Folder) -> Iterator[Finding]:
+def _reused_prompts(folder: Folder) -> Iterator[AuditFinding]:
     """Levels of one server whose prompts come from one seed, in the order in which they ran."""
     levels = sorted(
         folder.levels,
         key=lambda level: (str(level.raw.get("date") or level.run.started_at or ""), level.run.num_requests),
     )
     prompts_drawn: dict[tuple[int | None, str], int] = {}
-    reused_shares: list[tuple[Level, float]] = []
+    reused_shares: list[tuple[LevelFile, float]] = []
     for level in levels:
         run = level.run
         stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}))
@@ -253,7 +253,7 @@ def _reused_prompts(folder: Folder) -> Iterator[Finding]:
             if reused_shares[0][0].run.seed is None
             else ""
         )
-        yield Finding(
+        yield AuditFinding(
             "reused prompts",
             tuple(level.name for level, _ in reused_shares),
             f"prompts that an earlier level drew from the same seed, upper bound per level: {share_list}"
@@ -265,7 +265,7 @@ def _reused_prompts(folder: Folder) -> Iterator[Finding]:
         )
 
 
-def _few_prompts(folder: Folder) -> Iterator[Finding]:
+def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
     short_runs = [
         (level, level.run.num_requests / level.run.load.concurrency)
         for level in folder.levels
@@ -274,7 +274,7 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
     ]
     if short_runs:
         least = min(waves for _, waves in short_runs)
-        yield Finding(
+        yield AuditFinding(
             "few prompts",
             tuple(level.name for level, _ in short_runs),
             f"{least:.1f} requests per unit of concurrency at the least (recommended: {LEAST_PER_CONCURRENCY})",
@@ -287,7 +287,7 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
     ]
     if short:
         fewest = min(level.run.num_requests for level in short)
-        yield Finding(
+        yield AuditFinding(
             "few prompts",
             tuple(level.name for level in short),
             f"{fewest} requests in an open loop (recommended: {LEAST_OPEN})",
@@ -297,9 +297,9 @@ def _few_prompts(folder: Folder) -> Iterator[Finding]:
         )
 
 
-def _ramps(folder: Folder) -> Iterator[Finding]:
+def _ramps(folder: Folder) -> Iterator[AuditFinding]:
     """Closed loops alone: the rate of an open loop is the client's, and its peaks are its own."""
-    ramps: list[tuple[Level, float]] = []
+    ramps: list[tuple[LevelFile, float]] = []
     for level in folder.levels:
         run = level.run
         peak = run.steady.output_tokens_per_s if run.steady else level.raw.get("max_output_tokens_per_s")
@@ -310,7 +310,7 @@ def _ramps(folder: Folder) -> Iterator[Finding]:
             ramps.append((level, peak / mean))
     if ramps:
         ratio_list = ", ".join(f"{level.path.stem} {1 / ratio:.2f}" for level, ratio in ramps)
-        yield Finding(
+        yield AuditFinding(
             "ramp",
             tuple(level.name for level, _ in ramps),
             f"mean output rate as a share of the steady window's, or of the best second's: {ratio_list}",
@@ -320,7 +320,7 @@ def _ramps(folder: Folder) -> Iterator[Finding]:
         )
 
 
-def _impossible(folder: Folder) -> Iterator[Finding]:
+def _impossible(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
         whole = level.run.whole
         if whole.requests_per_s > 0 and whole.duration_s > 0:
@@ -333,7 +333,7 @@ def _impossible(folder: Folder) -> Iterator[Finding]:
             ):
                 is_number = isinstance(value, int | float) and math.isfinite(value)
                 if is_number and value and expected and abs(value / expected - 1) > RATE_SLACK:
-                    yield Finding(
+                    yield AuditFinding(
                         "impossible",
                         (level.name,),
                         f"{rate_name} {value:.2f}, but counts over duration give {expected:.2f}",
@@ -343,7 +343,7 @@ def _impossible(folder: Folder) -> Iterator[Finding]:
                     )
 
 
-def _gpus(folder: Folder) -> Iterator[Finding]:
+def _gpus(folder: Folder) -> Iterator[AuditFinding]:
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
     if manifest.deployment is None:
@@ -354,7 +354,7 @@ def _gpus(folder: Folder) -> Iterator[Finding]:
     )
     for verb, count in (("says", manifest.gpus or deployed_gpus), ("places", placed)):
         if count != deployed_gpus:
-            yield Finding(
+            yield AuditFinding(
                 "GPUs",
                 (f"{folder.path.name}/{MANIFEST}",),
                 f"the deployment {manifest.deployment.label} uses {deployed_gpus} GPUs, the manifest {verb} {count}",
@@ -364,7 +364,7 @@ def _gpus(folder: Folder) -> Iterator[Finding]:
             )
 
 
-def _metadata(folder: Folder) -> Iterator[Finding]:
+def _metadata(folder: Folder) -> Iterator[AuditFinding]:
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
     if not folder.ours:
@@ -378,7 +378,7 @@ def _metadata(folder: Folder) -> Iterator[Finding]:
         if manifest.canary is None and manifest.origin == "measured":
             unrecorded.append("a canary result (whether the answers were right)")
     if unrecorded:
-        yield Finding(
+        yield AuditFinding(
             "metadata",
             (folder.path.name,),
             f"not recorded: {'; '.join(unrecorded)}",
@@ -387,11 +387,11 @@ def _metadata(folder: Folder) -> Iterator[Finding]:
         )
 
 
-def _invalid(folder: Folder) -> Iterator[Finding]:
+def _invalid(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
         reasons = [reason for reason in level.run.validity.reasons if "name says" not in reason]
         if reasons:
-            yield Finding(
+            yield AuditFinding(
                 "invalid",
                 (level.name,),
                 "; ".join(reasons),
@@ -400,8 +400,8 @@ def _invalid(folder: Folder) -> Iterator[Finding]:
             )
 
 
-Rule = Callable[[Folder], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (
+AuditRule = Callable[[Folder], Iterator[AuditFinding]]
+RULES: tuple[AuditRule, ...] = (
     _contradictions,
     _collisions,
     _reused_prompts,

@@ -46,7 +46,7 @@ class Where(Frozen):
         return self
 
 
-class TwoHosts(Frozen):
+class HostLink(Frozen):
     """The two nodes of ``local: 2`` on two hosts of this machine, with a link of that rate and delay."""
 
     rate: str | None = None
@@ -70,7 +70,7 @@ class Entry(Frozen):
     kv_backends: tuple[str, ...] | None = None
     max_model_len: int | None = Field(default=None, ge=1)
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    two_hosts: TwoHosts | None = None
+    two_hosts: HostLink | None = None
     flags: tuple[str, ...] = ()
     workloads: tuple[str, ...] | None = None
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pdlab.bench.experiment.file import launch_words
-from pdlab.bench.experiment.schedule import Part, Plan, Planned, asked_for, earlier_record, left, visit_s
+from pdlab.bench.experiment.schedule import Part, Planned, Schedule, asked_for, earlier_record, left, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.errors import PdlabError, WriteError
@@ -73,7 +73,7 @@ class LaunchFailed(PdlabError):
 
 
 def run(
-    plan: Plan, options: RunOptions, stream: TextIO | None = None, enough: Callable[[int], str | None] | None = None
+    plan: Schedule, options: RunOptions, stream: TextIO | None = None, enough: Callable[[int], str | None] | None = None
 ) -> RunResult:
     """Measure what is not measured yet of ``plan``; where ``enough`` says after a number of repeats why no more are
     needed, those that were not begun are left out of the record, which keeps the reason.
@@ -89,7 +89,7 @@ def run(
 
 
 def _run_held(
-    plan: Plan, options: RunOptions, folder: Path, stream: TextIO | None, enough: Callable[[int], str | None]
+    plan: Schedule, options: RunOptions, folder: Path, stream: TextIO | None, enough: Callable[[int], str | None]
 ) -> RunResult:
     keeper = _Keeper(folder, plan, options)
     keeper.start()
@@ -125,7 +125,7 @@ def _run_held(
 def _visit(
     number: int,
     visit: Planned,
-    plan: Plan,
+    plan: Schedule,
     options: RunOptions,
     keeper: _Keeper,
     launcher: _Launcher,
@@ -159,7 +159,7 @@ def _visit(
         progress.visit_done("done", measured=measured)
 
 
-def _sweep(part: Part, visit: Planned, plan: Plan, options: RunOptions, progress: Progress) -> SweepResult:
+def _sweep(part: Part, visit: Planned, plan: Schedule, options: RunOptions, progress: Progress) -> SweepResult:
     file = plan.file
     workload: Workload = part.workload.workload(file.seed)
     return run_sweep(
@@ -187,7 +187,7 @@ def _sweep(part: Part, visit: Planned, plan: Plan, options: RunOptions, progress
 class _Keeper:
     """The experiment's record on disk, written at every change."""
 
-    def __init__(self, folder: Path, plan: Plan, options: RunOptions) -> None:
+    def __init__(self, folder: Path, plan: Schedule, options: RunOptions) -> None:
         self._folder = folder
         self._plan = plan
         self._options = options
@@ -251,7 +251,7 @@ class _Keeper:
 class _Launcher:
     """The launcher's process, as often as there are visits; and its end."""
 
-    def __init__(self, plan: Plan, options: RunOptions, progress: ExperimentProgress) -> None:
+    def __init__(self, plan: Schedule, options: RunOptions, progress: ExperimentProgress) -> None:
         self._plan = plan
         self._options = options
         self._progress = progress

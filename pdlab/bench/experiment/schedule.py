@@ -52,7 +52,7 @@ class Planned(Frozen):
     parts: tuple[Part, ...]
 
 
-class Plan(Frozen):
+class Schedule(Frozen):
     """An experiment made ready. ``file`` is as it was read from ``path``."""
 
     file: ExperimentFile
@@ -67,7 +67,7 @@ class Plan(Frozen):
         return tuple(sorted(first.values(), key=lambda c: self.file.deployments.index(c.entry)))
 
 
-def make_plan(name_or_path: str, repeats: int | None = None) -> Plan:
+def make_schedule(name_or_path: str, repeats: int | None = None) -> Schedule:
     """Read and check a file; ``repeats`` in place of its own. Raises UsageError for anything that could not be run,
     PlacementError for a deployment that does not fit the cluster of the file."""
     file, path = load_experiment_file(name_or_path)
@@ -86,7 +86,7 @@ def make_plan(name_or_path: str, repeats: int | None = None) -> Plan:
         Planned(repeat=repeat, configuration=found[name], parts=parts[name])
         for repeat, name in order(file, tuple(found))
     ]
-    return Plan(file=file, path=path, visits=tuple(visits))
+    return Schedule(file=file, path=path, visits=tuple(visits))
 
 
 def _part(file: ExperimentFile, configuration: Configuration, workload: NamedWorkload) -> Part:
@@ -133,7 +133,7 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
     return total
 
 
-def visit_s(plan: Plan, visit: Planned, out: Path) -> float:
+def visit_s(plan: Schedule, visit: Planned, out: Path) -> float:
     """Estimate of what is left of a visit; 0 when it is finished."""
     rest = [(part, *left(part, visit.repeat, out)) for part in visit.parts]
     if not any(loads or searches for _, loads, searches in rest):

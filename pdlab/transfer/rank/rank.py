@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pdlab.remote.network import Host, counters, host_facts, moved, settled_counters
+from pdlab.remote.network import RankHost, counters, host_facts, moved, settled_counters
 from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, fill_untouched
 from pdlab.transfer.rank.faults import misplace, rewrite
 from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors, pairs
@@ -71,7 +71,7 @@ class Rank:
         """Seconds of NIXL's import before `open` was called: start-up that the driver does not measure."""
         return min(self._imported_s, self._opened_s) - self._born_s
 
-    def facts(self, ip: str) -> Host:
+    def facts(self, ip: str) -> RankHost:
         """Where this rank runs; ``ip`` as others reach it."""
         return host_facts(ip)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.analysis.audit.folders import Finding
+from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.audit.rules import audit, hard, render
 from pdlab.cli import viz
 from pdlab.core.deployment import Collocated, Deployment, Pool
@@ -137,7 +137,7 @@ def published(folder: Path, levels: dict[str, dict[str, Any]]) -> Path:
     return folder
 
 
-def kinds(findings: list[Finding]) -> list[str]:
+def kinds(findings: list[AuditFinding]) -> list[str]:
     return [finding.kind for finding in findings]
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.file import ExperimentFile, NamedWorkload, configurations, launch_flags, order
-from pdlab.bench.experiment.schedule import make_plan
+from pdlab.bench.experiment.schedule import make_schedule
 from pdlab.cli import experiment
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.errors import PlacementError, UsageError
@@ -44,7 +44,7 @@ def write(folder: Path, **changes: Any) -> str:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_files_can_be_planned(name: str, tmp_path: Path) -> None:
-    plan = make_plan(name)
+    plan = make_schedule(name)
     assert plan.file.name == name
     assert len(plan.visits) == plan.file.repeats * len(plan.configurations)
     text = experiment.describe(plan, tmp_path)
@@ -59,7 +59,7 @@ def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pyte
         assert experiment.main(["local-pack-vs-spread", "--dry-run", *words]) == 0
         return capsys.readouterr().out.splitlines()[-1]
 
-    file = make_plan("local-pack-vs-spread").file
+    file = make_schedule("local-pack-vs-spread").file
     done = tmp_path / "done"
     (done / file.name).mkdir(parents=True)
     kept = ExperimentRecord(name=file.name, file="x", experiment=schedule.asked_for(file), visits=())
@@ -92,7 +92,7 @@ def test_the_three_of_the_story_and_their_local_variants_are_shipped() -> None:
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("local-")])
 def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_path: Path) -> None:
-    plan = make_plan(name)
+    plan = make_schedule(name)
     assert sum(schedule.visit_s(plan, visit, tmp_path) for visit in plan.visits) < 30 * 60
 
 
@@ -141,18 +141,18 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 def test_bad_files_are_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
-        make_plan(write(tmp_path, **changes))
+        make_schedule(write(tmp_path, **changes))
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_deployment_that_does_not_fit_is_said_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(PlacementError):
-        make_plan(write(tmp_path, deployments=[{"label": "collocated-9xtp1"}]))
+        make_schedule(write(tmp_path, deployments=[{"label": "collocated-9xtp1"}]))
 
 
 def test_unknown_names_list_the_shipped_ones() -> None:
     with pytest.raises(UsageError, match=r"neither a name of configs/sweeps/ .*local-pack-vs-spread"):
-        make_plan("no-such-experiment")
+        make_schedule("no-such-experiment")
 
 
 def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_the_launcher_reads_is_what_was_planned(name: str) -> None:
-    for configuration in make_plan(name).configurations:
+    for configuration in make_schedule(name).configurations:
         assert request_from_json(request_to_json(configuration.request)) == configuration.request
 
 
@@ -201,21 +201,21 @@ def test_what_no_launch_could_take_is_refused_before_anything_starts(
     entry: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        make_plan(write(tmp_path, deployments=[{"label": "collocated-1xtp1", **entry}]))
+        make_schedule(write(tmp_path, deployments=[{"label": "collocated-1xtp1", **entry}]))
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_planning_makes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
     flags = ["--host", "0.0.0.0", "--no-direct-streaming"]
-    (made,) = make_plan(write(tmp_path, deployments=[{"label": "collocated-1xtp1", "flags": flags}])).configurations
+    (made,) = make_schedule(write(tmp_path, deployments=[{"label": "collocated-1xtp1", "flags": flags}])).configurations
     assert made.request.host == "0.0.0.0" and made.request.api_key_file is None
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_config_beside_the_file_is_taken(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("topology: {kind: collocated, pool: {replicas: 2}}\nmodel: tiny-gptoss\n")
-    plan = make_plan(write(tmp_path, deployments=[{"config": "mine.yaml"}]))
+    plan = make_schedule(write(tmp_path, deployments=[{"config": "mine.yaml"}]))
     assert plan.configurations[0].deployment.label == "collocated-2xtp1"
 
 
@@ -226,7 +226,7 @@ def test_loads_of_a_plan(tmp_path: Path) -> None:
         {"ramp": [{"start_rps": 1, "end_rps": 8}]},
         {"slo": {"tpot_ms": 50}},
     ]
-    (part,) = make_plan(write(tmp_path, loads=loads)).visits[0].parts
+    (part,) = make_schedule(write(tmp_path, loads=loads)).visits[0].parts
     assert part.loads == (
         Closed(concurrency=1, per_gpu=0.2),
         Closed(concurrency=6, per_gpu=3),
@@ -290,7 +290,7 @@ def test_wrong_command_lines(argv: list[str], words: str, capsys: pytest.Capture
 class TestLengths:
     def test_a_file_of_pairs_is_found_beside_the_experiment(self, tmp_path: Path) -> None:
         (tmp_path / "pairs.csv").write_text("input_tokens,output_tokens\n60,8\n40,4\n")
-        plan = make_plan(write(tmp_path, workloads=[{"lengths": "file:pairs.csv"}]))
+        plan = make_schedule(write(tmp_path, workloads=[{"lengths": "file:pairs.csv"}]))
         (part,) = plan.visits[0].parts
         workload = part.workload.workload(plan.file.seed)
         assert (workload.input_tokens, workload.output_tokens, workload.longest) == (50, 6, (60, 8))
@@ -299,7 +299,7 @@ class TestLengths:
 
     def test_a_dry_run_names_them(self, tmp_path: Path) -> None:
         workloads = [{"input_tokens": 64, "output_tokens": 8, "lengths": "uniform:0.8-1.0"}]
-        plan = make_plan(write(tmp_path, workloads=workloads))
+        plan = make_schedule(write(tmp_path, workloads=workloads))
         assert ": mixed 64:8 uniform 0.8-1.0; concurrency 1" in experiment.describe(plan, tmp_path)
 
     @pytest.mark.parametrize(
@@ -314,17 +314,17 @@ class TestLengths:
     )
     def test_wrong_ones_are_one_line(self, workload: dict[str, Any], words: str, tmp_path: Path) -> None:
         with pytest.raises(UsageError) as refused:
-            make_plan(write(tmp_path, workloads=[workload]))
+            make_schedule(write(tmp_path, workloads=[workload]))
         assert words in str(refused.value) and "\n" not in str(refused.value)
 
     def test_shipped_sweeps_vary_them_but_for_those_of_published_runs(self) -> None:
         for name in SHIPPED:
-            varied = {workload.varied for workload in make_plan(name).file.workloads}
+            varied = {workload.varied for workload in make_schedule(name).file.workloads}
             assert varied == {not name.startswith("published-")}, name
 
     @pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("published-")])
     def test_sweeps_of_published_runs_differ_in_lengths_alone(self, name: str) -> None:
-        fixed, varied = (make_plan(each).file for each in (name, name.removeprefix("published-")))
+        fixed, varied = (make_schedule(each).file for each in (name, name.removeprefix("published-")))
         changed = {"name": varied.name, "description": varied.description, "workloads": varied.workloads}
         assert fixed.model_copy(update=changed) == varied
         assert [w.label for w in fixed.workloads] == [

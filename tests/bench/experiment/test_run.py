@@ -16,7 +16,7 @@ import yaml
 from support.sweep import ROOT, WARM, Oracle
 
 from pdlab.bench.experiment import run
-from pdlab.bench.experiment.schedule import make_plan
+from pdlab.bench.experiment.schedule import make_schedule
 from pdlab.bench.progress import ExperimentProgress
 from pdlab.results.schema import ExperimentRecord
 from pdlab.results.store import Store, read_record
@@ -92,7 +92,7 @@ def test_a_deployment_that_does_not_start_is_marked_and_the_rest_runs(lab: Lab) 
     code, out, errors = lab.run()
     assert code == 3, errors
     assert "Traceback" not in errors
-    planned = [(visit.repeat, visit.configuration.name) for visit in make_plan(str(path)).visits]
+    planned = [(visit.repeat, visit.configuration.name) for visit in make_schedule(str(path)).visits]
     assert [(visit.repeat, visit.deployment) for visit in lab.record.visits] == planned
     by_name = {name: [v for v in lab.record.visits if v.deployment == name] for name in ("fine", "broken")}
     assert [visit.status for visit in by_name["fine"]] == ["done", "done"]
@@ -121,7 +121,7 @@ def test_a_deployment_that_does_not_start_is_marked_and_the_rest_runs(lab: Lab) 
 def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan(str(lab.file()))
+    plan = make_schedule(str(lab.file()))
     script = lab.folder / "dies.py"
     monkeypatch.setattr(run, "LAUNCHER", script)
     for program, words in (
