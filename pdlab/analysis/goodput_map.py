@@ -1,4 +1,4 @@
-"""Goodput per GPU over a grid of bounds on TTFT and TPOT, and who has most of it where.
+"""Goodput per GPU over a grid of bounds on TTFT and TPOT, and which configuration has most of it in each cell.
 
 Goodput is of an open loop (DistServe, Zhong et al., OSDI 2024): levels at request rates alone are taken, never closed
 loops, whose capacity is another figure. Between two levels the share within the bounds is taken as straight; nothing
@@ -75,7 +75,7 @@ class GoodputMap:
     cells: tuple[tuple[tuple[Cell, ...], ...], ...]
 
     def winners(self, row: int, column: int) -> tuple[int, ...]:
-        """Who has most there, and who is within 5 % of it, most first; empty where nobody serves anything."""
+        """Configurations with the most goodput there or within 5 % of it, best first; empty if none serves any."""
         goodputs = [cells[row][column].goodput for cells in self.cells]
         most = max(goodputs, default=0.0)
         if not most:

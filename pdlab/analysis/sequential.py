@@ -2,7 +2,7 @@
 
 The headline's comparison (`pdlab.analysis.headline`) is looked at after every repeat, each time at a level at which
 all looks together err no more often than stated (`pdlab.analysis.power.Looks`). Stopping early because nothing will
-be resolved costs no error: it names nobody.
+be resolved costs no error: it names no winner.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Evidence(Frozen):
 
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
     could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
-    appeared in it. ``ingress_replicas`` None: none stands in front of the engines, but a router that HAProxy asks.
+    appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy asks a router.
     ``smoke``: too short by intention. ``given``: the requests in columns, where there are no records."""
 
     run: Run
@@ -195,7 +195,7 @@ def other_requests(evidence: Evidence) -> Iterator[str]:
         if finished > most:
             yield (
                 f"the{where} engines finished {finished:g} requests during the level, {most} are the client's: "
-                "somebody else used the deployment (another sweep, a user, a probe); measure again without them"
+                "another client used the deployment (a sweep, a user, a probe); measure again without it"
             )
         elif finished < least and pool != "prefill":
             yield (
@@ -513,8 +513,8 @@ CANARY = "canary"  # asked once, behind all levels of a sweep
 
 
 def after_canary(validity: Validity, result: CanaryResult) -> Validity:
-    """A level's validity with what the canary said behind the sweep: from when on answers were wrong nobody knows, so
-    wrong ones fail every level."""
+    """A level's validity with the canary's result after the sweep. It is unknown when answers became wrong, so a
+    failed canary fails every level."""
     if result.equal is None:
         return validity.model_copy(update={"unchecked": {**validity.unchecked, CANARY: result.detail}})
     if result.equal:

@@ -150,7 +150,7 @@ class Driver:
         )
 
     def measure(self, level: Level) -> tuple[Run, tuple[RequestRecord, ...]]:
-        """One level as it came out. Where the load generator was the bottleneck it is measured again with
+        """Measure one level. Where the load generator was the bottleneck it is measured again with
         more processes, and new prompts. Raises BenchError when the server or the load generator dies."""
         notes: list[str] = list(self._target.figure_notes)
         while True:

@@ -1,4 +1,4 @@
-"""Drive a sweep against a running deployment: warm up, measure every level and search, keep what came out.
+"""Drive a sweep against a running deployment: warm up, measure every level and search, store the results.
 
 One level is kept at a time, so that an interruption loses only the level that was running. The
 folder's manifest is written before the first request: a later start knows that prompts were used.
@@ -38,7 +38,7 @@ MOST_CLIENTS = 8
 
 
 class SweepOptions(Frozen):
-    """Everything that a sweep is told.
+    """Everything that a sweep takes.
 
     ``name`` None: the running deployment's label (with the mode behind it unless mixed). ``per_gpu``:
     closed loops of so many requests per GPU of the deployment. ``only_repeat``: that repeat alone.
@@ -132,7 +132,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
 def _run_held(
     options: SweepOptions, target: Target, store: Store, progress: Progress, client: LoadClient | None
 ) -> SweepResult:
-    """`run_sweep` once nobody else measures the target or writes the folder."""
+    """`run_sweep` while it holds the locks of the target and of the folder."""
     workload = options.workload
     earlier = _earlier(store)
     if earlier and options.resume:

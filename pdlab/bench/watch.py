@@ -1,4 +1,4 @@
-"""Does what is measured still live? RequestedRow beside a level, so that nobody waits for what nobody answers."""
+"""Checks during a level that the measured deployment is alive, so that a sweep does not wait for a dead one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``make demo``: pd-spread, pd-pack and collocated on this machine, a short sweep of each, one plot.
 
-Runs the very commands that a person would type, and prints them. It looks at the machine first and goes on after
-what fails: a deployment that does not start is named with its error under the plot of the others, an invalid level
+Runs the very commands that a person would type, and prints them. It looks at the machine first and continues after a
+failure: a deployment that does not start is named with its error under the plot of the others, an invalid level
 is measured once more and then shown hollow and crossed. Ctrl-C ends it with the plot of what was measured.
 """
 
@@ -49,7 +49,7 @@ examples:
   python -m pdlab demo --itl 1024 --otl 32
       longer prompts and shorter answers
 
-It goes on after what fails: a deployment that does not start is named under the plot of the others. Ctrl-C ends it
+It continues after a failure: a deployment that does not start is named under the plot of the others. Ctrl-C ends it
 with the plot of what was measured.
 
 Exit codes: 0 the plot has a valid level of each deployment; 3 there is a plot, but a deployment has none;
@@ -404,7 +404,7 @@ class _Demo:
                 failed = "did not start" if kind == "launch" else "its sweep failed"
                 where = [_shown_path(path) for path in (log, self._keep_logs(lines, shown.name)) if path]
                 part.error = f"{failed}: {complaint(lines, code)}; logs: {', '.join(where)}"
-                self._say(f"\n{shown.name} {part.error}\nthe demo goes on without it")
+                self._say(f"\n{shown.name} {part.error}\nthe demo continues without it")
                 self._stop()  # what is left of it must not spoil the next one
                 return
 
@@ -544,7 +544,7 @@ class _Demo:
             self._to_interrupt.pop().send_signal(signal.SIGINT)
 
     def _say(self, text: str) -> None:
-        """Print; when nobody reads any more, go on to the clean end."""
+        """Print; without a reader continue to the clean end."""
         if self._mute:
             return
         try:

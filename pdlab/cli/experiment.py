@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = flags.add_argument_group("experiment").add_argument
     add("file", metavar="FILE|NAME", help="an experiment in YAML, or a name of configs/sweeps/")
-    add("--resume", action="store_true", help="go on with what is not measured yet; try failed deployments again")
+    add("--resume", action="store_true", help="measure what has no result yet; try failed deployments again")
     add("--until", metavar="lead=P%",
         help="add repeats to those of the file until every lead in output tokens/s (or ttft=P%%, tpot=P%%) is "
         "resolved, known to be smaller, or shown to be unresolvable")  # fmt: skip

@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.module is not None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", args.module):
         raise UsageError(f"--module {args.module!r}: not the name of a module; for example nixl_cu13")
     if not zipfile.is_zipfile(args.wheel):
-        raise UsageError(f"{args.wheel}: not a wheel, for it is no zip archive; build or download it again")
+        raise UsageError(f"{args.wheel}: not a wheel (no zip archive); build or download it again")
 
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
         digests[name] = answer.get("digest")
         print(f"{name}: {answer.get('error') or '{files} files, {digest}, {loaded}'.format(**answer)}")
     if None in digests.values() or len(set(digests.values())) != 1:
-        print("the nodes differ: mend the ones above, and run this again", file=sys.stderr)
+        print("the nodes differ: repair those above, and run this again", file=sys.stderr)
         return DIFFERENT
     if args.backends:
         facts = {name: {"loaded": loads.get(node)} for node, name in names.items()}

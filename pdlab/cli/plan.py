@@ -256,7 +256,7 @@ def _in_flight(text: str) -> tuple[int, ...]:
 
 
 def _applies(args: argparse.Namespace) -> None:
-    """A flag that would be passed over without a word is refused. Raises UsageError."""
+    """Flags that would have no effect are refused. Raises UsageError."""
     load = [
         "--itl",
         "--otl",

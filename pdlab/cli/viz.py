@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="the number of GPUs of the folder NAME, where neither a manifest nor its name tells it; repeatable",
+        help="the number of GPUs of the folder NAME, if neither a manifest nor its name has it; repeatable",
     )
     shown = p.add_argument_group("what is shown")
     shown.add_argument(

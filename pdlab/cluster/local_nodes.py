@@ -125,7 +125,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
             "RAY_metrics_report_interval_ms": "1000",
             "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": "1",  # of 10: Ray drops a gauge after two exports
-            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # of 0.1, at which the controller takes 5 % of a core for nothing
+            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at 0.1 s an idle controller takes 5 % of a core
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per replica, gRPC between them, buffered logs
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here
             "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why
@@ -468,7 +468,7 @@ def _belongs(pid: int, nodes: LocalNodes) -> bool:
 
 @contextlib.contextmanager
 def _lock(kind: int) -> Iterator[None]:
-    """One launch at a time starts local nodes, and nobody looks for them meanwhile. Raises UsageError in the others."""
+    """One launch at a time starts local nodes, while no other process looks for them. Raises UsageError in the others."""
     lock = cache_dir() / "local.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:

@@ -38,7 +38,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Complaints are UsageErrors in plain words: one line, no usage block, and the nearest name of a misspelt one.
 
     A flag that takes one value and is given twice is refused, and so are --NAME and --no-NAME together: argparse
-    would keep the last without a word. An empty value is none.
+    would silently keep the last. An empty value is refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -179,7 +179,7 @@ def cut(text: str) -> str:
 
 
 def stdout_closed() -> bool:
-    """Whether nobody reads standard output any more; what is still in its buffer is then dropped."""
+    """Whether the reader of standard output is gone; the rest of its buffer is then dropped."""
     try:
         number = sys.stdout.fileno()
     except (OSError, ValueError):  # no file: a test's

@@ -185,7 +185,7 @@ class Serving(Frozen):
 
 
 class Deployment(Frozen):
-    """One thing to serve: a model, a topology, and engine arguments common to all pools.
+    """What is served: a model, a topology, and engine arguments common to all pools.
 
     ``model`` is a name from configs/models/, a Hugging Face id or a folder; ``model_id`` is the
     name that clients use (None: the model's own). ``decode_bench``: the engines fill a prompt's KV

@@ -24,7 +24,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """A key that is there twice is an error: YAML would keep the last one without a word."""
+    """A key that is there twice is an error: YAML would silently keep the last one."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -37,7 +37,7 @@ def table(head: Row, rows: Sequence[Row], left: Container[int] = ()) -> str:
 
 
 def percent(share: float, reference: float = 0.0) -> str:
-    """Whole per cent, or as many decimals as tell it from ``reference`` (0: a share above 0 never prints as 0)."""
+    """Whole per cent, or as many decimals as distinguish it from ``reference``: a share above 0 never prints as 0."""
     if abs(share - reference) <= ROUNDING:
         return f"{100 * share:.0f}".replace("-0", "0")
     decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * reference, d))

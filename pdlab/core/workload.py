@@ -132,7 +132,7 @@ class Workload(Frozen):
 
     @property
     def label(self) -> str:
-        """``5000:250`` as sent, ``5000:250 uniform 0.8-1.0``: what workloads are told apart by."""
+        """``5000:250`` as sent, ``5000:250 uniform 0.8-1.0``: what distinguishes workloads."""
         return " ".join(filter(None, [f"{self.sent_input_tokens}:{self.sent_output_tokens}", self.lengths.label]))
 
     @property

@@ -101,7 +101,7 @@ class Application:
         return record["env"] if record.get("controller") == _controller_id() else {}
 
     def _record_env(self) -> None:
-        """Beside the controller's id, so that a controller that somebody else starts later is not taken for ours."""
+        """Beside the controller's id, so that a controller that another program starts later is not taken for ours."""
         from ray.experimental.internal_kv import _internal_kv_put
 
         _internal_kv_put(ENV_KEY, json.dumps({"controller": _controller_id(), "env": self.cluster.env}))

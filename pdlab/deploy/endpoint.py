@@ -117,8 +117,8 @@ def next_attempt(base_url: str, stream: str, least: int) -> int:
     """A number, at least ``least``, that no sweep before has had of what answers at ``base_url`` for prompts of
     ``stream``; it is taken from then on.
 
-    A deployment that was started again begins anew, for its prefix cache is empty. Where no launcher has published
-    it nobody knows when it was started, and the numbers go on.
+    A deployment that was started again begins anew, for its prefix cache is empty. If no launcher has published
+    it, its start is unknown, and the numbers continue.
     """
     path = _sweeps_path(base_url)
     running = load_running(base_url)

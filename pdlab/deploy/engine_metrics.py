@@ -238,7 +238,7 @@ def _pool_tokens(sample: MetricSample) -> float | None:
 def _kv_pools(
     held: Mapping[str, float], served: Mapping[str, float], pools: Mapping[str, str]
 ) -> dict[str, KvPool] | None:
-    """Of the engines in ``pools``; where nobody published which there are, of those that tell."""
+    """Of the engines in ``pools``; if none are published, of all that report."""
     engines = pools or {replica: "collocated" for replica in {*held, *served}}
     if not engines or not all(replica in held for replica in engines):
         return None

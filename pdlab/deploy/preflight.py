@@ -103,7 +103,7 @@ def only_asked(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any
 
 
 def judge(findings_now: Callable[[], list[Finding]], say: Callable[[str], None], wait_s: float = PORT_WAIT_S) -> None:
-    """Tell the warnings among the findings. Raises DeployError on the first that stands in the way.
+    """Print the warnings. Raises DeployError on the first error.
 
     A taken side-channel port is looked at again until ``wait_s`` have passed: its holder may be ending.
     """

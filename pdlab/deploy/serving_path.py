@@ -34,7 +34,7 @@ def reaches_engines(host: str, *, local: bool) -> bool:
 
 
 def defaults(topology: Collocated | Disaggregated, host: str, *, local: bool) -> dict[str, Any]:
-    """Fields of `pdlab.core.deployment.Serving` where nobody says otherwise: the fastest way that ``host`` allows, and
+    """Fields of `pdlab.core.deployment.Serving` as a default: the fastest path that ``host`` allows, and
     no output chunk held back."""
     return {
         "direct_streaming": reaches_engines(host, local=local),

@@ -111,8 +111,8 @@ def _check_shapes(
 
 
 def _reference_key(deployment: Deployment, running: Running) -> str | None:
-    """What a canary's answers depend on: weights, versions, device, and everything that the engines are told but how
-    KV cache travels. None where prefill and decode differ in it: no collocated launch is a reference for both."""
+    """What a canary's answers depend on: weights, versions, device, and all engine arguments but those of the
+    KV transfer. None where prefill and decode differ in it: no collocated launch is a reference for both."""
     manifest = running.manifest
     cluster, placement = manifest.cluster, manifest.placement
     shape = resolve_model(deployment.model).shape

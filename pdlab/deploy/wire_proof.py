@@ -1,6 +1,6 @@
 """The wire that KV cache really takes, proven at a launch: one long request, and what interfaces counted meanwhile.
 
-UCX falls back to TCP without a word, and answers stay right: only bytes tell. `judge` is pure.
+UCX falls back to TCP silently, and answers stay right: only byte counters show it. `judge` is pure.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def sentence(proof: WireProof) -> str:
 
 def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> WireProof:
     """The proof, with whether another wire than the planned one was accepted. Raises WireError for a spread over a
-    network whose wire is another one and was not; between nodes of one machine it is told alone."""
+    network whose wire is another one and was not; between nodes of one machine it is only reported."""
     if proof.proven is not False:
         return proof
     accepted = accept == (proof.observed or UNKNOWN)

@@ -1,4 +1,4 @@
-"""Run the steps, each as a process of its own with a limit; keep what they said and what became of them."""
+"""Run the steps, each as a process of its own with a limit; keep their output and their verdicts."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _adapted(step: Step, out: Path) -> tuple[str, ...]:
-    """The command as earlier steps came out: a launch names the backend that the transfer check proved, where it proved
+    """The command, by what earlier steps found: a launch names the backend that the transfer check proved, where it proved
     one alone; folders of results that were never made are left out."""
     if step.any_of:
         results = str(out / "results")

@@ -76,7 +76,7 @@ DEPLOYMENTS = {
         Deployed("spread", "pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-tp", "1", "--d-tp", "1")),
     ),
 }
-DOCTOR_FIX = "each ERROR in its log has its fix under 'do'; mend it, then go on with --resume"
+DOCTOR_FIX = "each ERROR in its log has its fix on the line 'fix:'; apply it, then go on with --resume"
 LAUNCH_FIX = (
     "the last lines of its log say why; the logs of failed replicas are in the archive; docs/setup.md has a table"
 )
@@ -245,7 +245,7 @@ def missing(step: Step, verdicts: Mapping[str, StepVerdict]) -> str | None:
 
 
 def left(steps: tuple[Step, ...], verdicts: Mapping[str, StepVerdict]) -> list[Step]:
-    """What a resumed hour has to do: what did not end well, and what serves for it."""
+    """Steps of a resumed hour: those that did not end well, and the launches that these need."""
     open_names = {step.name for step in steps if verdicts.get(step.name) not in RAN or step.always}
     wanted = open_names | {need for step in steps if step.name in open_names for need in step.needs
                            if any(other.serves and other.name == need for other in steps)}  # fmt: skip

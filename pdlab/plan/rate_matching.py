@@ -6,7 +6,7 @@
   approximation of M/M/c, halved for constant service).
 - **Decode**: the largest batch B whose step is within the TPOT bound (or that KV memory holds); of n output
   tokens each, (n - 1) step(B) / B apart.
-- **Collocated**: prefill stands in decode's way. A request costs its prefill p and its share of decode steps,
+- **Collocated**: prefill delays decode. A request costs its prefill p and its share of decode steps,
   p + (n - 1) step(B) / B, and by Little's law its TPOT is step(B) + B p / (n - 1).
 
 The planner uses it to choose what to simulate, and prints it beside the simulation as a check.

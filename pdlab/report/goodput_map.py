@@ -1,4 +1,4 @@
-"""The goodput map as a picture: a heat map per configuration, and who has most where."""
+"""The goodput map as a picture: a heat map per configuration, and the best configuration in each cell."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ def _winners(axes: Any, goodputs: GoodputMap) -> None:
             text = "\n".join(LETTERS[number % len(LETTERS)] for number in best[:3])
             simulated = any(goodputs.served[number].origin == "simulated" for number in best)
             _tile(axes, column, row, HUES[best[0] % len(HUES)], text, simulated=simulated)
-    _axes(axes, goodputs, "most goodput per GPU, and who is within 5 % of it")
+    _axes(axes, goodputs, "most goodput per GPU, and those within 5 % of it")

@@ -194,7 +194,7 @@ def _interval_note(curves: Sequence[Curve], view: View) -> str:
 
 
 def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iterator[dict[str, Any]]:
-    """One for each set of experiments that measure the same thing."""
+    """One for each set of comparable experiments."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         if curve.published is None:
@@ -251,7 +251,7 @@ def _caption(reading: Reading, view: View) -> str:
 
 
 def _ranking(reading: Reading, view: View) -> list[dict[str, str]]:
-    """Rows of the table; who is ahead of whom only where a winner may be named."""
+    """Rows of the table; with a lead only where a winner may be named."""
     if len(reading.ranking) < 2:
         return []
     if reading.bounds.of_first_token:

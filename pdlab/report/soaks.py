@@ -21,7 +21,7 @@ WIDTH, HEIGHT, LEFT, BELOW = 640, 170, 58, 26  # of a drawing in a page
 
 
 class Held(NamedTuple):
-    """A run whose ``soak`` is known, and what it is called."""
+    """A run with a ``soak``, and its label."""
 
     label: str
     run: Run
@@ -105,7 +105,7 @@ def draw(soaks: Sequence[Held], path: Path) -> None:
 
 
 def drawing(each: Held, metric: SoakMetric) -> str:
-    """One latency over time as SVG for a page, of numbers and fixed words alone; empty where nothing is known."""
+    """One latency over time as SVG for a page, of numbers and fixed words alone; empty without data."""
     lines = {statistic: each.line(metric, statistic) for statistic in STATISTICS}
     values = [y for line in lines.values() for _, y in line]
     if not values or max(values) <= 0:

@@ -195,7 +195,7 @@ def bracket(capacity: Capacity) -> str:
 
 
 def reading_sentence(reading: Reading, curves: Sequence[Curve], view: View, *, several: bool = False) -> str:
-    """One sentence on the highest throughput within the bounds; ``several``: kinds of load, so this one is told."""
+    """One sentence on the highest throughput within the bounds; ``several``: name the kind of load."""
     where = f"At {reading.bounds.label}" + (f" ({LOOPS[reading.kind]})" if several else "")
     rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
     if not view.normalized:
@@ -245,7 +245,7 @@ def _who(reading: Reading, rate: str) -> str:
 
 
 def unbounded(example: str, flag: str = "--at") -> str:
-    """Why a bound on TPOT alone names nobody: requests may queue before prefill for as long as they like."""
+    """Why a bound on TPOT alone names no winner: requests may queue before prefill for as long as they like."""
     return f"no winner is named while TTFT is unbounded: bound it too, for example {flag} {example}"
 
 
@@ -317,6 +317,6 @@ def lead_factor(ahead: Comparison) -> str:
 
 
 def _factor(value: float) -> str:
-    """Two decimals, or as many as tell it from 1."""
+    """Two decimals, or as many as distinguish it from 1."""
     share = abs(value - 1)
     return f"{value:.{2 if share > 0.005 or share <= ROUNDING else next(d for d in range(10) if round(share, d))}f}"

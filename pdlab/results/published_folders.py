@@ -48,7 +48,7 @@ class FolderName(NamedTuple):
 def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
     """Read one experiment folder: ours (with a manifest) or one of the published format.
 
-    ``gpus`` states the number of GPUs of a folder that does not tell it. Raises StoreError or
+    ``gpus`` states the number of GPUs of a folder that does not record it. Raises StoreError or
     UsageError, naming the folder and what to do.
     """
     require_folder(path)
@@ -82,7 +82,7 @@ def require_folder(path: Path) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    """A level of the store's; what cannot be read is told where it is read."""
+    """A level of the store's; a file that cannot be read is reported by the reader."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

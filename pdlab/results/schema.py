@@ -1,4 +1,4 @@
-"""What came out: ``RequestRecord``, ``Run``, ``Manifest``, ``Experiment``. `pdlab.results.store` keeps them on disk."""
+"""Results: ``RequestRecord``, ``Run``, ``Manifest``, ``Experiment``. `pdlab.results.store` keeps them on disk."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ class Soak(Frozen):
 
 
 class Run(Frozen):
-    """One level as it came out: whole-run and steady-state figures, validity, provenance.
+    """One measured or simulated level: whole-run and steady-state figures, validity, provenance.
 
     ``steady`` is the window without ramp-up and drain (rule in docs/metrics.md); None when the
     level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
@@ -391,7 +391,7 @@ class WireProof(Frozen):
 
 
 class Manifest(Frozen):
-    """What an experiment ran on. ``placement`` is as it really came out; times are ISO 8601, UTC.
+    """What an experiment ran on. ``placement`` is the actual one; times are ISO 8601, UTC.
 
     ``serving_path``: what stood between client and engines, and why. ``canary`` is of the launch; ``canaries_after``:
     the same prompts again after each sweep, against the answers then.
@@ -443,7 +443,7 @@ class Visit(Frozen):
 
 class ExperimentRecord(Frozen):
     """``.experiment.json`` beside the folders of one experiment file: the file, the order in which its
-    deployments were measured, and what became of each. ``experiment`` is the file's content. ``stopped``: why no more
+    deployments were measured, and the outcome of each. ``experiment`` is the file's content. ``stopped``: why no more
     repeats were added, where their number depended on what they showed.
 
     Its name begins with a dot so that ``viz.py --exps bm_results/NAME/*`` sees folders of results alone.

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from pdlab.analysis import goodput
-from pdlab.analysis.curves import Curve, Gpus, LevelSample, Point, View
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
 from pdlab.analysis.requests import Requests
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import LevelSample as SloSample
-from pdlab.bench.slo_search import Search
+from pdlab.bench.slo_search import LevelSample, Search
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, parse_slo
 from pdlab.report import sections, verdicts
@@ -47,7 +46,7 @@ def point(
     """``rps`` per repeat; ``percentiles``: TTFT and TPOT p90 in ms."""
     latency = {} if percentiles is None else {metric: {"p90": value} for metric, value in percentiles.items()}
     samples = tuple(
-        LevelSample(
+        Sample(
             repeat=r,
             requests_per_s=rps,
             input_tokens_per_s=rps * 100,
@@ -180,7 +179,7 @@ def searched(label: str, shares: dict[float, float], repeat: int = 0, slo: Slo =
     """A search over these rates, at each that share of 400 requests within the SLO."""
     search = Search(slo=slo, requests=NEEDED, **more)
     samples = [
-        SloSample(rate_rps=rate, repeat=repeat, judged=NEEDED, met=round(share * NEEDED))
+        LevelSample(rate_rps=rate, repeat=repeat, judged=NEEDED, met=round(share * NEEDED))
         for rate, share in shares.items()
     ]
     return slo_search.result(slo_search.points(samples, search), search, label=label, repeat=repeat)

@@ -511,7 +511,7 @@ OTHERS = [
     case("check-transfer", ("--model", ""), "--model needs a value"),
     case("first-hour", "--dry-run --out ours", "ours is not empty"),
     case("first-hour", "--dry-run --resume --out empty", "leave it out"),
-    case("install-wheel", "empty.whl", "empty.whl: not a wheel, for it is no zip archive"),
+    case("install-wheel", "empty.whl", "empty.whl: not a wheel (no zip archive)"),
     case("demo", "--out dangling", "a link to nothing"),
     case("first-hour", ("--dry-run", "--model", ""), "--model needs a value"),
     case("first-hour", "--dry-run --out loop", "--out loop: cannot be written (a loop of links)"),

@@ -18,7 +18,7 @@ from pdlab.results.store import MANIFEST, Store
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One thing wrong. ``percent``: how far a figure in the plot may be off, where that can be said."""
+    """One defect of result files. ``percent``: how far a figure in the plot may be off, where that can be said."""
 
     kind: str
     files: tuple[str, ...]

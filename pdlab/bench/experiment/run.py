@@ -50,7 +50,7 @@ class RunOptions(Frozen):
 
 
 class RunResult(Frozen):
-    """``record`` says what became of every visit; ``runs`` and ``searches`` are all that this experiment has now, by
+    """``record`` has the outcome of every visit; ``runs`` and ``searches`` are all that this experiment has now, by
     folder."""
 
     folder: Path
@@ -75,7 +75,7 @@ class LaunchFailed(PdlabError):
 def run(
     plan: Schedule, options: RunOptions, stream: TextIO | None = None, enough: Callable[[int], str | None] | None = None
 ) -> RunResult:
-    """Measure what is not measured yet of ``plan``; where ``enough`` says after a number of repeats why no more are
+    """Measure the levels of ``plan`` that have no result yet; if ``enough`` says after some repeats why no more are
     needed, those that were not begun are left out of the record, which keeps the reason.
 
     A configuration that does not start is marked with its error, not tried again in this run, and the

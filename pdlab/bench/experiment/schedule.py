@@ -53,7 +53,7 @@ class Planned(Frozen):
 
 
 class Schedule(Frozen):
-    """An experiment made ready. ``file`` is as it was read from ``path``."""
+    """An experiment made ready. ``file`` is the content of ``path``."""
 
     file: ExperimentFile
     path: Path
