@@ -40,19 +40,19 @@ class Filled(Protocol):
 
 
 def planned(
-    asked: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
+    mode: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
 ) -> str:
     """What `fill` is going to do, in words."""
     how = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
     if smoke:
         return "not filled: a smoke test is short"
-    if asked == "no":
+    if mode == "no":
         return "not filled (--fill-cache no)"
-    if asked == "auto" and soak:
+    if mode == "auto" and soak:
         return FOR_SOAK
-    if asked == "auto" and local:
+    if mode == "auto" and local:
         return ON_CPUS
-    if asked == "yes":
+    if mode == "yes":
         return f"filled once before the first level ({how}), however long that takes"
     return (
         f"filled once before the first level ({how}) where that takes at most {_minutes(AUTO_S)} by the pace of the "
@@ -61,19 +61,19 @@ def planned(
 
 
 def fill(
-    driver: Filled, workload: Workload, asked: FillCache, attempt: int, say: Callable[[str], None] = lambda text: None
+    driver: Filled, workload: Workload, mode: FillCache, attempt: int, say: Callable[[str], None] = lambda text: None
 ) -> str:
-    """Fill the KV pools as ``asked``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
+    """Fill the KV pools as ``mode``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
     pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``say`` is told how
     long it is going to take.
 
     Raises UsageError where they are to be filled and the size of one is not known.
     """
     left = driver.to_fill
-    if asked == "no":
+    if mode == "no":
         return "not filled (--fill-cache no)"
     if left is None:
-        if asked == "yes":
+        if mode == "yes":
             raise UsageError(
                 "--fill-cache yes: the engines' metrics do not tell how much their KV pools hold; launch with "
                 "launch_gptoss.py, or leave --fill-cache out"
@@ -81,7 +81,7 @@ def fill(
         return "not filled, for the engines' metrics do not tell what they hold"
     if left <= 0:
         return "filled before, every engine has been given more tokens than its pool holds"
-    if asked == "auto" and driver.local:
+    if mode == "auto" and driver.local:
         return ON_CPUS
     tokens = levels.fill_tokens(workload)
     in_flight = max(FEWEST, PER_ENGINE * driver.engines)
@@ -96,7 +96,7 @@ def fill(
         needed = _requests(left, tokens)
         if pace_rps is None:
             return "not filled, for prompts that fill them failed"
-        if asked == "auto" and needed / pace_rps > AUTO_S:
+        if mode == "auto" and needed / pace_rps > AUTO_S:
             return (
                 f"not filled, for that takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens "
                 f"(filled by themselves up to {_minutes(AUTO_S)}; --fill-cache yes fills them)"

@@ -33,7 +33,7 @@ def search_over(
     samples: list[LevelSample] = []
     shortest_s: float | None = None
     while True:
-        looks = dict(Counter(found.rate_rps for found in samples))
+        looks = dict(Counter(requests.rate_rps for requests in samples))
         points = slo_search.points(samples, search)
         step = slo_search.next_step(points, search, guess_rps, looks)
         if step is None:
@@ -43,18 +43,18 @@ def search_over(
         count = step.longer * (step.requests if search.requests is not None else max(step.requests, held))
         drawn = levels.derive_seed(workload, "offline", seed, step.rate_rps, step.look)
         level = Level(load=load, look=step.look, num_requests=count, seed=drawn)
-        found = drive(level)
-        run = run_of(level, found, workload, label)
-        samples.append(slo_search.sample_of(run, found, slo.stresses(found, search.slo), search.slo))
+        requests = drive(level)
+        run = run_of(level, requests, workload, label)
+        samples.append(slo_search.sample_of(run, requests, slo.stresses(requests, search.slo), search.slo))
         if run.whole.e2el is not None:
             shortest_s = min(run.whole.e2el.p50_s, shortest_s or run.whole.e2el.p50_s)
 
 
-def run_of(level: Level, found: Columns, workload: Workload, label: str) -> Run:
+def run_of(level: Level, requests: Columns, workload: Workload, label: str) -> Run:
     """The level as a `Run`, through the gates that need nothing but when requests came and went. Of its figures it has
     those that a search and these gates ask for: requests and E2EL."""
-    window = metrics.window_over(found, level.load)
-    answered = found.part(found.finish_s == found.finish_s)
+    window = metrics.window_over(requests, level.load)
+    answered = requests.part(requests.finish_s == requests.finish_s)
     steady = None
     if window is not None:
         judged = answered.part(window.judges(answered.arrival_s, answered.finish_s, level.load))
@@ -67,16 +67,16 @@ def run_of(level: Level, found: Columns, workload: Workload, label: str) -> Run:
         key=level.key,
         workload=workload,
         load=level.load,
-        num_requests=len(found),
+        num_requests=len(requests),
         seed=level.seed,
         completed=len(answered),
-        failed=len(found) - len(answered),
+        failed=len(requests) - len(answered),
         whole=_figures(float(answered.finish_s.max(initial=0.0)), len(answered), answered),
         steady=steady,
         steady_window_s=window,
-        trend=metrics.trend_over(found, level.load, window=window),
+        trend=metrics.trend_over(requests, level.load, window=window),
     )
-    evidence = gates.Evidence(run=run, given=found)
+    evidence = gates.Evidence(run=run, given=requests)
     return run.model_copy(update={"validity": gates.validate_level(evidence, only=gates.OF_TIMES)})
 
 

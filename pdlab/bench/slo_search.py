@@ -151,20 +151,20 @@ def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> LevelSample:
     return sample_of(run, metrics.columns(ordered), worst, slo)
 
 
-def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> LevelSample:
+def sample_of(run: Run, requests: Columns, worst: Column, slo: Slo) -> LevelSample:
     """`sample` of requests in columns, with the worst latency of each over its bound."""
     import numpy as np
 
     unusable = [g for g in run.validity.failed_gates if g not in PERFORMANCE_GATES]
     invalid = "; ".join(run.validity.reasons) if unusable else None
-    window = metrics.window_over(found, run.load)
-    judged = worst[window.judges(found.arrival_s, found.finish_s, run.load)] if window else worst
+    window = metrics.window_over(requests, run.load)
+    judged = worst[window.judges(requests.arrival_s, requests.finish_s, run.load)] if window else worst
     steady: bool | None = True
     if "steady_state" in run.validity.failed_gates:
         steady = False
     elif window is None or "few_requests" in run.validity.failed_gates or "steady_state" in run.validity.unchecked:
         steady = None
-    times_s = found.e2el_s[~np.isnan(found.finish_s)]
+    times_s = requests.e2el_s[~np.isnan(requests.finish_s)]
     return LevelSample(
         rate_rps=run.key.value,
         repeat=run.key.repeat,
@@ -175,7 +175,7 @@ def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> LevelSample:
         steady=steady,
         in_flight=run.key.value * float(times_s.mean()) if len(times_s) else None,
         clear=clearly_within(judged, slo),
-        served_rps=served_rps(found) if steady is False else None,
+        served_rps=served_rps(requests) if steady is False else None,
         invalid=invalid,
     )
 
@@ -183,21 +183,23 @@ def sample_of(run: Run, found: Columns, worst: Column, slo: Slo) -> LevelSample:
 def points(samples: Iterable[LevelSample], search: Search) -> tuple[SloPoint, ...]:
     """Samples of one rate pooled and judged, by rate."""
     by_rate: dict[float, list[LevelSample]] = {}
-    for found in samples:
-        by_rate.setdefault(found.rate_rps, []).append(found)
+    for sample in samples:
+        by_rate.setdefault(sample.rate_rps, []).append(sample)
     pooled = [_point(rate_rps, by_rate[rate_rps]) for rate_rps in sorted(by_rate)]
     return judge_all(pooled, search.slo.quantile, search.confidence, search.max_points)
 
 
 def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:
-    good = sorted((found for found in pooled if found.invalid is None), key=lambda found: (found.look, found.repeat))
+    good = sorted(
+        (sample for sample in pooled if sample.invalid is None), key=lambda sample: (sample.look, sample.repeat)
+    )
     # A level too short to be checked says nothing that a longer one does not say better.
-    counted = [found for found in good if found.steady is not None] or good
-    judged, met = sum(found.judged for found in counted), sum(found.met for found in counted)
-    piled = bool(counted) and all(found.steady is False for found in counted)
-    size = sum(found.judged if found.effective is None else found.effective for found in counted)
-    flying = [found.in_flight for found in counted if found.in_flight is not None]
-    served = [found.served_rps for found in counted if found.served_rps is not None]
+    counted = [sample for sample in good if sample.steady is not None] or good
+    judged, met = sum(sample.judged for sample in counted), sum(sample.met for sample in counted)
+    piled = bool(counted) and all(sample.steady is False for sample in counted)
+    size = sum(sample.judged if sample.effective is None else sample.effective for sample in counted)
+    flying = [sample.in_flight for sample in counted if sample.in_flight is not None]
+    served = [sample.served_rps for sample in counted if sample.served_rps is not None]
     return SloPoint(
         rate_rps=rate_rps,
         judged=judged,
@@ -206,58 +208,58 @@ def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:
         low=0.0,
         high=1.0,
         verdict="undecided" if good else "invalid",
-        repeats=tuple(sorted({found.repeat for found in good})),
+        repeats=tuple(sorted({sample.repeat for sample in good})),
         effective=math.floor(size),
         looks=max(1, len(counted)),
         latest=counted[-1].share if counted else None,
         steady=_all_steady(counted),
         in_flight=math.fsum(flying) / len(flying) if flying else None,
-        clear=bool(counted) and all(found.clear for found in counted),
+        clear=bool(counted) and all(sample.clear for sample in counted),
         served_rps=min(served, default=None),
         reason=pooled[0].invalid if not good else PILED_UP if piled else None,
     )
 
 
 def _all_steady(samples: Sequence[LevelSample]) -> bool | None:
-    if any(found.steady is False for found in samples):
+    if any(sample.steady is False for sample in samples):
         return False
-    return True if samples and all(found.steady for found in samples) else None
+    return True if samples and all(sample.steady for sample in samples) else None
 
 
 def next_step(
-    found: Sequence[SloPoint], search: Search, guess_rps: float | None = None, looks: dict[float, int] | None = None
+    points: Sequence[SloPoint], search: Search, guess_rps: float | None = None, looks: dict[float, int] | None = None
 ) -> NextLevel | None:
     """What to measure next; None when the search is over. ``guess_rps``: where to begin without points. ``looks``:
     levels measured by rate, those that count in no point included (None: as many as the points have)."""
-    taken = looks if looks is not None else {point.rate_rps: point.looks for point in found}
-    rate = _next_rate(found, search, guess_rps, taken)
+    taken = looks if looks is not None else {point.rate_rps: point.looks for point in points}
+    rate = _next_rate(points, search, guess_rps, taken)
     if rate is None or sum(taken.values()) >= search.max_points:
         return None
-    look, steady = taken.get(rate, 0), any(point.rate_rps == rate and point.steady for point in found)
+    look, steady = taken.get(rate, 0), any(point.rate_rps == rate and point.steady for point in points)
     longer = 1 if steady else 2**look
-    return NextLevel(rate_rps=rate, look=look, requests=_requests(rate, found, search), longer=longer)
+    return NextLevel(rate_rps=rate, look=look, requests=_requests(rate, points, search), longer=longer)
 
 
-def _requests(rate_rps: float, found: Sequence[SloPoint], search: Search) -> int:
+def _requests(rate_rps: float, points: Sequence[SloPoint], search: Search) -> int:
     """Of a first look: enough independent ones, by how alike neighbours were at the nearest rate."""
-    known = [point for point in found if point.effective and point.steady]
-    if search.requests is not None or not known:
+    steady = [point for point in points if point.effective and point.steady]
+    if search.requests is not None or not steady:
         return search.requests_needed
-    nearest = min(known, key=lambda point: abs(math.log(point.rate_rps / rate_rps)))
+    nearest = min(steady, key=lambda point: abs(math.log(point.rate_rps / rate_rps)))
     alike = nearest.judged / (nearest.effective or 1)
     return max(search.requests_needed, math.ceil(min(search.requests_needed * alike, search.longest_s * rate_rps)))
 
 
 def _next_rate(
-    found: Sequence[SloPoint], search: Search, guess_rps: float | None, taken: dict[float, int]
+    points: Sequence[SloPoint], search: Search, guess_rps: float | None, taken: dict[float, int]
 ) -> float | None:
-    if not found:
+    if not points:
         return rounded(search.start_rps or guess_rps or 1.0)
-    if any(point.verdict == "invalid" for point in found):
+    if any(point.verdict == "invalid" for point in points):
         return None
-    low, high = bracket(found)
-    factor = min(2.0, search.step ** (2 ** min(len(found) - 1, 9)))
-    top, bottom = max(found, key=lambda p: p.rate_rps), min(found, key=lambda p: p.rate_rps)
+    low, high = bracket(points)
+    factor = min(2.0, search.step ** (2 ** min(len(points) - 1, 9)))
+    top, bottom = max(points, key=lambda p: p.rate_rps), min(points, key=lambda p: p.rate_rps)
     if high is None:
         if _unclear(top, taken):
             return top.rate_rps
@@ -267,12 +269,12 @@ def _next_rate(
             return bottom.rate_rps
         alone = bottom.verdict == "misses" and bottom.in_flight is not None and bottom.in_flight < ALONE
         return rounded(bottom.rate_rps / factor) if not alone and bottom.rate_rps / factor >= LEAST_RPS else None
-    between = [point for point in found if low < point.rate_rps < high]
-    most_rps = most_served(found)
+    between = [point for point in points if low < point.rate_rps < high]
+    most_rps = most_served(points)
     for point in reversed(between):
         if (most_rps is None or point.rate_rps <= most_rps) and _promising(point, taken, search):
             return point.rate_rps
-    if (middle := _middle(low, high, [point.rate_rps for point in between], found, search)) is not None:
+    if (middle := _middle(low, high, [point.rate_rps for point in between], points, search)) is not None:
         return middle
     for point in between:
         if taken.get(point.rate_rps, 1) < MOST_LOOKS - 1:
@@ -296,10 +298,10 @@ def _promising(point: SloPoint, taken: dict[float, int], search: Search) -> bool
 
 
 def _middle(
-    low: float, high: float, between: Sequence[float], found: Sequence[SloPoint], search: Search
+    low: float, high: float, between: Sequence[float], points: Sequence[SloPoint], search: Search
 ) -> float | None:
     """The middle of the wider gap beside the undecided band; None where both are within the resolution."""
-    rates = [point.rate_rps for point in found]
+    rates = [point.rate_rps for point in points]
     gaps = {(low, min([*between, high])), (max([*between, low]), high)}
     for a, b in sorted(gaps, key=lambda gap: gap[0] / gap[1]):
         middle = rounded(math.sqrt(a * b))
@@ -309,17 +311,17 @@ def _middle(
 
 
 def result(
-    found: Sequence[SloPoint], search: Search, *, label: str, repeat: int, looks: dict[float, int] | None = None
+    points: Sequence[SloPoint], search: Search, *, label: str, repeat: int, looks: dict[float, int] | None = None
 ) -> SloSearch:
     """What the points prove."""
-    low, high = bracket(found)
+    low, high = bracket(points)
     quantile = search.slo.quantile
-    good = [p for p in found if p.judged and p.verdict != "misses" and p.share >= quantile]
-    ends = [end for end in (high, most_served(found)) if end is not None]
+    good = [p for p in points if p.judged and p.verdict != "misses" and p.share >= quantile]
+    ends = [end for end in (high, most_served(points)) if end is not None]
     best = max((p.rate_rps for p in good if all(p.rate_rps < end for end in ends)), default=None)
     unlimited = search.model_copy(update={"max_points": 1 << 30})
-    finished = None not in (low, high) and next_step(found, unlimited, looks=looks) is None
-    finished = finished and not any(point.verdict == "invalid" for point in found)
+    finished = None not in (low, high) and next_step(points, unlimited, looks=looks) is None
+    finished = finished and not any(point.verdict == "invalid" for point in points)
     return SloSearch(
         label=label,
         slo=search.slo,
@@ -330,9 +332,9 @@ def result(
         low_rps=low,
         high_rps=high,
         best_rps=best,
-        points=tuple(found),
+        points=tuple(points),
         finished=finished,
-        detail=_sentence(found, search, low, high, finished),
+        detail=_sentence(points, search, low, high, finished),
         error_shares=search.max_points,
     )
 
@@ -342,8 +344,8 @@ def rounded(rate_rps: float) -> float:
     return float(f"{rate_rps:.3g}")
 
 
-def _sentence(found: Sequence[SloPoint], search: Search, low: float | None, high: float | None, finished: bool) -> str:
-    by_rate = {point.rate_rps: point for point in found}
+def _sentence(points: Sequence[SloPoint], search: Search, low: float | None, high: float | None, finished: bool) -> str:
+    by_rate = {point.rate_rps: point for point in points}
     parts = []
     for rate, words in ((low, "shown to meet it"), (high, "shown to miss it")):
         if rate is not None:
@@ -364,7 +366,7 @@ def _sentence(found: Sequence[SloPoint], search: Search, low: float | None, high
         answer = "not known: no rate was decided"
     parts += [
         f"{point.rate_rps:g} requests/s could not be judged ({point.reason})"
-        for point in found
+        for point in points
         if point.verdict == "invalid"
     ][:1]
     more = "" if finished else "; the search ended before its resolution"

@@ -468,7 +468,7 @@ def _belongs(pid: int, nodes: LocalNodes) -> bool:
 
 @contextlib.contextmanager
 def _lock(kind: int) -> Iterator[None]:
-    """One launch at a time starts local nodes, while no other process looks for them. Raises UsageError in the others."""
+    """One launch at a time starts local nodes, unseen by the others. Raises UsageError in the others."""
     lock = cache_dir() / "local.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:

@@ -184,8 +184,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _adapted(step: Step, out: Path) -> tuple[str, ...]:
-    """The command, by what earlier steps found: a launch names the backend that the transfer check proved, where it proved
-    one alone; folders of results that were never made are left out."""
+    """The command, by what earlier steps found: a launch names the backend that the transfer check proved, if that is
+    one; folders of results that were never made are left out."""
     if step.any_of:
         results = str(out / "results")
         return tuple(word for word in step.command if not word.startswith(results) or Path(word).is_dir())

@@ -127,8 +127,8 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
             records.append(moved)
 
     def worst(field: str) -> float | None:
-        found = [value for answer in answers if (value := getattr(answer, field)) is not None]
-        return max(found, key=abs) if found else None
+        values = [value for answer in answers if (value := getattr(answer, field)) is not None]
+        return max(values, key=abs) if values else None
 
     return ClientAnswer(
         name=answers[0].name,

@@ -223,15 +223,15 @@ class Meter:
 
     async def probe(self) -> None:
         """Measure the event loop's lag and report progress, until cancelled."""
-        said = time.perf_counter()
+        began = time.perf_counter()
         while True:
             slept = time.perf_counter()
             await asyncio.sleep(LAG_PROBE_S)
             now = time.perf_counter()
             if self._began:
                 self._lags.append(now - slept - LAG_PROBE_S)
-            if now - said >= PROGRESS_EVERY_S:
-                said = now
+            if now - began >= PROGRESS_EVERY_S:
+                began = now
                 done, total = len(self.outputs), len(self.level.own_requests)
                 name = self.level.name
                 _say(self.answers, event="progress", name=name, done=done, failed=self.failed, total=total)
@@ -255,7 +255,7 @@ def _own_lengths(level: ClientLevel) -> list[tuple[int, int]] | None:
 
 
 def _records(
-    outputs: list[Any], output_lens: list[int], late_s: list[float | None], asked: list[tuple[int, int]] | None
+    outputs: list[Any], output_lens: list[int], late_s: list[float | None], lengths: list[tuple[int, int]] | None
 ) -> list[RequestRecord]:
     """vLLM's outputs as records, ordered by arrival; times since the first arrival, to the microsecond."""
     origin = min(output.start_time for output in outputs)
@@ -276,7 +276,7 @@ def _records(
                 itl_s=tuple(round(gap, 6) for gap in output.itl),
                 error=error,
                 lateness_s=None if late is None else max(0.0, round(late, 6)),
-                asked=asked[number] if asked is not None else None,
+                asked=lengths[number] if lengths is not None else None,
             )
         )
     return sorted(records, key=lambda record: record.arrival_s)
