@@ -63,7 +63,7 @@ def planned(
 def fill(
     driver: Filled, workload: Workload, mode: FillCache, attempt: int, say: Callable[[str], None] = lambda text: None
 ) -> str:
-    """Fill the KV pools as ``mode``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
+    """Fill the KV pools by ``mode``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
     pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``say`` is told how
     long it is going to take.
 

@@ -32,11 +32,9 @@ from pdlab.cli.bench import parse_concurrencies
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
 from pdlab.core.arguments import INTERRUPTED, OneLineParser, check_folder, exit_code, port, positive
-from pdlab.core.catalog import load_model
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.workload import Closed
-from pdlab.deploy.options import LOCAL_MODEL
 from pdlab.results.schema import Run
 from pdlab.results.store import Store
 
@@ -147,6 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(args: argparse.Namespace) -> int:
+    from pdlab.core.catalog import load_model
+    from pdlab.deploy.options import LOCAL_MODEL
+
     out = (args.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     requested = None if args.concurrency is None else parse_concurrencies(args.concurrency)
     shape = load_model(LOCAL_MODEL)
