@@ -30,7 +30,7 @@ from pdlab.core.text import ROUNDING
 
 Array = NDArray[np.float64]
 Basis = Literal["repeats", "requests", "assumed", "search"]
-Verdict = Literal["better", "worse", "not distinguishable"]
+ComparisonVerdict = Literal["better", "worse", "not distinguishable"]
 
 MAX_BLOCKS = 20
 MIN_BLOCKS = 5
@@ -97,7 +97,7 @@ class Comparison(Frozen):
     low: float
     high: float
     level: float
-    verdict: Verdict
+    verdict: ComparisonVerdict
     basis: Basis
 
 
@@ -140,7 +140,9 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
     tail = (1 - level) / 2 / max(1, comparisons)
     half = student_t(1 - tail, dof) * error
     low, high = _exp(middle - half), _exp(middle + half)
-    verdict: Verdict = "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
+    verdict: ComparisonVerdict = (
+        "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
+    )
     basis: Basis = "assumed" if "assumed" in (first.basis, second.basis) else first.basis or "assumed"
     return Comparison(ratio=_exp(middle), low=low, high=high, level=level, verdict=verdict, basis=basis)
 
@@ -153,7 +155,9 @@ def apart(ratio: float, first: Interval, second: Interval, level: float) -> Comp
     """
     low = first.low / second.high if second.high else 0.0
     high = first.high / second.low if second.low else math.inf
-    verdict: Verdict = "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
+    verdict: ComparisonVerdict = (
+        "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
+    )
     return Comparison(ratio=ratio, low=low, high=high, level=level, verdict=verdict, basis="search")
 
 

@@ -19,7 +19,7 @@ from pdlab.core.schema import Frozen
 
 # Of a resolution at the last look, given what is known: below it going on is a waste.
 FUTILE = 0.05
-Outcome = Literal["lead", "alike", "unresolvable", "open"]
+LookOutcome = Literal["lead", "alike", "unresolvable", "open"]
 Targets = Mapping[Figure, float]
 
 
@@ -30,7 +30,7 @@ class Judged(Frozen):
     label: str
     reference: str
     figure: Figure
-    outcome: Outcome
+    outcome: LookOutcome
     comparison: Comparison | None
 
 
@@ -60,7 +60,7 @@ def _judged(
 ) -> Judged:
     first, second = ratio.first, ratio.second
     comparison = compare(first, second, level, comparisons) if first and second else None
-    outcome: Outcome = "open" if cap else "unresolvable"
+    outcome: LookOutcome = "open" if cap else "unresolvable"
     edge = math.log1p(target)
     if comparison is not None and comparison.basis == "repeats" and first and second:
         if comparison.verdict != "not distinguishable":
