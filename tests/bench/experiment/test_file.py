@@ -276,7 +276,7 @@ def test_dry_run_imports_nothing_heavy_and_writes_nothing(tmp_path: Path) -> Non
         (["local-pack-vs-spread", "--port", "0"], "--port: '0' is not a port from 1 to 65535"),
         (
             ["local-pack-vs-spread", "--client-processes", "0"],
-            "--client-processes: '0' is not a whole number of at least 1",
+            "--client-processes: '0' is not a number of processes from 1 to 1024",
         ),
         (["local-pack-vs-spread", "--dry"], "--dry is not a flag"),
     ],
