@@ -227,7 +227,7 @@ def test_new_loads_of_the_command_line() -> None:
         (["-t", "ramp"], "--type ramp needs --ramp START:END"),
         (["--ramp", "1:4", "-c", "4"], "--ramp belongs to --type ramp, but --type is concurrency"),
         (["--concurrency-per-gpu", "x"], "--concurrency-per-gpu: expected numbers such as 1,2,4"),
-        (["--client-processes", "0"], "--client-processes: '0' is not a whole number"),
+        (["--client-processes", "0"], "--client-processes: '0' is not a number of processes"),
         (["--shared-prefix", "5000"], "needs some of its own"),
     ],
 )
