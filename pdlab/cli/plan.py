@@ -55,7 +55,7 @@ SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
 EPILOG = """\
 examples:
-  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12
+  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-ttft-ms 2000 --slo-tpot-ms 12
       rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
   python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
       and write the best ones as files for launch_gptoss.py --config

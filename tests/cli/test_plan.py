@@ -504,6 +504,18 @@ class TestRanking:
         assert plan.main(shlex.split("--gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12")) == 0
         out = capsys.readouterr().out
         assert "Which wins at which throughput" in out and "TTFT is not bounded" in out
+        assert "\nNo winner is named while TTFT is unbounded" in out and "PD pays" not in out
+        assert re.search(r"\(goodput/s per GPU: \S+ \d\.\d\d and collocated-\S+ \d\.\d\d\)\.", out)
+
+    @pytest.mark.parametrize("bounds", [{"tpot_s": 0.012}, {}])
+    def test_nobody_is_named_while_ttft_is_unbounded(self, bounds: dict[str, float]) -> None:
+        asked = scene(**bounds)
+        for loads in ({"concurrencies": [16]}, {"rate_rps": 2.0}):
+            found = planner.plan(asked, "gpt-oss-120b", nodes(1), 8, **loads)  # type: ignore[arg-type]
+            said = text.verdict(found, asked)
+            assert said.startswith("No winner is named while TTFT is unbounded") and said.count("collocated-") == 1
+            both = replace(found, slo=Slo(**bounds, ttft_s=2.0))
+            assert "No winner is named" not in text.verdict(both, replace(asked, slo=both.slo))
 
 
 class TestGain:
