@@ -444,6 +444,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
             told,
             found.best_candidate(collocated=True),
             scene.slo,
+            "" if args.count_gpus == parser().get_default("count_gpus") else f" --count-gpus {args.count_gpus}",
         )
     )
     if args.plot:

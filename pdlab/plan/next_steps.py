@@ -31,6 +31,7 @@ def commands(
     compare_flags: str = "",
     baseline: Candidate | None = None,
     slo: Slo | None = None,
+    viz_flags: str = "",
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
@@ -38,7 +39,7 @@ def commands(
 
     ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
     for model and hardware, so that the comparison uses the same. ``slo``: what a goodput under Poisson arrivals is of,
-    which is searched for from there.
+    which is searched for from there. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
     """
     measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     if not measured_candidates:
@@ -72,7 +73,7 @@ def commands(
         ]
     folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
     compare = f"  python plan.py{compare_flags} --compare {folders}"
-    return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
+    return "\n".join([*lines, f"  python viz.py --exps {folders}{viz_flags}", compare])
 
 
 def _bounds(slo: Slo) -> str:

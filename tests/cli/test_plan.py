@@ -18,7 +18,7 @@ from support import folders
 
 from pdlab.analysis.crossovers import stretches
 from pdlab.analysis.goodput_map import GoodputMap
-from pdlab.cli import bench, launch, plan
+from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
@@ -655,6 +655,15 @@ class TestProgress:
         progress(0, 3, "collocated-1xtp2")
         progress.end()
         assert capsys.readouterr().err == ""
+
+
+def test_the_printed_comparison_counts_gpus_as_the_plan_did(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--gpus", "2", "--concurrency", "2", "--top", "1"]
+    for given in ([], ["--count-gpus", "used"], ["--count-gpus", "nodes"]):
+        assert plan.main([*words, *given]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "viz.py" in line]
+        asked = viz.parser().parse_args(shlex.split(line)[2:])
+        assert asked.count_gpus == (given[1] if given else "nodes")
 
 
 def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
