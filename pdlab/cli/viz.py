@@ -35,9 +35,9 @@ deployments share, with an interval from the repeats. Within latencies of your o
 
 Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
 compared; on a CPU cluster an engine rank stands for a GPU. The yellow band and the rings are the Pareto
-frontier: points that no other point beats in both latency and throughput. A crossed hollow point
-failed a check; it is shown, never compared. Bands and +- are intervals; a winner is named only where
-the intervals allow it.
+frontier: points that no other point of the same kind of load beats in both latency and throughput. A
+crossed hollow point failed a check; it is shown, never compared. Bands and +- are intervals; a winner
+is named only where the intervals allow it.
 """
 
 EPILOG = """\

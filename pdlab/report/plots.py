@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import Curve, LoadKind, Metric, Point, Statistic, View, configuration
 from pdlab.analysis.intervals import Estimate
-from pdlab.analysis.ranking import Spot, frontier, own, spots
+from pdlab.analysis.ranking import Spot, frontiers, own, spots
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Pool
 from pdlab.report import tables
@@ -214,9 +214,10 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
             else:
                 _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
             _plot(axes, positions, style, size=4 if thin else 6)
-    best = frontier(drawn.curves, view)
-    axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
-    axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
+    for best in frontiers(drawn.curves, view).values():
+        x, y = [s.x for s in best], [s.y for s in best]
+        axes.plot(x, y, lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
+        axes.scatter(x, y, s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
     per = tables.node_name(drawn.curves, view)
     axes.set_title(f"{view.throughput_metric.capitalize()} throughput against {view.latency_name}")
     log_x = latency_is_logarithmic(drawn.curves, view, drawn.log_latency)
@@ -414,7 +415,10 @@ def _subtitle(drawn: _Drawn) -> str:
     view = drawn.view
     per = tables.node_name(drawn.curves, view)
     rate = f"per {per}" if view.normalized else per
-    text = f"Numbers at the points: requests/s, {rate}. Rings and yellow band: Pareto frontier over all experiments."
+    kinds = {point.kind for curve in own(drawn.curves) for point in curve.points}
+    apart = ", for each kind of load by itself" if len(kinds) > 1 else ""
+    text = f"Numbers at the points: requests/s, {rate}. "
+    text += f"Rings and yellow band: Pareto frontier over all experiments{apart}."
     invalid = any(not point.valid for curve in drawn.curves for point in curve.points)
     text += " Thin lines: by request rate." if any(len(curve.lines()) > 1 for curve in drawn.curves) else ""
     return f"{text} Hollow and crossed: not valid, reasons below." if invalid else text
