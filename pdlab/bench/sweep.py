@@ -35,6 +35,7 @@ from pdlab.results.store import MANIFEST, Store
 
 BASE_URL = "http://127.0.0.1:8000"
 MOST_CLIENTS = 8
+FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
 class SweepOptions(Frozen):
@@ -367,9 +368,9 @@ class _Sweeper:
         level = self._held(level)
         level = level.model_copy(update={"num_requests": level.num_requests * longer})
         soak_s = self._options.soak_s
-        if soak_s is not None and isinstance(level.load, Closed):
+        if soak_s is not None:
             level = self._lasting(level, soak_s)
-        run, records = self._driver.measure(level)
+        run, records = self._driver.measure(level, once=soak_s is not None)
         if soak_s is not None:
             run = run.model_copy(update={"soak": soak(records, run.load, soak_s)})
         run = self._store.write(run, records, force=self._options.force)
@@ -377,14 +378,19 @@ class _Sweeper:
         self._progress.level_done(describe(run))
 
     def _lasting(self, level: Level, soak_s: float) -> Level:
-        """A closed loop that lasts so long, at the pace of a first round of it that nobody keeps."""
+        """The load after a first round of it that nobody keeps: there the load generator gets the processes that it
+        needs, for what is held so long is not measured again; and a closed loop the requests that last so long."""
         seed = levels.derive_seed(self._options.workload, "first round", level.seed)
-        self._progress.extend(level.num_requests, levels=0)
-        self._progress.note(
-            f"a first round of {level.num_requests} requests says how many make {soak_s / 60:g} minutes"
-        )
-        first, _ = self._driver.measure(level.model_copy(update={"seed": seed}))
+        closed = isinstance(level.load, Closed)
+        first_s = min(FIRST_ROUND_S, soak_s / 10)
+        requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
+        self._progress.extend(requests, levels=0)
+        told = f" and how many make {soak_s / 60:g} minutes" if closed else ""
+        self._progress.note(f"a first round of {requests} requests says how many processes the load takes{told}")
+        first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))
+        if not closed:
+            return level
         pace_rps = (first.steady or first.whole).requests_per_s
         count = min(MAX_REQUESTS, max(level.num_requests, math.ceil(soak_s * pace_rps)))
         self._progress.extend(count - level.num_requests, levels=0)

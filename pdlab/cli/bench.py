@@ -383,7 +383,9 @@ def describe(asked: SweepOptions) -> str:
         held = ""
         if not isinstance(level.load, Closed) and asked.prompts_per_level is None and not asked.smoke:
             held = f", held for {asked.hold_s:g} s, or 10 times E2EL where that is longer"
-        if asked.soak_s is not None and isinstance(level.load, Closed):
+        if asked.soak_s is not None and not isinstance(level.load, Closed):
+            held += ", after a first round that is not kept"
+        elif asked.soak_s is not None:
             held = f" tell how many requests make {asked.soak_s / 60:g} minutes, for which it is then held"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
