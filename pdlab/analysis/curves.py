@@ -13,6 +13,7 @@ from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, beyond, 
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import Study
 from pdlab.analysis.ttft_breakdown import Split, mean_split, split
+from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import Frozen
@@ -22,8 +23,6 @@ from pdlab.results.schema import Distribution, Experiment, Run, SloSearch, Summa
 LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
 Rate = Literal["requests", "output", "input", "total"]
-Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
-Metric = Literal["ttft", "tpot", "itl", "e2el"]
 LoadKind = Literal["concurrency", "rate", "ramp"]
 Role = Literal["all", "prefill", "decode"]
 Count = Literal["nodes", "used"]

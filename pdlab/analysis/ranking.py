@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import Figure, Line, Values, line
-from pdlab.analysis.bounds import Bound, Bounds
 from pdlab.analysis.curves import Curve, LoadKind, Point, View
 from pdlab.analysis.intervals import (
     Comparison,
@@ -23,6 +22,7 @@ from pdlab.analysis.intervals import (
 from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.student import student_t
+from pdlab.core.bounds import Bound, Bounds
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed

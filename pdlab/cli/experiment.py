@@ -22,6 +22,7 @@ from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
 from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS, OneLineParser, check_folder, exit_code, port, positive, whole
+from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
@@ -169,6 +170,7 @@ def describe(plan: Plan, folder: Path, *, resume: bool = False, until: Until | N
     lines.append(
         f"about {minutes(total)} (minutes:seconds) in all: {launch_s(file):g} s a start, the rest by the file's expect"
     )
+    lines += [f"answered, too: who serves most at {parse_bounds(text, 'p50').label}" for text in file.at]
     lines += sight(plan, folder, until)
     try:
         earlier_record(folder, file, resume=resume)

@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple
 import pdlab
 from pdlab.analysis.audit.folders import Finding
 from pdlab.analysis.audit.rules import audit
-from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, Point, View, short_labels
 from pdlab.analysis.headline import Headline, headlines
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.core import text as core_text
+from pdlab.core.bounds import Bounds
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.text import counted

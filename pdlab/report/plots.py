@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import Curve, LoadKind, Metric, Point, Statistic, View, configuration
+from pdlab.analysis.curves import Curve, LoadKind, Point, View, configuration
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontiers, own, spots
 from pdlab.core import text as core_text
+from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Pool
 from pdlab.report import tables
 from pdlab.report.label_layout import Box, along, around, fit

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.curves import Curve, Metric, Point, Rate, View
+from pdlab.analysis.curves import Curve, Point, Rate, View
 from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, frontier_points, own
+from pdlab.core.bounds import Metric
 from pdlab.core.text import Row, listed, number, table
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, View
 from pdlab.analysis.goodput import Capacity, Pick
 from pdlab.analysis.headline import Against, Headline, headlines
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, own, readings
+from pdlab.core.bounds import Bounds
 from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
 from pdlab.report import tables
 from pdlab.results.slo import bounds_text

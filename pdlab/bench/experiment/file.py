@@ -19,6 +19,7 @@ from pdlab.bench.fill import FillCache
 from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
+from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
@@ -190,7 +191,8 @@ class ExperimentFile(Frozen):
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
     the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``hold_s``: how long a
     request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer. ``fill_cache``:
-    whether KV pools are filled before the levels of a visit (`pdlab.bench.fill`).
+    whether KV pools are filled before the levels of a visit (`pdlab.bench.fill`). ``at``: bounds on latencies within
+    which viz.py says who serves most (`pdlab.core.bounds`).
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -204,6 +206,7 @@ class ExperimentFile(Frozen):
     prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
     hold_s: float = Field(default=HOLD_S, gt=0, le=MAX_HOLD_S)
     fill_cache: FillCache = "auto"
+    at: tuple[str, ...] = ()
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()
@@ -215,6 +218,19 @@ class ExperimentFile(Frozen):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two workloads are called {twice[0]}; give each a name")
+        return value
+
+    @field_validator("at")
+    @classmethod
+    def _bounds(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        found = []
+        for text in value:
+            try:
+                found.append(parse_bounds(text, "p50", "at:"))
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+            if found.count(found[-1]) > 1:
+                raise ValueError(f"at: {text} is there twice; keep one")
         return value
 
     @model_validator(mode="after")

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import get_args
+from typing import Literal, Protocol, get_args
 
 from pydantic import Field
 
-from pdlab.analysis.curves import Figures, Metric, Statistic
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.text import plain
 
+Metric = Literal["ttft", "tpot", "itl", "e2el"]
+Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 EXAMPLE = "tpot_ms=12,ttft_p95_ms=2000"
+
+
+class Figures(Protocol):
+    """What bounds are held against: the figures of a level."""
+
+    def ms(self, metric: Metric, statistic: str) -> float | None:
+        """That statistic of that latency; None when not known."""
 
 
 class Bound(Frozen):
@@ -58,8 +66,9 @@ class Bounds(Frozen):
         return all(value is not None and value <= ms for value, ms in found)
 
 
-def parse_bounds(text: str, statistic: Statistic) -> Bounds:
-    """``tpot_ms=12,ttft_p95_ms=2000``; ``statistic`` where a part names none. Raises UsageError."""
+def parse_bounds(text: str, statistic: Statistic, where: str = "--at") -> Bounds:
+    """``tpot_ms=12,ttft_p95_ms=2000``; ``statistic`` where a part names none. ``where`` it was given. Raises
+    UsageError."""
     metrics, statistics = "|".join(get_args(Metric)), "|".join(get_args(Statistic))
     found: list[dict[str, object]] = []
     for part in text.split(","):
@@ -69,11 +78,11 @@ def parse_bounds(text: str, statistic: Statistic) -> Bounds:
         number = float(match[3]) if match else 0.0
         if not match or not 0 < number < float("inf"):
             raise UsageError(
-                f"--at {text}: {part.strip()!r} is no bound; expected METRIC_ms=N or METRIC_STATISTIC_ms=N above 0, "
+                f"{where} {text}: {part.strip()!r} is no bound; expected METRIC_ms=N or METRIC_STATISTIC_ms=N above 0, "
                 f"with {metrics.replace('|', ', ')} and {statistics.replace('|', ', ')}: {EXAMPLE}"
             )
         named = {"metric": match[1], "statistic": match[2] or statistic}
         if any(named.items() <= other.items() for other in found):
-            raise UsageError(f"--at {text}: {match[1]} {named['statistic']} is there twice; keep one")
+            raise UsageError(f"{where} {text}: {match[1]} {named['statistic']} is there twice; keep one")
         found.append({**named, "ms": number})
-    return validate(Bounds, {"bounds": found}, where=f"--at {text}")
+    return validate(Bounds, {"bounds": found}, where=f"{where} {text}")
