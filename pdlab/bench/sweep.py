@@ -384,7 +384,7 @@ class _Sweeper:
         closed = isinstance(level.load, Closed)
         first_s = min(FIRST_ROUND_S, soak_s / 10)
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
-        self._progress.extend(requests, levels=0)
+        self._progress.extend(requests)
         told = f" and how many make {soak_s / 60:g} minutes" if closed else ""
         self._progress.note(f"a first round of {requests} requests says how many processes the load takes{told}")
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
