@@ -18,7 +18,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import RunKey
-from pdlab.results.schema import Distribution, Experiment, Run, SloSearch, Summary
+from pdlab.results.schema import Distribution, Experiment, Run, SloSearch, Summary, Tuning
 
 LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
@@ -269,7 +269,8 @@ class Curve(Frozen):
     ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
     ``published`` names the source of a table taken from elsewhere: shown, never ranked. ``splits`` has
     where the TTFT goes, by (kind of load, load), mean over valid repeats, where the engines told.
-    ``searches`` are those for the highest rate within an SLO, of any repeat.
+    ``searches`` are those for the highest rate within an SLO, of any repeat. ``tuning``: where its engine settings come
+    from, if they were searched for.
     """
 
     name: str
@@ -281,6 +282,7 @@ class Curve(Frozen):
     published: str | None = None
     splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
     searches: tuple[SloSearch, ...] = ()
+    tuning: Tuning | None = None
 
     def scale(self, view: View) -> float:
         """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
@@ -336,6 +338,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             points=tuple(_points(experiment.runs, columns)),
             splits=_splits(experiment.runs),
             searches=experiment.searches,
+            tuning=experiment.manifest.tuning,
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
     )

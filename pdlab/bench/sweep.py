@@ -29,7 +29,7 @@ from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Worklo
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.provenance import client_versions, git_state, now
-from pdlab.results.schema import Manifest, Run, SloSearch
+from pdlab.results.schema import Manifest, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
@@ -49,6 +49,7 @@ class SweepOptions(Frozen):
     longer. ``fill_cache``: whether KV pools are filled before anything is judged (`pdlab.bench.fill`).
     ``soak_s``: the one load is held that long (``hold_s`` with it) and looked at over time; a closed loop takes as many
     requests as a short first round of it says. ``shuffle``: a seed that orders the levels at random.
+    ``tuning``: the search that the deployment's settings come from, for the manifest.
     ``client_processes``: the load generator may grow to as many (None: half of this machine's cores). ``command`` is
     kept in the manifest as the exact command line.
     """
@@ -76,6 +77,7 @@ class SweepOptions(Frozen):
     out: Path = Path("bm_results")
     request_timeout_s: float = Field(default=600.0, gt=0)
     client_processes: int | None = Field(default=None, ge=1)
+    tuning: Tuning | None = None
     command: str = "pdlab.bench.sweep.run_sweep(...)"
 
 
@@ -141,7 +143,7 @@ def _run_held(
             store.check_records(run)
     attempt = len(earlier.commands) if earlier else 0
     wanted = build(options, attempt)
-    manifest = _start_manifest(target, earlier, options.command, store.folder)
+    manifest = _start_manifest(target, earlier, options, store.folder)
     todo = _todo(store, wanted, options)
     repeat = options.only_repeat or 0
     searching = any(unfinished(store, search, repeat) for search in options.searches)
@@ -308,14 +310,16 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
         raise refuse("GPUs", earlier.gpus, current.gpus)
 
 
-def _start_manifest(target: Target, earlier: Manifest | None, command: str, folder: Path) -> Manifest:
+def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, folder: Path) -> Manifest:
     commit, dirty = git_state()
+    command = options.command
     manifest = target.manifest.model_copy(
         update={
             "versions": {**target.manifest.versions, **client_versions()},
             "git_commit": commit or target.manifest.git_commit,
             "git_dirty": target.manifest.git_dirty if dirty is None else dirty,
             "commands": (*target.manifest.commands, command),
+            "tuning": options.tuning,
             "started_at": now(),
             "finished_at": None,
         }

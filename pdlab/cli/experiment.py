@@ -20,6 +20,7 @@ from pdlab.bench.experiment.schedule import Plan, earlier_record, launch_s, left
 from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
+from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS, OneLineParser, check_folder, exit_code, port, positive, whole
 from pdlab.core.bounds import parse_bounds
@@ -89,17 +90,14 @@ def main(argv: Sequence[str]) -> int:
             print(describe(plan, folder, resume=args.resume, until=until))
             return 0
         stopping = Stopping(until, plan, folder) if until else None
-        result = run(
-            _started(plan),
-            RunOptions(
-                out=args.out,
-                port=args.port,
-                resume=args.resume,
-                client_processes=args.client_processes,
-                command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
-            ),
-            enough=stopping,
+        options = RunOptions(
+            out=args.out,
+            port=args.port,
+            resume=args.resume,
+            client_processes=args.client_processes,
+            command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
         )
+        result = run(_started(tuned(plan, options)), options, enough=stopping)
         print(summary(plan, result))
         if stopping is not None:
             if stopping.repeats < len({visit.repeat for visit in result.record.visits}):
@@ -159,8 +157,9 @@ def describe(plan: Plan, folder: Path, *, resume: bool = False, until: Until | N
         f"KV pools: {words} (not in the times below)"
         for words in dict.fromkeys(planned(file.fill_cache, part.workload, local=local) for part in parts)
     ]
+    tuning, total = described(plan, folder.parent)
+    lines += tuning
     lines.append("order, drawn from seed " + str(file.seed))
-    total = 0.0
     for number, visit in enumerate(plan.visits, start=1):
         seconds = visit_s(plan, visit, folder)
         total += seconds

@@ -257,7 +257,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
     from pdlab.report import sections, soaks, tables, verdicts
-    from pdlab.results.store import asked_at, experiment_folders, stopped, unfinished
+    from pdlab.results.store import asked_at, experiment_folders, stopped, tuning_of, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
@@ -317,6 +317,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     paths = distinct(experiment_folders(args.exps), "--exps")
     _note(unfinished(path) for path in args.exps)
     _note(stopped(path) for path in args.exps)
+    _note(tuning_of(path) for path in args.exps)
     if not at:
         asked = asked_at(args.exps)
         at = list(dict.fromkeys(parse_bounds(text, args.stat, f"{folder}, at:") for folder, text in asked))

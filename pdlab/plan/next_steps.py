@@ -20,6 +20,7 @@ from pdlab.sim.level import to_run
 from pdlab.sim.simulator import simulate
 
 PREDICTED = "predicted"
+KNOBS = "max_num_batched_tokens, max_num_seqs, enable_prefix_caching"
 APART = 1.2  # levels of a sweep differ by at least this factor
 
 
@@ -52,7 +53,11 @@ def commands(
     ]
     for candidate in measured_candidates:
         if candidate is baseline and best:
-            lines.append("  # the collocated baseline that PD is compared with")
+            lines += [
+                "  # the collocated baseline that PD is compared with; tune it first, or PD is compared with defaults:",
+                f"  # {KNOBS} (--engine-arg KEY=VALUE here;",
+                "  # tune_baseline: in a file of ./run_bm.sh run searches for the best)",
+            ]
         deployment = candidate.deployment
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"
         if folder is not None:

@@ -29,6 +29,7 @@ from pdlab.core.files import replace
 from pdlab.core.text import counted
 from pdlab.report import soaks, tables, verdicts
 from pdlab.report.html_data import RATES, figures
+from pdlab.report.tuning import baseline_text
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
 
@@ -206,6 +207,7 @@ def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iter
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
             "headlines": list(_headlines(members, view)),
             "sentence": None if _compared(members, view) else verdicts.headline(members, view),
+            "baselines": [text for found in _compared(members, view) if (text := baseline_text(found, members))],
             "apart": [text for found in _compared(members, view) for text in verdicts.apart_text(found)],
             "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
             "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,

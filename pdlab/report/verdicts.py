@@ -12,6 +12,7 @@ from pdlab.analysis.ranking import Ranked, Reading, own, readings
 from pdlab.core.bounds import Bounds
 from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
 from pdlab.report import tables
+from pdlab.report.tuning import baseline_text
 from pdlab.results.slo import bounds_text
 
 EDGE = "the bound is at the edge of what was measured"
@@ -55,7 +56,8 @@ def headline_text(found: Headline, curves: Sequence[Curve], view: View) -> str:
         blocks.append("\n".join([f"{each.label} over {found.reference}", *lines, *own_basis]))
     if len(set(bases)) == 1:
         blocks.append(f"  ({bases[0]})")
-    return "\n".join([*blocks, *apart_text(found)])
+    baseline = baseline_text(found, curves)
+    return "\n".join([*blocks, *([baseline] if baseline else []), *apart_text(found)])
 
 
 def apart_text(found: Headline) -> list[str]:
