@@ -18,7 +18,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import RunKey
-from pdlab.results.schema import Distribution, Experiment, Run, SloSearch, Summary, Tuning
+from pdlab.results.schema import Distribution, Experiment, Origin, Run, SloSearch, Summary, Tuning
 
 LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
@@ -283,6 +283,7 @@ class Curve(Frozen):
     splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
     searches: tuple[SloSearch, ...] = ()
     tuning: Tuning | None = None
+    origin: Origin = "measured"
 
     def scale(self, view: View) -> float:
         """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
@@ -339,6 +340,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             splits=_splits(experiment.runs),
             searches=experiment.searches,
             tuning=experiment.manifest.tuning,
+            origin=experiment.manifest.origin,
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
     )

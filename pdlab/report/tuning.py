@@ -23,6 +23,8 @@ def baseline_text(found: Headline, curves: Sequence[Curve]) -> str | None:
         return None
     if reference.tuning is not None:
         return f"Baseline {found.reference}: {tuning_text(reference.tuning)}."
+    if reference.origin == "imported":
+        return f"Baseline {found.reference}: whether it was tuned is not known."
     given = dict(reference.deployment.engine_kwargs)
     for pool in reference.deployment.pools.values():
         given |= pool.engine_kwargs

@@ -134,6 +134,41 @@ def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
             launcher.launch(plan.visits[0])
 
 
+def test_the_collocated_side_is_tuned_first(lab: Lab) -> None:
+    """Here the answers are as many times as fast as max_num_seqs says."""
+    lab.file(
+        deployments=[
+            {"name": "base", "label": "collocated-2xtp1", "engine_args": {"max_num_seqs": 2}},
+            {"name": "pd", "label": "pd-spread-p1xtp1-d1xtp1"},
+        ],
+        loads=[{"concurrency": [2, 4]}],
+        repeats=1,
+        at=["e2el_ms=5000"],
+        tune_baseline={"grid": {"max_num_seqs": [2, 3, 4]}},
+    )
+    code, out, errors = lab.run()
+    assert code in (0, 3), errors  # 3: a machine too busy for one of the levels
+    launches = [call for call in lab.calls if "--shutdown" not in call]
+    assert len(launches) == 5, "as launched (which is 2), 3 and 4, then the two that are compared"
+    assert [("--engine-arg max_num_seqs=4" in call, "--pd-spread" in call) for call in launches[3:]] in (
+        [(True, False), (False, True)],
+        [(False, True), (True, False)],
+    )
+    tuning = lab.record.tuned["base"]
+    assert tuning.settings == {"max_num_seqs": 4} and tuning.over_launched and tuning.over_launched[0] > 1.2
+    assert [tried.settings.get("max_num_seqs") for tried in tuning.tried] == [4, None, 3]
+    assert tuning.tried[-1].error == "a replica failed to start: planted"
+    assert "base: tuned, max_num_seqs=4 is the best of 3 settings at E2EL p50 <= 5,000 ms" in out
+    folders = lab.folder / "bm"
+    assert Store(folders / "trial" / "base").read_manifest().tuning == tuning
+    assert Store(folders / "trial" / "pd").read_manifest().tuning is None
+    searched = read_record(folders / "trial-tuning")
+    assert searched and searched.tunes == "trial" and len(searched.visits) == 3
+    lab.run("--resume")
+    assert [call for call in lab.calls if "--shutdown" not in call] == launches, "nothing is left to launch"
+    assert lab.record.tuned["base"] == tuning
+
+
 def test_interrupted_and_resumed(lab: Lab) -> None:
     lab.file(deployments=FILE["deployments"][:1])
     first = lab.folder / "bm" / "trial" / "fine" / "concurrency2.json"
