@@ -66,13 +66,14 @@ def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) ->
     }
     order = [*ranking, *(label for label in tried if label not in ranking and label in valid)]
     order += [label for label in tried if label not in order]
+    visit = next(each for each in search.plan.visits if each.configuration.name == candidates[0].name)
     launched = ranking.get(candidates[0].name)
     ahead = launched.best_over_it if launched else None
     return Tuning(
         grid=dict(search.tune.grid),
         bounds=bounds.label,
         workload=search.workload.label,
-        loads=tuple(title(each) for each in search.plan.visits[0].parts[0].loads),
+        loads=tuple(title(each) for each in visit.parts[0].loads),
         repeats=search.plan.file.repeats,
         tried=tuple(tried[label] for label in order),
         settings=tried[order[0]].settings if ranking else {},

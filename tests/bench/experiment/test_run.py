@@ -200,12 +200,15 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     assert changed[0] == 2 and "was measured with another prompts_per_level in its file" in changed[2]
 
 
-def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Oracle) -> None:
+@pytest.mark.parametrize("decode_s", [0.002, 1.0], ids=["quick-answers", "long-answers"])
+def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Oracle, decode_s: float) -> None:
     """The real path, on a live clock: rough and short, two levels and their confirmations. Arrivals are all but
     regular, so that nobody waits below the service rate and everybody does above it; the statistics of queues are
-    tested in virtual time (tests/bench/test_slo_offline.py)."""
+    tested in virtual time (tests/bench/test_slo_offline.py). Long answers take more than half of the two seconds for
+    which a rate is held at least: windows that do not know of them see a system that fills and call it piling up."""
     service_s = 0.03
-    oracle.configure({"rate": {"ttft_s": 0.2, "queue_s": service_s, "patience_s": 0.045, "late_s": 0.4}})
+    timed = {"ttft_s": 0.2, "tpot_s": decode_s}
+    oracle.configure({"": timed, "rate": {**timed, "queue_s": service_s, "patience_s": 0.045, "late_s": 0.4}})
     slo = {
         "ttft_ms": 400, "quantile": 0.7, "start_rps": 20, "resolution": 1.0, "confidence": 0.8, "max_points": 6,
         "longest_s": 3,
@@ -235,4 +238,10 @@ def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Or
     assert search.high_rps is None or 1 / service_s <= search.high_rps, search.detail
     assert {run.key.value for run in experiment.runs} == {point.rate_rps for point in search.points}
     assert len(experiment.runs) <= 6
+    e2el_s = timed["ttft_s"] + decode_s
+    for level in experiment.runs:
+        assert level.num_requests >= 10 * e2el_s * level.key.value, "held for ten times E2EL"
+        assert level.steady_window_s is None or level.steady_window_s[0] >= 2 * e2el_s
+        below = level.key.value < 0.8 / service_s and level.key.value not in late
+        assert not below or "steady_state" not in level.validity.failed_gates, "nothing piles up below the capacity"
     assert search.detail in errors
