@@ -215,8 +215,9 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
             else:
                 _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
             _plot(axes, positions, style, size=4 if thin else 6)
-    for best in frontiers(drawn.curves, view).values():
-        x, y = [s.x for s in best], [s.y for s in best]
+    best = frontiers(drawn.curves, view)
+    for ringed in best.values():
+        x, y = [s.x for s in ringed], [s.y for s in ringed]
         axes.plot(x, y, lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
         axes.scatter(x, y, s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
     per = tables.node_name(drawn.curves, view)
@@ -237,7 +238,7 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
         before, after = (1, 2) if view.lower_is_better else (3, 1)
         axes.set_xlim(max(0, min(xs) - before * pad), max(xs) + after * pad)
     axes.yaxis.set_major_formatter(_plain())
-    _write_labels(axes, drawn, every, {id(s.point) for s in best})
+    _write_labels(axes, drawn, every, {id(s.point) for ringed in best.values() for s in ringed})
 
 
 def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, color: str) -> None:
