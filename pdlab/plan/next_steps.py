@@ -56,7 +56,7 @@ def commands(
             lines += [
                 "  # the collocated baseline that PD is compared with; tune it first, or PD is compared with defaults:",
                 f"  # {KNOBS} (--engine-arg KEY=VALUE here;",
-                "  # tune_baseline: in a file of ./run_bm.sh run searches for the best)",
+                "  # tune_baseline: in an experiment's file searches for the best)",
             ]
         deployment = candidate.deployment
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"

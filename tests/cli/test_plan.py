@@ -578,7 +578,9 @@ class TestHandOver:
     ) -> None:
         words = ["--gpus", "16", "--slo-tpot-ms", "12", "--concurrency", "32,96", "--out", str(tmp_path)]
         assert plan.main(words) == 0
-        lines = capsys.readouterr().out.splitlines()
+        out = capsys.readouterr().out
+        assert "  # max_num_batched_tokens, max_num_seqs, enable_prefix_caching (--engine-arg KEY=VALUE here;\n" in out
+        lines = out.splitlines()
         commands = [shlex.split(line) for line in lines if "launch_gptoss.py" in line]
         # Without --cluster a launch would ask the running Ray, so only the dry runs are tried.
         checked = [command[2:] for command in commands if "--dry-run" in command]
