@@ -13,17 +13,16 @@ from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, beyond, 
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import Study
 from pdlab.analysis.ttft_breakdown import Split, mean_split, split
+from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind, RunKey
-from pdlab.results.schema import Distribution, Experiment, Run, SloSearch, Summary
+from pdlab.results.schema import Distribution, Experiment, Origin, Run, SloSearch, Summary, Tuning
 
 LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
 Rate = Literal["requests", "output", "input", "total"]
-Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
-Metric = Literal["ttft", "tpot", "itl", "e2el"]
 Role = Literal["all", "prefill", "decode"]
 Count = Literal["nodes", "used"]
 RequestsOf = Mapping[RunKey, Requests]
@@ -271,7 +270,8 @@ class Curve(Frozen):
     ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
     ``published`` names the source of a table taken from elsewhere: shown, never ranked. ``splits`` has
     where the TTFT goes, by (kind of load, load), mean over valid repeats, where the engines told.
-    ``searches`` are those for the highest rate within an SLO, of any repeat.
+    ``searches`` are those for the highest rate within an SLO, of any repeat. ``tuning``: where its engine settings come
+    from, if they were searched for.
     """
 
     name: str
@@ -283,6 +283,8 @@ class Curve(Frozen):
     published: str | None = None
     splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
     searches: tuple[SloSearch, ...] = ()
+    tuning: Tuning | None = None
+    origin: Origin = "measured"
 
     def scale(self, view: View) -> float:
         """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
@@ -338,6 +340,8 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             points=tuple(_points(experiment.runs, columns)),
             splits=_splits(experiment.runs),
             searches=experiment.searches,
+            tuning=experiment.manifest.tuning,
+            origin=experiment.manifest.origin,
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
     )

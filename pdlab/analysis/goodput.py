@@ -27,11 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import Line, line
-from pdlab.analysis.curves import Curve, Figures, Metric, Point, View
+from pdlab.analysis.curves import Curve, Figures, Point, View
 from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
 from pdlab.analysis.ranking import Ranked, own, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
+from pdlab.core.bounds import Metric
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
 from pdlab.results.schema import SloSearch

@@ -27,8 +27,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pdlab.analysis.curves import METRICS, Curve, Gpus, Metric, Point, Sample
+from pdlab.analysis.curves import METRICS, Curve, Gpus, Point, Sample
 from pdlab.core import notation
+from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Closed, Load, Open, Workload

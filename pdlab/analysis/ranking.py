@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import Line, PointFigure, RepeatValues, line
-from pdlab.analysis.bounds import Bound, Bounds
 from pdlab.analysis.curves import Curve, Point, View
 from pdlab.analysis.intervals import (
     Comparison,
@@ -23,6 +22,7 @@ from pdlab.analysis.intervals import (
 from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.student import student_t
+from pdlab.core.bounds import Bound, Bounds
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
@@ -106,18 +106,34 @@ def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True
     return sorted(front, key=lambda i: (points[i][0], i))
 
 
-def frontier(all_curves: Sequence[Curve], view: View) -> list[Spot]:
-    """The Pareto frontier over all experiments, valid points only, by increasing x."""
-    valid = [spot for spot in spots(own(all_curves), view) if spot.point.valid]
-    return [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)]
+def frontiers(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Spot]]:
+    """The Pareto frontier over all experiments for each kind of load, valid points only, by increasing x."""
+    return {
+        kind: [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)]
+        for kind, valid in _valid_spots(all_curves, view).items()
+    }
+
+
+def _valid_spots(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Spot]]:
+    """By kind of load: what a closed loop serves beats nothing that arrives by itself, nor the other way."""
+    found: dict[LoadKind, list[Spot]] = {}
+    for spot in spots(own(all_curves), view):
+        if spot.point.valid:
+            found.setdefault(spot.point.kind, []).append(spot)
+    return found
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
-    """Every valid point with its intervals and how often the draws have it on the frontier."""
-    all_curves = own(all_curves)
-    valid = [spot for spot in spots(all_curves, view) if spot.point.valid]
+    """Every valid point with its intervals and how often the draws have it on the frontier of its kind of load."""
+    return [
+        found
+        for kind, valid in _valid_spots(all_curves, view).items()
+        for found in _frontier_points(valid, _shares(own(all_curves), kind, view), view)
+    ]
+
+
+def _frontier_points(valid: Sequence[Spot], share: Mapping[int, float], view: View) -> list[FrontierPoint]:
     best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
-    share = _shares(all_curves, view)
     return [
         FrontierPoint(
             spot,
@@ -130,19 +146,27 @@ def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoi
     ]
 
 
-def _shares(all_curves: Sequence[Curve], view: View) -> dict[int, float]:
-    """Point -> share of draws in which no other point beats it; empty where no level has repeats."""
-    if not any(point.repeats > 1 for curve in all_curves for point in curve.points if point.valid):
+def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[int, float]:
+    """Point of that kind of load -> share of draws in which no other such point beats it; empty where none has
+    repeats."""
+    lines = [(curve, [p for p in curve.lines().get(kind, []) if p.valid]) for curve in all_curves]
+    if not any(point.repeats > 1 for _, points in lines for point in points):
         return {}
     drawn: list[tuple[list[Point], Line]] = []
-    for curve in all_curves:
-        for points in curve.lines().values():
-            usable = [p for p in points if p.valid and p.latency(view) is not None]
-            curve_line = line_of(curve, usable, view)
-            if curve_line:
-                drawn.append((usable, curve_line))
-    x = np.concatenate([curve_line.x[1:, :, 0] for _, curve_line in drawn], axis=1)
-    y = np.concatenate([curve_line.y[1:] for _, curve_line in drawn], axis=1)
+    for curve, points in lines:
+        usable = [p for p in points if p.latency(view) is not None]
+        curve_line = line_of(curve, usable, view)
+        if curve_line:
+            drawn.append((usable, curve_line))
+    # A curve whose repeats do not scatter has one draw, which stands for all.
+    draws = max(len(curve_line.y) - 1 for _, curve_line in drawn)
+    x, y = (
+        np.concatenate([np.broadcast_to(each, (draws, each.shape[1])) for each in figures], axis=1)
+        for figures in (
+            [curve_line.x[1:, :, 0] for _, curve_line in drawn],
+            [curve_line.y[1:] for _, curve_line in drawn],
+        )
+    )
     order = np.argsort(x, axis=1, kind="stable")
     sorted_y = np.take_along_axis(y, order, axis=1)
     highest = np.maximum.accumulate(sorted_y, axis=1)

@@ -149,14 +149,14 @@ class Driver:
             request_timeout_s=self._request_timeout_s,
         )
 
-    def measure(self, level: Level) -> tuple[Run, tuple[RequestRecord, ...]]:
+    def measure(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
         """Measure one level. Where the load generator was the bottleneck it is measured again with
-        more processes, and new prompts. Raises BenchError when the server or the load generator dies."""
+        more processes, and new prompts, but ``once``. Raises BenchError when the server or the load generator dies."""
         notes: list[str] = list(self._target.figure_notes)
         while True:
             answer, before = self._drive(level)
             run = self._judge(level, answer, before, tuple(notes))
-            if not OVERLOAD & set(run.validity.failed_gates) or not self._grow(level, run, notes):
+            if once or not OVERLOAD & set(run.validity.failed_gates) or not self._grow(level, run, notes):
                 return run, answer.records
             level = level.model_copy(
                 update={"seed": levels.derive_seed(self._workload, "again", level.seed, self._client.processes)}

@@ -29,12 +29,13 @@ from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Worklo
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.provenance import client_versions, git_state, now
-from pdlab.results.schema import Manifest, Run, SloSearch
+from pdlab.results.schema import Manifest, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
 BASE_URL = "http://127.0.0.1:8000"
 MOST_CLIENTS = 8
+FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
 class SweepOptions(Frozen):
@@ -48,6 +49,7 @@ class SweepOptions(Frozen):
     longer. ``fill_cache``: whether KV pools are filled before anything is judged (`pdlab.bench.fill`).
     ``soak_s``: the one load is held that long (``hold_s`` with it) and looked at over time; a closed loop takes as many
     requests as a short first round of it says. ``shuffle``: a seed that orders the levels at random.
+    ``tuning``: the search that the deployment's settings come from, for the manifest.
     ``client_processes``: the load generator may grow to as many (None: half of this machine's cores). ``command`` is
     kept in the manifest as the exact command line.
     """
@@ -75,6 +77,7 @@ class SweepOptions(Frozen):
     out: Path = Path("bm_results")
     request_timeout_s: float = Field(default=600.0, gt=0)
     client_processes: int | None = Field(default=None, ge=1)
+    tuning: Tuning | None = None
     command: str = "pdlab.bench.sweep.run_sweep(...)"
 
 
@@ -140,7 +143,7 @@ def _run_held(
             store.check_records(run)
     attempt = len(earlier.commands) if earlier else 0
     wanted = build(options, attempt)
-    manifest = _start_manifest(target, earlier, options.command, store.folder)
+    manifest = _start_manifest(target, earlier, options, store.folder)
     todo = _todo(store, wanted, options)
     repeat = options.only_repeat or 0
     searching = any(unfinished(store, search, repeat) for search in options.searches)
@@ -307,14 +310,16 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
         raise refuse("GPUs", earlier.gpus, current.gpus)
 
 
-def _start_manifest(target: Target, earlier: Manifest | None, command: str, folder: Path) -> Manifest:
+def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, folder: Path) -> Manifest:
     commit, dirty = git_state()
+    command = options.command
     manifest = target.manifest.model_copy(
         update={
             "versions": {**target.manifest.versions, **client_versions()},
             "git_commit": commit or target.manifest.git_commit,
             "git_dirty": target.manifest.git_dirty if dirty is None else dirty,
             "commands": (*target.manifest.commands, command),
+            "tuning": options.tuning,
             "started_at": now(),
             "finished_at": None,
         }
@@ -367,9 +372,9 @@ class _Sweeper:
         level = self._held(level)
         level = level.model_copy(update={"num_requests": level.num_requests * longer})
         soak_s = self._options.soak_s
-        if soak_s is not None and isinstance(level.load, Closed):
+        if soak_s is not None:
             level = self._lasting(level, soak_s)
-        run, records = self._driver.measure(level)
+        run, records = self._driver.measure(level, once=soak_s is not None)
         if soak_s is not None:
             run = run.model_copy(update={"soak": soak(records, run.load, soak_s)})
         run = self._store.write(run, records, force=self._options.force)
@@ -377,14 +382,19 @@ class _Sweeper:
         self._progress.level_done(describe(run))
 
     def _lasting(self, level: Level, soak_s: float) -> Level:
-        """A closed loop that lasts so long, at the pace of a first round of it that nobody keeps."""
+        """The load after a first round of it that nobody keeps: there the load generator gets the processes that it
+        needs, for what is held so long is not measured again; and a closed loop the requests that last so long."""
         seed = levels.derive_seed(self._options.workload, "first round", level.seed)
-        self._progress.extend(level.num_requests, levels=0)
-        self._progress.note(
-            f"a first round of {level.num_requests} requests says how many make {soak_s / 60:g} minutes"
-        )
-        first, _ = self._driver.measure(level.model_copy(update={"seed": seed}))
+        closed = isinstance(level.load, Closed)
+        first_s = min(FIRST_ROUND_S, soak_s / 10)
+        requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
+        self._progress.extend(requests)
+        told = f" and how many make {soak_s / 60:g} minutes" if closed else ""
+        self._progress.note(f"a first round of {requests} requests says how many processes the load takes{told}")
+        first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))
+        if not closed:
+            return level
         pace_rps = (first.steady or first.whole).requests_per_s
         count = min(MAX_REQUESTS, max(level.num_requests, math.ceil(soak_s * pace_rps)))
         self._progress.extend(count - level.num_requests, levels=0)

@@ -385,7 +385,9 @@ def describe(sweep: SweepOptions) -> str:
         held = ""
         if not isinstance(level.load, Closed) and sweep.prompts_per_level is None and not sweep.smoke:
             held = f", held for {sweep.hold_s:g} s, or 10 times E2EL where that is longer"
-        if sweep.soak_s is not None and isinstance(level.load, Closed):
+        if sweep.soak_s is not None and not isinstance(level.load, Closed):
+            held += ", after a first round that is not kept"
+        elif sweep.soak_s is not None:
             held = f" tell how many requests make {sweep.soak_s / 60:g} minutes, for which it is then held"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")

@@ -20,6 +20,7 @@ from pdlab.bench.experiment.schedule import Schedule, earlier_record, launch_s, 
 from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
+from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
 from pdlab.core.arguments import (
     MAX_REPEATS,
@@ -30,6 +31,7 @@ from pdlab.core.arguments import (
     port,
     whole,
 )
+from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
@@ -97,17 +99,14 @@ def main(argv: Sequence[str]) -> int:
             print(describe(plan, folder, resume=args.resume, until=until))
             return 0
         stopping = Stopping(until, plan, folder) if until else None
-        result = run(
-            _started(plan),
-            RunOptions(
-                out=args.out,
-                port=args.port,
-                resume=args.resume,
-                client_processes=args.client_processes,
-                command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
-            ),
-            enough=stopping,
+        options = RunOptions(
+            out=args.out,
+            port=args.port,
+            resume=args.resume,
+            client_processes=args.client_processes,
+            command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
         )
+        result = run(_started(tuned(plan, options)), options, enough=stopping)
         print(summary(plan, result))
         if stopping is not None:
             if stopping.repeats < len({visit.repeat for visit in result.record.visits}):
@@ -167,8 +166,9 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
         f"KV pools: {words} (not in the times below)"
         for words in dict.fromkeys(planned(file.fill_cache, part.workload, local=local) for part in parts)
     ]
+    tuning, total = described(plan, folder.parent)
+    lines += tuning
     lines.append("order, drawn from seed " + str(file.seed))
-    total = 0.0
     for number, visit in enumerate(plan.visits, start=1):
         seconds = visit_s(plan, visit, folder)
         total += seconds
@@ -178,6 +178,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
     lines.append(
         f"about {minutes(total)} (minutes:seconds) in all: {launch_s(file):g} s a start, the rest by the file's expect"
     )
+    lines += [f"answered, too: who serves most at {parse_bounds(text, 'p50').label}" for text in file.at]
     lines += sight(plan, folder, until)
     try:
         earlier_record(folder, file, resume=resume)

@@ -56,7 +56,7 @@ SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
 EPILOG = """\
 examples:
-  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12
+  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-ttft-ms 2000 --slo-tpot-ms 12
       rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
   python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
       and write the best ones as files for launch_gptoss.py --config
@@ -447,6 +447,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
             model_flag,
             ranked_plan.best_candidate(collocated=True),
             scene.slo,
+            "" if args.count_gpus == parser().get_default("count_gpus") else f" --count-gpus {args.count_gpus}",
         )
     )
     if args.plot:

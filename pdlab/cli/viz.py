@@ -35,9 +35,9 @@ deployments share, with an interval from the repeats. Within latencies of your o
 
 Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
 compared; on a CPU cluster an engine rank stands for a GPU. The yellow band and the rings are the Pareto
-frontier: points that no other point beats in both latency and throughput. A crossed hollow point
-failed a check; it is shown, never compared. Bands and +- are intervals; a winner is named only where
-the intervals allow it.
+frontier: points that no other point of the same kind of load beats in both latency and throughput. A
+crossed hollow point failed a check; it is shown, never compared. Bands and +- are intervals; a winner
+is named only where the intervals allow it.
 """
 
 EPILOG = """\
@@ -148,7 +148,8 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="BOUNDS",
         help="which configuration serves most with tpot_ms=12,ttft_p95_ms=2000: bounds on statistics of a level "
-        "(METRIC_STATISTIC_ms, without a statistic that of --stat); repeatable",
+        "(METRIC_STATISTIC_ms, without a statistic that of --stat); repeatable (default: those of the "
+        "experiments' files, at:)",
     )
     answers.add_argument(
         "--slo",
@@ -250,13 +251,13 @@ def _audit(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.analysis import curves as analysis
     from pdlab.analysis import goodput, loading, published_tables, ranking
-    from pdlab.analysis.bounds import parse_bounds
     from pdlab.cli import whole_nodes
+    from pdlab.core.bounds import parse_bounds
     from pdlab.core.errors import UsageError
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
     from pdlab.report import sections, soaks, tables, verdicts
-    from pdlab.results.store import experiment_folders, stopped, unfinished
+    from pdlab.results.store import asked_at, experiment_folders, stopped, tuning_of, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
@@ -316,6 +317,10 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     paths = distinct(experiment_folders(args.exps), "--exps")
     _note(unfinished(path) for path in args.exps)
     _note(stopped(path) for path in args.exps)
+    _note(tuning_of(path) for path in args.exps)
+    if not at:
+        asked = asked_at(args.exps)
+        at = list(dict.fromkeys(parse_bounds(text, args.stat, f"{folder}, at:") for folder, text in asked))
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:

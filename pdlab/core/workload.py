@@ -147,17 +147,14 @@ class Workload(Frozen):
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
 
-        They follow from the workload and from what the level asks for (load, repeat, look), not from the seed of its
-        prompts: every deployment that is measured or simulated at a level gets the same sequence, however often it
-        was measured before. Deployments of different sizes at so many requests per GPU get longer or shorter parts
-        of one sequence. Raises UsageError where a file's pairs are not known any more.
+        They follow from the workload and from the level's repeat and look, not from its load nor from the seed of its
+        prompts: every deployment that is measured or simulated gets the same sequence at every load, a longer or
+        shorter part of it, so that two of them, or two rates of a search, differ by themselves and not by what was
+        drawn (common random numbers). Raises UsageError where a file's pairs are not known any more.
         """
         if not self.varied:
             return (self._sent(*self._nominal),) * level.num_requests
-        load = level.load
-        per_gpu = load.per_gpu if isinstance(load, Closed) else None
-        place = [load.kind, load.value] if per_gpu is None else ["per GPU", per_gpu]
-        seed = json.dumps([self.seed, self.lengths.identity, *self._nominal, *place, level.repeat, level.look])
+        seed = json.dumps([self.seed, self.lengths.identity, *self._nominal, level.repeat, level.look])
         return tuple(self._sent(*pair) for pair in self.lengths.draw(self._nominal, level.num_requests, seed))
 
 

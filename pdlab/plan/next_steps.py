@@ -20,6 +20,7 @@ from pdlab.sim.level import to_run
 from pdlab.sim.simulator import simulate
 
 PREDICTED = "predicted"
+KNOBS = "max_num_batched_tokens, max_num_seqs, enable_prefix_caching"
 APART = 1.2  # levels of a sweep differ by at least this factor
 
 
@@ -31,6 +32,7 @@ def commands(
     compare_flags: str = "",
     baseline: Candidate | None = None,
     slo: Slo | None = None,
+    viz_flags: str = "",
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
@@ -38,7 +40,7 @@ def commands(
 
     ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
     for model and hardware, so that the comparison uses the same. ``slo``: what a goodput under Poisson arrivals is of,
-    which is searched for from there.
+    which is searched for from there. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
     """
     measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     if not measured_candidates:
@@ -51,7 +53,11 @@ def commands(
     ]
     for candidate in measured_candidates:
         if candidate is baseline and best:
-            lines.append("  # the collocated baseline that PD is compared with")
+            lines += [
+                "  # the collocated baseline that PD is compared with; tune it first, or PD is compared with defaults:",
+                f"  # {KNOBS} (--engine-arg KEY=VALUE here;",
+                "  # tune_baseline: in an experiment's file searches for the best)",
+            ]
         deployment = candidate.deployment
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"
         if folder is not None:
@@ -72,7 +78,7 @@ def commands(
         ]
     folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
     compare = f"  python plan.py{compare_flags} --compare {folders}"
-    return "\n".join([*lines, f"  python viz.py --exps {folders}", compare])
+    return "\n".join([*lines, f"  python viz.py --exps {folders}{viz_flags}", compare])
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:

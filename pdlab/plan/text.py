@@ -148,7 +148,7 @@ def _remarks(plan: Plan, scene: Scene) -> list[str]:
         lines.append("-: no simulated load meets the SLO; the row shows the one that misses it by least.")
     if any(experimental(c) for c in listed_candidates):
         lines.append("*: prefill TP above decode TP is experimental in vLLM: the launcher's canary must pass.")
-    if slo.bounded and slo.ttft_s is None and slo.e2el_s is None and plan.rate_rps is None:
+    if slo.bounded and _queues_unbounded(slo) and plan.rate_rps is None:
         worst_s = max((c.best.ttft_s for c in listed_candidates if c.best), default=0.0)
         if worst_s > LONG_TTFT_S:
             lines.append(
@@ -224,8 +224,14 @@ def if_otherwise(plan: Plan, scene: Scene) -> str:
 
 
 def verdict(plan: Plan, scene: Scene) -> str:
-    """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied."""
-    return _verdict(plan, scene) + if_otherwise(plan, scene)
+    """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied.
+    Nobody is named while TTFT is unbounded."""
+    said = _verdict(plan, scene)
+    return said if _queues_unbounded(plan.slo) else said + if_otherwise(plan, scene)
+
+
+def _queues_unbounded(slo: Slo) -> bool:
+    return slo.ttft_s is None and slo.e2el_s is None
 
 
 def _verdict(plan: Plan, scene: Scene) -> str:
@@ -242,6 +248,8 @@ def _verdict(plan: Plan, scene: Scene) -> str:
         return "PD does not pay here: no PD deployment fits these GPUs and this placement."
     if split.best is None:
         return f"PD does not pay here: no PD deployment meets the SLO; {plan.candidates[0].deployment.label} does."
+    if _queues_unbounded(slo):
+        return _without_ttft(plan, split, base)
     if base is None or base.best is None:
         return f"PD pays here: only PD meets the SLO, best {split.deployment.label}."
     if plan.rate_rps is not None:
@@ -258,6 +266,21 @@ def _verdict(plan: Plan, scene: Scene) -> str:
     if advantage.high < 0:
         return f"PD does not pay here. {comparison}."
     return f"PD does not clearly pay here: within the uncertainty. {comparison}. Measure both."
+
+
+def _without_ttft(plan: Plan, split: Candidate, base: Candidate | None) -> str:
+    def words(candidate: Candidate) -> str:
+        if plan.rate_rps is not None:
+            return f"{candidate.deployment.label} on {candidate.total_gpus:.4g} GPUs"
+        return f"{candidate.deployment.label} {candidate.served_per_gpu:.2f}"
+
+    sizes = " and ".join(words(candidate) for candidate in (split, base) if candidate is not None and candidate.best)
+    what = f"{plan.rate_rps:g} requests/s take" if plan.rate_rps is not None else f"{served(plan)} per GPU:"
+    alone = "" if base is not None and base.best else "; no collocated deployment meets the SLO"
+    return (
+        "No winner is named while TTFT is unbounded: bound it too, for example --slo-ttft-ms 2000 "
+        f"({what} {sizes}{alone})."
+    )
 
 
 def _verdict_at_rate(split: Candidate, base: Candidate, scene: Scene, rate_rps: float) -> str:

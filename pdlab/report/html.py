@@ -17,18 +17,19 @@ from typing import Any, Literal, NamedTuple
 import pdlab
 from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.audit.rules import audit
-from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, Point, View, short_labels
 from pdlab.analysis.headline import Headline, headlines
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.core import text as core_text
+from pdlab.core.bounds import Bounds
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.text import counted
 from pdlab.report import soaks, tables, verdicts
 from pdlab.report.html_data import RATES, figures
+from pdlab.report.tuning import baseline_text
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
 
@@ -206,6 +207,7 @@ def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iter
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
             "headlines": list(_headlines(members, view)),
             "sentence": None if _compared(members, view) else verdicts.headline(members, view),
+            "baselines": [text for compared in _compared(members, view) if (text := baseline_text(compared, members))],
             "apart": [text for compared in _compared(members, view) for text in verdicts.apart_text(compared)],
             "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
             "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import Curve, Metric, Point, Statistic, View, configuration
+from pdlab.analysis.curves import Curve, Point, View, configuration
 from pdlab.analysis.intervals import Estimate
-from pdlab.analysis.ranking import Spot, frontier, own, spots
+from pdlab.analysis.ranking import Spot, frontiers, own, spots
 from pdlab.core import text as core_text
+from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Pool
 from pdlab.core.workload import LoadKind
 from pdlab.report import tables
@@ -215,9 +216,11 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
             else:
                 _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
             _plot(axes, positions, style, size=4 if thin else 6)
-    best = frontier(drawn.curves, view)
-    axes.plot([s.x for s in best], [s.y for s in best], lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
-    axes.scatter([s.x for s in best], [s.y for s in best], s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
+    best = frontiers(drawn.curves, view)
+    for ringed in best.values():
+        x, y = [s.x for s in ringed], [s.y for s in ringed]
+        axes.plot(x, y, lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
+        axes.scatter(x, y, s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
     per = tables.node_name(drawn.curves, view)
     axes.set_title(f"{view.throughput_metric.capitalize()} throughput against {view.latency_name}")
     log_x = latency_is_logarithmic(drawn.curves, view, drawn.log_latency)
@@ -236,7 +239,7 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
         before, after = (1, 2) if view.lower_is_better else (3, 1)
         axes.set_xlim(max(0, min(xs) - before * pad), max(xs) + after * pad)
     axes.yaxis.set_major_formatter(_plain())
-    _write_labels(axes, drawn, every, {id(s.point) for s in best})
+    _write_labels(axes, drawn, every, {id(s.point) for ringed in best.values() for s in ringed})
 
 
 def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, color: str) -> None:
@@ -415,7 +418,10 @@ def _subtitle(drawn: _Drawn) -> str:
     view = drawn.view
     per = tables.node_name(drawn.curves, view)
     rate = f"per {per}" if view.normalized else per
-    text = f"Numbers at the points: requests/s, {rate}. Rings and yellow band: Pareto frontier over all experiments."
+    kinds = {point.kind for curve in own(drawn.curves) for point in curve.points}
+    apart = ", for each kind of load by itself" if len(kinds) > 1 else ""
+    text = f"Numbers at the points: requests/s, {rate}. "
+    text += f"Rings and yellow band: Pareto frontier over all experiments{apart}."
     invalid = any(not point.valid for curve in drawn.curves for point in curve.points)
     text += " Thin lines: by request rate." if any(len(curve.lines()) > 1 for curve in drawn.curves) else ""
     return f"{text} Hollow and crossed: not valid, reasons below." if invalid else text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.crossovers import Crossovers, Takeover, crossovers
 from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
 from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
 from pdlab.analysis.intervals import Interval
 from pdlab.analysis.ttft_breakdown import PARTS
 from pdlab.core import text
+from pdlab.core.bounds import Bounds
 from pdlab.core.text import listed, plain
 from pdlab.core.workload import LoadKind
 from pdlab.report import tables

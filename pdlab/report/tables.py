@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.curves import Curve, Metric, Point, Rate, View
+from pdlab.analysis.curves import Curve, Point, Rate, View
 from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, frontier_points, own
+from pdlab.core.bounds import Metric
 from pdlab.core.text import Row, listed, number, table
 
 
@@ -249,7 +250,9 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
                     _on_frontier(frontier.get(id(point))),
                 ]
             )
-    legend = f"latency: {view.statistic}; *: on the Pareto frontier of {view.throughput_metric} tokens/s; x: not valid"
+    several = len({point.kind for curve in with_role for point in curve.points}) > 1
+    of = f"{view.throughput_metric} tokens/s{' among levels of its kind of load' if several else ''}"
+    legend = f"latency: {view.statistic}; *: on the Pareto frontier of {of}; x: not valid"
     if any(frontier_point.share is not None for frontier_point in frontier.values()):
         legend += "; %: share of bootstrap draws with the point on the frontier"
     return f"Per {node_name(curves, per_node)} ({legend})\n" + table(*_informative_columns(head, rows), left=(0,))

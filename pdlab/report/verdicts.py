@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.analysis.bounds import Bounds
 from pdlab.analysis.curves import Curve, View
 from pdlab.analysis.goodput import Capacity, Pick
 from pdlab.analysis.headline import Against, Headline, headlines
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, own, readings
+from pdlab.core.bounds import Bounds
 from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
 from pdlab.report import tables
+from pdlab.report.tuning import baseline_text
 from pdlab.results.slo import bounds_text
 
 EDGE = "the bound is at the edge of what was measured"
@@ -56,7 +57,8 @@ def headline_text(compared: Headline, curves: Sequence[Curve], view: View) -> st
         blocks.append("\n".join([f"{each.label} over {compared.reference}", *lines, *own_basis]))
     if len(set(bases)) == 1:
         blocks.append(f"  ({bases[0]})")
-    return "\n".join([*blocks, *apart_text(compared)])
+    baseline = baseline_text(compared, curves)
+    return "\n".join([*blocks, *([baseline] if baseline else []), *apart_text(compared)])
 
 
 def apart_text(compared: Headline) -> list[str]:

@@ -390,11 +390,41 @@ class WireProof(Frozen):
     detail: str
 
 
+class Tried(Frozen):
+    """Engine ``settings`` that were tried (none: as launched without the search): output ``tokens_per_s`` of the whole
+    deployment within the bounds, None: not within them at any load, or not measured (``error``)."""
+
+    settings: dict[str, bool | int] = Field(default_factory=dict)
+    tokens_per_s: float | None = None
+    error: str | None = None
+
+
+class Tuning(Frozen):
+    """A search for the engine settings of a deployment, ahead of the measurement that others are compared with.
+
+    ``tried``: best first. ``settings``: those that it then ran with (none: as launched). ``over_launched``: the
+    throughput with these over that without, within ``bounds``, with the ends of its 95 % interval; None where the
+    latter is not known. ``resolved``: whether that interval excludes 1. ``folder``: where the levels of it are.
+    """
+
+    grid: dict[str, tuple[bool | int, ...]]
+    bounds: str
+    workload: str
+    loads: tuple[str, ...]
+    repeats: int
+    tried: tuple[Tried, ...]
+    settings: dict[str, bool | int] = Field(default_factory=dict)
+    over_launched: tuple[float, float, float] | None = None
+    resolved: bool = False
+    folder: str
+
+
 class Manifest(Frozen):
     """What an experiment ran on. ``placement`` is the actual one; times are ISO 8601, UTC.
 
     ``serving_path``: what stood between client and engines, and why. ``canary`` is of the launch; ``canaries_after``:
-    the same prompts again after each sweep, against the answers then.
+    the same prompts again after each sweep, against the answers then. ``tuning``: the search that its engine settings
+    come from, where one was made.
     """
 
     schema_version: Literal[1, 2] = 2
@@ -416,6 +446,7 @@ class Manifest(Frozen):
     canary: CanaryResult | None = None
     canaries_after: tuple[CanaryResult, ...] = ()
     wire: WireProof | None = None
+    tuning: Tuning | None = None
     started_at: str | None = None
     finished_at: str | None = None
 
@@ -444,7 +475,8 @@ class Visit(Frozen):
 class ExperimentRecord(Frozen):
     """``.experiment.json`` beside the folders of one experiment file: the file, the order in which its
     deployments were measured, and the outcome of each. ``experiment`` is the file's content. ``stopped``: why no more
-    repeats were added, where their number depended on what they showed.
+    repeats were added, where their number depended on what they showed. ``tuned``: deployment -> the search that its
+    engine settings come from. ``tunes``: the experiment whose deployments this one is such a search for.
 
     Its name begins with a dot so that ``viz.py --exps bm_results/NAME/*`` sees folders of results alone.
     """
@@ -456,6 +488,8 @@ class ExperimentRecord(Frozen):
     folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     visits: tuple[Visit, ...]
     stopped: str | None = None
+    tuned: dict[str, Tuning] = Field(default_factory=dict)
+    tunes: str | None = None
     commands: tuple[str, ...] = ()
     started_at: str | None = None
     finished_at: str | None = None

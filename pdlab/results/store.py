@@ -204,6 +204,28 @@ def stopped(folder: Path) -> str | None:
     )
 
 
+def tuning_of(folder: Path) -> str | None:
+    """That what is in ``folder`` was measured to choose engine settings, in words; None where it was not."""
+    record = read_record(folder)
+    if record is None or record.tunes is None:
+        return None
+    return (
+        f"{folder} is the search for engine settings of {record.tunes}: its best is better by chance, too; compare "
+        "what was measured with these settings afterwards"
+    )
+
+
+def asked_at(paths: Iterable[Path]) -> list[tuple[Path, str]]:
+    """The bounds (``at:``) in the files of the whole experiments that ``paths`` are, or are part of, each with the
+    experiment's folder."""
+    texts: list[tuple[Path, str]] = []
+    for folder in dict.fromkeys(each for path in paths for each in (path.resolve(), path.resolve().parent)):
+        record = read_record(folder)
+        given = record.experiment.get("at") if record else None
+        texts += [(folder, text) for text in given if isinstance(text, str)] if isinstance(given, list) else []
+    return texts
+
+
 def write_record(folder: Path, record: ExperimentRecord) -> None:
     """Write or replace the record of the experiment in ``folder``."""
     replace(folder / RECORD, record.model_dump_json(indent=2).encode())

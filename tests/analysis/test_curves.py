@@ -211,9 +211,9 @@ def test_of_several_looks_in_one_start_the_longest_stands_for_it() -> None:
 def test_frontier_is_over_all_valid_points() -> None:
     fast = experiment("collocated-8xtp1", closed(4, 1, 5), closed(8, 2, 9))
     slow = experiment("collocated-4xtp2", closed(4, 1.5, 6), closed(8, 2.5, 20), closed(16, 9, 7, reasons=("bad",)))
-    found = ranking.frontier(curves([fast, slow]), View())
+    found = ranking.frontiers(curves([fast, slow]), View())["concurrency"]
     assert [(spot.x, spot.y) for spot in found] == [(5, 10), (6, 15), (9, 20), (20, 25)]
-    by_interactivity = ranking.frontier(curves([fast, slow]), View(use_interactivity=True))
+    by_interactivity = ranking.frontiers(curves([fast, slow]), View(use_interactivity=True))["concurrency"]
     assert {id(s.point) for s in by_interactivity} and [s.y for s in by_interactivity] == [25, 20, 15, 10]
 
 

@@ -189,8 +189,9 @@ def test_three_lines_say_it() -> None:
     text = verdicts.headline(
         [drawn("collocated-2xtp1", rng, {}, 6), drawn("pd-pack-p1xtp1-d1xtp1", rng, FACTORS, 6)], View(gpus_per_node=2)
     )
-    name, *lines, basis = text.splitlines()
+    name, *lines, basis, baseline = text.splitlines()
     assert name == "pd-pack-p1xtp1-d1xtp1 over collocated-2xtp1"
+    assert baseline.startswith("Baseline collocated-2xtp1: not tuned, ")
     assert basis == "  (mean ratio over 1, 2, 4 and 8 in flight, 6 repeats each, 95 % intervals)"
     assert [line[2:37].strip() for line in lines] == ["output tokens/s per node (2 GPUs)", "TTFT p50", "TPOT p50"]
     assert [line.rpartition(": ")[2] for line in lines] == ["no difference resolved", "longer", "shorter"]

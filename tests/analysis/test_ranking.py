@@ -8,7 +8,7 @@ from support.curves import most, read
 
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
-from pdlab.analysis.ranking import frontier_points, rank
+from pdlab.analysis.ranking import frontier_points, frontiers, rank
 from pdlab.analysis.shrinkage import moderate_all
 
 TRIALS = 200
@@ -193,6 +193,28 @@ def test_the_frontier_says_how_often_a_point_is_on_it() -> None:
     assert max(each.share or 0 for each in beaten if each.spot.curve.label == "b" and each.spot.point.value > 4) < 0.01
     single = frontier_points([curve(LATENCY_MS[None], OUTPUT_PER_S[None])], View())
     assert [each.share for each in single] == [None] * 3
+
+
+def test_closed_and_open_loops_have_frontiers_of_their_own() -> None:
+    rng = np.random.default_rng(28)
+    closed, worse = measured(rng, 3), measured(rng, 3, better=0.5, label="b")
+    by_rate = worse.model_copy(
+        update={"points": tuple(point.model_copy(update={"kind": "rate"}) for point in worse.points)}
+    )
+    found = frontiers([closed, by_rate], View())
+    assert {kind: [spot.curve.label for spot in best] for kind, best in found.items()} == {
+        "concurrency": ["a"] * 3,
+        "rate": ["b"] * 3,
+    }
+    both = frontier_points([closed, by_rate], View())
+    assert all(each.on_it and (each.share or 0) > 0.9 for each in both) and len(both) == 6
+
+
+def test_a_curve_that_does_not_scatter_stands_beside_one_that_does() -> None:
+    rng = np.random.default_rng(29)
+    found = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b", noise=0.0)], View())
+    assert [each.on_it for each in found[:3]] == [True] * 3 and min(each.share or 0 for each in found[:3]) > 0.9
+    assert [(each.on_it, each.share) for each in found[4:]] == [(False, 0.0)] * 2
 
 
 def test_identical_points_are_both_on_the_frontier() -> None:

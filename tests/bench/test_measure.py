@@ -94,6 +94,13 @@ def test_it_grows_no_further_than_it_may() -> None:
     assert lonely.processes == 1, "one request in flight is no load for two processes"
 
 
+def test_what_is_measured_once_is_kept_though_the_load_generator_was_saturated() -> None:
+    client = Client(enough=4)
+    run, _ = made(client, max_processes=8).measure(level(8), once=True)
+    assert client.processes == 1 and len(client.asked) == 1
+    assert run.validity.failed_gates == ("client_saturation",) and not run.validity.notes
+
+
 PAGE = """vllm:request_success_total{{engine="0",finished_reason="length",ReplicaId="{replica}"}} {requests}
 vllm:generation_tokens_total{{engine="0",ReplicaId="{replica}"}} {requests}
 vllm:prefix_cache_queries_total{{engine="0",ReplicaId="{replica}"}} 100

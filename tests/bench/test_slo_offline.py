@@ -5,13 +5,15 @@ Smaller than benchmarks/slo_coverage.py, so with a lower quantile and confidence
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.queues import highest_rate, served
 
-from pdlab.bench import slo_offline
+from pdlab.bench import levels, slo_offline, slo_search
 from pdlab.bench.slo_search import Search
-from pdlab.core.workload import Level, Slo, Workload
-from pdlab.results.metrics import Columns
+from pdlab.core.workload import Level, Open, Slo, Workload
+from pdlab.results.metrics import Columns, window_over
+from pdlab.results.slo import stresses
 
 WORKLOAD = Workload(input_tokens=1, output_tokens=2)
 SERVICE_S = 0.1
@@ -63,21 +65,54 @@ def test_a_bound_that_overload_does_not_touch_is_never_met_above_the_service_rat
     assert sum(low >= 8 for low in lows) >= SEARCHES - 3, "and it says something"
 
 
+@pytest.mark.parametrize("answers_s", [0.01, 1.0, 6.0, 12.0, 20.0])
+def test_what_is_judged_began_in_a_filled_system_however_long_answers_take(answers_s: float) -> None:
+    """Half of what the server can do. Held for 60 s, the last of these fill it for two thirds of that."""
+    load, slo = Open(rate_rps=5.0), Slo(ttft_s=1.0)
+    count = levels.num_requests(load, hold_s=60.0, e2el_s=answers_s)
+    for seed in range(20):
+        level = Level(load=load, num_requests=count, seed=seed)
+        found = served(level, SERVICE_S, answers_s)
+        run = slo_offline.run_of(level, found, WORKLOAD, "x")
+        window = window_over(found, load)
+        assert window is not None and window.opens_s >= 2 * answers_s
+        judged = window.judges(found.arrival_s, found.finish_s, load)
+        assert judged.sum() > 0.55 * count, "most of what was sent is of use"
+        assert found.finish_s[~judged].max() >= found.arrival_s[judged].max() or answers_s < 1, "the load is kept up"
+        moments = np.linspace(window.opens_s, window.closes_s, 50)[:, None]
+        in_flight = ((found.arrival_s <= moments) & (found.finish_s > moments)).sum(axis=1).mean()
+        stays_s = found.e2el_s[judged].mean()
+        assert in_flight == pytest.approx(5.0 * stays_s, rel=0.25, abs=0.5), "Little's law: nothing fills or drains"
+        taken = slo_search.sample_of(run, found, stresses(found, slo), slo)
+        assert taken.steady is True and taken.share > 0.99 and taken.judged == judged.sum()
+
+
+@pytest.mark.parametrize("answers_s", [0.01, 6.0, 20.0])
+def test_overload_is_never_taken_for_steady(answers_s: float) -> None:
+    load, slo = Open(rate_rps=14.0), Slo(tpot_s=30.0)
+    count = levels.num_requests(load, hold_s=60.0, e2el_s=answers_s)
+    for seed in range(20):
+        level = Level(load=load, num_requests=count, seed=seed)
+        found = served(level, SERVICE_S, answers_s)
+        run = slo_offline.run_of(level, found, WORKLOAD, "x")
+        assert slo_search.sample_of(run, found, stresses(found, slo), slo).steady is not True
+
+
 def test_levels_have_seeds_of_their_own_and_are_held() -> None:
-    levels: list[Level] = []
+    driven: list[Level] = []
 
     def drive(level: Level) -> Columns:
-        levels.append(level)
+        driven.append(level)
         return served(level, SERVICE_S, 8.0)
 
     search = Search(slo=Slo(ttft_s=0.5, quantile=0.8), max_points=6)
     slo_offline.search_over(drive, search, WORKLOAD, label="x", hold_s=30, guess_rps=4.0)
-    assert len({level.seed for level in levels}) == len(levels) == 6
-    for level in levels[1:]:
+    assert len({level.seed for level in driven}) == len(driven) == 6
+    for level in driven[1:]:
         assert level.num_requests >= 80 * level.load.value, "ten times E2EL"
     again: list[Level] = []
     slo_offline.search_over(
         lambda level: again.append(level) or served(level, SERVICE_S, 8.0),  # type: ignore[func-returns-value]
         search, WORKLOAD, label="x", hold_s=30, guess_rps=4.0, seed=1,
     )  # fmt: skip
-    assert {level.seed for level in again}.isdisjoint(level.seed for level in levels)
+    assert {level.seed for level in again}.isdisjoint(level.seed for level in driven)

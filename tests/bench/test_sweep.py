@@ -306,14 +306,16 @@ class Fake:
     def __init__(self, e2el_s: float) -> None:
         self.e2el_s = self.warm_e2el_s = e2el_s
         self.levels: list[Level] = []
+        self.once: list[bool] = []
 
     to_fill = None  # how much is not known
 
     def warm_up(self, attempt: int) -> None:
         pass
 
-    def measure(self, level: Level) -> tuple[Run, tuple[RequestRecord, ...]]:
+    def measure(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
         self.levels.append(level)
+        self.once.append(once)
         records = tuple(
             RequestRecord(
                 arrival_s=0.1 * i, first_token_s=0.1 * i + self.e2el_s / 2, finish_s=0.1 * i + self.e2el_s,
@@ -367,6 +369,19 @@ def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_says(tmp_
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": 120.0}))
     with pytest.raises(StoreError, match="was measured with 500 requests, now 20 are asked"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": None}))
+
+
+def test_only_the_first_round_of_a_soak_is_measured_again(tmp_path: Path) -> None:
+    """An hour that ends with a saturated load generator would be another one, and another."""
+    for load, requests in ((Closed(concurrency=2), 20), (Open(rate_rps=2), 60)):
+        asked = {"loads": (load,), "soak_s": 600.0, "hold_s": 600.0}
+        driver = Fake(0.5)
+        planned = build(SweepOptions(**asked), 0)
+        sweeper(tmp_path / load.kind, driver, **asked).run(planned, planned, manifest())
+        assert driver.once == [False, True]
+        assert driver.levels[0].num_requests == requests and driver.levels[0].seed != driver.levels[1].seed
+        (run,) = Store(tmp_path / load.kind).runs()
+        assert run.soak and run.num_requests == driver.levels[1].num_requests >= 1200
 
 
 @pytest.mark.parametrize("loads", [(Closed(concurrency=2),), (Open(rate_rps=2),)])

@@ -18,7 +18,7 @@ from support import folders
 
 from pdlab.analysis.crossovers import stretches
 from pdlab.analysis.goodput_map import GoodputMap
-from pdlab.cli import bench, launch, plan
+from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
@@ -504,6 +504,18 @@ class TestRanking:
         assert plan.main(shlex.split("--gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 12")) == 0
         out = capsys.readouterr().out
         assert "Which wins at which throughput" in out and "TTFT is not bounded" in out
+        assert "\nNo winner is named while TTFT is unbounded" in out and "PD pays" not in out
+        assert re.search(r"\(goodput/s per GPU: \S+ \d\.\d\d and collocated-\S+ \d\.\d\d\)\.", out)
+
+    @pytest.mark.parametrize("bounds", [{"tpot_s": 0.012}, {}])
+    def test_nobody_is_named_while_ttft_is_unbounded(self, bounds: dict[str, float]) -> None:
+        asked = scene(**bounds)
+        for loads in ({"concurrencies": [16]}, {"rate_rps": 2.0}):
+            found = planner.plan(asked, "gpt-oss-120b", nodes(1), 8, **loads)  # type: ignore[arg-type]
+            said = text.verdict(found, asked)
+            assert said.startswith("No winner is named while TTFT is unbounded") and said.count("collocated-") == 1
+            both = replace(found, slo=Slo(**bounds, ttft_s=2.0))
+            assert "No winner is named" not in text.verdict(both, replace(asked, slo=both.slo))
 
 
 class TestGain:
@@ -566,7 +578,9 @@ class TestHandOver:
     ) -> None:
         words = ["--gpus", "16", "--slo-tpot-ms", "12", "--concurrency", "32,96", "--out", str(tmp_path)]
         assert plan.main(words) == 0
-        lines = capsys.readouterr().out.splitlines()
+        out = capsys.readouterr().out
+        assert "  # max_num_batched_tokens, max_num_seqs, enable_prefix_caching (--engine-arg KEY=VALUE here;\n" in out
+        lines = out.splitlines()
         commands = [shlex.split(line) for line in lines if "launch_gptoss.py" in line]
         # Without --cluster a launch would ask the running Ray, so only the dry runs are tried.
         checked = [command[2:] for command in commands if "--dry-run" in command]
@@ -643,6 +657,15 @@ class TestProgress:
         progress(0, 3, "collocated-1xtp2")
         progress.end()
         assert capsys.readouterr().err == ""
+
+
+def test_the_printed_comparison_counts_gpus_as_the_plan_did(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--gpus", "2", "--concurrency", "2", "--top", "1"]
+    for given in ([], ["--count-gpus", "used"], ["--count-gpus", "nodes"]):
+        assert plan.main([*words, *given]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "viz.py" in line]
+        asked = viz.parser().parse_args(shlex.split(line)[2:])
+        assert asked.count_gpus == (given[1] if given else "nodes")
 
 
 def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

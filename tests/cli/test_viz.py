@@ -325,6 +325,26 @@ def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
     assert "twice" in capsys.readouterr().err
 
 
+def test_what_an_experiments_file_asks_is_answered_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "whole"
+    made = [folders.write(root / deployment.label, deployment) for deployment in folders.deployments(2)]
+    asked = {"at": ["tpot_ms=90,ttft_ms=900", "tpot_p50_ms=90.0,ttft_p50_ms=900", "e2el_ms=7000"]}
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=asked, visits=()))
+    for exps in ([root], made):
+        assert viz.main(["--exps", *map(str, exps), "--no-plot", "--report", str(tmp_path / "r.html")]) == 0
+        out = capsys.readouterr().out
+        assert out.count("At TPOT p50 <= 90 ms and TTFT p50 <= 900 ms ") == 1 and "At E2EL p50 <= 7,000 ms " in out
+        assert "give them, for example --at" not in out
+        assert "At E2EL p50 &lt;= 7,000 ms" in (tmp_path / "r.html").read_text()
+    assert viz.main(["--exps", str(root), "--no-plot", "--at", "tpot_ms=5"]) == 0
+    assert "E2EL p50 <=" not in capsys.readouterr().out, "what is given takes the place of it"
+    asked = {"at": ["tpot=90"]}
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=asked, visits=()))
+    assert viz.main(["--exps", str(root), "--no-plot"]) == 2
+    error = capsys.readouterr().err
+    assert f"{root}, at: tpot=90: 'tpot=90' is no bound" in error and error.count("\n") == 1
+
+
 def test_an_unfinished_experiment_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "whole"
     for deployment in folders.deployments(2):

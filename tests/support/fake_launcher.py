@@ -2,14 +2,17 @@
 
 The command line that a request names must ask for that request.
 
-``--engine-arg code_revision=broken`` makes a start fail as the real one does: one line, exit code 1.
+``--engine-arg code_revision=broken`` makes a start fail as the real one does: one line, exit code 1; so does
+``max_num_seqs=3``. With any other ``max_num_seqs`` the oracle answers as many times as fast.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
+import urllib.request
 from pathlib import Path
 
 from pdlab.deploy.endpoint import Running, clear_running, save_running
@@ -30,7 +33,11 @@ def main(argv: list[str]) -> int:
     words = shlex.split(request.command[0])[2:]
     assert request_from(build_parser().parse_args(words), words) == request
     deployment = request.deployment
-    if deployment.engine_kwargs.get("code_revision") == "broken":
+    seqs = deployment.engine_kwargs.get("max_num_seqs")
+    if seqs:
+        config = json.dumps({"": {"ttft_s": 0.2 / seqs, "tpot_s": 0.02 / seqs}}).encode()
+        urllib.request.urlopen(urllib.request.Request(f"{url}/oracle/config", data=config), timeout=10).close()
+    if deployment.engine_kwargs.get("code_revision") == "broken" or seqs == 3:
         print("[   0.1 s] starting", file=sys.stderr)
         print("error: a replica failed to start: planted", file=sys.stderr)
         return 1

@@ -6,12 +6,14 @@ anything is started. docs/methodology.md says how an experiment is run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,6 +21,7 @@ from pdlab.bench.fill import FillCache
 from pdlab.bench.levels import HOLD_S
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
+from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config, load_model
 from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
@@ -28,6 +31,14 @@ from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Slo, Workl
 from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_parser, request_from, request_to_json
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
+Knob = Literal["max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching"]
+# Around vLLM 0.29's own (8192 and 1024 on an H100): smaller steps for gaps, larger ones for prompts; fewer sequences
+# for TPOT. It takes enable_chunked_prefill=false with a warning that answers may be wrong, so that is asked for alone.
+GRID: dict[Knob, tuple[bool | int, ...]] = {
+    "max_num_batched_tokens": (2048, 4096, 16384),
+    "max_num_seqs": (64, 1024),
+}
+MOST_SETTINGS, TUNED_LOADS = 16, 4
 # Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
 # (docs/startup.md), and a guess for a 120b model on a cluster.
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
@@ -175,6 +186,50 @@ class LoadsAsked(Frozen):
         return validate(Search, {**asked, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
 
 
+class TuneBaseline(Frozen):
+    """A search for the engine settings of collocated deployments, before anything is compared with them.
+
+    All combinations of ``grid`` beside the settings of the file, each launched and measured ``repeats`` times under
+    ``loads`` (default: up to `TUNED_LOADS` of the file's) of one ``workload`` (default: the first mixed one); the most
+    output tokens/s within the bounds ``at`` (default: the first of the file's) win. ``deployments``: names (default:
+    all collocated ones that run the workload).
+    """
+
+    grid: dict[Knob, tuple[bool | int, ...]] = Field(default_factory=lambda: dict(GRID), min_length=1)
+    at: str | None = None
+    deployments: tuple[str, ...] | None = None
+    workload: str | None = None
+    loads: LoadsAsked | None = None
+    repeats: int = Field(default=1, ge=1, le=MAX_REPEATS)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> TuneBaseline:
+        for knob, values in self.grid.items():
+            if not values or len(set(map(str, values))) != len(values):
+                raise ValueError(f"grid.{knob}: give values, none of them twice")
+        if self.at is not None:
+            try:
+                parse_bounds(self.at, "p50", "at:")
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+        if len(self.settings) > MOST_SETTINGS:
+            raise ValueError(
+                f"grid: comes to {len(self.settings)} combinations, each a launch; at most {MOST_SETTINGS} are tried"
+            )
+        if self.loads is not None and (self.loads.slo is not None or self.loads.ramp is not None):
+            raise ValueError("loads: give concurrency, concurrency_per_gpu or rate_rps")
+        return self
+
+    @property
+    def settings(self) -> tuple[dict[str, bool | int], ...]:
+        """All combinations that engines can start with: a batch holds a token of every sequence."""
+        combined = itertools.product(*self.grid.values())
+        every: Iterator[dict[str, bool | int]] = (dict(zip(self.grid, values, strict=True)) for values in combined)
+        return tuple(
+            found for found in every if found.get("max_num_batched_tokens", math.inf) >= found.get("max_num_seqs", 0)
+        )
+
+
 class Expected(Frozen):
     """For the time estimate alone: seconds of a start, to the first token, and per output token."""
 
@@ -189,7 +244,8 @@ class ExperimentFile(Frozen):
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
     the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``hold_s``: how long a
     request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer. ``fill_cache``:
-    whether KV pools are filled before the levels of a visit (`pdlab.bench.fill`).
+    whether KV pools are filled before the levels of a visit (`pdlab.bench.fill`). ``at``: bounds on latencies within
+    which viz.py says who serves most (`pdlab.core.bounds`). ``tune_baseline``: see there.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -203,6 +259,8 @@ class ExperimentFile(Frozen):
     prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
     hold_s: float = Field(default=HOLD_S, gt=0, le=MAX_HOLD_S)
     fill_cache: FillCache = "auto"
+    at: tuple[str, ...] = ()
+    tune_baseline: TuneBaseline | None = None
     request_timeout_s: float = Field(default=600.0, gt=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()
@@ -215,6 +273,27 @@ class ExperimentFile(Frozen):
         if twice:
             raise ValueError(f"two workloads are called {twice[0]}; give each a name")
         return value
+
+    @field_validator("at")
+    @classmethod
+    def _bounds(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        found = []
+        for text in value:
+            try:
+                found.append(parse_bounds(text, "p50", "at:"))
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+            if found.count(found[-1]) > 1:
+                raise ValueError(f"at: {text} is there twice; keep one")
+        return value
+
+    @model_validator(mode="after")
+    def _tuned_within_bounds(self) -> ExperimentFile:
+        if self.tune_baseline is not None and self.tune_baseline.at is None and not self.at:
+            raise ValueError(
+                "tune_baseline: needs bounds within which most is best: give at: tpot_ms=12,ttft_p95_ms=2000 there"
+            )
+        return self
 
     @model_validator(mode="after")
     def _known_workloads(self) -> ExperimentFile:

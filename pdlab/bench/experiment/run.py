@@ -178,6 +178,7 @@ def _sweep(part: Part, visit: Planned, plan: Schedule, options: RunOptions, prog
             out=options.out / file.name,
             request_timeout_s=file.request_timeout_s,
             client_processes=options.client_processes,
+            tuning=plan.tuned.get(visit.configuration.name),
             command=f"{options.command}  # {part.folder}, repeat {visit.repeat}",
         ),
         progress,
@@ -213,6 +214,8 @@ class _Keeper:
             experiment=asked,
             folders=folders,
             visits=tuple(visits),
+            tuned=self._plan.tuned,
+            tunes=self._plan.tunes,
             commands=(*(earlier.commands if earlier else ()), self._options.command),
             started_at=earlier.started_at if earlier else now(),
         )

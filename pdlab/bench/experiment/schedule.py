@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from pdlab.bench import levels
 from pdlab.bench.experiment.file import (
     CLUSTER_LAUNCH_S,
@@ -27,7 +29,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Load, Ramp, RunKey
 from pdlab.placement.place import place
-from pdlab.results.schema import ExperimentRecord
+from pdlab.results.schema import ExperimentRecord, Tuning
 from pdlab.results.store import LOCK, RECORD, Store, read_record
 
 # Around a visit's levels: imports of the load generator, its warm-up; after a level: counters that come late.
@@ -53,11 +55,13 @@ class Planned(Frozen):
 
 
 class Schedule(Frozen):
-    """An experiment made ready. ``file`` is the content of ``path``."""
+    """An experiment made ready. ``file`` is as it was read from ``path``; ``tuned`` and ``tunes`` as in its record."""
 
     file: ExperimentFile
     path: Path
     visits: tuple[Planned, ...]
+    tuned: dict[str, Tuning] = Field(default_factory=dict)
+    tunes: str | None = None
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
@@ -71,7 +75,11 @@ def make_schedule(name_or_path: str, repeats: int | None = None) -> Schedule:
     """Read and check a file; ``repeats`` in place of its own. Raises UsageError for anything that could not be run,
     PlacementError for a deployment that does not fit the cluster of the file."""
     file, path = load_experiment_file(name_or_path)
-    file = file if repeats is None else file.model_copy(update={"repeats": repeats})
+    return schedule_of(file if repeats is None else file.model_copy(update={"repeats": repeats}), path)
+
+
+def schedule_of(file: ExperimentFile, path: Path) -> Schedule:
+    """`make_schedule` of a file that is read already, from ``path``."""
     found = {configuration.name: configuration for configuration in configurations(file, path)}
     parts = {}
     for name, configuration in found.items():
@@ -159,8 +167,9 @@ def asked_for(file: ExperimentFile) -> dict[str, Any]:
 
 
 def _same(before: dict[str, object], after: dict[str, object], folder: Path) -> None:
-    """What was measured and what is asked must be one experiment; more repeats and better guesses are."""
-    free = {"repeats", "expect", "description"}
+    """What was measured and what is asked must be one experiment; more repeats, better guesses and other questions to
+    its results are."""
+    free = {"repeats", "expect", "description", "at"}
     for key in sorted({*before, *after} - free):
         if before.get(key) != after.get(key):
             raise StoreError(f"{folder} was measured with another {key} in its file; use another name or --out")

@@ -110,7 +110,7 @@
   }
   const path = (points) => points.map((p, i) => `${i ? "L" : "M"}${p.x.toFixed(1)} ${p.y.toFixed(1)}`).join("");
 
-  // The indexes of the points that no other beats; as pdlab/compare.py has it.
+  // The indexes of the points that no other beats; as pdlab/analysis/ranking.py has it.
   function pareto(points, lowerIsBetter) {
     const sign = lowerIsBetter ? 1 : -1, kept = [];
     for (const p of [...points].sort((a, b) => sign * (a.vx - b.vx) || b.vy - a.vy)) {
@@ -145,9 +145,12 @@
     make("text", { x: 2, y: 12 }, svg, spec.yName);
     make("text", { x: box.right, y: height - 6, "text-anchor": "end" }, svg, spec.xName);
     if (spec.main && comparable()) {
-      const best = pareto(points.filter((p) => p.point.ok && !p.curve.published), view.latency !== "interactivity");
-      make("path", { d: path(best), fill: "none", stroke: "#fbeeb0", "stroke-width": 10, "stroke-linejoin": "round", "stroke-linecap": "round" }, svg);
-      for (const p of best) make("circle", { class: "ring", cx: p.x, cy: p.y, r: 9 }, svg);
+      const ranked = points.filter((p) => p.point.ok && !p.curve.published);
+      for (const kind of new Set(ranked.map((p) => p.point.k))) {
+        const best = pareto(ranked.filter((p) => p.point.k === kind), view.latency !== "interactivity");
+        make("path", { d: path(best), fill: "none", stroke: "#fbeeb0", "stroke-width": 10, "stroke-linejoin": "round", "stroke-linecap": "round" }, svg);
+        for (const p of best) make("circle", { class: "ring", cx: p.x, cy: p.y, r: 9 }, svg);
+      }
     }
     const size = spec.main ? 5 : 3.8;
     for (const curve of shown) {

@@ -76,6 +76,27 @@ def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pyte
     assert "holds results of something else" in last("--out", str(tmp_path), "--resume")
 
 
+def test_bounds_of_the_headline_are_part_of_the_file_and_may_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_schedule(write(tmp_path, at=["tpot_ms=12,ttft_p95_ms=2000", "e2el_ms=900"]))
+    said = experiment.describe(plan, tmp_path)
+    assert "answered, too: who serves most at TPOT p50 <= 12 ms and TTFT p95 <= 2,000 ms\n" in said
+    assert "answered, too: who serves most at E2EL p50 <= 900 ms\n" in said
+    kept = ExperimentRecord(name="x", file="x", experiment=schedule.asked_for(plan.file), visits=())
+    write_record(tmp_path / "x", kept)
+    other = make_schedule(write(tmp_path, at=["tpot_ms=20"]))
+    assert schedule.earlier_record(tmp_path / "x", other.file, resume=True) == kept
+    for wrong, reason in (
+        (["tpot=12"], "at: tpot=12: 'tpot=12' is no bound; expected METRIC_ms=N"),
+        (["tpot_ms=12", "tpot_p50_ms=12.0"], "at: tpot_p50_ms=12.0 is there twice; keep one"),
+        ("tpot_ms=12", "at: must be a list, got 'tpot_ms=12'"),
+    ):
+        assert experiment.main([write(tmp_path, at=wrong), "--dry-run"]) == 2
+        error = capsys.readouterr().err
+        assert reason in error and error.count("\n") == 1
+
+
 def test_units_are_the_clusters(capsys: pytest.CaptureFixture[str]) -> None:
     for name, words in (
         ("tp-baselines", "8 GPUs"),

@@ -134,6 +134,41 @@ def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
             launcher.launch(plan.visits[0])
 
 
+def test_the_collocated_side_is_tuned_first(lab: Lab) -> None:
+    """Here the answers are as many times as fast as max_num_seqs says."""
+    lab.file(
+        deployments=[
+            {"name": "base", "label": "collocated-2xtp1", "engine_args": {"max_num_seqs": 2}},
+            {"name": "pd", "label": "pd-spread-p1xtp1-d1xtp1"},
+        ],
+        loads=[{"concurrency": [2, 4]}],
+        repeats=1,
+        at=["e2el_ms=5000"],
+        tune_baseline={"grid": {"max_num_seqs": [2, 3, 4]}},
+    )
+    code, out, errors = lab.run()
+    assert code in (0, 3), errors  # 3: a machine too busy for one of the levels
+    launches = [call for call in lab.calls if "--shutdown" not in call]
+    assert len(launches) == 5, "as launched (which is 2), 3 and 4, then the two that are compared"
+    assert [("--engine-arg max_num_seqs=4" in call, "--pd-spread" in call) for call in launches[3:]] in (
+        [(True, False), (False, True)],
+        [(False, True), (True, False)],
+    )
+    tuning = lab.record.tuned["base"]
+    assert tuning.settings == {"max_num_seqs": 4} and tuning.over_launched and tuning.over_launched[0] > 1.2
+    assert [tried.settings.get("max_num_seqs") for tried in tuning.tried] == [4, None, 3]
+    assert tuning.tried[-1].error == "a replica failed to start: planted"
+    assert "base: tuned, max_num_seqs=4 is the best of 3 settings at E2EL p50 <= 5,000 ms" in out
+    folders = lab.folder / "bm"
+    assert Store(folders / "trial" / "base").read_manifest().tuning == tuning
+    assert Store(folders / "trial" / "pd").read_manifest().tuning is None
+    searched = read_record(folders / "trial-tuning")
+    assert searched and searched.tunes == "trial" and len(searched.visits) == 3
+    lab.run("--resume")
+    assert [call for call in lab.calls if "--shutdown" not in call] == launches, "nothing is left to launch"
+    assert lab.record.tuned["base"] == tuning
+
+
 def test_interrupted_and_resumed(lab: Lab) -> None:
     lab.file(deployments=FILE["deployments"][:1])
     first = lab.folder / "bm" / "trial" / "fine" / "concurrency2.json"
@@ -165,12 +200,15 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     assert changed[0] == 2 and "was measured with another prompts_per_level in its file" in changed[2]
 
 
-def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Oracle) -> None:
+@pytest.mark.parametrize("decode_s", [0.002, 1.0], ids=["quick-answers", "long-answers"])
+def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Oracle, decode_s: float) -> None:
     """The real path, on a live clock: rough and short, two levels and their confirmations. Arrivals are all but
     regular, so that nobody waits below the service rate and everybody does above it; the statistics of queues are
-    tested in virtual time (tests/bench/test_slo_offline.py)."""
+    tested in virtual time (tests/bench/test_slo_offline.py). Long answers take more than half of the two seconds for
+    which a rate is held at least: windows that do not know of them see a system that fills and call it piling up."""
     service_s = 0.03
-    oracle.configure({"rate": {"ttft_s": 0.2, "queue_s": service_s, "patience_s": 0.045, "late_s": 0.4}})
+    timed = {"ttft_s": 0.2, "tpot_s": decode_s}
+    oracle.configure({"": timed, "rate": {**timed, "queue_s": service_s, "patience_s": 0.045, "late_s": 0.4}})
     slo = {
         "ttft_ms": 400, "quantile": 0.7, "start_rps": 20, "resolution": 1.0, "confidence": 0.8, "max_points": 6,
         "longest_s": 3,
@@ -200,4 +238,10 @@ def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Or
     assert search.high_rps is None or 1 / service_s <= search.high_rps, search.detail
     assert {run.key.value for run in experiment.runs} == {point.rate_rps for point in search.points}
     assert len(experiment.runs) <= 6
+    e2el_s = timed["ttft_s"] + decode_s
+    for level in experiment.runs:
+        assert level.num_requests >= 10 * e2el_s * level.key.value, "held for ten times E2EL"
+        assert level.steady_window_s is None or level.steady_window_s[0] >= 2 * e2el_s
+        below = level.key.value < 0.8 / service_s and level.key.value not in late
+        assert not below or "steady_state" not in level.validity.failed_gates, "nothing piles up below the capacity"
     assert search.detail in errors

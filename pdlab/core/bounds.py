@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, Protocol, get_args
 
 from pydantic import Field
 
-from pdlab.analysis.curves import Figures, Metric, Statistic
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.text import plain
 from pdlab.core.workload import bounds_in_ms
 
+Metric = Literal["ttft", "tpot", "itl", "e2el"]
+Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 EXAMPLE = "tpot_ms=12,ttft_p95_ms=2000"
+
+
+class Figures(Protocol):
+    """What bounds are held against: the figures of a level."""
+
+    def ms(self, metric: Metric, statistic: str) -> float | None:
+        """That statistic of that latency; None when not known."""
 
 
 class Bound(Frozen):
@@ -58,17 +66,18 @@ class Bounds(Frozen):
         return all(value is not None and value <= ms for value, ms in limits)
 
 
-def parse_bounds(text: str, statistic: Statistic) -> Bounds:
-    """``tpot_ms=12,ttft_p95_ms=2000``; ``statistic`` where a part names none. Raises UsageError."""
+def parse_bounds(text: str, statistic: Statistic, where: str = "--at") -> Bounds:
+    """``tpot_ms=12,ttft_p95_ms=2000``; ``statistic`` where a part names none. ``where`` it was given. Raises
+    UsageError."""
     metrics, statistics = "|".join(get_args(Metric)), "|".join(get_args(Statistic))
     bounds: list[dict[str, object]] = []
     expected = (
         "METRIC_ms=N or METRIC_STATISTIC_ms=N above 0, "
         f"with {metrics.replace('|', ', ')} and {statistics.replace('|', ', ')}: {EXAMPLE}"
     )
-    for match, ms in bounds_in_ms(text, "--at", f"({metrics})(?:_({statistics}))?", expected):
+    for match, ms in bounds_in_ms(text, where, f"({metrics})(?:_({statistics}))?", expected):
         named = {"metric": match[1], "statistic": match[2] or statistic}
         if any(named.items() <= other.items() for other in bounds):
-            raise UsageError(f"--at {text}: {match[1]} {named['statistic']} is there twice; keep one")
+            raise UsageError(f"{where} {text}: {match[1]} {named['statistic']} is there twice; keep one")
         bounds.append({**named, "ms": ms})
-    return validate(Bounds, {"bounds": bounds}, where=f"--at {text}")
+    return validate(Bounds, {"bounds": bounds}, where=f"{where} {text}")

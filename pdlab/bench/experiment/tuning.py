@@ -1,0 +1,161 @@
+"""The search for engine settings of the collocated deployments, as an experiment of its own before the other.
+
+What PD is compared with should be as good as its knobs make it. Each combination of settings is a deployment of this
+experiment, which is launched, measured, kept and resumed as any other; the settings of the winner then are launched
+anew for the comparison, so that the luck of the search is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdlab.bench.experiment.file import (
+    TUNED_LOADS,
+    Configuration,
+    Entry,
+    ExperimentFile,
+    LoadsAsked,
+    NamedWorkload,
+    TuneBaseline,
+    configurations,
+)
+from pdlab.bench.experiment.schedule import Schedule, schedule_of
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen
+from pdlab.results.schema import Tuning
+
+Settings = Mapping[str, bool | int]
+SHORT = {
+    "max_num_batched_tokens": "batched",
+    "max_num_seqs": "seqs",
+    "enable_chunked_prefill": "chunked",
+    "enable_prefix_caching": "cached",
+}
+NAMED = 24  # letters of a deployment's name in that of a candidate
+
+
+class Candidate(Frozen):
+    """One combination of ``settings`` for the deployment ``of``, as the deployment ``name`` of the search."""
+
+    name: str
+    of: str
+    settings: dict[str, bool | int]
+
+
+class Search(Frozen):
+    """The search as a plan of its own, and what its deployments stand for. ``at``: the bounds that it is judged by."""
+
+    plan: Schedule
+    tune: TuneBaseline
+    at: str
+    workload: NamedWorkload
+    candidates: tuple[Candidate, ...]
+
+    def of(self, name: str) -> tuple[Candidate, ...]:
+        """The candidates of a deployment, that of the file's settings first."""
+        return tuple(each for each in self.candidates if each.of == name)
+
+    @property
+    def deployments(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.of for each in self.candidates))
+
+
+def search_of(plan: Schedule) -> Search | None:
+    """The search that comes before ``plan``; None where none is asked for. Raises UsageError for one that could not be
+    made."""
+    file, tune = plan.file, plan.file.tune_baseline
+    if tune is None:
+        return None
+    where = f"{plan.path}: tune_baseline"
+    workload = _workload(file, tune, where)
+    baselines = _baselines(plan, tune, workload, where)
+    candidates, entries = [], []
+    for configuration in baselines:
+        base = configuration.entry
+        for settings in ({}, *tune.settings):
+            merged = {**base.engine_args, **settings}
+            if settings and merged == base.engine_args:
+                continue
+            name = candidate_name(configuration.name, settings)
+            candidates.append(Candidate(name=name, of=configuration.name, settings=settings))
+            changes = {"name": name, "engine_args": merged, "workloads": None}
+            entries.append(base.model_copy(update=changes))
+    changed = {
+        "name": f"{file.name}-tuning",
+        "description": f"engine settings of {', '.join(c.name for c in baselines)}, for {file.name}",
+        "deployments": tuple(entries),
+        "workloads": (workload,),
+        "loads": (tune.loads or _thinned(file, workload, where),),
+        "repeats": tune.repeats,
+        "tune_baseline": None,
+        "at": (),
+    }
+    made = schedule_of(file.model_copy(update=changed), plan.path).model_copy(update={"tunes": file.name})
+    at = tune.at or file.at[0]
+    return Search(plan=made, tune=tune, at=at, workload=workload, candidates=tuple(candidates))
+
+
+def candidate_name(of: str, settings: Settings) -> str:
+    """``collocated-4xtp2+batched2048+seqs64``; ``...+as-launched`` of no settings."""
+    words = [f"{SHORT[knob]}{int(value)}" for knob, value in settings.items()] or ["as-launched"]
+    return "+".join([of[:NAMED], *words])
+
+
+def tuned_plan(plan: Schedule, tuned: Mapping[str, Tuning]) -> Schedule:
+    """``plan`` with the settings that were found. Its file stays as it was read."""
+
+    def changed(of: Configuration) -> Entry:
+        settings = tuned[of.name].settings if of.name in tuned else {}
+        return of.entry.model_copy(update={"engine_args": {**of.entry.engine_args, **settings}})
+
+    entries = tuple(changed(configuration) for configuration in plan.configurations)
+    found = configurations(plan.file.model_copy(update={"deployments": entries}), plan.path)
+    made = {
+        each.name: each.model_copy(update={"entry": entry})
+        for each, entry in zip(found, plan.file.deployments, strict=True)
+    }
+    visits = [visit.model_copy(update={"configuration": made[visit.configuration.name]}) for visit in plan.visits]
+    return plan.model_copy(update={"visits": tuple(visits), "tuned": dict(tuned)})
+
+
+def _workload(file: ExperimentFile, tune: TuneBaseline, where: str) -> NamedWorkload:
+    if tune.workload is None:
+        found = next((w for w in file.workloads if w.mode == "mixed"), None)
+        if found is None:
+            raise UsageError(f"{where}: no workload of the file is mixed, so there is nothing to tune for")
+        return found
+    found = next((w for w in file.workloads if w.name == tune.workload), None)
+    if found is None or found.mode == "decode-only":
+        known = ", ".join(w.name for w in file.workloads if w.mode != "decode-only")
+        raise UsageError(f"{where}.workload: {tune.workload!r} is none of {known}")
+    return found
+
+
+def _baselines(plan: Schedule, tune: TuneBaseline, workload: NamedWorkload, where: str) -> tuple[Configuration, ...]:
+    able = [each for each in plan.configurations if each.deployment.mode == "collocated" and workload in each.workloads]
+    names = [each.name for each in able]
+    for name in tune.deployments or ():
+        if name not in names:
+            raise UsageError(
+                f"{where}.deployments: {name!r} is none of the collocated deployments that run {workload.name} "
+                f"({', '.join(names) or 'there is none'})"
+            )
+    found = tuple(each for each in able if tune.deployments is None or each.name in tune.deployments)
+    if not found:
+        raise UsageError(f"{where}: no collocated deployment of the file runs {workload.name}; leave it out")
+    return found
+
+
+def _thinned(file: ExperimentFile, workload: NamedWorkload, where: str) -> LoadsAsked:
+    """Up to `TUNED_LOADS` of the first group of closed loops, or else of rates, that the workload has."""
+    groups = [group for group in file.loads if workload.name in (group.workloads or (workload.name,))]
+    for kind in ("concurrency", "concurrency_per_gpu", "rate_rps"):
+        for group in groups:
+            values = getattr(group, kind)
+            if values:
+                ordered, steps = sorted(values), min(TUNED_LOADS, len(values)) - 1
+                chosen = [ordered[round(i * (len(ordered) - 1) / max(steps, 1))] for i in range(steps + 1)]
+                return group.model_copy(update={kind: tuple(chosen), "workloads": None})
+    raise UsageError(
+        f"{where}: the file has no concurrency and no rate_rps for {workload.name}; give tune_baseline loads"
+    )

@@ -1,0 +1,101 @@
+"""``tune_baseline:`` of an experiment's file: what it would launch, what came of it, and the plan that then is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdlab.bench.experiment.run import RunOptions, run
+from pdlab.bench.experiment.schedule import Schedule, earlier_record, visit_s
+from pdlab.bench.experiment.tuning import Search, search_of, tuned_plan
+from pdlab.bench.measure import title
+from pdlab.bench.progress import minutes
+from pdlab.core.bounds import parse_bounds
+from pdlab.core.errors import BenchError
+from pdlab.core.text import counted
+from pdlab.results.schema import ExperimentRecord, Tried, Tuning
+from pdlab.results.store import Store
+
+CONFIDENCE = 0.95
+
+
+def tuned(plan: Schedule, options: RunOptions) -> Schedule:
+    """``plan`` with the settings that the search finds, which is made as far as it is not finished; as it is without
+    one. Raises StoreError as `run` does, BenchError where nothing of a deployment could be measured."""
+    from pdlab.report.tuning import tried_text, tuning_text
+
+    search = search_of(plan)
+    if search is None:
+        return plan
+    earlier = earlier_record(options.out / plan.file.name, plan.file, resume=options.resume)
+    if earlier is not None and earlier.tuned:
+        return tuned_plan(plan, earlier.tuned)  # what is measured by now has these settings
+    done = run(search.plan, options)
+    found = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
+    for name, tuning in found.items():
+        print(f"{name}: {tuning_text(tuning)}", *(f"  {tried_text(tried)}" for tried in tuning.tried), sep="\n")
+    return tuned_plan(plan, found)
+
+
+def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) -> Tuning:
+    """What the search says of one deployment, from what is in ``folder``: the most output tokens/s within the bounds
+    wins, and the settings that it was launched with stay where none is within. Raises BenchError without a valid
+    level."""
+    from pdlab.analysis.curves import View, curves
+    from pdlab.analysis.loading import load
+    from pdlab.analysis.ranking import readings
+
+    candidates, bounds = search.of(name), parse_bounds(search.at, "p50")
+    errors = {visit.deployment: visit.error for visit in record.visits if visit.error}
+    there = [each for each in candidates if next(Store(folder / each.name).levels(), None) is not None]
+    loaded = load([folder / each.name for each in there], {})
+    made = curves([each.experiment for each in loaded], [each.requests for each in loaded])
+    named = [curve.model_copy(update={"label": each.name}) for curve, each in zip(made, there, strict=True)]
+    valid = {curve.label for curve in named if any(point.valid for point in curve.points)}
+    if not valid:
+        why = next(iter(errors.values()), "no level is valid")
+        raise BenchError(f"{folder}: nothing was measured of {name}, which tune_baseline is for: {why}")
+    found = readings(named, bounds, View(normalized=False, confidence=CONFIDENCE))
+    ranking = {ranked.label: ranked for reading in found for ranked in reading.ranking}
+    tried = {
+        each.name: Tried(
+            settings=each.settings,
+            tokens_per_s=ranking[each.name].estimate.value if each.name in ranking else None,
+            error=None if each.name in valid else errors.get(each.name) or "no level is valid",
+        )
+        for each in candidates
+    }
+    order = [*ranking, *(label for label in tried if label not in ranking and label in valid)]
+    order += [label for label in tried if label not in order]
+    visit = next(each for each in search.plan.visits if each.configuration.name == candidates[0].name)
+    launched = ranking.get(candidates[0].name)
+    ahead = launched.best_over_it if launched else None
+    return Tuning(
+        grid=dict(search.tune.grid),
+        bounds=bounds.label,
+        workload=search.workload.label,
+        loads=tuple(title(each) for each in visit.parts[0].loads),
+        repeats=search.plan.file.repeats,
+        tried=tuple(tried[label] for label in order),
+        settings=tried[order[0]].settings if ranking else {},
+        over_launched=(ahead.ratio, ahead.low, ahead.high) if ahead and ahead.high < float("inf") else None,
+        resolved=ahead is not None and ahead.verdict != "not distinguishable",
+        folder=folder.name,
+    )
+
+
+def described(plan: Schedule, out: Path) -> tuple[list[str], float]:
+    """The search that comes first, in words, and the seconds that it takes; nothing without one. Raises UsageError."""
+    search = search_of(plan)
+    if search is None:
+        return [], 0.0
+    folder = out / search.plan.file.name
+    seconds = sum(visit_s(search.plan, visit, folder) for visit in search.plan.visits)
+    loads = ", ".join(title(load) for load in search.plan.visits[0].parts[0].loads)
+    settings = counted(len(search.candidates), "setting")
+    lines = [
+        f"first the collocated side is tuned: {settings} launched {len(search.plan.visits)} times, about "
+        f"{minutes(seconds)}, levels in {folder}; the most output tokens/s at {parse_bounds(search.at, 'p50').label} "
+        f"wins, by {loads} of {search.workload.label}",
+        *(f"  {each.name}" for each in search.candidates),
+    ]
+    return lines, seconds

@@ -1,0 +1,74 @@
+"""Whether the collocated deployment that PD is compared with was tuned, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdlab.analysis.curves import Curve
+from pdlab.analysis.headline import Headline
+from pdlab.core.text import counted, listed, percent, plain
+from pdlab.results.schema import Tried, Tuning
+
+
+def baseline_text(found: Headline, curves: Sequence[Curve]) -> str | None:
+    """``Baseline A: tuned, ...`` or ``not tuned, ...``; None where the reference is not collocated, or no PD deployment
+    is compared with it."""
+    by_label = {curve.label: curve.deployment for curve in curves}
+    reference = next(curve for curve in curves if curve.label == found.reference)
+    others = [by_label[label] for label in (*(each.label for each in found.against), *found.apart)]
+    if reference.deployment is None or reference.deployment.mode != "collocated":
+        return None
+    if all(other is None or other.mode == "collocated" for other in others):
+        return None
+    if reference.tuning is not None:
+        return f"Baseline {found.reference}: {tuning_text(reference.tuning)}."
+    if reference.origin == "imported":
+        return f"Baseline {found.reference}: whether it was tuned is not known."
+    given = dict(reference.deployment.engine_kwargs)
+    for pool in reference.deployment.pools.values():
+        given |= pool.engine_kwargs
+    how = f"as launched, with {settings_text(given)}" if given else "the defaults of vLLM and of the launcher"
+    return f"Baseline {found.reference}: not tuned, {how} (tune_baseline: in an experiment's file tunes it)."
+
+
+def tuning_text(found: Tuning) -> str:
+    """``tuned, max_num_seqs=64 is the best of 7 settings at TPOT p50 <= 12 ms (...)``: its margins over the second and
+    over the settings as launched, the grid, and where the levels are."""
+    grid = listed([f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in found.grid.items()])
+    how = f"{counted(found.repeats, 'repeat')} at {', '.join(found.loads)}; tried: {grid}; levels in {found.folder}"
+    known = [tried for tried in found.tried if tried.tokens_per_s is not None]
+    many = f"{len(found.tried)} settings at {found.bounds}"
+    if not known:
+        return f"tuned without a result, none of {many} is within the bounds at any load ({how})"
+    margin = ""
+    if found.settings and found.over_launched:
+        ratio, low, high = found.over_launched
+        ends = f"{percent(low - 1)} to {percent(high - 1)} %" if found.resolved else "not distinguishable"
+        margin = f"{percent(ratio - 1)} % above as launched ({ends}); "
+    elif found.settings:
+        margin = "as launched it is not within the bounds, or not measured; "
+    second = ""
+    if len(known) > 1 and known[1].tokens_per_s:
+        ahead = (known[0].tokens_per_s or 0.0) / known[1].tokens_per_s - 1
+        second = f"{percent(ahead)} % above the second, {settings_text(known[1].settings)}; "
+    return f"tuned, {settings_text(found.settings)} is the best of {many} ({margin}{second}{how})"
+
+
+def tried_text(tried: Tried) -> str:
+    """``max_num_seqs=64: 1,234 output tokens/s``"""
+    if tried.tokens_per_s is not None:
+        said = f"{plain(tried.tokens_per_s)} output tokens/s"
+    else:
+        said = f"not measured ({tried.error})" if tried.error else "not within the bounds at any load"
+    return f"{settings_text(tried.settings)}: {said}"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """``max_num_batched_tokens=8192 max_num_seqs=64``; ``as launched`` of none."""
+    return " ".join(f"{name}={_value(value)}" for name, value in settings.items()) or "as launched"
+
+
+def _value(value: object) -> object:
+    """As YAML and the launcher's flags write it."""
+    return str(value).lower() if isinstance(value, bool) else value

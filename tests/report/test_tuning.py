@@ -1,0 +1,74 @@
+"""Whether the baseline was tuned, as the headline says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import folders
+
+from pdlab.cli import viz
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.results.schema import ExperimentRecord, Tried, Tuning
+from pdlab.results.store import write_record
+
+PD = Deployment(model="tiny-gptoss", topology=parse_label("pd-pack-p1xtp1-d1xtp1"))
+COLLOCATED = Deployment(model="tiny-gptoss", topology=parse_label("collocated-2xtp1"))
+TUNING = Tuning(
+    grid={"max_num_seqs": (4, 64), "enable_prefix_caching": (False,)},
+    bounds="TPOT p50 <= 12 ms",
+    workload="512:64",
+    loads=("concurrency 4",),
+    repeats=1,
+    tried=(
+        Tried(settings={"max_num_seqs": 64, "enable_prefix_caching": False}, tokens_per_s=550.0),
+        Tried(tokens_per_s=500.0),
+    ),
+    settings={"max_num_seqs": 64, "enable_prefix_caching": False},
+    over_launched=(1.1, 1.02, 1.19),
+    resolved=True,
+    folder="x-tuning",
+)
+
+
+def said(tmp_path: Path, capsys: pytest.CaptureFixture[str], base: Deployment = COLLOCATED, **changes: object) -> str:
+    pair = [folders.write(tmp_path / "pd", PD), folders.write(tmp_path / "base", base, **changes)]
+    report = tmp_path / "r.html"
+    assert viz.main(["--exps", *map(str, pair), "--no-plot", "--report", str(report)]) == 0
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Baseline ")]
+    assert len(found) == report.read_text().count("<p>Baseline ")
+    return "".join(found)
+
+
+def test_a_tuned_baseline_is_told_with_grid_winner_and_margin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = COLLOCATED.model_copy(update={"engine_kwargs": TUNING.settings})
+    assert said(tmp_path, capsys, tuned, tuning=TUNING) == (
+        "Baseline 2xTP1 collocated: tuned, max_num_seqs=64 enable_prefix_caching=false is the best of 2 settings at "
+        "TPOT p50 <= 12 ms (10 % above as launched (2 to 19 %); 10 % above the second, as launched; 1 repeat at "
+        "concurrency 4; tried: max_num_seqs 4, 64 and enable_prefix_caching false; levels in x-tuning)."
+    )
+
+
+def test_one_that_was_not_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "2xTP1 collocated: not tuned, the defaults of vLLM" in said(tmp_path, capsys)
+    given = COLLOCATED.model_copy(update={"engine_kwargs": {"max_num_seqs": 64}})
+    assert "not tuned, as launched, with max_num_seqs=64 (" in said(tmp_path / "given", capsys, given)
+    assert "whether it was tuned is not known" in said(tmp_path / "imported", capsys, origin="imported")
+
+
+def test_without_a_comparison_of_pd_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Deployment(model="tiny-gptoss", topology=parse_label("collocated-1xtp2"))
+    pair = [folders.write(tmp_path / "a", other), folders.write(tmp_path / "b", COLLOCATED)]
+    assert viz.main(["--exps", *map(str, pair), "--no-plot"]) == 0
+    assert "Baseline" not in capsys.readouterr().out
+
+
+def test_levels_of_a_search_are_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.write(tmp_path / "x-tuning" / "a", COLLOCATED)
+    write_record(
+        tmp_path / "x-tuning", ExperimentRecord(name="x-tuning", file="x", experiment={}, visits=(), tunes="x")
+    )
+    assert viz.main(["--exps", str(tmp_path / "x-tuning"), "--no-plot"]) == 0
+    assert "is the search for engine settings of x: its best is better by chance, too" in capsys.readouterr().err
