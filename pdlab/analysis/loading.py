@@ -17,7 +17,7 @@ from pdlab.analysis.requests import Requests, load_requests
 from pdlab.core.workload import RunKey
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment, Run, Summary
-from pdlab.results.store import MANIFEST
+from pdlab.results.store import MANIFEST, Store
 
 THREADS = 4
 
@@ -50,6 +50,16 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
             if columns is not None:
                 requests[i][run.key] = columns
     return [Loaded(*item) for item in zip(folders, experiments, requests, strict=True)]
+
+
+def hashes(loaded: Sequence[Loaded]) -> dict[Path, str]:
+    """SHA-256 of every file of records that was read."""
+    return {
+        Store(each.folder).records_path(key): requests.sha256
+        for each in loaded
+        for key, requests in each.requests.items()
+        if requests.sha256 is not None
+    }
 
 
 def possible(experiment: Experiment) -> Experiment:

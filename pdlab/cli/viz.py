@@ -7,7 +7,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -331,7 +331,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     curves += [curve for path in args.published for curve in published_tables.load(path)]
     curves = _with_role(curves, view)
     ranking.require_latency(ranking.own(curves), view)
-    doubt = _doubt(paths)
+    doubt = _doubt(paths, loading.hashes(loaded))
     _note([doubt])
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
     if args.price_per_gpu_hour is not None:
@@ -377,11 +377,11 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         print(answer)
 
 
-def _doubt(paths: Sequence[Path]) -> str | None:
+def _doubt(paths: Sequence[Path], hashes: Mapping[Path, str]) -> str | None:
     """That the audit finds something in these folders that makes a plot of them wrong; None where it does not."""
     from pdlab.analysis.audit import rules
 
-    findings = rules.shared(rules.hard(rules.audit(paths, recompute=False)))
+    findings = rules.shared(rules.hard(rules.audit(paths, recompute=False, hashes=hashes)))
     if not findings:
         return None
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))

@@ -82,6 +82,53 @@ def test_the_same_figures_as_from_records(level: tuple[list[RequestRecord], Load
                 assert figures == pytest.approx({"mean": distribution.mean_s, **distribution.percentiles_s})
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.floats(0, 1e4)] * 3, st.integers(1, 9), st.integers(1, 9)), min_size=1), st.booleans())
+def test_records_that_are_all_alike_are_read_as_others_are(
+    rows: list[tuple[float, float, float, int, int]], varied: bool
+) -> None:
+    records = [
+        RequestRecord(
+            arrival_s=arrival,
+            first_token_s=first,
+            finish_s=finish,
+            input_tokens=tokens_in,
+            output_tokens=tokens_out,
+            itl_s=(0.5,) * (tokens_out - 1),
+            lateness_s=arrival / 1e6 if varied else None,
+            asked=(tokens_in, tokens_out) if varied else None,
+        )
+        for arrival, first, finish, tokens_in, tokens_out in rows
+    ]
+    text = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
+    expected = np.array([[*row[:3], row[4]] for row in rows]).T
+    assert (requests.parse(text) == expected).all()
+    assert (requests.parse(text.replace(b":", b": ")) == expected).all(), "in another layout, one by one"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 399), st.sampled_from(range(3)), st.sampled_from(b'0159.-,:"{}[]\nas_')), max_size=2
+    )
+)
+def test_damaged_records_are_judged_as_one_by_one(damage: list[tuple[int, int, int]]) -> None:
+    text = bytearray(b"\n".join(record.model_dump_json(exclude_defaults=True).encode() for record in simple(4)))
+    for place, kind, byte in damage:
+        at = place % len(text)
+        text[at : at + (kind > 0)] = bytes([byte]) if kind < 2 else b""
+
+    def parsed() -> str | None:
+        try:
+            return str(requests.parse(bytes(text)).tolist())  # NaN is not equal to itself
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    found = parsed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(requests, "_numbers", lambda bare: None)
+        assert found == parsed()
+
+
 def kept(tmp_path: Path, records: list[RequestRecord]) -> tuple[Store, Run]:
     store = Store(tmp_path)
     load = Closed(concurrency=1)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,13 @@ RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp,
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
-def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[AuditFinding]:
+def audit(
+    paths: Sequence[Path], *, recompute: bool = True, hashes: Mapping[Path, str] | None = None
+) -> list[AuditFinding]:
     """All findings, folder by folder in the order given, those across folders first.
 
     ``recompute``: compare the figures of our levels with those that their requests give, which takes longest.
+    ``hashes``: of files of records that were read already.
     """
     folders = [read_folder(path) for path in paths]
     findings = list(_identical(folders))
@@ -55,7 +58,7 @@ def audit(paths: Sequence[Path], *, recompute: bool = True) -> list[AuditFinding
             continue
         for rule in RULES:
             findings += rule(folder)
-        findings += content_rules.records(folder, recompute=recompute)
+        findings += content_rules.records(folder, recompute=recompute, hashes=hashes or {})
     return findings
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pdlab.analysis import loading
 from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.audit.rules import audit, hard, render
 from pdlab.cli import viz
@@ -354,6 +355,18 @@ def test_records_that_are_not_those_of_the_level(content: bytes, said: str, tmp_
     assert found[0].files == ("one/concurrency4.records.json.gz",)
     (folder / "concurrency4.records.json.gz").unlink()
     assert audit([folder]) == [], "records that were not kept are no fault"
+
+
+def test_records_that_were_read_are_not_read_again_but_judged_by_their_hash(tmp_path: Path) -> None:
+    folder = ours(tmp_path / "one")
+    path = folder / "concurrency4.records.json.gz"
+    (loaded,) = loading.load([folder], {}, every_request=True)
+    hashes = loading.hashes([loaded])
+    assert path in hashes
+    path.write_bytes(b"no gzip")
+    assert audit([folder], recompute=False, hashes=hashes) == []
+    assert kinds(audit([folder], recompute=False, hashes={**hashes, path: "0" * 64})) == ["records"]
+    assert kinds(audit([folder], hashes=hashes)) == ["records"], "to compute figures again they are read"
 
 
 @pytest.mark.parametrize("name", ["concurrency4.json", "manifest.json"])
