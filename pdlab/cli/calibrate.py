@@ -21,6 +21,8 @@ from pdlab.plan.accuracy import (
     coverage_text,
     errors_text,
     median_errors,
+    parts,
+    parts_text,
     rankings,
     rankings_text,
     table,
@@ -152,12 +154,13 @@ def _run(args: argparse.Namespace) -> int:
         outside = cross_validate(start, shape, experiments, args.rounds)
         print("each left out once:", errors_text(median_errors(outside)))
         print(rankings_text(rankings(experiments, outside, start.gpus_per_node)))
-        blind = [point.model_copy(update={"scatter": 0.0}) for point in outside]
-        print("by errors alone:", coverage_text(coverage(blind)))
-        print("with chance and pool:", coverage_text(coverage(outside)))
+        made = parts(outside)
         days = args.days or (0.0, 0.0, 0.0)
-        if args.days:
-            print("with days too:", coverage_text(coverage(outside, dict(zip(NAMES, days, strict=True)))))
+        if made:
+            print(parts_text(made))
+            print("without days:", coverage_text(coverage(outside)))
+        if made and args.days:
+            print("with days:", coverage_text(coverage(outside, dict(zip(NAMES, days, strict=True)))))
         print(table(outside))
         errors = median_errors(outside)
         error = FitError(
@@ -169,6 +172,7 @@ def _run(args: argparse.Namespace) -> int:
             tpot_days_percent=days[0],
             ttft_days_percent=days[1],
             requests_per_s_days_percent=days[2],
+            parts=made,
         )
     else:
         print(table(inside))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from pdlab.core.deployment import Deployment
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
-from pdlab.plan.intervals import half_width
+from pdlab.plan.intervals import error_parts, half_width
+from pdlab.sim.hardware import ErrorParts
 from pdlab.sim.simulator import Prompts
 
 NAMES = ("TPOT", "mean TTFT", "requests/s")
@@ -56,6 +58,11 @@ class PredictedPoint(Frozen):
     def error_percent(self) -> float:
         return 100 * (self.predicted / self.measured - 1)
 
+    @property
+    def log_error(self) -> float:
+        """Of the measured over the predicted."""
+        return math.log(self.measured / self.predicted)
+
 
 def name_of(load: Load) -> str:
     """``concurrency 8``: repeats of a level have the same."""
@@ -85,23 +92,46 @@ class Coverage(NamedTuple):
     half_width: float
 
 
+def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
+    """Of what the errors of each metric are made (`pdlab.plan.intervals.error_parts`), where that can be told."""
+    found = {}
+    for name in NAMES:
+        errors = defaultdict[str, list[tuple[float, float]]](list)
+        for point in _compared(points) if skip_first else points:
+            if point.metric == name:
+                errors[point.experiment].append((point.log_error, point.scatter))
+        if made := error_parts(list(errors.values())):
+            found[name] = made
+    return found
+
+
 def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None) -> dict[str, Coverage]:
     """Of each metric, the intervals of an experiment made from the errors of the others; lowest loads left out.
 
     ``days_percent``: the difference between days to be taken into them, none by default.
     """
-    compared, found = _compared(points), {}
-    for name in NAMES:
-        held, widths = [], []
-        for point in (point for point in compared if point.metric == name):
-            others = [other for other in compared if other.experiment != point.experiment]
-            if not (errors := median_errors(others, skip_first=False)).get(name):
-                continue
-            widths.append(half_width(errors[name], (days_percent or {}).get(name, 0.0), point.scatter))
-            held.append(abs(math.log(point.measured / point.predicted)) <= widths[-1])
-        if held:
-            found[name] = Coverage(statistics.fmean(held), math.expm1(statistics.median(widths)))
-    return found
+    compared, days = _compared(points), days_percent or {}
+    held: dict[str, list[bool]] = {name: [] for name in NAMES}
+    widths: dict[str, list[float]] = {name: [] for name in NAMES}
+    for experiment in dict.fromkeys(point.experiment for point in compared):
+        others = parts([point for point in compared if point.experiment != experiment], skip_first=False)
+        for point in compared:
+            if point.experiment == experiment and point.metric in others:
+                widths[point.metric].append(
+                    half_width(others[point.metric], days.get(point.metric, 0.0), point.scatter)
+                )
+                held[point.metric].append(abs(point.log_error) <= widths[point.metric][-1])
+    return {
+        name: Coverage(statistics.fmean(held[name]), math.expm1(statistics.median(widths[name])))
+        for name in NAMES
+        if held[name]
+    }
+
+
+def parts_text(found: Mapping[str, ErrorParts]) -> str:
+    return "errors common to a configuration, and of a level beyond its known scatter: " + ", ".join(
+        f"{name} {each.common_percent:.1f} and {each.level_percent:.1f} %" for name, each in found.items()
+    )
 
 
 def coverage_text(found: Mapping[str, Coverage]) -> str:

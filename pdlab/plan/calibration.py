@@ -6,8 +6,10 @@ requests/s, and of the median and the 99th percentile of ITL if they are known (
 decode step from one with a prefill in it), are minimised: sum of sqrt(1 + (r / 0.04)^2) - 1
 (quadratic up to 4 %, linear beyond, so that one odd level does not bend the rest), plus a weak pull
 of each constant towards its start value (a factor of two counts like one residual of 4 %).
-Coordinate search with common random numbers: the simulator is cheap, and its small jumps (a request
-more or less in a step) defeat derivatives.
+
+Gauss-Newton in the logarithms of the constants, all of them at once: several trade places in the data, and one at a
+time they stay where they start. The simulator jumps (a request more or less in a step), so a derivative is the slope
+over a tenth to either side, a mean over seeds, which are the same ones throughout.
 
 Cross-validation leaves whole experiments out, one at a time, and predicts them by a fit to the others.
 """
@@ -18,6 +20,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
@@ -35,6 +41,13 @@ from pdlab.sim.simulator import Prompts, simulate
 WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
 FIRST_LEVEL = 0.2  # without a warm-up the first level holds handshakes and compilation
 SCALE = 0.04
+PULL = 0.4
+IMPOSSIBLE = 9.0  # residual of what is not above 0
+ASIDE = 0.1  # of a constant's logarithm: the simulator's jumps are small beside what that changes
+FARTHEST = 0.5
+SHARES = 1.0, 0.5, 0.25  # of a step
+ENOUGH = 0.01  # of the loss: a step that gains less is not taken
+SEEDS = (0, 1, 2, 3)
 SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
 
 
@@ -144,22 +157,51 @@ def _means(trials: Sequence[LevelFigures]) -> LevelFigures:
     return LevelFigures(tpot, ttft, rate, middle, tail)
 
 
-def loss(hardware: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], seeds: Sequence[int]) -> float:
-    """The sum described above, without the pull; infinite where an experiment cannot run at all."""
-    total = 0.0
-    for experiment in experiments:
-        try:
-            predicted_values = predict(hardware, shape, experiment, seeds)
-        except UsageError:
-            return math.inf
-        for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
-            importance = FIRST_LEVEL if number == 0 else 1.0
-            for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
-                if value is None or truth is None:
-                    continue
-                residual = math.log(value / truth) if value > 0 else 9.0
-                total += importance * weight * (math.sqrt(1 + (residual / SCALE) ** 2) - 1)
-    return total
+class Slopes(NamedTuple):
+    """Of one experiment: (weight, logarithm of predicted over measured) of every known figure, (n, 2), and what those
+    logarithms change by with the logarithm of each fitted constant, (n, constants)."""
+
+    residuals: NDArray[np.float64]
+    slopes: NDArray[np.float64]
+
+
+def residuals(
+    hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]
+) -> NDArray[np.float64]:
+    """Those of `Slopes`. Raises UsageError where the experiment cannot run."""
+    found = []
+    predicted_values = predict(hardware, shape, experiment, seeds)
+    for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
+        importance = FIRST_LEVEL if number == 0 else 1.0
+        for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
+            if value is not None and truth is not None:
+                found.append((importance * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE))
+    return np.array(found)
+
+
+def fitted_names(hardware: Hardware) -> list[str]:
+    """Constants that a fit moves."""
+    return [name for name, each in hardware.constants.items() if each.basis == "fitted" and each.value > 0]
+
+
+def slopes(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = SEEDS) -> Slopes:
+    """Over a tenth to either side of each fitted constant."""
+
+    def seen(name: str, factor: float) -> NDArray[np.float64]:
+        changed = hardware.with_values({name: hardware.value(name) * factor})
+        return residuals(changed, shape, experiment, seeds)[:, 1]
+
+    each = [
+        (seen(name, math.exp(ASIDE)) - seen(name, math.exp(-ASIDE))) / (2 * ASIDE) for name in fitted_names(hardware)
+    ]
+    return Slopes(residuals(hardware, shape, experiment, seeds), np.array(each).T)
+
+
+def _loss(weighted: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
+    """The sum described above; ``moved``: logarithms of the constants over their start values."""
+    weight, residual = weighted.T
+    pull = PULL / 2 * float((moved**2).sum()) / math.log(2) ** 2
+    return float((weight * (np.sqrt(1 + (residual / SCALE) ** 2) - 1)).sum()) + pull
 
 
 def fit(
@@ -167,35 +209,69 @@ def fit(
     shape: ModelShape,
     experiments: Sequence[MeasuredSweep],
     *,
-    seeds: Sequence[int] = (0, 1),
+    seeds: Sequence[int] = SEEDS,
     rounds: int = 12,
     say: Callable[[str], None] = lambda _: None,
+    known: Sequence[Slopes] | None = None,
 ) -> Hardware:
-    """``start`` with its fitted constants set to the values that fit the experiments best."""
-    names = [name for name, constant in start.constants.items() if constant.basis == "fitted"]
-    origin = {name: start.value(name) for name in names}
-    values, steps = dict(origin), dict.fromkeys(names, 0.2)
+    """``start`` with its fitted constants set to the values that fit the experiments best.
 
-    def score(trial: dict[str, float]) -> float:
-        pull = sum((math.log(trial[name] / origin[name]) / math.log(2)) ** 2 / 2 for name in names if origin[name])
-        return loss(start.with_values(trial), shape, experiments, seeds) + 0.4 * pull
+    ``known``: the experiments' `slopes` at the start, where they were computed before.
+    """
+    names = fitted_names(start)
+    origin = np.array([start.value(name) for name in names])
 
-    best = score(values)
-    for number in range(rounds):
-        for name in names:
-            for factor in (1 + steps[name], 1 / (1 + steps[name])):
-                trial = {**values, name: values[name] * factor}
-                trial_loss = score(trial)
-                if trial_loss < best:
-                    best, values = trial_loss, trial
-                    steps[name] = min(steps[name] * 1.4, 0.5)
-                    break
-            else:
-                steps[name] *= 0.5
-        say(f"round {number + 1} of {rounds}: {best:.2f}")
-        if max(steps.values()) < 0.004:
+    def at(moved: NDArray[np.float64]) -> Hardware:
+        return start.with_values(dict(zip(names, map(float, origin * np.exp(moved)), strict=True)))
+
+    def seen(moved: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate([residuals(at(moved), shape, experiment, seeds) for experiment in experiments])
+
+    def moves(here: NDArray[np.float64], tilt: NDArray[np.float64], moved: NDArray[np.float64]) -> _Place | None:
+        """A better place along the step from here; None where none is found."""
+        step, best = _gauss_newton(here, tilt, moved), _loss(here, moved)
+        for share in SHARES:
+            trial = moved + share * step
+            try:
+                there = seen(trial)
+            except UsageError:  # a KV pool that holds no request any more
+                continue
+            if (trial_loss := _loss(there, trial)) < (1 - ENOUGH) * best:
+                return _Place(trial, there, trial_loss)
+        return None
+
+    place = _Place(np.zeros(len(names)), np.empty((0, 2)), math.inf)
+    for number in range(rounds if names else 0):
+        found = known if known and not number else [slopes(at(place.moved), shape, each, seeds) for each in experiments]
+        here, tilt = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        place, before = _Place(place.moved, here, _loss(here, place.moved)), place.loss
+        while better := moves(place.residuals, tilt, place.moved):
+            place = better
+        say(f"round {number + 1} of {rounds}: {place.loss:.2f}")
+        if place.loss > (1 - ENOUGH) * before:
             break
-    return start.with_values({name: float(f"{value:.4g}") for name, value in values.items()})
+    return at(place.moved).with_values({name: float(f"{at(place.moved).value(name):.4g}") for name in names})
+
+
+class _Place(NamedTuple):
+    """Logarithms of the constants over their start values, the residuals there, and their loss."""
+
+    moved: NDArray[np.float64]
+    residuals: NDArray[np.float64]
+    loss: float
+
+
+def _gauss_newton(
+    weighted: NDArray[np.float64], slopes: NDArray[np.float64], moved: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The step to the minimum of the loss if residuals were straight lines, at most `FARTHEST` for each constant."""
+    weight, residual = weighted.T
+    weight = weight / np.sqrt(1 + (residual / SCALE) ** 2) / SCALE**2
+    pull = PULL / math.log(2) ** 2
+    curvature = slopes.T @ (weight[:, None] * slopes) + pull * np.eye(len(moved))
+    step = np.linalg.solve(curvature, -(slopes.T @ (weight * residual) + pull * moved))
+    farthest: NDArray[np.float64] = np.clip(step, -FARTHEST, FARTHEST)
+    return farthest
 
 
 def coarse(hardware: Hardware) -> Hardware:
@@ -241,10 +317,16 @@ def compare(
 
 
 def _held_out(
-    start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], number: int, rounds: int
+    start: Hardware,
+    shape: ModelShape,
+    experiments: Sequence[MeasuredSweep],
+    number: int,
+    rounds: int,
+    known: Sequence[Slopes],
 ) -> list[PredictedPoint]:
-    training_set = [*experiments[:number], *experiments[number + 1 :]]
-    return compare(fit(start, shape, training_set, rounds=rounds), shape, experiments[number])
+    training_set, of_training = ([*some[:number], *some[number + 1 :]] for some in (experiments, known))
+    fitted = fit(start, shape, training_set, rounds=rounds, known=of_training)
+    return compare(fitted, shape, experiments[number])
 
 
 def cross_validate(
@@ -252,9 +334,9 @@ def cross_validate(
 ) -> list[PredictedPoint]:
     """Every experiment predicted by a fit to all the others."""
     with ProcessPoolExecutor(workers) as pool:
-        futures = [
-            pool.submit(_held_out, start, shape, experiments, number, rounds) for number in range(len(experiments))
-        ]
+        count = len(experiments)
+        known = list(pool.map(slopes, [start] * count, [shape] * count, experiments)) if rounds else []
+        futures = [pool.submit(_held_out, start, shape, experiments, number, rounds, known) for number in range(count)]
         return [point for future in futures for point in future.result()]
 
 

@@ -1,12 +1,15 @@
 """Where 90 % of measured values are expected around a prediction, in logarithms; the parts add in squares.
 
-- **Constants and structure**: the error on experiments left out of the fit. That share is common to a configuration.
-- **Days**: how far two measurements of one configuration on different days differ, over the square root of two; runs
-  left out of a fit to runs of the same days do not show it.
+- **Common**: what the levels of a configuration are off by together: structure of the model, constants.
+- **Level**: what one level is off by beyond that and beyond what is known of it.
 - **Chance**: the scatter between the seeds of this very prediction, large near saturation.
 - **Pool**: where scattered blocks of a wrapped KV pool may be copied one by one, a share of what that changes.
+- **Days**: how far two measurements of one configuration on different days differ, over the square root of two.
 
-Medians of absolute errors become standard deviations as those of a normal distribution do.
+The first two come from errors on experiments left out of the fit, a few configurations of several levels each: the
+normal distributions that make them most likely, each level's chance and pool being known (a one-way layout with random
+groups and known variances; Searle, Casella and McCulloch, Variance Components, 1992). So a level of which little was
+to be expected says little. Medians of absolute errors become standard deviations as those of a normal distribution do.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pdlab.sim.hardware import TO_90, TO_SD, FitError
+from pdlab.sim.hardware import TO_SD, ErrorParts, FitError
 
 # What a block that is copied alone costs: the two levels with a wrapped pool ask for 0.7 and 1.5 of the value used.
 POOL = 0.4
+NORMAL_90 = 1.6449
 
 
 def scatter(values: Sequence[float], merged: float | None = None) -> float:
@@ -30,12 +34,51 @@ def scatter(values: Sequence[float], merged: float | None = None) -> float:
     return math.hypot(chance, POOL * gap)
 
 
-def half_width(error_percent: float, days_percent: float = 0.0, known: float = 0.0) -> float:
-    """Of the interval, in logarithms: median errors on runs left out and between days, and the `scatter`."""
-    medians = math.hypot(error_percent, days_percent / math.sqrt(2)) / 100
-    return TO_90 * math.hypot(medians, known / TO_SD)
+def error_parts(configurations: Sequence[Sequence[tuple[float, float]]]) -> ErrorParts | None:
+    """Of the errors of each configuration's levels: (logarithm of measured over predicted, `scatter`).
+
+    The mean error is taken to be 0, since no prediction is corrected by it. None for fewer than two configurations, or
+    where none has two levels: what they have in common cannot be told from the rest then.
+    """
+    groups = [group for group in configurations if group]
+    if len(groups) < 2 or all(len(group) == 1 for group in groups):
+        return None
+    found = []
+    for level in TRIED:
+        sums = [_sums(group, level) for group in groups]
+        found += [(sum(_unlikely(common, *each) for each in sums), common, level) for common in TRIED]
+    _, common, level = min(found)
+    return ErrorParts(common_percent=round(100 * common, 2), level_percent=round(100 * level, 2))
+
+
+def _sums(group: Sequence[tuple[float, float]], level: float) -> tuple[float, float, float]:
+    """Of a configuration's levels by their variances: sums of weights and of weighted errors, and the rest of -2 times
+    the logarithm of the likelihood."""
+    variances = [level**2 + known**2 + LEAST**2 for _, known in group]
+    weighted = [error / variance for (error, _), variance in zip(group, variances, strict=True)]
+    rest = sum(math.log(variance) for variance in variances)
+    rest += sum(error * each for (error, _), each in zip(group, weighted, strict=True))
+    return sum(1 / variance for variance in variances), sum(weighted), rest
+
+
+def _unlikely(common: float, weight: float, pulled: float, rest: float) -> float:
+    """-2 times the logarithm of the likelihood of a configuration's errors, but for a constant."""
+    grows = 1 + common**2 * weight
+    return math.log(grows) + rest - common**2 * pulled**2 / grows
+
+
+LEAST = 1e-4  # no figure is known better
+TRIED = (0.0, *(0.002 * 1.15**step for step in range(40)))  # to 47 %
+
+
+def half_width(parts: ErrorParts, days_percent: float = 0.0, known: float = 0.0) -> float:
+    """Of the interval, in logarithms: errors on runs left out, median difference between days, and the `scatter`."""
+    days = TO_SD * days_percent / math.sqrt(2)
+    return NORMAL_90 * math.hypot(parts.common_percent / 100, parts.level_percent / 100, days / 100, known)
 
 
 def of(error: FitError, metric: str, known: float) -> float:
     """`half_width` of TPOT, mean TTFT or requests/s."""
-    return half_width(*error.percent(metric), known)
+    median, days = error.percent(metric)
+    plain = ErrorParts(common_percent=0.0, level_percent=TO_SD * median)
+    return half_width(error.parts.get(metric, plain), days, known)

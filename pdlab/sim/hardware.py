@@ -24,9 +24,18 @@ class Constant(Frozen):
     relative_error: float | None = Field(default=None, ge=0)
 
 
+class ErrorParts(Frozen):
+    """Errors of one metric on runs left out of a fit, as standard deviations of logarithms in percent: ``common`` to
+    the levels of a configuration, and of one ``level`` beyond what its prediction knows (`pdlab.plan.intervals`)."""
+
+    common_percent: float = Field(ge=0)
+    level_percent: float = Field(ge=0)
+
+
 class FitError(Frozen):
     """Median absolute percentage errors over the held-out points of a cross-validation; ``..._days_percent``: median
-    difference of two measurements of one configuration on different days (0: not known)."""
+    difference of two measurements of one configuration on different days (0: not known). ``parts``: of what the errors
+    are made, by metric (TPOT, mean TTFT, requests/s), where that is known."""
 
     tpot_percent: float
     ttft_percent: float
@@ -36,6 +45,7 @@ class FitError(Frozen):
     tpot_days_percent: float = 0.0
     ttft_days_percent: float = 0.0
     requests_per_s_days_percent: float = 0.0
+    parts: dict[str, ErrorParts] = Field(default_factory=dict)
 
     def percent(self, metric: str) -> tuple[float, float]:
         """(error on held-out points, difference between days) of TPOT, mean TTFT or requests/s."""

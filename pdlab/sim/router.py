@@ -1,8 +1,10 @@
 """Routing of requests to the replicas of a simulated deployment, as Ray Serve does it. Times in seconds.
 
 Every replica of the ingress has a router of its own. A router draws two replicas at random and takes the one whose
-queue is shorter by what it remembers: the length that a replica told when this router last sent it a request. It asks
-only where that is longer ago than Ray's time limit, so many routers, or few requests, spread load almost at random.
+queue is shorter by what it remembers: the length that a replica told when this router last asked it or sent it a
+request. Where it remembers nothing of both, or for longer than Ray's time limit, it asks both; where of one alone, it
+takes the other, however long that queue, and asks for next time (`_select_from_candidate_replicas` of Ray Serve's
+request router). So many routers, or few requests, spread load almost at random.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Protocol, TypeVar
 
 
 class Replica(Protocol):
-    """``load`` requests are at the replica; ``told``: router -> (the load when it last sent one, and when)."""
+    """``load`` requests are at the replica; ``told``: router -> (the load when it last heard of it, and when)."""
 
     load: int
     told: dict[int, tuple[int, float]]
@@ -46,13 +48,18 @@ class Router:
         second_index += second_index >= first_index
         replica_a, replica_b = replicas[first_index], replicas[second_index]
         known_a, known_b = self._known(replica_a, router, now_s), self._known(replica_b, router, now_s)
-        if known_a == known_b:
-            chosen = replica_a if self.random.random() < 0.5 else replica_b
-        else:
-            chosen = replica_a if known_a < known_b else replica_b
+        if known_a is None:
+            replica_a.told[router] = replica_a.load, now_s
+        if known_b is None:
+            replica_b.told[router] = replica_b.load, now_s
+        if known_a is None and known_b is None:
+            known_a, known_b = replica_a.load, replica_b.load
+        takes_a = known_b is None or (known_a is not None and known_a <= known_b)
+        chosen = replica_a if takes_a else replica_b
         chosen.told[router] = (chosen.load + 1, now_s)
         return chosen
 
-    def _known(self, replica: Replica, router: int, now_s: float) -> int:
-        heard = replica.told.get(router)
-        return heard[0] if heard is not None and now_s - heard[1] < self.memory_s else replica.load
+    def _known(self, replica: Replica, router: int, now_s: float) -> int | None:
+        """What the router remembers; None: nothing, or for too long."""
+        told = replica.told.get(router)
+        return told[0] if told is not None and now_s - told[1] < self.memory_s else None

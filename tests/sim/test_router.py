@@ -37,6 +37,15 @@ def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
     assert router.choose(servers, 30.0) is servers[0], "both are asked again"
 
 
+def test_of_two_the_one_that_is_known_is_taken_and_the_other_asked_for_next_time() -> None:
+    servers = [Server(load=5), Server(load=0)]
+    servers[0].told[0] = (5, 0.0)
+    router = Router(random.Random(2), 1, 10.0)
+    assert router.choose(servers, 1.0) is servers[0], "however long its queue"
+    assert servers[1].told[0] == (0, 1.0)
+    assert router.choose(servers, 2.0) is servers[1]
+
+
 def test_one_replica_needs_no_choice() -> None:
     server = Server()
     assert Router(random.Random(0), 16, 10.0).choose([server], 0.0) is server and server.load == 1
