@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_days,
         metavar="TPOT,TTFT,RPS",
         help="with --cross-validate: median difference, in percent, of one configuration measured on different days, "
-        "which widens the intervals of predictions (default: not known)",
+        "which widens the intervals of predictions; coverage is printed with and without (default: not known)",
     )
     add = parser.add_argument_group("result").add_argument
     add("--out", type=Path, metavar="FILE", help="write the fitted hardware there")
@@ -160,7 +160,10 @@ def _run(args: argparse.Namespace) -> int:
             print(parts_text(made))
             print("without days:", coverage_text(coverage(outside)))
         if made and args.days:
-            print("with days:", coverage_text(coverage(outside, dict(zip(NAMES, days, strict=True)))))
+            print(
+                "with days, as predictions are given:",
+                coverage_text(coverage(outside, dict(zip(NAMES, days, strict=True)))),
+            )
         print(table(outside))
         errors = median_errors(outside)
         error = FitError(

@@ -145,7 +145,7 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
     assert any(line.startswith("errors common to a configuration") for line in said)
     assert fitted.error.percent("mean TTFT") == (fitted.error.ttft_percent, 8.0)
     held = [line.partition(":")[0] for line in said if "90 % intervals, each experiment's" in line]
-    assert held == ["without days", "with days"]
+    assert held == ["without days", "with days, as predictions are given"]
 
 
 def test_repeats_are_one_row_of_their_means() -> None:

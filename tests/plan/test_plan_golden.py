@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
+import statistics
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.golden
 STORED = Path(__file__).parent / "golden" / "16-h100-5000-250.csv"
 COLUMNS = ("deployment", "copies", "load", "goodput_per_gpu", "closed_loop_per_gpu", "ttft_ms", "tpot_ms", "limited_by")
 ROWS = 10
+SEEDS = (1, 2, 3, 4, 5, 6)
 
 
 def scene() -> Scene:
@@ -85,15 +87,19 @@ def differences(old: list[dict[str, str]], new: list[dict[str, str]]) -> list[st
 
 def test_what_is_recommended_holds_in_long_runs_once_pools_have_wrapped(planned: Plan) -> None:
     """The first three, in runs in which pools age by themselves, at 95 % of their goodput: still more than the best
-    collocated deployment's."""
+    collocated deployment's. One run of a queue near what it serves says little: 91 to 100 % of the first's requests are
+    within the SLO by seed."""
     asked, base = scene(), planned.best_candidate(collocated=True)
     assert base is not None
     for found in planned.candidates[:3]:
         assert found.goodput_rps is not None and 0.95 * found.served_per_gpu > 1.1 * base.served_per_gpu
-        level = Level(load=Open(rate_rps=0.95 * found.goodput_rps), num_requests=4000, seed=3)
-        (done,) = simulate(found.deployment, [level], asked.workload, asked.hardware, asked.shape, seed=3)
-        late = stresses(columns(done), asked.slo)[2000:3600]
-        assert (late <= 1).mean() >= asked.slo.quantile, found.deployment.label
+        good = []
+        for seed in SEEDS:
+            level = Level(load=Open(rate_rps=0.95 * found.goodput_rps), num_requests=4000, seed=seed)
+            (done,) = simulate(found.deployment, [level], asked.workload, asked.hardware, asked.shape, seed=seed)
+            late = stresses(columns(done), asked.slo)[2000:3600]
+            good.append(float((late <= 1).mean()))
+        assert statistics.fmean(good) >= asked.slo.quantile, found.deployment.label
 
 
 def test_the_ranking_is_the_stored_one(planned: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,8 +21,8 @@ LADDER = (1, 4, 16, 64, 256)
 LONGEST = 60_000  # tokens that the KV cache of every TP degree holds
 DEGREES = st.sampled_from((1, 2, 4, 8))
 NOISE = 0.1  # one simulation is chaotic
-# The TTFT of a short prompt is a few steps of whatever else runs then: 423 against 380 ms at 64 and 256 requests of
-# 100:4000 on pd-spread-p2xtp1-d1xtp1.
+# The mean TTFT of a short prompt hangs on a few long waits: 294 to 439 ms by seed at 64 requests of 100:4000 on
+# pd-spread-p2xtp4ep-d1xtp1.
 NOISE_TTFT = 0.2
 LINK = {"pd-pac": "nvlink", "pd-spr": "srd"}
 
@@ -48,8 +49,8 @@ def configurations(draw: st.DrawFn) -> str:
 def test_no_figure_is_absurd(configuration: str, itl: int, otl: int, prompts: str, link: str) -> None:
     text = "".join(f"{configuration},{itl},{otl},{n},{prompts},{link}\n" for n in LADDER)
     asked = read(f"config,itl,otl,concurrency,prompts,link\n{text}", "grid")[2]
-    found = predict(asked, load_hardware("h100-vllm-0.11"), seeds=(0,))
-    figures = []
+    hardware = load_hardware("h100-vllm-0.11")
+    found = predict(asked, hardware, seeds=(0,))
     for concurrency, row in zip(LADDER, found, strict=True):
         unknown = [name for name in COLUMNS if row[name] == ""]
         assert all("tpot" in name for name in unknown) and bool(unknown) == (otl == 1)
@@ -60,12 +61,29 @@ def test_no_figure_is_absurd(configuration: str, itl: int, otl: int, prompts: st
         assert rps * stays_s <= 1.001 * concurrency, "Little's law"
         assert otl == 1 or tpot_ms > 4, "faster than any engine of this stack"
         assert ttft_ms > 30 and float(row["predicted_median_ttft_ms"]) <= float(row["predicted_p99_ttft_ms"])
-        figures.append((rps, tpot_ms, ttft_ms))
     # Nothing need be monotonic where more load means more hits, nor over NVLink, where a KV pool that has wrapped
     # costs a stall per prompt: 13 % of the requests/s from concurrency 32 to 48 of the published 1xtp2-1xtp2.
     if prompts == "repeated" or (configuration.startswith("pd") and (link or LINK[configuration[:6]]) == "nvlink"):
         return
-    for (rps, tpot_ms, ttft_ms), (more_rps, more_tpot_ms, more_ttft_ms) in pairwise(figures):
-        assert more_rps > (1 - NOISE) * rps
-        assert more_tpot_ms >= (1 - NOISE) * tpot_ms
-        assert more_ttft_ms > (1 - NOISE_TTFT) * ttft_ms
+    if fallen := falls(found):  # by the chance of one seed, or in what is printed too?
+        fallen = falls(predict(asked, hardware))
+    assert not fallen
+
+
+def falls(found: list[dict[str, Any]]) -> list[str]:
+    """What gets better with more load."""
+    kinds = (("requests_per_s", NOISE), ("mean_tpot_ms", NOISE), ("mean_ttft_ms", NOISE_TTFT))
+    figures = {name: [float(row[f"predicted_{name}"] or 0) for row in found] for name, _ in kinds}
+    return [
+        f"{name} {less:g} to {more:g}"
+        for name, noise in kinds
+        for less, more in pairwise(figures[name])
+        if more < (1 - noise) * less
+    ]
+
+
+def test_what_gets_better_with_more_load_is_seen() -> None:
+    row = {"predicted_requests_per_s": "1", "predicted_mean_tpot_ms": "", "predicted_mean_ttft_ms": "100"}
+    assert falls([row, {**row, "predicted_mean_ttft_ms": "81"}]) == []
+    assert falls([row, {**row, "predicted_mean_ttft_ms": "79"}]) == ["mean_ttft_ms 100 to 79"]
+    assert falls([row, {**row, "predicted_requests_per_s": "0.8"}]) == ["requests_per_s 1 to 0.8"]
