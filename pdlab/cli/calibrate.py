@@ -160,10 +160,8 @@ def _run(args: argparse.Namespace) -> int:
             print(parts_text(made))
             print("without days:", coverage_text(coverage(outside)))
         if made and args.days:
-            print(
-                "with days, as predictions are given:",
-                coverage_text(coverage(outside, dict(zip(NAMES, days, strict=True)))),
-            )
+            held = coverage(outside, dict(zip(NAMES, days, strict=True)))
+            print("with days, as predictions are given:", coverage_text(held))
         print(table(outside))
         errors = median_errors(outside)
         error = FitError(
