@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pdlab.core.deployment import Deployment
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
-from pdlab.plan.intervals import error_parts, half_width
+from pdlab.plan.prediction_intervals import error_parts, half_width
 from pdlab.sim.hardware import ErrorParts
 from pdlab.sim.simulator import Prompts
 
@@ -45,7 +45,7 @@ class MeasuredSweep(Frozen):
 
 class PredictedPoint(Frozen):
     """A predicted and a measured figure; ``metric`` is one of `NAMES`, ``scatter`` that of the prediction
-    (`pdlab.plan.intervals`)."""
+    (`pdlab.plan.prediction_intervals`)."""
 
     experiment: str
     load: str
@@ -93,7 +93,7 @@ class Coverage(NamedTuple):
 
 
 def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
-    """Of what the errors of each metric are made (`pdlab.plan.intervals.error_parts`), where that can be told."""
+    """What the errors of each metric consist of (`pdlab.plan.prediction_intervals.error_parts`), if that is known."""
     found = {}
     for name in NAMES:
         errors = defaultdict[str, list[tuple[float, float]]](list)

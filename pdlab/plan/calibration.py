@@ -30,7 +30,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
-from pdlab.plan.intervals import scatter
+from pdlab.plan.prediction_intervals import scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import depends_on_age

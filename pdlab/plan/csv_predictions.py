@@ -196,7 +196,7 @@ def _columns(
 def _interval(
     metric: str, value: float | None, seeds: Sequence[float], merged: Sequence[float], hardware: Hardware
 ) -> tuple[float | None, float | None]:
-    """Where 90 % of measured values are expected (`pdlab.plan.intervals`); unknown stays unknown."""
+    """Where 90 % of measured values are expected (`pdlab.plan.prediction_intervals`); unknown stays unknown."""
     if value is None or hardware.error is None:
         return None, None
     known = intervals.scatter(seeds, statistics.fmean(merged) if merged else None)

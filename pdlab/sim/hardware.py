@@ -26,7 +26,8 @@ class Constant(Frozen):
 
 class ErrorParts(Frozen):
     """Errors of one metric on runs left out of a fit, as standard deviations of logarithms in percent: ``common`` to
-    the levels of a configuration, and of one ``level`` beyond what its prediction knows (`pdlab.plan.intervals`)."""
+    the levels of a configuration, and of one ``level`` beyond what its prediction knows
+    (`pdlab.plan.prediction_intervals`)."""
 
     common_percent: float = Field(ge=0)
     level_percent: float = Field(ge=0)

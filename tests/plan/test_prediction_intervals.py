@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.plan import accuracy, csv_predictions, csv_rows
 from pdlab.plan.accuracy import PredictedPoint, coverage
-from pdlab.plan.intervals import error_parts, half_width, of, scatter
+from pdlab.plan.prediction_intervals import error_parts, half_width, of, scatter
 from pdlab.sim.hardware import ErrorParts, FitError, load_hardware
 
 
