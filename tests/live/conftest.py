@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Gates that say that this machine was too busy to drive or to serve the load, whatever is deployed.
-BUSY_MACHINE = {"client_saturation", "lateness", "front_saturation"}
+# A level of a few seconds is in no steady state where something else takes the cores for one of them.
+BUSY_MACHINE = {"client_saturation", "lateness", "front_saturation", "steady_state"}
 TIMEOUT_S = 800  # a launch on a busy machine takes minutes; what ends, ends at once
 
 
