@@ -19,7 +19,7 @@ from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
-from pdlab.plan import intervals
+from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RequestedRow
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -199,8 +199,8 @@ def _interval(
     """Where 90 % of measured values are expected (`pdlab.plan.prediction_intervals`); unknown stays unknown."""
     if value is None or hardware.error is None:
         return None, None
-    known = intervals.scatter(seeds, statistics.fmean(merged) if merged else None)
-    factor = math.exp(intervals.of(hardware.error, metric, known))
+    known = prediction_intervals.scatter(seeds, statistics.fmean(merged) if merged else None)
+    factor = math.exp(prediction_intervals.of(hardware.error, metric, known))
     return value / factor, value * factor
 
 
