@@ -81,7 +81,7 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
         wait(lambda: len(oracle.log()) > served and running(LEVELS[2]))
         (client,) = clients(second.pid)
         second.send_signal(signal.SIGINT)
-        _, errors = second.communicate(timeout=60)
+        _, errors = second.communicate(timeout=600)
     assert second.returncode == 130
     assert "interrupted; finished levels are kept. Go on with: ./run_bm.sh " in errors and "Traceback" not in errors
     assert not alive(client)
@@ -90,7 +90,7 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
     assert {name: after_interrupt[name] for name in after_kill} == after_kill
 
     with start(oracle, tmp_path, "--resume") as third:
-        output, errors = third.communicate(timeout=60)
+        output, errors = third.communicate(timeout=600)
     assert ended_well(third.returncode, output), errors
     assert "2 of 3 levels were already measured and skipped" in output
     done = finished()

@@ -28,7 +28,7 @@ TTFT_S, TPOT_S = 0.1, 0.01
 CLEAN = {2: "clean", 4: "two at a time", 8: "four tokens a chunk"}
 # Concurrency of the level -> what is planted in it, the gate that must fire, and what it says.
 FAULTS = {
-    3: ({"drift": 0.05}, "steady_state", "no steady state: output tokens/s changed by -"),
+    3: ({"drift": 0.1}, "steady_state", "no steady state: output tokens/s changed by -"),
     5: ({"short_every": 16}, "token_counts", "3 of 48 answers have a wrong output token count (19, not 20)"),
     6: ({"cut_every": 16}, "failed_requests", "3 of 48 requests failed (first: "),
     7: ({"hang_every": 24}, "failed_requests", "2 of 48 requests failed (first: no complete answer within 2 s)"),

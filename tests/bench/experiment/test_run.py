@@ -187,14 +187,15 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     kept = {path: path.read_bytes() for path in first.parent.glob("concurrency*")}
     refused = lab.run()
     assert refused[0] == 2 and "use --resume to go on, or another --out" in refused[2]
-    code, _, errors = lab.run("--resume")
-    assert code == 0, errors
+    code, out, errors = lab.run("--resume")
+    late = "load generator saturated" in out + errors  # on a busy machine: a level that is kept and called invalid
+    assert code == (3 if late else 0), errors
     assert {path: path.read_bytes() for path in kept} == kept
     assert [visit.status for visit in lab.record.visits] == ["done", "done"]
     launches = len(lab.calls)
     code, out, _ = lab.run("--resume")
-    assert code == 0 and len(lab.calls) == launches, "nothing is left, so nothing is started"
-    assert "fine: 4 levels, 4 valid" in out
+    assert code == (3 if late else 0) and len(lab.calls) == launches, "nothing is left, so nothing is started"
+    assert "fine: 4 levels, " in out and (late or "4 valid" in out)
     lab.file(deployments=FILE["deployments"][:1], prompts_per_level=25)
     changed = lab.run("--resume")
     assert changed[0] == 2 and "was measured with another prompts_per_level in its file" in changed[2]
