@@ -20,6 +20,7 @@ from pdlab.core.schema import Frozen
 
 PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread"]
+PrefillStep = Literal["retry", "local", "fail"]
 
 _POOL = re.compile(r"(?P<replicas>\d+)x(?:tp(?P<tp>\d+))?(?:pp(?P<pp>\d+))?(?:dp(?P<dp>\d+))?(?P<ep>ep)?")
 _LABEL = re.compile(
@@ -176,12 +177,27 @@ class Serving(Frozen):
     2.60). ``tokenize_once``: decode takes the prompt's token ids from prefill.
     ``stream_batching_ms``: output chunks of one request are held that long and sent together
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
+    ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD).
+    ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
+    another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
 
     direct_streaming: bool = False
     tokenize_once: bool = False
     stream_batching_ms: float | None = Field(default=None, ge=0)
     requests: RequestLimits = RequestLimits()
+    prefill_timeout_s: float = Field(default=120.0, gt=0, le=86400)
+    on_prefill_failure: tuple[PrefillStep, ...] = ("retry", "local")
+
+    @field_validator("on_prefill_failure")
+    @classmethod
+    def _steps(cls, steps: tuple[PrefillStep, ...]) -> tuple[PrefillStep, ...]:
+        if not steps or len(set(steps)) < len(steps):
+            raise ValueError("names each step once: retry, local, fail, for example retry,local or fail")
+        ends = [step for step in steps[:-1] if step != "retry"]
+        if ends:
+            raise ValueError(f"nothing is tried behind {ends[0]}: name it last, for example retry,{ends[0]}")
+        return steps
 
 
 class Deployment(Frozen):
@@ -246,8 +262,11 @@ class Deployment(Frozen):
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
         # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
         absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
-        if self.serving.requests == RequestLimits():
-            absent["serving"] = {"requests": True}
+        defaults = Serving()
+        later = ("requests", "prefill_timeout_s", "on_prefill_failure")
+        same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
+        if same:
+            absent["serving"] = same
         if isinstance(self.topology, Disaggregated) and not self.topology.transport.ucx_env:
             absent["topology"] = {"transport": {"ucx_env": True}}
         text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)

@@ -36,7 +36,9 @@ from pdlab.core.deployment import (
     Disaggregated,
     Mode,
     Pool,
+    PrefillStep,
     RequestLimits,
+    Serving,
     Transport,
 )
 from pdlab.core.errors import UsageError
@@ -59,6 +61,8 @@ FLAGS = {
     "ucx_tls": "--ucx-tls",
     "ucx_env": "--ucx-env",
     "serving.stream_batching_ms": "--stream-batching-ms",
+    "serving.prefill_timeout_s": "--prefill-timeout-s",
+    "serving.on_prefill_failure": "--on-prefill-failure",
     "serving.requests.expose": "--expose",
     "serving.requests.max_body_bytes": "--max-body-bytes",
     "serving.requests.max_prompts": "--max-prompts",
@@ -233,6 +237,31 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="hold output chunks that long and send them together (default 0; Ray's own is 50)",
     )
+    default = Serving()
+    group.add_argument(
+        "--prefill-timeout-s",
+        type=seconds,
+        metavar="S",
+        help="PD: decode gives up a call of prefill after S seconds, queueing included (default "
+        f"{default.prefill_timeout_s:g})",
+    )
+    group.add_argument(
+        "--on-prefill-failure",
+        type=prefill_steps,
+        metavar="STEP[,STEP]",
+        help="PD: what decode tries in this order when prefill fails or takes longer: retry (once, on another prefill "
+        "replica), local (decode computes the prompt), fail (HTTP 503, as behind the last step; default "
+        f"{','.join(default.on_prefill_failure)})",
+    )
+
+
+def prefill_steps(text: str) -> tuple[str, ...]:
+    """``retry,local`` as names; which may follow which is the deployment's rule."""
+    steps = tuple(step.strip() for step in text.split(","))
+    unknown = [step for step in steps if step not in get_args(PrefillStep)]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no step: give some of retry, local, fail, with commas")
+    return steps
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
@@ -456,7 +485,7 @@ def chooses_backend(args: argparse.Namespace) -> bool:
 def _serving(args: argparse.Namespace, topology: Collocated | Disaggregated, base: Deployment | None) -> dict[str, Any]:
     """What the flags say, else the file of --config, else what suits --host. Raises UsageError."""
     local = args.local is not None
-    given = ("direct_streaming", "tokenize_once", "stream_batching_ms")
+    given = ("direct_streaming", "tokenize_once", "stream_batching_ms", "prefill_timeout_s", "on_prefill_failure")
     flags = {name: getattr(args, name) for name in given if getattr(args, name) is not None}
     limits = ("max_body_bytes", "max_prompts", "max_tokens")
     requests = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
@@ -517,7 +546,7 @@ def _variables(pairs: Sequence[str]) -> dict[str, str]:
 def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
     names = ("num", "tp", "dp", "pp", "ep")
     pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")]
-    pd_only += ["kv_backend", "ucx_tls", "ucx_env", "accept_wire"]
+    pd_only += ["kv_backend", "ucx_tls", "ucx_env", "accept_wire", "prefill_timeout_s", "on_prefill_failure"]
     wrong, hint = (
         (pd_only, "it is for --pd-pack and --pd-spread")
         if mode == "collocated"

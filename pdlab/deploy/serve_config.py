@@ -25,6 +25,11 @@ PD_BUILDER = "pdlab.deploy.serving.builders:build_pd_openai_app"
 
 # Every head node of Ray has 1 of it; replicas that take a share of it are there.
 HEAD_RESOURCE, HEAD_SHARE = "node:__internal_head__", 0.001
+# Of the request router that lets a call of prefill avoid a replica.
+PREFILL_ROUTER = "pdlab.deploy.serving.prefill_router.PrefillRouter"
+# vLLM keeps prefill's KV blocks for a read for 30 s, its lease. A replica that is to stop waits until they are read or
+# the lease has ended; then Ray Serve would end it.
+KV_DRAIN_S, SHUTDOWN_WINDOW_S = 35.0, 45.0
 # KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
 CPU_KV_BYTES = 512 * 2**20
 
@@ -56,6 +61,9 @@ def render(
     ingress: dict[str, Any] = {} if direct else {"ingress_deployment_config": ingress_options(deployment)}
     ingress["guard"] = deployment.serving.requests.model_dump(mode="json")
     if isinstance(deployment.topology, Disaggregated):
+        serving = deployment.serving
+        call = {"timeout_s": serving.prefill_timeout_s, "on_failure": list(serving.on_prefill_failure)}
+        ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
         return ServeApp(import_path=PD_BUILDER, args=pd)
     if deployment.topology.pool.dp > 1:
@@ -100,6 +108,10 @@ def _llm_config(
             ],
         },
     }
+    if transport:
+        config["deployment_config"]["graceful_shutdown_timeout_s"] = SHUTDOWN_WINDOW_S
+    if role == "prefill":
+        config["deployment_config"]["request_router_config"] = {"request_router_class": PREFILL_ROUTER}
     experimental: dict[str, Any] = {} if batching_ms is None else {"stream_batching_interval_ms": batching_ms}
     if role == "decode":
         experimental["_prewarm_prefill_decode"] = True

@@ -2,9 +2,11 @@
 that are served.
 
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
-`pdlab.deploy.serving.guard.Rules`. The classes travel to the replicas by value, so that the nodes of a cluster
-need no pdlab; the machine that builds the application does. Imports Ray: no module of pdlab's own
-process imports it but by its name in `pdlab.deploy.serve_config`.
+`pdlab.deploy.serving.guard.Rules`; that of PD also, under ``prefill_call``, those of
+`pdlab.deploy.serving.prefill_call.PrefillRules`, and ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`. The
+classes travel to the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the
+application does. Imports Ray: no module of pdlab's own process imports it but by its name in
+`pdlab.deploy.serve_config`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.guard import Guard, Rules
 from pdlab.deploy.serving.parts import for_one_engine, join, split
 from pdlab.deploy.serving.pool import TellsPool
+from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
 
 _SERVER = "ray.llm._internal.serve.core.server.llm_server"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
@@ -90,17 +94,24 @@ def build_dp_openai_app(args: dict[str, Any]) -> Any:
 
 def build_pd_openai_app(args: dict[str, Any]) -> Any:
     """Prefill and decode disaggregated. Raises what Ray's builder raises."""
-    application = _build("build_pd_openai_app", args)
+    given = dict(args)
+    call, kv_drain_s = given.pop("prefill_call"), given.pop("kv_drain_s")
+    application = _build("build_pd_openai_app", given)
     pd: Any = importlib.import_module(_PD)
+    server: Any = importlib.import_module(_SERVER)
+    rules = PrefillRules(**{**call, "on_failure": tuple(call["on_failure"])})
     for found in _applications(application):
+        if issubclass(found._bound_deployment.func_or_class, server.LLMServer):
+            _mix_in(found, Drains, {"kv_drain_s": kv_drain_s})
         if issubclass(found._bound_deployment.func_or_class, pd.PDOrchestratorMixin):
+            _mix_in(found, CallsPrefill, {"prefill_rules": rules})
             _mix_in(found, OneByOne, {})
     return application
 
 
 def _build(name: str, args: dict[str, Any]) -> Any:
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    for module in ("guard", "parts", "pool", "builders"):
+    for module in ("guard", "parts", "pool", "prefill_call", "drain", "builders"):
         cloudpickle.register_pickle_by_value(sys.modules[f"pdlab.deploy.serving.{module}"])
     given = dict(args)
     rules = given.pop("guard")

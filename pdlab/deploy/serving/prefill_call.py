@@ -1,0 +1,229 @@
+"""Decode's call of prefill: it ends in time, is made once more on another replica, and a prompt whose prefill failed
+is computed on decode.
+
+Ray's own orchestration waits for prefill without a limit and hands on whatever it raises. Where a client goes away
+between prefill's answer and decode's admission, nobody would tell prefill to free the KV blocks that it keeps for
+decode: they would stay until their lease ends. Runs in Ray Serve's decode replicas, sent there by value: imports the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+# The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
+ROUTE = "pdlab_route"
+# Counters in Ray's metrics, per decode replica; `calls` is counted for every request, so that beside it the absence
+# of another one is a true zero.
+COUNTERS = {
+    "calls": "Requests whose prefill was asked of a prefill replica.",
+    "timeouts": "Calls of prefill that got no answer in time.",
+    "retries": "Requests whose prefill was asked of another replica, for the first one failed.",
+    "local": "Requests whose prompt decode computed itself, for prefill failed.",
+    "failures": "Requests that were answered with HTTP 503, for prefill failed.",
+    "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
+}
+_MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
+_PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
+_SERVER_ERRORS = 500
+
+
+@dataclass(frozen=True)
+class PrefillRules:
+    """``timeout_s``: how long prefill may take to answer. ``on_failure``: what is tried after a failed or late call,
+    in this order: ``retry`` (once, on another prefill replica), ``local`` (decode computes the prompt), ``fail``.
+    Behind the last step the request fails with HTTP 503."""
+
+    timeout_s: float = 120.0
+    on_failure: tuple[str, ...] = ("retry", "local")
+
+
+class Route:
+    """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process."""
+
+    def __init__(self, avoid: frozenset[str] = frozenset()) -> None:
+        self.avoid = avoid
+        self.replica: str | None = None
+        self.no_other = False
+
+
+class PrefillFailed(Exception):
+    """A call of prefill gave no answer; the message says why."""
+
+
+class CallsPrefill:
+    """Mixed into Ray's decode server, in place of its own way from prefill to decode."""
+
+    prefill_rules: PrefillRules
+
+    async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        pd: Any = importlib.import_module(_PD)
+        backend: Any = self._get_connector_backend()  # type: ignore[attr-defined]
+        if backend.requires_peer_binding or backend.concurrent_handoff:
+            async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
+                yield item
+            return
+        method = "chat" if isinstance(request, pd.ChatCompletionRequest) else "completions"
+        answer = await self._prefilled(pd, backend, method, request, raw_request_info)
+        if isinstance(answer, pd.ErrorResponse):
+            yield answer
+            return
+        given = getattr(answer, "kv_transfer_params", None)
+        began = False
+        stream: Any = None
+        try:
+            if answer is None:
+                decode_request, token_ids = request, None
+            else:
+                decode_request = backend.prepare_decode_request(request=request, peer=None, prefill_response=answer)
+                token_ids = self._decode_reuse_ids(answer)  # type: ignore[attr-defined]
+            with pd._reuse_prompt_token_ids(token_ids):
+                stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
+                began = True  # from here on vLLM itself tells prefill of a request that ends early
+                async for item in stream:
+                    yield item
+        finally:
+            if not began and given:
+                _in_background(self._release(given))
+            if began and hasattr(stream, "aclose"):
+                with contextlib.suppress(Exception):
+                    await stream.aclose()
+
+    async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
+        """Prefill's answer, or the error that is the client's answer; None: decode is to compute the prompt."""
+        _count("calls")
+        avoid: frozenset[str] = frozenset()
+        reasons: list[str] = []
+        for step in ("call", *self.prefill_rules.on_failure, "fail"):
+            if step == "local":
+                _count("local")
+                _log("decode computes the prompt itself: %s", "; ".join(reasons))
+                return None
+            if step == "fail":
+                _count("failures")
+                return _unavailable(reasons)
+            route = Route(avoid)
+            try:
+                answer = await self._call(pd, backend, method, request, raw, route)
+            except PrefillFailed as error:
+                if route.no_other:
+                    reasons.append("there is no other prefill replica")
+                    continue
+                if step == "retry":
+                    _count("retries")
+                reasons.append(f"prefill replica {route.replica or '(none was reached)'}: {error}")
+                _log("a call of prefill failed: %s", reasons[-1])
+                avoid |= {route.replica} if route.replica else set()
+                continue
+            if step == "retry":
+                _count("retries")
+            return answer
+        raise AssertionError("the last step is to fail")
+
+    async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
+        """Prefill's first answer: a completion, or an error of the client's. Raises PrefillFailed."""
+        exceptions: Any = importlib.import_module("ray.exceptions")
+        asked = backend.prepare_prefill_request(request=request, peer=None)
+        self._request_prefill_token_ids(asked)  # type: ignore[attr-defined]
+        try:
+            call = getattr(self._prefill_of(pd, raw), method).remote(asked, raw, **{ROUTE: route})
+        except Exception as error:
+            raise PrefillFailed(_in_words(error)) from error
+        first = asyncio.ensure_future(call.__anext__())
+        first.add_done_callback(
+            lambda ended: ended.cancelled() or ended.exception()
+        )  # nobody may be left to look at it
+        try:
+            done, _ = await asyncio.wait({first}, timeout=self.prefill_rules.timeout_s)
+        except asyncio.CancelledError:
+            # Ray cancels the call with the request; an answer that was on its way is still an answer to prefill.
+            _in_background(self._release_late(first))
+            raise
+        if not done:
+            _count("timeouts")
+            call.cancel()
+            first.cancel()
+            raise PrefillFailed(f"no answer within {self.prefill_rules.timeout_s:g} s")
+        try:
+            answer = first.result()
+        except exceptions.TaskCancelledError:
+            raise  # with the client's request
+        except StopAsyncIteration as error:
+            raise PrefillFailed("it ended without an answer") from error
+        except Exception as error:
+            raise PrefillFailed(_in_words(error)) from error
+        if isinstance(answer, pd.ErrorResponse) and (answer.error.code or 0) >= _SERVER_ERRORS:
+            raise PrefillFailed(f"HTTP {answer.error.code}, {answer.error.message}")
+        return answer
+
+    def _prefill_of(self, pd: Any, raw: Any) -> Any:
+        """The handle of prefill, with the model's adapter and the client's session where there are."""
+        handle: Any = self._prefill_handle  # type: ignore[attr-defined]
+        adapter = pd.serve.get_multiplexed_model_id()
+        if adapter:
+            handle = handle.options(multiplexed_model_id=adapter)
+        session = pd.session_id_from_headers(raw.headers) if raw is not None else None
+        return handle.options(session_id=session) if session else handle
+
+    async def _release_late(self, first: asyncio.Future[Any]) -> None:
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            answer = await asyncio.wait_for(first, self.prefill_rules.timeout_s)
+            if given := getattr(answer, "kv_transfer_params", None):
+                await self._release(given)
+
+    async def _release(self, given: dict[str, Any]) -> None:
+        """Have decode's engine tell prefill that nobody will read what it keeps for these transfer parameters."""
+        engine: Any = self.engine  # type: ignore[attr-defined]
+        name = f"gone-{given.get('remote_request_id')}"
+        try:
+            await engine._engine_client.notify_kv_transfer_request_rejected(name, given)
+            _count("released")
+        except Exception as error:
+            _log("prefill is not told that its KV blocks are not needed; their lease will end: %s", _in_words(error))
+
+
+_tasks: set[Any] = set()
+_counters: dict[str, Any] = {}
+
+
+def _in_background(work: Any) -> None:
+    """Run ``work`` beside the request that is being cancelled; the event loop itself keeps tasks weakly."""
+    task = asyncio.ensure_future(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+def _count(name: str) -> None:
+    """Never a reason for a request to fail."""
+    try:
+        if name not in _counters:
+            metrics: Any = importlib.import_module("ray.util.metrics")
+            serve: Any = importlib.import_module("ray.serve")
+            counter = metrics.Counter(f"pdlab_prefill_{name}", description=COUNTERS[name], tag_keys=("ReplicaId",))
+            _counters[name] = (counter, {"ReplicaId": serve.get_replica_context().replica_id.unique_id})
+        counter, tags = _counters[name]
+        counter.inc(1, tags=tags)
+    except Exception as error:
+        _log("prefill calls are not counted: %r", error)
+
+
+def _unavailable(reasons: list[str]) -> Any:
+    models: Any = importlib.import_module(_MODELS)
+    message = f"prefill is not available ({'; '.join(reasons)}): send the request again"
+    return models.ErrorResponse(error=models.ErrorInfo(message=message, type="ServiceUnavailableError", code=503))
+
+
+def _in_words(error: BaseException) -> str:
+    """The error's kind and its first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}{f' ({lines[0][:300]})' if lines else ''}"
+
+
+def _log(text: str, *values: Any) -> None:
+    logging.getLogger("ray.serve").warning(text, *values)

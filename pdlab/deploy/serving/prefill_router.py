@@ -1,0 +1,48 @@
+"""Ray's own choice of a prefill replica, save those that a call is to avoid.
+
+Loaded in decode's replicas, where Ray has sent it by value: imports Ray and the standard library alone, and is a module
+of its own because Ray takes back that the router's module travels so.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+
+ROUTE = "pdlab_route"
+
+
+class PrefillRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+    """Power of two choices, as Ray's default. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`)
+    learns from it which replica it went to, and goes to none of ``route.avoid``."""
+
+    async def _choose_replica_for_request(self, pending_request: Any, *, is_retry: bool = False) -> Any:
+        # Taken out of what is sent to the replica; Ray asks again with the same object where a replica has no room.
+        route = pending_request.kwargs.pop(ROUTE, None) or getattr(pending_request, ROUTE, None)
+        if route is None:
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        setattr(pending_request, ROUTE, route)
+        if route.avoid:
+            replica = await self._another(route)
+        else:
+            replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        route.replica = replica.replica_id.unique_id
+        return replica
+
+    async def _another(self, route: Any) -> Any:
+        """One of the replicas that are not to be avoided, beside Ray's queue, whose first in line takes any replica.
+
+        Raises LookupError where there is none, and then says so in the route."""
+        attempt = 0
+        while True:
+            others = [r for r in self._replicas.values() if r.replica_id.unique_id not in route.avoid]
+            if not others:
+                route.no_other = True
+                raise LookupError("there is no other replica")
+            replica = await self._select_from_candidate_replicas(random.sample(others, min(2, len(others))), attempt)
+            if replica is not None:
+                return replica
+            await self._backoff(attempt)
+            attempt += 1
