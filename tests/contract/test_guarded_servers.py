@@ -170,7 +170,7 @@ class Engines:
             model="m", id=f"cmpl-{request.request_id}", choices=choices, usage=usage, **more
         )
 
-    async def remote(self, request: Any, _: Any) -> AsyncIterator[Any]:
+    async def remote(self, request: Any, _: Any, **route: Any) -> AsyncIterator[Any]:
         self.prefill.append(request)
         if request.prompt == "too long":
             error = self.models.ErrorInfo(message="too long", type="BadRequestError", code=400)

@@ -1,0 +1,294 @@
+"""Decode's call of prefill: what follows a failed or late one, and who is told when a client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdlab.deploy.serving import prefill_call
+from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
+
+
+class Cancelled(Exception):
+    """Stands for Ray's TaskCancelledError."""
+
+
+class Error:
+    """Stands for Ray's ErrorResponse."""
+
+    def __init__(self, error: Any) -> None:
+        self.error = error
+
+
+class Orchestrator:
+    """Stands for Ray's mixin, whose own way must not be gone."""
+
+    async def _pd_handle_request(self, request: Any, raw: Any = None) -> AsyncIterator[Any]:
+        yield "Ray's own way"
+
+
+class Engine:
+    """Stands for Ray's engine server below the mixin: answers at once with what it was asked."""
+
+    async def completions(self, request: Any, raw: Any = None) -> AsyncIterator[Any]:
+        if self.before is not None:  # type: ignore[attr-defined]
+            await self.before()  # type: ignore[attr-defined]
+
+        async def stream() -> AsyncIterator[Any]:
+            self.decoded.append(request)  # type: ignore[attr-defined]
+            for token in ("one", "two"):
+                yield token
+
+        return stream()
+
+
+class Call:
+    """Stands for a handle's response: an outcome that comes when ``ready`` says so."""
+
+    def __init__(self, outcome: Any, ready: asyncio.Event | None) -> None:
+        self.outcome, self.ready, self.cancelled = outcome, ready, False
+
+    async def __anext__(self) -> Any:
+        if self.ready is not None:
+            await self.ready.wait()
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Prefill:
+    """Stands for the handle; the replicas r0, r1... take the calls in turn, save those to be avoided."""
+
+    def __init__(self, outcomes: list[Any], replicas: int = 2, ready: asyncio.Event | None = None) -> None:
+        self.outcomes, self.replicas, self.ready = outcomes, [f"r{i}" for i in range(replicas)], ready
+        self.calls: list[tuple[str, Call]] = []
+        self.completions = SimpleNamespace(remote=self.remote)
+
+    def remote(self, request: Any, raw: Any, **more: Any) -> Any:
+        route = more.pop(ROUTE)
+        assert not more
+        others = [replica for replica in self.replicas if replica not in route.avoid]
+        if not others:
+            route.no_other = True
+            return Call(LookupError("there is no other replica"), None)
+        route.replica = others[len(self.calls) % len(others)]
+        outcome = self.outcomes[len(self.calls)]
+        never = asyncio.Event() if outcome == "hangs" else None
+        call = Call(outcome, never or self.ready)
+        self.calls.append((route.replica, call))
+        return call
+
+
+Made = Callable[..., Any]
+
+
+@pytest.fixture
+def counted() -> dict[str, int]:
+    return {}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, counted: dict[str, int]) -> Iterator[Made]:
+    @contextlib.contextmanager
+    def reuse(token_ids: Any) -> Iterator[None]:
+        yield
+
+    pd = SimpleNamespace(
+        PDOrchestratorMixin=Orchestrator, ChatCompletionRequest=int, ErrorResponse=Error, _reuse_prompt_token_ids=reuse,
+        serve=SimpleNamespace(get_multiplexed_model_id=lambda: ""), session_id_from_headers=lambda headers: None,
+    )  # fmt: skip
+    modules = {
+        prefill_call._PD: pd,
+        prefill_call._MODELS: SimpleNamespace(ErrorResponse=Error, ErrorInfo=SimpleNamespace),
+        "ray.exceptions": SimpleNamespace(TaskCancelledError=Cancelled),
+    }
+    real = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda name, *rest: modules.get(name) or real(name, *rest))
+    monkeypatch.setattr(prefill_call, "_count", lambda name: counted.update({name: counted.get(name, 0) + 1}))
+
+    class Decode(CallsPrefill, Orchestrator, Engine):
+        prefill_rules = PrefillRules(timeout_s=0.05)
+
+    def made(prefill: Prefill, on_failure: str = "retry,local", **flags: bool) -> Any:
+        decode: Any = Decode()
+        decode.prefill_rules = PrefillRules(timeout_s=0.05, on_failure=tuple(on_failure.split(",")))
+        decode._prefill_handle, decode.decoded, decode.before, decode.told = prefill, [], None, []
+
+        async def notify(name: str, given: dict[str, Any]) -> None:
+            decode.told.append(given)
+
+        decode.engine = SimpleNamespace(_engine_client=SimpleNamespace(notify_kv_transfer_request_rejected=notify))
+        decode._get_connector_backend = lambda: SimpleNamespace(
+            requires_peer_binding=flags.get("peer", False), concurrent_handoff=False,
+            prepare_prefill_request=lambda request, peer: request,
+            prepare_decode_request=lambda request, peer, prefill_response: (request, prefill_response),
+        )  # fmt: skip
+        decode._request_prefill_token_ids = lambda request: None
+        decode._decode_reuse_ids = lambda answer: None
+        return decode
+
+    yield made
+
+
+def prefilled(number: int = 0) -> Any:
+    return SimpleNamespace(kv_transfer_params={"remote_request_id": f"p{number}"})
+
+
+def answer(decode: Any, request: Any = "a prompt") -> list[Any]:
+    async def run() -> list[Any]:
+        return [item async for item in decode._pd_handle_request(request)]
+
+    return asyncio.run(run())
+
+
+DEAD = RuntimeError("The actor died\nunexpectedly")
+BUSY = Error(SimpleNamespace(code=500, message="EngineDeadError"))
+
+
+def test_one_that_answers_is_read_by_decode(server: Made, counted: dict[str, int]) -> None:
+    given = prefilled()
+    decode = server(Prefill([given]))
+    assert answer(decode) == ["one", "two"]
+    assert decode.decoded == [("a prompt", given)] and decode.told == []
+    assert counted == {"calls": 1}
+
+
+@pytest.mark.parametrize("failure", [DEAD, BUSY, "hangs", StopAsyncIteration()], ids=["dead", "500", "hangs", "empty"])
+def test_after_a_failure_another_replica_is_asked(server: Made, counted: dict[str, int], failure: Any) -> None:
+    given = prefilled()
+    prefill = Prefill([failure, given])
+    decode = server(prefill)
+    assert answer(decode) == ["one", "two"]
+    assert [replica for replica, _ in prefill.calls] == ["r0", "r1"]
+    assert decode.decoded == [("a prompt", given)]
+    assert counted == {"calls": 1, "retries": 1} | ({"timeouts": 1} if failure == "hangs" else {})
+    assert prefill.calls[0][1].cancelled is (failure == "hangs"), "a hung engine must not begin with it later"
+
+
+def test_when_all_fail_decode_computes_the_prompt(server: Made, counted: dict[str, int]) -> None:
+    prefill = Prefill([DEAD, DEAD, DEAD], replicas=3)
+    decode = server(prefill)
+    assert answer(decode) == ["one", "two"]
+    assert len(prefill.calls) == 2, "one retry"
+    assert decode.decoded == ["a prompt"], "without transfer parameters"
+    assert counted == {"calls": 1, "retries": 1, "local": 1}
+
+
+def test_where_there_is_one_prefill_replica_nothing_is_retried(server: Made, counted: dict[str, int]) -> None:
+    prefill = Prefill([DEAD], replicas=1)
+    decode = server(prefill)
+    assert answer(decode) == ["one", "two"]
+    assert len(prefill.calls) == 1 and counted == {"calls": 1, "local": 1}
+
+
+@pytest.mark.parametrize(("steps", "calls"), [("fail", 1), ("retry", 2), ("retry,fail", 2)])
+def test_behind_the_last_step_is_a_503_that_says_why(
+    server: Made, counted: dict[str, int], steps: str, calls: int
+) -> None:
+    prefill = Prefill([DEAD, BUSY])
+    (error,) = answer(server(prefill, steps))
+    assert error.error.code == 503 and len(prefill.calls) == calls
+    assert "prefill replica r0: RuntimeError (The actor died)" in error.error.message
+    assert ("prefill replica r1: HTTP 500, EngineDeadError" in error.error.message) is (calls == 2)
+    assert "\n" not in error.error.message and "send the request again" in error.error.message
+    assert counted["failures"] == 1
+
+
+def test_an_error_of_the_clients_is_the_answer(server: Made, counted: dict[str, int]) -> None:
+    refused = Error(SimpleNamespace(code=400, message="too long"))
+    prefill = Prefill([refused])
+    decode = server(prefill)
+    assert answer(decode) == [refused] and len(prefill.calls) == 1 and decode.decoded == []
+    assert counted == {"calls": 1}
+
+
+def test_a_connector_that_binds_peers_goes_rays_way(server: Made) -> None:
+    assert answer(server(Prefill([]), peer=True)) == ["Ray's own way"]
+
+
+def test_a_call_that_ray_cancelled_with_its_request_is_not_retried(server: Made, counted: dict[str, int]) -> None:
+    prefill = Prefill([Cancelled()])
+    with pytest.raises(Cancelled):
+        answer(server(prefill))
+    assert len(prefill.calls) == 1 and counted == {"calls": 1}
+
+
+def leave(decode: Any, *, when: Callable[[], bool], then: Callable[[], None] = lambda: None) -> None:
+    """Ask, cancel as Serve does once ``when`` is true, and let what is left in the background end."""
+
+    async def run() -> None:
+        async def ask() -> None:
+            async for _ in decode._pd_handle_request("a prompt"):
+                pass
+
+        asked = asyncio.ensure_future(ask())
+        while not when():
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        then()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            if not prefill_call._tasks:
+                return
+        raise AssertionError("something is left in the background")
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_before_decode_has_it_frees_the_blocks(server: Made, counted: dict[str, int]) -> None:
+    decode = server(Prefill([prefilled(7)]))
+    reached: list[bool] = []
+
+    async def slow() -> None:
+        reached.append(True)
+        await asyncio.sleep(3600)
+
+    decode.before = slow
+    leave(decode, when=lambda: bool(reached))
+    assert decode.told == [{"remote_request_id": "p7"}] and counted["released"] == 1
+
+
+def test_an_answer_of_prefill_behind_the_clients_back_frees_the_blocks(server: Made, counted: dict[str, int]) -> None:
+    ready = asyncio.Event()
+    prefill = Prefill([prefilled(3)], ready=ready)
+    decode = server(prefill)
+    decode.prefill_rules = PrefillRules(timeout_s=60)
+    leave(decode, when=lambda: bool(prefill.calls), then=ready.set)
+    assert decode.told == [{"remote_request_id": "p3"}] and decode.decoded == []
+
+
+def test_once_decode_has_it_vllm_itself_tells_prefill(server: Made) -> None:
+    decode = server(Prefill([prefilled()]))
+
+    async def run() -> None:
+        stream = decode._pd_handle_request("a prompt")
+        assert await stream.__anext__() == "one"
+        await stream.aclose()
+
+    asyncio.run(run())
+    assert decode.told == [] and decode.decoded
+
+
+def test_a_prefill_that_cannot_be_told_is_no_error(server: Made, counted: dict[str, int]) -> None:
+    decode = server(Prefill([prefilled()]))
+    decode.engine = SimpleNamespace()  # dead: it has no client any more
+    reached: list[bool] = []
+
+    async def slow() -> None:
+        reached.append(True)
+        await asyncio.sleep(3600)
+
+    decode.before = slow
+    leave(decode, when=lambda: bool(reached))
+    assert "released" not in counted
