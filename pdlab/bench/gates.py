@@ -176,6 +176,24 @@ def kv_transfers(evidence: Evidence) -> Iterator[str]:
         yield "no KV bytes were transferred, by vLLM's counters"
 
 
+def prefill_calls(evidence: Evidence) -> Iterator[str]:
+    """A call of prefill failed or was late, and its prompt was prefilled elsewhere: figures are of another deployment
+    than the one that is measured."""
+    names = {
+        "prefill_retries": "asked of another prefill replica",
+        "prefill_local": "computed on decode",
+        "prefill_failures": "answered with an error",
+    }
+    counts = {words: evidence.delta(name) or 0.0 for name, words in names.items()}
+    if any(count > 0 for count in counts.values()):
+        late = evidence.delta("prefill_timeouts") or 0.0
+        done = ", ".join(f"{count:g} {words}" for words, count in counts.items() if count > 0)
+        yield (
+            f"calls of prefill failed ({late:g} had no answer within --prefill-timeout-s), and their prompts were "
+            f"{done}; see decode's logs, or give prefill more time"
+        )
+
+
 def restarts(evidence: Evidence) -> Iterator[str]:
     """A replica was replaced, or an engine began to count anew: its caches and connections were cold."""
     if evidence.strangers:
@@ -478,6 +496,12 @@ GATES: tuple[Gate, ...] = (
     Gate("failed_requests", failed_requests),
     Gate("token_counts", token_counts),
     Gate("kv_transfers", kv_transfers, _kv_missing),
+    Gate(
+        "prefill_calls",
+        prefill_calls,
+        _needs("prefill_calls"),
+        applies=lambda evidence: evidence.kv_expected and not evidence.went_back,  # else see `restarts`
+    ),
     Gate("restarts", restarts, _restarts_missing),
     Gate("other_requests", other_requests, _others_missing),
     Gate("preemptions", preemptions, _needs("preemptions")),

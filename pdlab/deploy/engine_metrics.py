@@ -99,6 +99,12 @@ _FIELDS = {
     "e2e_request_latency_seconds_count": "e2e_count",
     "nixl_xfer_time_seconds_sum": "kv_transfer_s",
     "nixl_xfer_time_seconds_count": "kv_transfers",
+    # pdlab's own (`pdlab.deploy.serving.prefill_call.COUNTERS`).
+    "prefill_calls": "prefill_calls",
+    "prefill_timeouts": "prefill_timeouts",
+    "prefill_retries": "prefill_retries",
+    "prefill_local": "prefill_local",
+    "prefill_failures": "prefill_failures",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds_bucket": "ttft",
@@ -111,6 +117,10 @@ _IMPLIED = {
     "preemptions": "generation_tokens",
     "prefix_cache_hits": "prefix_cache_queries",
     "external_cache_hits": "external_cache_queries",
+    "prefill_timeouts": "prefill_calls",
+    "prefill_retries": "prefill_calls",
+    "prefill_local": "prefill_calls",
+    "prefill_failures": "prefill_calls",
 }
 
 

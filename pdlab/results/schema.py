@@ -139,6 +139,9 @@ class EngineCounters(Frozen):
     through a connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are sums of
     the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
     level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
+    ``prefill_calls``: requests whose prefill decode asked for; of those ``prefill_retries`` asked another replica,
+    ``prefill_local`` had the prompt computed on decode, ``prefill_failures`` were answered with an error.
+    ``prefill_timeouts``: calls that got no answer in time.
 
     Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) sums are unknown, and ``buckets``
     has what is known: of ttft, queue, prefill and kv_transfer, the number of observations up to each upper
@@ -165,6 +168,11 @@ class EngineCounters(Frozen):
     e2e_count: float | None = None
     kv_transfer_s: float | None = None
     kv_transfers: float | None = None
+    prefill_calls: float | None = None
+    prefill_timeouts: float | None = None
+    prefill_retries: float | None = None
+    prefill_local: float | None = None
+    prefill_failures: float | None = None
     buckets: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 

@@ -44,6 +44,7 @@ def changed(**changes: Any) -> tuple[RequestRecord, ...]:
 
 def engines(**counts: float) -> dict[str, EngineCounters]:
     clean = {"requests": 24.0, "prefix_cache_hits": 0.0, "preemptions": 0.0, "external_cache_hits": 2376.0}
+    clean |= {"prefill_calls": 24.0, "prefill_retries": 3.0, "prefill_local": 0.0, "prefill_failures": 0.0}
     return {"decode": EngineCounters(**{**clean, **counts})}
 
 
@@ -110,6 +111,13 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("kv_transfers", nixl(kv_expired_requests=2), "1 requests' KV blocks expired before decode took them"),
     ("kv_transfers", nixl(bytes_transferred=10), "no KV bytes were transferred, by vLLM's counters"),
     ("kv_transfers", nixl(bytes_transferred=None), "no KV bytes were transferred, by vLLM's counters"),
+    (
+        "prefill_calls",
+        {"engines_after": engines(prefill_retries=5)},
+        "calls of prefill failed (0 had no",
+    ),
+    ("prefill_calls", {"engines_after": engines(prefill_local=4)}, "calls of prefill failed (0 had no"),
+    ("prefill_calls", {"engines_after": engines(prefill_failures=1)}, "calls of prefill failed (0 had no"),
     ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters went back"),
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
     (
@@ -297,10 +305,17 @@ def test_what_cannot_be_judged_is_said_not_passed() -> None:
     assert "kv_transfers" not in validate_level(blind, moves_kv=False).unchecked
 
 
+def test_how_calls_of_prefill_failed_is_told() -> None:
+    after = engines(prefill_timeouts=1, prefill_retries=5, prefill_local=1)
+    (reason,) = validate_level(evidence(engines_after=after)).reasons
+    assert "(1 had no answer within --prefill-timeout-s)" in reason
+    assert "their prompts were 2 asked of another prefill replica, 1 computed on decode;" in reason
+
+
 def test_unreadable_counters_where_kv_must_move_are_a_failure() -> None:
     validity = validate_level(evidence(counters_error="gone"))
     assert validity.reasons == ("KV-transfer counters could not be read (gone)",)
-    assert set(validity.unchecked) == {"restarts", "other_requests", "preemptions", "prefix_cache"}
+    assert set(validity.unchecked) == {"prefill_calls", "restarts", "other_requests", "preemptions", "prefix_cache"}
 
 
 def test_requests_that_the_client_gave_up_on_may_or_may_not_finish() -> None:

@@ -45,6 +45,17 @@ def test_exact_sums_are_read_and_of_estimated_ones_the_buckets() -> None:
     assert exact.buckets == {} and rough.buckets == {"queue": {"0.3": 4.0, "+Inf": 6.0}}
 
 
+def test_calls_of_prefill() -> None:
+    """Beside the calls the absence of a counter is a true zero; without them nothing is known."""
+    page = "".join(
+        f'ray_pdlab_prefill_{name}_total{{{COMMON},ReplicaId="{replica}",{OTEL}}} {value}\n'
+        for name, replica, value in (("calls", "a", 6), ("calls", "b", 4), ("retries", "b", 2), ("calls", "gone", 9))
+    )
+    decode = parse_snapshot([page], ("a", "b"), {"a": "decode", "b": "decode"}).engines["decode"]
+    assert (decode.prefill_calls, decode.prefill_retries, decode.prefill_local) == (10.0, 2.0, 0.0)
+    assert parse_snapshot([NEWER], ("a",), {"a": "decode"}).engines["decode"].prefill_local is None
+
+
 def test_labels() -> None:
     sample = next(samples('vllm:request_success_total{model="a}b",ReplicaId="x\\"y"} 1 1790000000\n'))
     assert sample.value == 1.0 and sample.label("model") == "a}b" and sample.label("engine") is None
