@@ -11,6 +11,7 @@ from pdlab.bench.client import protocol
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
 from pdlab.bench.progress import Progress
+from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
 from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Disaggregated
@@ -18,7 +19,8 @@ from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
-from pdlab.results.schema import RequestRecord, Run
+from pdlab.results.provenance import now
+from pdlab.results.schema import RequestRecord, Run, Validity
 
 WARMUP_CONCURRENCY = 8
 # Gates that say that the load generator was the bottleneck.
@@ -94,6 +96,36 @@ class Driver:
             self._snapshot.finished is not None or self._snapshot.nixl.transfers is not None
         )
         self._progress.level_done(f"{len(failed)} of {len(answer.records)} failed" if failed else "done")
+
+    def require_alive(self) -> None:
+        """Raises DeploymentDied where Ray Serve has found a replica dead, or finds it within `HEALTH_LAG_S`."""
+        self._watch.require_replicas(HEALTH_LAG_S)
+
+    def recover(self, why: str, limit_s: float, attempt: int) -> None:
+        """Wait until the deployment is whole again, begin anew with what it is then, and warm it up: new replicas have
+        neither connections nor compiled kernels. Raises DeploymentDied where it is not within ``limit_s`` seconds."""
+        self._target = await_whole(self._target, why, limit_s, self._progress.note)
+        self._watch = Watch(self._target.base_url, self._target.metrics_urls, self._target.replicas)
+        self._snapshot, self._error = None, None
+        self._client.restart()
+        self.warm_up(attempt)
+
+    def spoiled(self, level: Level, why: str) -> Run:
+        """The record of a level whose requests are lost, for what it measured died."""
+        return Run(
+            origin="measured",
+            label=self._target.manifest.label,
+            key=level.key,
+            workload=self._workload,
+            load=level.load,
+            num_requests=level.num_requests,
+            seed=level.seed,
+            completed=0,
+            failed=level.num_requests,
+            whole=metrics.whole(()),
+            validity=Validity(reasons=(why,), failed_gates=("restarts",)),
+            finished_at=now(),
+        )
 
     @property
     def local(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -20,21 +21,26 @@ from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.fill import FOR_SOAK, FillCache, fill
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
+from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.core.arguments import MAX_REQUESTS
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.provenance import client_versions, git_state, now
-from pdlab.results.schema import Manifest, Run, SloSearch, Tuning
+from pdlab.results.schema import Manifest, RequestRecord, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
 BASE_URL = "http://127.0.0.1:8000"
 MOST_CLIENTS = 8
+# Gates that a dead replica fails, beside others.
+SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
+# How `pdlab.bench.gates.restarts` begins, and the error of a request that took too long.
+REPLACED_IN_IT, LATE = "a replica was replaced", "no complete answer within"
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
@@ -49,6 +55,8 @@ class SweepOptions(Frozen):
     longer. ``fill_cache``: whether KV pools are filled before anything is judged (`pdlab.bench.fill`).
     ``soak_s``: the one load is held that long (``hold_s`` with it) and looked at over time; a closed loop takes as many
     requests as a short first round of it says. ``shuffle``: a seed that orders the levels at random.
+    ``recover_s``: where a replica died in a level, wait so long for the deployment to be whole again and measure that
+    level once more (0: end the sweep).
     ``tuning``: the search that the deployment's settings come from, for the manifest.
     ``client_processes``: the load generator may grow to as many (None: half of this machine's cores). ``command`` is
     kept in the manifest as the exact command line.
@@ -76,6 +84,7 @@ class SweepOptions(Frozen):
     retry_invalid: bool = False
     out: Path = Path("bm_results")
     request_timeout_s: float = Field(default=600.0, gt=0)
+    recover_s: float = Field(default=RECOVER_S, ge=0)
     client_processes: int | None = Field(default=None, ge=1)
     tuning: Tuning | None = None
     command: str = "pdlab.bench.sweep.run_sweep(...)"
@@ -111,7 +120,8 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
 
     Raises UsageError for bad input, an unreachable server, and one or a folder that another sweep holds;
     StoreError when the folder holds finished levels (without resume or force), another experiment or damaged
-    requests (with resume), or cannot be written; BenchError when the server or the load generator dies.
+    requests (with resume), or cannot be written; BenchError when the load generator dies, or the server does and is not
+    whole again within ``options.recover_s``.
     An invalid level is no error: it is kept with its reasons.
     """
     progress = progress or Progress()
@@ -337,6 +347,12 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
     )
 
 
+def _not_all_late(records: Sequence[RequestRecord]) -> bool:
+    """False where all that failed did so for want of time, as under a load beyond what is served."""
+    failed = [record.error or "" for record in records if not record.ok]
+    return not failed or not all(error.startswith(LATE) for error in failed)
+
+
 class _Sweeper:
     """One sweep being measured."""
 
@@ -374,12 +390,50 @@ class _Sweeper:
         soak_s = self._options.soak_s
         if soak_s is not None:
             level = self._lasting(level, soak_s)
-        run, records = self._driver.measure(level, once=soak_s is not None)
+        run, records = self._outliving(level, once=soak_s is not None)
         if soak_s is not None:
             run = run.model_copy(update={"soak": soak(records, run.load, soak_s)})
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
+
+    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
+        """Measure a level; where a replica died in it, keep that aside, and measure it again once the deployment is
+        whole. Raises DeploymentDied where it does not come back, or where one dies again."""
+        limit_s = self._options.recover_s
+        if not limit_s:
+            return self._driver.measure(level, once=once)
+        run, records, why = self._watched(level, once=once)
+        if why is None:
+            assert run is not None
+            return run, records
+        judged = run or self._driver.spoiled(level, why)
+        if why not in judged.validity.reasons:
+            validity = judged.validity.model_copy(update={"reasons": (*judged.validity.reasons, why)})
+            judged = judged.model_copy(update={"validity": validity})
+        replaced = self._store.spoil(judged, records)
+        self._progress.level_done(f"SPOILED ({why}), kept in {replaced.file}")
+        began = time.monotonic()
+        self._driver.recover(why, limit_s, self._attempt)
+        seed = levels.derive_seed(self._options.workload, "recovered", level.seed)
+        self._progress.extend(level.num_requests)
+        run, records = self._driver.measure(level.model_copy(update={"seed": seed}), once=once)
+        note = f"measured again {time.monotonic() - began:.0f} s after a replica had died in it"
+        validity = run.validity.model_copy(update={"notes": (*run.validity.notes, note)})
+        return run.model_copy(update={"validity": validity, "replaces": replaced}), records
+
+    def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, tuple[RequestRecord, ...], str | None]:
+        """A measurement (None: its requests are lost), and how what it measured died (None: it did not)."""
+        run: Run | None = None
+        records: tuple[RequestRecord, ...] = ()
+        try:
+            run, records = self._driver.measure(level, once=once)
+            if SIGNS_OF_DEATH & set(run.validity.failed_gates) and _not_all_late(records):
+                self._driver.require_alive()
+        except DeploymentDied as died:
+            return run, records, str(died)
+        replaced = [reason for reason in run.validity.reasons if reason.startswith(REPLACED_IN_IT)]
+        return run, records, replaced[0] if replaced else None
 
     def _lasting(self, level: Level, soak_s: float) -> Level:
         """The load after a first round of it that nobody keeps: there the load generator gets the processes that it

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pdlab.core import api_key
 from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.errors import BenchError, UsageError
+from pdlab.core.errors import DeploymentDied, UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import Running, key_of, load_running
 from pdlab.results.schema import Manifest
@@ -332,11 +332,11 @@ def complaint(url: str, model: str) -> str | None:
 
 
 def require_answering(url: str) -> None:
-    """Raises BenchError when the server has gone away in the middle of a sweep."""
+    """Raises DeploymentDied when the server has gone away in the middle of a sweep."""
     try:
         _served_models(url)
     except UsageError as error:
-        raise BenchError(
+        raise DeploymentDied(
             f"{url} no longer answers: the running level is not kept ({error}); "
             "bring the deployment back and use --resume"
         ) from error

@@ -30,6 +30,7 @@ _HEALTH = re.compile(
     r"\{(?P<labels>[^}\n]*)\} (?P<value>\S+)",
     re.MULTILINE,
 )
+APP = "pdlab"  # the name of the one application that is measured
 UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
 _GO_ON = "the running level is not kept; bring the deployment back and use --resume"
 
@@ -58,17 +59,18 @@ def front_cpu(page: str) -> dict[str, float]:
 class Health(NamedTuple):
     """One Ray Serve replica, as its controller's metrics tell it: ``healthy`` None where they say nothing now, which
     is no sign by itself, for Ray drops a gauge two exports after its last report. ``failures`` of health checks are
-    counted for ever."""
+    counted for ever. ``application``: empty where the page does not say."""
 
     replica: str
     deployment: str
     healthy: bool | None
     failures: float
+    application: str = ""
 
 
 def replica_health(pages: Iterable[str]) -> list[Health]:
     """The replicas that Prometheus pages tell of. Empty where Ray Serve exports no series per replica."""
-    deployments: dict[str, str] = {}
+    deployments: dict[str, tuple[str, str]] = {}
     healthy: dict[str, bool] = {}
     failures: dict[str, float] = {}
     for match in (match for page in pages for match in _HEALTH.finditer(page)):
@@ -76,15 +78,31 @@ def replica_health(pages: Iterable[str]) -> list[Health]:
         replica = labels.get("replica")
         if replica is None:
             continue
-        deployments[replica] = labels.get("deployment", "?")
+        deployments[replica] = labels.get("deployment", "?"), labels.get("application", "")
         if match["healthy"]:
             healthy[replica] = float(match["value"]) > 0
         else:
             failures[replica] = failures.get(replica, 0.0) + float(match["value"])
     return [
-        Health(replica, deployment, healthy.get(replica), failures.get(replica, 0.0))
-        for replica, deployment in deployments.items()
+        Health(replica, deployment, healthy.get(replica), failures.get(replica, 0.0), application)
+        for replica, (deployment, application) in deployments.items()
     ]
+
+
+def read_health(pages: Iterable[str]) -> list[Health]:
+    """The same of the pages at those addresses, as far as they answer."""
+    return replica_health(_read_pages(pages))
+
+
+def _read_pages(urls: Iterable[str]) -> list[str]:
+    pages = []
+    for url in urls:
+        with (
+            contextlib.suppress(OSError, ValueError, http.client.HTTPException),
+            urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as answer,
+        ):
+            pages.append(answer.read().decode(errors="replace"))
+    return pages
 
 
 class Watch:
@@ -192,14 +210,7 @@ class Watch:
         return replica_health(self._read_pages())
 
     def _read_pages(self) -> list[str]:
-        pages = []
-        for url in self._pages if self._replicas else ():
-            with (
-                contextlib.suppress(OSError, ValueError, http.client.HTTPException),
-                urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as answer,
-            ):
-                pages.append(answer.read().decode(errors="replace"))
-        return pages
+        return _read_pages(self._pages if self._replicas else ())
 
     def _dead(self, health: Sequence[Health]) -> str | None:
         ours = [one for one in health if one.replica in self._replicas]

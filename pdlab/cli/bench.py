@@ -21,6 +21,7 @@ from typing import Literal, TypeVar, get_args
 from pdlab.bench.fill import FillCache, planned
 from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
 from pdlab.bench.measure import title
+from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import check_name, normal_url
@@ -39,6 +40,7 @@ from pdlab.core.arguments import (
     lengths,
     positive,
     seconds,
+    seconds_or_none,
     seed,
     share,
     whole,
@@ -123,6 +125,9 @@ def parser() -> argparse.ArgumentParser:
         help="seed of the experiment, from which each level's is derived (default 0)")  # fmt: skip
     request("--request-timeout-s", type=seconds, default=600.0, metavar="S",
         help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
+    request("--recover-s", type=seconds_or_none, default=RECOVER_S, metavar="S",
+        help="where a replica died in a level, wait so long until the deployment is whole again, and measure that "
+        f"level once more (default {RECOVER_S:g}; 0: end the sweep)")  # fmt: skip
     request("-s", "--smoke", action="store_true",
         help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
     slo = flags.add_argument_group("search for the highest rate within an SLO").add_argument
@@ -197,6 +202,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         retry_invalid=args.retry_invalid,
         out=args.out,
         request_timeout_s=args.request_timeout_s,
+        recover_s=args.recover_s,
         client_processes=args.client_processes,
         command=shlex.join(["./run_bm.sh", *argv]),
     )

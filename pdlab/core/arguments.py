@@ -351,12 +351,21 @@ def lengths(text: str) -> LengthDistribution:
 
 def milliseconds(text: str) -> float:
     """A number of milliseconds, 0 too."""
+    return _from_zero(text, "milliseconds")
+
+
+def seconds_or_none(text: str) -> float:
+    """A number of seconds, 0 too."""
+    return _from_zero(text, "seconds")
+
+
+def _from_zero(text: str, unit: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} from 0")
     return value
 
 

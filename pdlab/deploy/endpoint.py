@@ -65,6 +65,21 @@ def save_running(running: Running) -> None:
     replace(_path(running.base_url), text.encode())
 
 
+def publish_replicas(base_url: str, replicas: tuple[str, ...], pools: dict[str, str]) -> None:
+    """What is served at ``base_url`` has these replicas now, some of which Ray Serve has replaced. Prompts that sweeps
+    have sent stay taken, for they are in the prefix caches of the others. Nothing where no launcher published it."""
+    running = load_running(base_url)
+    if running is None or (running.replicas, running.pools) == (replicas, pools):
+        return
+    changed = running.model_copy(update={"replicas": replicas, "pools": pools})
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        sweeps = _Sweeps.model_validate_json(_sweeps_path(base_url).read_bytes())
+        if sweeps.start == running.start:
+            moved = sweeps.model_copy(update={"start": changed.start})
+            replace(_sweeps_path(base_url), moved.model_dump_json().encode())
+    save_running(changed)
+
+
 def load_running(base_url: str) -> Running | None:
     """What the launcher said of ``base_url``; None when no launcher on this machine spoke of it."""
     path = _path(base_url)

@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ class Store:
             raise StoreError(
                 f"{self.path(run.key)} is already measured; use --resume to skip it or --force to replace it"
             )
-        raw = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
+        raw = _raw(records)
         kept = run.model_copy(update={"raw_sha256": hashlib.sha256(raw).hexdigest()})
         replace(self.records_path(run.key), gzip.compress(raw, mtime=0))
         replace(self.path(run.key), kept.model_dump_json(indent=2).encode())
@@ -94,15 +94,27 @@ class Store:
         no first one.
         """
         earlier = _read(self.path(run.key), Run)
+        path = self.records_path(run.key)
+        raw = path.read_bytes() if path.exists() else None
+        replaced = self._set_aside(earlier, self.path(run.key).read_bytes(), raw)
+        return self.write(run.model_copy(update={"replaces": replaced}), records, force=True)
+
+    def spoil(self, run: Run, records: Sequence[RequestRecord]) -> Replaced:
+        """Keep a measurement that does not stand for its level, in ``replaced/`` alone: the level is not finished by
+        it. Returns what the measurement in its place is to name in ``replaces``."""
+        raw = _raw(records)
+        kept = run.model_copy(update={"raw_sha256": hashlib.sha256(raw).hexdigest()})
+        return self._set_aside(kept, kept.model_dump_json(indent=2).encode(), gzip.compress(raw, mtime=0))
+
+    def _set_aside(self, run: Run, text: bytes, records: bytes | None) -> Replaced:
         folder, stem, number = self.folder / REPLACED, run.key.stem, 1
         while (folder / f"{stem}.json").exists():
             number += 1
             stem = f"{run.key.stem}-{number}"
-        if self.records_path(run.key).exists():
-            replace(folder / f"{stem}.records.json.gz", self.records_path(run.key).read_bytes())
-        replace(folder / f"{stem}.json", self.path(run.key).read_bytes())
-        replaced = Replaced(file=f"{REPLACED}/{stem}.json", reasons=earlier.validity.reasons)
-        return self.write(run.model_copy(update={"replaces": replaced}), records, force=True)
+        if records is not None:
+            replace(folder / f"{stem}.records.json.gz", records)
+        replace(folder / f"{stem}.json", text)
+        return Replaced(file=f"{REPLACED}/{stem}.json", reasons=run.validity.reasons)
 
     def read_records(self, key: RunKey) -> tuple[RequestRecord, ...]:
         """Every request of one level. Raises StoreError."""
@@ -235,6 +247,10 @@ def read_record(folder: Path) -> ExperimentRecord | None:
     """The record of the experiment whose folders are in ``folder``; None when there is none. Raises StoreError."""
     path = folder / RECORD
     return _read(path, ExperimentRecord) if path.exists() else None
+
+
+def _raw(records: Iterable[RequestRecord]) -> bytes:
+    return "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
 
 
 def _read(path: Path, kind: type[M]) -> M:

@@ -134,7 +134,7 @@ def test_counters_of_a_level_are_read_when_every_pool_has_counted_it(monkeypatch
         before, after = run.engines_before[pool], run.engines_after[pool]
         assert (before.requests, after.requests) == (8, 48)
         assert after.preemptions == 0 and after.prefix_cache_hits == 0, "absent beside others is a true zero"
-    assert set(run.validity.unchecked) == {"front_saturation"}
+    assert set(run.validity.unchecked) == {"front_saturation", "prefill_calls"}
 
 
 def test_what_others_had_finished_is_not_the_levels(monkeypatch: pytest.MonkeyPatch) -> None:

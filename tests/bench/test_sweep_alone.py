@@ -158,7 +158,8 @@ def test_a_full_disk_names_the_file_and_how_to_go_on(published: Oracle, tmp_path
 def test_a_server_that_falls_silent_ends_the_level(published: Oracle, tmp_path: Path, way: str) -> None:
     """Requests have 600 s each; the level ends by what the watcher sees. Stopped, the kernel goes on accepting."""
     published.configure({"concurrency2-": {"hang_every": 1}})
-    with started(published, tmp_path, "-c", "2", "-e", "one", "--out", "bm") as process:
+    flags = ("-c", "2", "--recover-s", "0", "-e", "one", "--out", "bm")
+    with started(published, tmp_path, *flags) as process:
         deadline = time.monotonic() + 150
         while not published.log_of("concurrency2-"):
             assert time.monotonic() < deadline, "timed out"

@@ -119,12 +119,14 @@ def test_term_is_an_interruption_too(oracle: Oracle, tokenizer: Path, tmp_path: 
 
 def test_a_server_that_dies_ends_the_sweep(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
     publish(tmp_path, oracle, tokenizer, pd_deployment())
-    with start(oracle, tmp_path) as process:
+    with start(oracle, tmp_path, "--recover-s", "3") as process:
         wait(lambda: len(oracle.log_of("concurrency3-")) > 4)
         (client,) = clients(process.pid)
         oracle.process.kill()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
+    assert "waiting until the deployment is whole again, 3 s at most" in errors
+    assert "not whole again within 3 s (--recover-s): no OpenAI server answers at" in errors.splitlines()[-1]
     assert f"error: {oracle.url} no longer answers: the running level is not kept" in errors.splitlines()[-1]
     assert "Traceback" not in errors and not alive(client)
     assert [run.key.stem for run in Store(tmp_path / "bm" / pd_deployment().label).runs()] == ["concurrency2"]

@@ -96,7 +96,7 @@ def test_a_decode_replica_that_is_killed_ends_the_level_and_is_called_replaced(s
     """Requests have 600 s each, and no counter tells: what Ray Serve says of the replica does."""
     lengths = ("--itl", "128", "--otl", "32")
     sweep = ("-m", "pdlab", "bench", "-u", stack.url, *lengths, "--out", str(stack.folder / "results"))
-    words = (*sweep, "-c", "2", "--prompts-per-level", "2000", "-e", "killed")
+    words = (*sweep, "-c", "2", "--prompts-per-level", "2000", "--recover-s", "0", "-e", "killed")
     first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
     assert first.stderr is not None
     for line in first.stderr:

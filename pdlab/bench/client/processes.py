@@ -89,6 +89,12 @@ class LoadClient:
         for process in self._processes:
             process.close()
 
+    def restart(self) -> None:
+        """As many new processes in place of those that were aborted; does not wait until they are ready."""
+        self.close()
+        self._processes = [_Process() for _ in self._processes]
+        self.start()
+
     def _run_shared(self, level: ClientLevel, parts: int, progress: Progress | None) -> ClientAnswer:
         self.wait_ready()
         prepared = threading.Barrier(parts)

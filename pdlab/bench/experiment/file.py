@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.fill import FillCache
 from pdlab.bench.levels import HOLD_S
+from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.bounds import parse_bounds
@@ -245,7 +246,8 @@ class ExperimentFile(Frozen):
     the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``hold_s``: how long a
     request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer. ``fill_cache``:
     whether KV pools are filled before the levels of a visit (`pdlab.bench.fill`). ``at``: bounds on latencies within
-    which viz.py says who serves most (`pdlab.core.bounds`). ``tune_baseline``: see there.
+    which viz.py says who serves most (`pdlab.core.bounds`). ``tune_baseline``: see there. ``recover_s``: how long to
+    wait for a deployment of which a replica died in a level (0: its visit ends).
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -262,6 +264,7 @@ class ExperimentFile(Frozen):
     at: tuple[str, ...] = ()
     tune_baseline: TuneBaseline | None = None
     request_timeout_s: float = Field(default=600.0, gt=0)
+    recover_s: float = Field(default=RECOVER_S, ge=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()
 

@@ -24,7 +24,7 @@ from pdlab.bench.experiment.file import launch_words
 from pdlab.bench.experiment.schedule import Part, Planned, Schedule, asked_for, earlier_record, left, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
-from pdlab.core.errors import PdlabError, WriteError
+from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Workload
@@ -151,6 +151,11 @@ def _visit(
         progress.visit_done(f"DID NOT START: {error}", measured=False)
     except WriteError:
         raise  # nothing more can be kept
+    except DeploymentDied as error:
+        # Nothing of it is left for the next deployment to stumble over.
+        launcher.stop()
+        keeper.update(number, status="failed", error=str(error), finished_at=now())
+        progress.visit_done(f"FAILED: {error}", measured=False)
     except PdlabError as error:
         keeper.update(number, status="failed", error=str(error), finished_at=now())
         progress.visit_done(f"FAILED: {error}", measured=False)
@@ -177,6 +182,7 @@ def _sweep(part: Part, visit: Planned, plan: Schedule, options: RunOptions, prog
             resume=True,
             out=options.out / file.name,
             request_timeout_s=file.request_timeout_s,
+            recover_s=file.recover_s,
             client_processes=options.client_processes,
             tuning=plan.tuned.get(visit.configuration.name),
             command=f"{options.command}  # {part.folder}, repeat {visit.repeat}",

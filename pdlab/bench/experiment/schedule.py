@@ -169,7 +169,7 @@ def asked_for(file: ExperimentFile) -> dict[str, Any]:
 def _same(before: dict[str, object], after: dict[str, object], folder: Path) -> None:
     """What was measured and what is asked must be one experiment; more repeats, better guesses and other questions to
     its results are."""
-    free = {"repeats", "expect", "description", "at"}
+    free = {"repeats", "expect", "description", "at", "recover_s"}
     for key in sorted({*before, *after} - free):
         if before.get(key) != after.get(key):
             raise StoreError(f"{folder} was measured with another {key} in its file; use another name or --out")

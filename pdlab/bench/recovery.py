@@ -1,0 +1,121 @@
+"""After a replica died: wait until the deployment is whole again, ask the canary, and say what runs now.
+
+Ray Serve replaces a replica by itself. The new one has a name of its own, so that what the launcher published is
+brought up to date: otherwise every further level would count it as a stranger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pdlab.bench.target import Target, answers
+from pdlab.bench.watch import APP, HEALTH_LAG_S, Health, read_health
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import DeploymentDied, UsageError
+from pdlab.core.nodes import Role
+from pdlab.deploy import canary
+from pdlab.deploy.application import deployment_names
+from pdlab.deploy.endpoint import key_of, load_running, publish_replicas
+
+RECOVER_S = 900.0
+LOOK_EVERY_S = 2.0
+SAY_EVERY_S = 15.0
+
+
+class Whole(NamedTuple):
+    """What answers now: every replica, the pool of each that is in one, and None, or what is missing yet."""
+
+    replicas: tuple[str, ...]
+    pools: dict[str, str]
+    missing: str | None
+
+
+def state(target: Target, health: Sequence[Health]) -> Whole:
+    """Whether as many replicas of each pool are healthy as the deployment has, and as many others (an ingress, a
+    router) as were published. Where Ray Serve's health of replicas is not exported, nothing is missed."""
+    deployment = target.manifest.deployment
+    if deployment is None or not target.replicas or not health:
+        return Whole(target.replicas, dict(target.pools), None)
+    roles = {name: role for role, name in deployment_names(deployment, target.model_id).items()}
+    healthy = [one for one in health if one.healthy and one.application in ("", APP)]
+    counts = Counter(one.deployment for one in healthy)
+    wanted = _wanted(deployment, roles)
+    beside = sum(count for name, count in counts.items() if name not in roles)
+    asked = len(set(target.replicas) - set(target.pools))
+    lacking = [f"{counts[name]} of {count} of {name}" for name, count in wanted.items() if counts[name] != count]
+    if beside < asked:
+        lacking.append(f"{beside} of {asked} that hand requests on")
+    return Whole(
+        replicas=tuple(sorted(one.replica for one in healthy)),
+        pools={one.replica: roles[one.deployment] for one in healthy if one.deployment in roles},
+        missing=f"healthy are {', '.join(lacking)}" if lacking else None,
+    )
+
+
+def _wanted(deployment: Deployment, roles: dict[str, Role]) -> dict[str, int]:
+    """Serve deployment -> its replicas, of which Ray Serve LLM makes one per data parallel rank."""
+    pools = {name: deployment.pools[role] for name, role in roles.items()}
+    return {name: pool.replicas * pool.dp for name, pool in pools.items()}
+
+
+def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], None]) -> Target:
+    """The target as it is when it is whole again, its replicas published and the canary's prompts answered as before.
+
+    A set of replicas that is the old one must have stayed whole for as long as Ray Serve may take to notice a death.
+    Raises DeploymentDied, with ``why`` and what is missing, for one that is not whole within ``limit_s`` seconds, that
+    its launcher has taken down, or that answers wrongly.
+    """
+    began = said = time.monotonic()
+    note(f"{why.split(': the running level')[0]}: waiting until the deployment is whole again, {limit_s:g} s at most")
+    whole_since: float | None = None
+    before: frozenset[str] = frozenset()
+    missing = "its state is not known"
+    while True:
+        now = time.monotonic()
+        if target.replicas and load_running(target.base_url) is None:
+            raise DeploymentDied(f"{why}; its launcher has taken it down")
+        found, missing = _look(target)
+        if missing:
+            whole_since = None
+        elif whole_since is None or frozenset(found.replicas) != before:
+            whole_since, before = now, frozenset(found.replicas)
+        if not missing and whole_since is not None:
+            same = set(found.replicas) >= set(target.replicas)
+            if now - whole_since >= (HEALTH_LAG_S if same else LOOK_EVERY_S):
+                right, detail = _canary(target)
+                if right is False:
+                    raise DeploymentDied(f"{why}; it is whole again and answers wrongly: {detail}")
+                if right:
+                    note(f"whole again after {now - began:.0f} s; canary: {detail}")
+                    publish_replicas(target.base_url, found.replicas, found.pools)
+                    return target.model_copy(update={"replicas": found.replicas, "pools": found.pools})
+                missing = detail
+        if now - began >= limit_s:
+            raise DeploymentDied(f"{why}; not whole again within {limit_s:g} s (--recover-s): {missing}")
+        if now - said >= SAY_EVERY_S:
+            said = now
+            note(
+                f"waiting for the deployment, {now - began:.0f} s of {limit_s:g}: {missing or 'whole, let it stay so'}"
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def _canary(target: Target) -> tuple[bool | None, str]:
+    """Whether the canary's prompts are answered as at the launch, and in words; None: they are not answered yet."""
+    if not target.answers:
+        return True, "none is known"
+    result = canary.ask_again(target.base_url, target.model_id, target.answers, key_of(target.base_url))
+    return (None if result.equal is None and not result.compared else result.equal is not False), result.detail
+
+
+def _look(target: Target) -> tuple[Whole, str]:
+    """The replicas now, and what is missing: an empty text where nothing is."""
+    found = state(target, read_health(target.metrics_urls) if target.replicas else ())
+    try:
+        silent = "" if answers(target.base_url) else f"{target.base_url} does not list its models"
+    except UsageError as error:
+        silent = str(error)
+    return found, found.missing or silent
