@@ -22,7 +22,7 @@ import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,25 +159,29 @@ def _hosts(nodes: LocalNodes) -> tuple[Host, ...]:
     return nodes.two_hosts.hosts if nodes.two_hosts else ()
 
 
-def start(count: int, link: LinkShape | None = None) -> LocalNodes:
+def start(
+    count: int, link: LinkShape | None = None, announce: Callable[[str, str], None] = lambda cluster_id, folder: None
+) -> LocalNodes:
     """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
 
-    With ``link`` they are two, on two hosts with that link between them. Raises UsageError when
-    other local nodes are up or just being started, or where two hosts cannot be made, ClusterError
-    when Ray does not start.
+    ``announce`` is told their id and their folder before anything of them is made. With ``link`` they are two, on two
+    hosts with that link between them. Raises UsageError when other local nodes are up or just being started, or where
+    two hosts cannot be made, ClusterError when Ray does not start.
     """
     if link is not None:
         two_hosts.require()
     with _lock(fcntl.LOCK_EX):
         if _found(_read()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-        return _start(count, link)
+        return _start(count, link, announce)
 
 
-def _start(count: int, link: LinkShape | None) -> LocalNodes:
+def _start(count: int, link: LinkShape | None, announce: Callable[[str, str], None]) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
     # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
-    temp_dir = tempfile.mkdtemp(prefix="pdlab-")
+    temp_dir = f"{tempfile.gettempdir()}/pdlab-{cluster_id[:8]}"
+    announce(cluster_id, temp_dir)
+    Path(temp_dir).mkdir(mode=0o700)
     Path(_scratch(temp_dir)).mkdir()
     _write_token(Path(temp_dir) / TOKEN_FILE)
     nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=())
@@ -250,6 +254,12 @@ def running() -> LocalNodes | None:
         return _found(_read())
 
 
+def recorded() -> LocalNodes | None:
+    """The nodes that the record tells of, up or not; None where there is no record. Raises UsageError for a damaged
+    one."""
+    return _read()
+
+
 def running_or_salvaged() -> LocalNodes | None:
     """For stopping: the same, whoever is starting them, and from a damaged record what can still be read of it."""
     try:
@@ -289,6 +299,10 @@ def stop(nodes: LocalNodes) -> None:
     shutil.rmtree(nodes.temp_dir, ignore_errors=True)
     if left:
         raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
+    with contextlib.suppress(UsageError):
+        kept = _read()
+        if kept is not None and kept.id != nodes.id:
+            return  # other nodes, which were started since
     _state_file().unlink(missing_ok=True)
 
 

@@ -31,6 +31,7 @@ from pdlab.deploy import preflight, serving_path, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
+from pdlab.deploy.keeper import Keeper, kept
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
 from pdlab.deploy.serve_config import transport_env
@@ -55,18 +56,21 @@ def launch(request: LaunchRequest) -> None:
     """
     with contextlib.ExitStack() as turn:
         turn.enter_context(launching(_base_url(request), local=request.local_nodes is not None))
-        if request.two_hosts and INSIDE not in os.environ:
-            _launch_on_first_host(request)
-        else:
-            _launch(request, turn.close)
+        # On one of two hosts another process is the launcher, and has the keeper.
+        local = request.local_nodes is not None and INSIDE not in os.environ
+        with kept(_base_url(request)) if local else contextlib.nullcontext() as keeper:
+            if request.two_hosts and INSIDE not in os.environ:
+                _launch_on_first_host(request, keeper)
+            else:
+                _launch(request, turn.close, keeper)
 
 
-def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None) -> None:
+def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None, keeper: Keeper | None = None) -> None:
     """`launch` in the network where it belongs, once it may; calls ``published`` when others may again."""
     say = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, say)
+        local = _local(request, undo, say, keeper)
         env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
         shape, source = resolve_model(request.deployment.model)
         if source is None:
@@ -110,13 +114,13 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
                 signal.pause()
 
 
-def _launch_on_first_host(request: LaunchRequest) -> None:
+def _launch_on_first_host(request: LaunchRequest, keeper: Keeper | None) -> None:
     """Bring two hosts up, or find them, and launch from the first: a driver belongs on its node's host."""
     say = LaunchProgress()
     # No other machine reaches these hosts, and what routes requests must reach the replicas on the second.
     everywhere = replace(request, host="0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, say)
+        local = _local(request, undo, say, keeper)
         assert local is not None
         host = local.host(1)
         text = request_to_json(everywhere)
@@ -153,7 +157,9 @@ def live_view() -> ClusterView:
         return cluster.view()
 
 
-def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: LaunchProgress) -> LocalNodes | None:
+def _local(
+    request: LaunchRequest, undo: contextlib.ExitStack, say: LaunchProgress, keeper: Keeper | None = None
+) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
     if request.local_nodes is None:
         return None
@@ -170,9 +176,13 @@ def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: LaunchProgre
         )
     if up:
         say(f"{up.count} local Ray nodes are up")
+        # What serves on the first of two hosts ends with this process by itself (`pdlab.cluster.run_on_host`).
+        if keeper and not up.two_hosts:
+            keeper.application(up.id)
     else:
         say(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
-        up = local_nodes.start(request.local_nodes, (request.link or LinkShape()) if request.two_hosts else None)
+        link = (request.link or LinkShape()) if request.two_hosts else None
+        up = local_nodes.start(request.local_nodes, link, *([keeper.nodes] if keeper else []))
         undo.callback(local_nodes.stop, up)
     if INSIDE not in os.environ and up.two_hosts:
         link = request.link or up.two_hosts.shape

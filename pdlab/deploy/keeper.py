@@ -1,0 +1,92 @@
+"""What outlives a local launcher that is killed, and then takes down what that launch made.
+
+SIGKILL gives a launcher no moment of its own, and Ray's nodes and engines live on without it. The keeper is a process
+of a few megabytes (the standard library alone) that reads the launcher's lines from a pipe, which the kernel closes
+when the launcher is gone, however it went. ``end`` is the last line of every launch that ended by itself.
+
+    nodes ID FOLDER     Ray nodes are about to be made, under that id, in that folder
+    application ID      an application is about to be served on the nodes with that id, which another launch has made
+    end                 nothing is left to be taken down, or it is meant to stay
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Nodes are told by it, and the keeper is none of them (`pdlab.cluster.local_nodes.MARKER`).
+MARKER = "PDLAB_LOCAL"
+END_TIMEOUT_S = 10.0
+
+
+class Keeper:
+    """The launcher's side: tells the keeper what is about to be made, before it is."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def nodes(self, cluster_id: str, folder: str) -> None:
+        self._tell(f"nodes {cluster_id} {folder}")
+
+    def application(self, cluster_id: str) -> None:
+        self._tell(f"application {cluster_id}")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed: the launch goes on without it
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def end(self) -> None:
+        self._tell("end")
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def kept(base_url: str) -> Iterator[Keeper]:
+    """A keeper for the block. When this process is gone without having left it, what was told to the keeper is taken
+    down, and what is published at ``base_url`` forgotten."""
+    env = {name: value for name, value in os.environ.items() if name != MARKER}
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).resolve()), base_url],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, env=env, cwd="/",
+        start_new_session=True,
+    )  # fmt: skip
+    keeper = Keeper(process)
+    try:
+        yield keeper
+    finally:
+        keeper.end()
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal that the launcher is in
+        signal.signal(number, signal.SIG_IGN)
+    made: list[str] = []
+    for line in sys.stdin:
+        if line == "end\n":
+            return
+        if line.endswith("\n"):  # whole: what follows is made after it was written
+            made = line.split(maxsplit=2)
+    if made:
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        os.execve(
+            sys.executable, [sys.executable, "-m", "pdlab.deploy.takedown", sys.argv[1], *map(str.strip, made)], env
+        )
+
+
+if __name__ == "__main__":
+    main()
