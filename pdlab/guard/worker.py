@@ -33,6 +33,8 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     """vLLM's pull worker. Handshakes fail in a thread of their own; all else happens in the worker's."""
 
+    _reqs_to_send: dict[str, float]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._guard_failed: set[str] = set()  # until the request is reported as done
         self._guard_report = WorkerReport()
