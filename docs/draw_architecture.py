@@ -27,6 +27,7 @@ HOLDS = {
     "analysis": "curves, intervals",
     "transfer": "KV transfer proof",
     "plan": "which deployment",
+    "guard": "KV guard in engines",
     "deploy": "serve and check",
     "bench": "load to runs",
     "report": "tables, plots",

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "analysis": ["core", "results"],
     "transfer": ["core", "remote", "cluster"],
     "plan": ["core", "results", "placement", "sim", "analysis"],
+    "guard": [],
     "deploy": ["core", "remote", "results", "placement", "cluster", "transfer"],
     "bench": ["core", "results", "placement", "deploy"],
     "report": ["core", "results", "analysis", "transfer"],
@@ -50,6 +51,7 @@ SEALED = {
     "pdlab.remote": ("pdlab.remote",),
     "pdlab.transfer.rank": ("pdlab.transfer.rank", "pdlab.remote"),
     "pdlab.deploy.serving": ("pdlab.deploy.serving",),
+    "pdlab.guard": ("pdlab.guard",),
 }
 OTHER_TESTS = {"contract", "live", "support", "data"}
 

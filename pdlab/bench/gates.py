@@ -194,6 +194,31 @@ def prefill_calls(evidence: Evidence) -> Iterator[str]:
         )
 
 
+def _guarded(evidence: Evidence, name: str) -> float:
+    """How much a counter of the KV guard grew."""
+    before, after = evidence.run.nixl_before, evidence.run.nixl_after
+    return (getattr(after, name, None) or 0.0) - (getattr(before, name, None) or 0.0)
+
+
+def guard_recomputed(evidence: Evidence) -> Iterator[str]:
+    """The KV guard had prompts computed on decode: the answers are right, the figures are not of PD alone."""
+    count, receives = _guarded(evidence, "guard_recomputed"), _guarded(evidence, "guard_receives")
+    if count > 0:
+        yield (
+            f"the KV guard had decode compute {count:g} prompts whose KV cache did not arrive or was not confirmed "
+            f"({receives:g} receives)"
+        )
+
+
+def guard_deadline(evidence: Evidence) -> Iterator[str]:
+    """KV receives did not end in time, and the KV guard went on without them."""
+    late, errors = _guarded(evidence, "guard_deadlines"), _guarded(evidence, "guard_errors")
+    if late > 0:
+        yield f"the KV guard gave up {late:g} KV receives at their deadline"
+    if errors > 0:
+        yield f"the KV guard failed {errors:g} requests for which late KV receives left no room"
+
+
 def restarts(evidence: Evidence) -> Iterator[str]:
     """A replica was replaced, or an engine began to count anew: its caches and connections were cold."""
     if evidence.strangers:
@@ -431,6 +456,16 @@ def _kv_missing(evidence: Evidence) -> str | None:
     return None if evidence.kv_expected else "the KV-transfer counters are not known"
 
 
+def _guard_missing(evidence: Evidence) -> str | None:
+    if evidence.went_back or evidence.strangers:
+        return "an engine was restarted or replaced, and what its guard had counted is not known"
+    return None
+
+
+def _has_guard(evidence: Evidence) -> bool:
+    return evidence.run.nixl_after is not None and evidence.run.nixl_after.guard_receives is not None
+
+
 def _restarts_missing(evidence: Evidence) -> str | None:
     if evidence.counters_error:
         return f"the engines' metrics could not be read ({evidence.counters_error})"
@@ -502,6 +537,8 @@ GATES: tuple[Gate, ...] = (
         _needs("prefill_calls"),
         applies=lambda evidence: evidence.kv_expected and not evidence.went_back,  # else see `restarts`
     ),
+    Gate("guard_recomputed", guard_recomputed, _guard_missing, applies=_has_guard),
+    Gate("guard_deadline", guard_deadline, _guard_missing, applies=_has_guard),
     Gate("restarts", restarts, _restarts_missing),
     Gate("other_requests", other_requests, _others_missing),
     Gate("preemptions", preemptions, _needs("preemptions")),

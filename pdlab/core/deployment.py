@@ -92,6 +92,8 @@ class Transport(Frozen):
     ``backends`` are NIXL backends in order of preference; ``ucx_tls`` is UCX_TLS (None: UCX
     chooses); ``verbose`` turns on UCX and NIXL protocol logging, which costs 5 to 10 times in
     transfer speed and is for debugging only. ``ucx_env``: further UCX_ variables of the engines.
+    ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
+    (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -99,6 +101,8 @@ class Transport(Frozen):
     ucx_tls: str | None = None
     verbose: bool = False
     ucx_env: dict[str, str] = Field(default_factory=dict)
+    kv_guard: bool = True
+    kv_deadline_s: float = Field(default=10.0, gt=0, le=3600)
 
     @field_validator("ucx_env")
     @classmethod
@@ -257,6 +261,16 @@ class Deployment(Frozen):
             raise ValueError("decode_bench measures decode in collocated engines: there is no prefill to transfer from")
         return self
 
+    @model_validator(mode="after")
+    def _the_guard_brings_its_scheduler(self) -> Deployment:
+        if isinstance(self.topology, Disaggregated) and self.topology.transport.kv_guard:
+            for role, pool in self.pools.items():
+                if "scheduler_cls" in {**self.engine_kwargs, **pool.engine_kwargs}:
+                    raise ValueError(
+                        f"engine argument 'scheduler_cls' ({role}) is the KV guard's: use --no-kv-guard to give another"
+                    )
+        return self
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
@@ -267,8 +281,11 @@ class Deployment(Frozen):
         same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
         if same:
             absent["serving"] = same
-        if isinstance(self.topology, Disaggregated) and not self.topology.transport.ucx_env:
-            absent["topology"] = {"transport": {"ucx_env": True}}
+        if isinstance(self.topology, Disaggregated):
+            given, default = self.topology.transport, Transport()
+            added = ("ucx_env", "kv_guard", "kv_deadline_s")
+            if same := {name: True for name in added if getattr(given, name) == getattr(default, name)}:
+                absent["topology"] = {"transport": same}
         text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

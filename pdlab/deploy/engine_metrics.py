@@ -271,6 +271,10 @@ _NIXL_FIELDS = {
     "nixl_num_failed_transfers": "failed_transfers",
     "nixl_num_failed_notifications": "failed_notifications",
     "nixl_num_kv_expired_reqs": "kv_expired_requests",
+    "guard_receives": "guard_receives",
+    "guard_recomputed": "guard_recomputed",
+    "guard_deadlines": "guard_deadlines",
+    "guard_errors": "guard_errors",
 }
 
 
@@ -280,7 +284,8 @@ def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> Nixl
     With ``replicas`` only samples of those Ray Serve replicas count.
 
     A counter that no page has is None, unless transfers are counted: vLLM creates its failure
-    counters at the first failure, so beside counted transfers their absence is a true zero.
+    counters at the first failure, so beside counted transfers their absence is a true zero. The same holds for
+    the KV guard's counters beside the receives that it watched.
     """
     total: dict[str, float] = {}
     for sample in (sample for page in pages for sample in samples(page)):
@@ -289,6 +294,9 @@ def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> Nixl
             total[field] = total.get(field, 0.0) + sample.value
     if "transfers" in total:
         for field in ("failed_transfers", "failed_notifications", "kv_expired_requests"):
+            total.setdefault(field, 0.0)
+    if "guard_receives" in total:
+        for field in ("guard_recomputed", "guard_deadlines", "guard_errors"):
             total.setdefault(field, 0.0)
     return NixlCounters(**total)
 

@@ -60,6 +60,7 @@ FLAGS = {
     "backends": "--kv-backend",
     "ucx_tls": "--ucx-tls",
     "ucx_env": "--ucx-env",
+    "kv_deadline_s": "--kv-deadline-s",
     "serving.stream_batching_ms": "--stream-batching-ms",
     "serving.prefill_timeout_s": "--prefill-timeout-s",
     "serving.on_prefill_failure": "--on-prefill-failure",
@@ -316,6 +317,19 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
         help="another variable of UCX for the engines (repeatable); UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
     )
     group.add_argument(
+        "--kv-guard",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="compute on decode what prefill's KV cache cannot be trusted for: failed, late and unconfirmed receives "
+        "(default; vLLM alone answers some of them with wrong tokens)",
+    )
+    group.add_argument(
+        "--kv-deadline-s",
+        type=seconds,
+        metavar="S",
+        help=f"how long a receive may take until then (default {Transport().kv_deadline_s:g})",
+    )
+    group.add_argument(
         "--accept-wire",
         choices=("tcp", "efa", "rdma", "unknown"),
         help="serve pd-spread although one long request at the launch shows that KV cache takes this wire, and not the "
@@ -523,8 +537,11 @@ def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
 
 def _transport(args: argparse.Namespace, before: Transport) -> Transport:
     given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
+    given |= {"kv_guard": args.kv_guard, "kv_deadline_s": args.kv_deadline_s}
     data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
     data["ucx_env"] = {**before.ucx_env, **_variables(args.ucx_env)}
+    if args.kv_deadline_s is not None and not data["kv_guard"]:
+        raise UsageError("--kv-deadline-s is the KV guard's: leave out --no-kv-guard, or the deadline")
     if data.get("ucx_tls") and "UCX" not in data["backends"]:
         raise UsageError(
             f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "
@@ -546,7 +563,8 @@ def _variables(pairs: Sequence[str]) -> dict[str, str]:
 def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
     names = ("num", "tp", "dp", "pp", "ep")
     pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")]
-    pd_only += ["kv_backend", "ucx_tls", "ucx_env", "accept_wire", "prefill_timeout_s", "on_prefill_failure"]
+    pd_only += ["kv_backend", "ucx_tls", "ucx_env", "kv_guard", "kv_deadline_s", "accept_wire"]
+    pd_only += ["prefill_timeout_s", "on_prefill_failure"]
     wrong, hint = (
         (pd_only, "it is for --pd-pack and --pd-spread")
         if mode == "collocated"

@@ -21,7 +21,10 @@ from pdlab.placement.place import bundle_nodes
 OPENAI_BUILDER = "pdlab.deploy.serving.builders:build_openai_app"
 DP_BUILDER = "pdlab.deploy.serving.builders:build_dp_openai_app"
 PD_BUILDER = "pdlab.deploy.serving.builders:build_pd_openai_app"
-
+# By name: what they are runs inside engines.
+KV_GUARD_CONNECTOR = "pdlab.guard.connector"
+KV_GUARD_SCHEDULER = "pdlab.guard.scheduler.GuardScheduler"
+KV_GUARD_DEADLINE = "pdlab_deadline_s"
 
 # Every head node of Ray has 1 of it; replicas that take a share of it are there.
 HEAD_RESOURCE, HEAD_SHARE = "node:__internal_head__", 0.001
@@ -64,6 +67,9 @@ def render(
         serving = deployment.serving
         call = {"timeout_s": serving.prefill_timeout_s, "on_failure": list(serving.on_prefill_failure)}
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
+        if deployment.topology.transport.kv_guard:
+            # The engines of local nodes find pdlab itself.
+            ingress["kv_guard"] = {"bring": placement.device == "gpu"}
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
         return ServeApp(import_path=PD_BUILDER, args=pd)
     if deployment.topology.pool.dp > 1:
@@ -148,6 +154,8 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
         merged["enable_expert_parallel"] = True
     if isinstance(deployment.topology, Disaggregated):
         merged["kv_transfer_config"] = _kv_transfer_config(deployment.topology.transport, role, cpu=cpu)
+        if deployment.topology.transport.kv_guard:
+            merged["scheduler_cls"] = KV_GUARD_SCHEDULER
     elif deployment.decode_bench:
         merged |= decode_bench_kwargs()
     # Ray and vLLM write into what they are given: no pool shares a nested value with another.
@@ -160,6 +168,9 @@ def _kv_transfer_config(transport: Transport, role: Role, *, cpu: bool) -> dict[
         "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
         "kv_connector_extra_config": {"backends": list(transport.backends)},
     }
+    if transport.kv_guard:
+        config["kv_connector_module_path"] = KV_GUARD_CONNECTOR
+        config["kv_connector_extra_config"][KV_GUARD_DEADLINE] = transport.kv_deadline_s
     if cpu:
         config["kv_buffer_device"] = "cpu"
     return config

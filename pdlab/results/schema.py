@@ -122,7 +122,9 @@ class Validity(Frozen):
 class NixlCounters(Frozen):
     """vLLM's NIXL counters summed over the decode engines (None: not exported yet).
 
-    ``bytes_transferred`` counts KV bytes pulled, ``transfers`` finished pulls.
+    ``bytes_transferred`` counts KV bytes pulled, ``transfers`` finished pulls. ``guard_*`` are the KV guard's: receives
+    that it watched, prompts that decode computed instead, reads that it gave up at the deadline, and requests that it
+    failed (None: no guard).
     """
 
     bytes_transferred: float | None = None
@@ -130,6 +132,10 @@ class NixlCounters(Frozen):
     failed_transfers: float | None = None
     failed_notifications: float | None = None
     kv_expired_requests: float | None = None
+    guard_receives: float | None = None
+    guard_recomputed: float | None = None
+    guard_deadlines: float | None = None
+    guard_errors: float | None = None
 
 
 class EngineCounters(Frozen):

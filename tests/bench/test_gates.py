@@ -96,6 +96,18 @@ def nixl(**changes: float | None) -> dict[str, Any]:
     return {"nixl_after": NixlCounters(**{**NIXL, **changes})}
 
 
+GUARD = {"guard_receives": 1.0, "guard_recomputed": 2.0, "guard_deadlines": 0.0, "guard_errors": 0.0}
+
+
+def guarded(**changes: float) -> dict[str, Any]:
+    """Served with the KV guard, which did some things before the level."""
+    before = {"bytes_transferred": 10, "transfers": 1, "failed_transfers": 2, "kv_expired_requests": 1}
+    return {
+        "nixl_before": NixlCounters(**before, **GUARD),
+        "nixl_after": NixlCounters(**{**NIXL, **GUARD, "guard_receives": 25, **changes}),
+    }
+
+
 def client(**changes: float) -> dict[str, Any]:
     return {"client": ClientLoad(**{**CLIENT, **changes})}
 
@@ -118,6 +130,12 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("prefill_calls", {"engines_after": engines(prefill_local=4)}, "calls of prefill failed (0 had no"),
     ("prefill_calls", {"engines_after": engines(prefill_failures=1)}, "calls of prefill failed (0 had no"),
+        "guard_recomputed",
+        guarded(guard_recomputed=5),
+        "the KV guard had decode compute 3 prompts whose KV cache did not arrive or was not confirmed (24 receives)",
+    ),
+    ("guard_deadline", guarded(guard_deadlines=2), "the KV guard gave up 2 KV receives at their deadline"),
+    ("guard_deadline", guarded(guard_errors=1), "the KV guard failed 1 requests for which late KV receives left no"),
     ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters went back"),
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
     (
@@ -473,3 +491,12 @@ class TestAfterCanary:
     def test_none_are_no_proof(self) -> None:
         judged = gates.after_canary(self.CLEAN, CanaryResult(equal=None, detail="no answer"))
         assert judged.valid and judged.unchecked == {"canary": "no answer"}
+
+
+def test_the_guards_gates_are_asked_where_there_is_a_guard() -> None:
+    names = {"guard_recomputed", "guard_deadline"}
+    assert validate_level(evidence(**guarded())).valid
+    restarted = {**guarded(), "engines_before": engines(requests=30)}
+    assert names <= set(validate_level(evidence(**restarted)).unchecked)
+    without = {"engines_before": engines(requests=30)}
+    assert not names & set(validate_level(evidence(**without)).unchecked)

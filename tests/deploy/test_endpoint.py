@@ -101,6 +101,16 @@ class TestParseCounters:
         got = parse_counters(["vllm:nixl_num_failed_transfers_total 2\n"])
         assert (got.transfers, got.failed_transfers, got.failed_notifications) == (None, 2, None)
 
+    def test_the_guards_counters(self) -> None:
+        page = (
+            'ray_pdlab_guard_receives_total{ReplicaId="a"} 9.0\nray_pdlab_guard_recomputed_total{ReplicaId="a"} 2.0\n'
+        )
+        got = parse_counters([page])
+        assert (got.guard_receives, got.guard_recomputed, got.guard_deadlines, got.guard_errors) == (9, 2, 0, 0)
+        own = parse_counters(["pdlab_guard_receives_total 3.0\npdlab_guard_deadlines_total 1.0\n"])
+        assert (own.guard_receives, own.guard_deadlines) == (3, 1)
+        assert parse_counters([VLLM]).guard_recomputed is None, "no guard, nothing known"
+
     def test_names_that_only_look_alike(self) -> None:
         page = "vllm:nixl_bytes_transferred_sum_x 1\nmy_vllm:nixl_bytes_transferred_sum 1\nvllm_nixl_bytes 1\n"
         assert parse_counters([page]) == NixlCounters()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,35 @@ def test_label(line: str, label: str) -> None:
 def test_backends(line: str, backends: tuple[str, ...]) -> None:
     topology = made(*line.split()).topology
     assert isinstance(topology, Disaggregated) and topology.transport.backends == backends
+
+
+@pytest.mark.parametrize(
+    ("line", "guard", "deadline_s"),
+    [
+        ("", True, 10.0),
+        ("--no-kv-guard", False, 10.0),
+        ("--kv-guard --kv-deadline-s 2.5", True, 2.5),
+    ],
+)
+def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadline_s: float) -> None:
+    topology = made("--pd-spread", *line.split()).topology
+    assert isinstance(topology, Disaggregated)
+    assert (topology.transport.kv_guard, topology.transport.kv_deadline_s) == (guard, deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("--pd-spread --no-kv-guard --kv-deadline-s 5", "--kv-deadline-s is the KV guard's: leave out --no-kv-guard"),
+        ("--collocated --no-kv-guard", "--kv-guard does not apply to collocated: it is for --pd-pack and --pd-spread"),
+        ("--collocated --kv-deadline-s 5", "--kv-deadline-s does not apply to collocated"),
+        ("--pd-pack --engine-arg scheduler_cls=x.Y", "use --no-kv-guard"),
+        ("--pd-pack --kv-deadline-s 9999", "--kv-deadline-s"),
+    ],
+)
+def test_kv_guard_flags_that_contradict(line: str, what: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(what)):
+        made(*line.split())
 
 
 def test_engine_args_are_yaml() -> None:

@@ -67,11 +67,43 @@ def test_roles_and_transport() -> None:
         config = args[f"{role}_config"]
         transfer = config["engine_kwargs"]["kv_transfer_config"]
         assert transfer["kv_role"] == kv_role
-        assert transfer["kv_connector_extra_config"] == {"backends": ["LIBFABRIC", "UCX"]}
+        assert transfer["kv_connector_extra_config"]["backends"] == ["LIBFABRIC", "UCX"]
         env = config["runtime_env"]["env_vars"]
         assert env["UCX_TLS"] == "tcp" and env["NIXL_LOG_LEVEL"] == "DEBUG" and "UCX_PROTO_INFO" in env
     assert args["decode_config"]["experimental_configs"] == {"_prewarm_prefill_decode": True}
     assert "experimental_configs" not in args["prefill_config"]
+
+
+def pd_engine(transport: Transport, role: str = "decode") -> dict[str, Any]:
+    topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=4), placement="spread", transport=transport)
+    kwargs: dict[str, Any] = app_of(Deployment(topology=topology)).args[f"{role}_config"]["engine_kwargs"]
+    return kwargs
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_pd_is_served_with_the_kv_guard(role: str) -> None:
+    kwargs = pd_engine(Transport(kv_deadline_s=4.0), role)
+    assert kwargs["scheduler_cls"] == "pdlab.guard.scheduler.GuardScheduler"
+    transfer = kwargs["kv_transfer_config"]
+    assert transfer["kv_connector"] == "NixlConnector"
+    assert transfer["kv_connector_module_path"] == "pdlab.guard.connector"
+    assert transfer["kv_connector_extra_config"] == {"backends": ["UCX"], "pdlab_deadline_s": 4.0}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_without_the_kv_guard_the_engines_are_vllms_own(role: str) -> None:
+    kwargs = pd_engine(Transport(kv_guard=False), role)
+    assert "scheduler_cls" not in kwargs and "kv_connector_module_path" not in kwargs["kv_transfer_config"]
+    assert kwargs["kv_transfer_config"]["kv_connector_extra_config"] == {"backends": ["UCX"]}
+
+
+def test_the_kv_guard_is_brought_to_nodes_without_pdlab() -> None:
+    pd = labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss")
+    assert app_of(pd).args["kv_guard"] == {"bring": True}
+    assert app_of(pd, local_cluster(2)).args["kv_guard"] == {"bring": False}
+    off = pd.topology.model_copy(update={"transport": Transport(kv_guard=False)})
+    assert "kv_guard" not in app_of(pd.model_copy(update={"topology": off})).args
+    assert "kv_guard" not in app_of(labelled("collocated-1xtp1")).args
 
 
 def env_of(deployment: Deployment, role: str = "decode", view: ClusterView | None = None) -> dict[str, str]:

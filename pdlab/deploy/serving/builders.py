@@ -3,7 +3,8 @@ that are served.
 
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
 `pdlab.deploy.serving.guard.Rules`; that of PD also, under ``prefill_call``, those of
-`pdlab.deploy.serving.prefill_call.PrefillRules`, and ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`. The
+`pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`, and, with
+``kv_guard``, whether the KV guard's sources must be brought to the nodes (``bring``: nodes without pdlab). The
 classes travel to the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the
 application does. Imports Ray: no module of pdlab's own process imports it but by its name in
 `pdlab.deploy.serve_config`.
@@ -14,15 +15,20 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+from pdlab.deploy.serving.bring import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.guard import Guard, Rules
 from pdlab.deploy.serving.parts import for_one_engine, join, split
 from pdlab.deploy.serving.pool import TellsPool
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
+from pdlab.deploy.serving.steps import WatchesSteps
 
 _SERVER = "ray.llm._internal.serve.core.server.llm_server"
+# Not imported: it needs vLLM, which the machine that builds the application may not have.
+_KV_GUARD = Path(__file__).resolve().parents[2] / "guard"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 
 
@@ -111,17 +117,33 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
 
 def _build(name: str, args: dict[str, Any]) -> Any:
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    for module in ("guard", "parts", "pool", "prefill_call", "drain", "builders"):
+    for module in ("bring", "guard", "parts", "pool", "steps", "prefill_call", "drain", "builders"):
         cloudpickle.register_pickle_by_value(sys.modules[f"pdlab.deploy.serving.{module}"])
     given = dict(args)
     rules = given.pop("guard")
+    kv_guard = given.pop("kv_guard", None)
+    files = sources(_KV_GUARD) if kv_guard and kv_guard["bring"] else None
+    if files is not None:
+        given |= {key: _with_guard(given[key], files) for key in ("prefill_config", "decode_config")}
     application: Any = getattr(importlib.import_module("ray.serve.llm"), name)(given)
     server: Any = importlib.import_module(_SERVER)
     for found in _applications(application):
         if issubclass(found._bound_deployment.func_or_class, server.LLMServer):
             _mix_in(found, TellsPool, {})
+            if kv_guard:
+                _mix_in(found, WatchesSteps, {})
+            if files is not None:
+                _mix_in(found, BringsGuard, {"guard_files": files})
     _mix_in(application, Front, {"rules": Rules(**{**rules, "expose": tuple(rules["expose"])})})
     return application
+
+
+def _with_guard(config: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
+    """An engine's configuration, whose processes find the guard."""
+    runtime_env = dict(config.get("runtime_env") or {})
+    variables = dict(runtime_env.get("env_vars") or {})
+    variables["PYTHONPATH"] = pythonpath(files, variables.get("PYTHONPATH"))
+    return {**config, "runtime_env": {**runtime_env, "env_vars": variables}}
 
 
 def _mix_in(application: Any, mixin: type, more: dict[str, Any]) -> None:

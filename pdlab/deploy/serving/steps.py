@@ -1,0 +1,76 @@
+"""An engine core that has work and takes no step is unhealthy, though its process lives.
+
+vLLM's own health check asks whether the engine core is dead; one that is stopped or hangs is not. The engine core
+sends statistics with every step, whatever the step did, so the replica sees the steps go by. Runs in Ray Serve's
+replicas, sent there by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Ray Serve asks every 10 s and replaces a replica after three bad answers in a row: a step may take longer than this.
+STEP_LIMIT_S = 10.0
+
+
+class StepWatch:
+    """When the engine core last sent something, and since which check it has had work."""
+
+    def __init__(self, unfinished: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._unfinished = unfinished
+        self._clock = clock
+        self._last = clock()
+        self._busy_since: float | None = None
+
+    def step(self) -> None:
+        """The engine core has sent something."""
+        self._last = self._clock()
+
+    def check(self) -> None:
+        """Raises RuntimeError if there was work at two checks, and between them no step for longer than the limit."""
+        now, unfinished = self._clock(), self._unfinished()
+        if not unfinished:
+            self._busy_since = None
+            return
+        if self._busy_since is None:
+            self._busy_since = now
+        without_s = now - max(self._last, self._busy_since)
+        if without_s > STEP_LIMIT_S:
+            raise RuntimeError(f"the engine core has {unfinished} requests and took no step for {without_s:.0f} s")
+
+
+class WatchesSteps:
+    """Mixed into Ray's engine servers."""
+
+    _step_watch: StepWatch | None = None
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]
+        try:
+            self._step_watch = watch(self.engine._engine_client)  # type: ignore[attr-defined]
+        except AttributeError as error:  # another vLLM or Ray: serves all the same, as without this class
+            logging.getLogger("ray.serve").warning("the engine core's steps are not watched: %r", error)
+
+    async def check_health(self) -> None:
+        await super().check_health()  # type: ignore[misc]
+        if self._step_watch is not None:
+            self._step_watch.check()
+
+
+def watch(client: Any) -> StepWatch | None:
+    """Look at every message that vLLM's client gets from its engine core. None: the engine sends no statistics."""
+    if not client.log_stats:
+        return None
+    steps = StepWatch(client.output_processor.get_num_unfinished_requests)
+    receive = client.engine_core.get_output_async
+
+    async def seen() -> Any:
+        outputs = await receive()
+        steps.step()
+        return outputs
+
+    client.engine_core.get_output_async = seen
+    return steps

@@ -1,0 +1,180 @@
+"""vLLM's NIXL connector with the guard, for ``kv_connector_module_path``.
+
+The class keeps vLLM's name: ``kv_connector`` stays ``NixlConnector``, by which vLLM and Ray Serve LLM know what to
+check and to prepare.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+
+from pdlab.guard.leases import LEASE_KEY, LeaseBook
+from pdlab.guard.metrics import GuardPromMetrics, GuardStats
+from pdlab.guard.questions import AnswerTable, Inquirer
+from pdlab.guard.receives import Admission, ReceiveBook
+from pdlab.guard.worker import GIVEN_BACK, GuardWorker, WorkerReport
+
+logger = logging.getLogger("vllm.pdlab.guard")
+
+DEADLINE_KEY = "pdlab_deadline_s"
+DEADLINE_S = 10.0
+LISTEN_AGAIN_S = 0.2
+
+
+class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
+    """vLLM's scheduler side of the connector: leases where it prefills, receives where it decodes."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        deadline_s = float(vllm_config.kv_transfer_config.get_from_extra_config(DEADLINE_KEY, DEADLINE_S))
+        self.leases = LeaseBook(engine_id)
+        self.receives = ReceiveBook(Inquirer(), reader=engine_id, deadline_s=deadline_s)
+        self._listener_error: BaseException | None = None
+
+    # Decode.
+
+    def on_new_request(self, request: Any) -> None:
+        super().on_new_request(request)
+        params = request.kv_transfer_params
+        if params and params.get("do_remote_prefill") and not request.abort_immediately:
+            self.receives.arrived(request.request_id, params)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        params = request.kv_transfer_params
+        if params and params.get("do_remote_prefill"):
+            admission = self.receives.admission(request.request_id)
+            if admission is Admission.WAIT:
+                return None, False
+            if admission is Admission.REFUSE:
+                params["do_remote_prefill"] = False
+                self._stop_heartbeat(request.request_id)
+                logger.warning("request %s: KV cache from prefill refused, computing the prompt", request.request_id)
+                return 0, False
+        matched: tuple[int, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return matched
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if not self.receives.active:
+            return
+        request_id = request.request_id
+        if num_external_tokens > 0 and request_id in self._reqs_need_recv:
+            self.receives.admitted(request_id)
+        else:
+            self.receives.drop(request_id)  # the prompt is in decode's own cache: nothing is read
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        request_id, params = request.request_id, request.kv_transfer_params
+        if params and params.get("do_remote_prefill") and LEASE_KEY in params:
+            # vLLM would tell prefill through a NIXL handshake, and end the engine core if that failed.
+            params["do_remote_prefill"] = False
+            self._stop_heartbeat(request_id)
+            self.receives.cancelled(request_id, params)
+            return False, None
+        self.receives.drop(request_id)
+        delayed, answer = super().request_finished(request, block_ids)
+        if delayed and answer and answer.get("do_remote_prefill"):
+            answer[LEASE_KEY] = self.leases.pin(request_id, self._kv_lease_duration)
+        return delayed, answer
+
+    # Prefill.
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport):
+            if report.renewed:
+                # A sixth of a lease for the way from the worker to here.
+                self.leases.renew(report.renewed, self._kv_lease_duration / 2)
+            if report.expired:
+                self.leases.lapse(report.expired)
+        if connector_output.finished_sending:
+            self.leases.end(connector_output.finished_sending)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        metadata = super().build_connector_meta(scheduler_output)
+        given_back = self.leases.take_given_back()
+        if given_back:
+            self.receives.counts["given_back"] += len(given_back)
+            setattr(metadata, GIVEN_BACK, given_back)
+        return metadata
+
+    # The side channel.
+
+    def set_xfer_handshake_metadata(self, metadata: Any) -> None:
+        super().set_xfer_handshake_metadata(metadata)
+        if self._listener_error is not None:
+            raise RuntimeError(
+                f"NIXL's side channel cannot listen at {self.side_channel_host}:{self.side_channel_port}: "
+                f"{self._listener_error}"
+            ) from self._listener_error
+
+    def _nixl_handshake_listener(
+        self, encoded_data: Any, ready_event: threading.Event, stop_event: threading.Event, host: str, port: int
+    ) -> None:
+        """vLLM's listener, which answers for leases too and goes on after a message that it cannot read."""
+        table = AnswerTable(encoded_data, self.leases)
+        while not stop_event.is_set():
+            try:
+                super()._nixl_handshake_listener(table, ready_event, stop_event, host, port)
+                return
+            except Exception as error:
+                if not ready_event.is_set():
+                    self._listener_error = error
+                    ready_event.set()
+                    return
+                logger.exception("NIXL's side channel ended and begins again")
+                stop_event.wait(LISTEN_AGAIN_S)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.receives.close()
+
+
+class NixlConnector(NixlPullConnector):  # type: ignore[misc]
+    """vLLM's pull connector, made of the guard's two halves."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = GuardConnectorScheduler(vllm_config, self.engine_id, kv_cache_config)
+        elif role == KVConnectorRole.WORKER:
+            self.connector_worker = GuardWorker(vllm_config, self.engine_id, kv_cache_config)
+
+    @property
+    def receives(self) -> ReceiveBook:
+        """The receives, on the scheduler's side."""
+        receives: ReceiveBook = self.connector_scheduler.receives
+        return receives
+
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        assert self.connector_worker is not None
+        report: WorkerReport | None = self.connector_worker.take_report()
+        return report
+
+    def get_kv_connector_stats(self) -> Any:
+        if self.connector_worker is not None:
+            return super().get_kv_connector_stats()
+        counts = self.receives.counts
+        if not counts:
+            return None
+        stats = GuardStats()
+        stats.record(counts)
+        counts.clear()
+        return stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        return GuardStats(data=data) if data is not None else GuardStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> GuardPromMetrics:
+        return GuardPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

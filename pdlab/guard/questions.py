@@ -1,0 +1,144 @@
+"""Questions about leases over the side channel of vLLM's NIXL connector, and their answers.
+
+The side channel answers a message ``(GET_META_MSG, pp_rank, tp_rank)`` with what it looks up under the two ranks, and
+with its clock. A question is such a message with `MARK` in place of the first rank, and `AnswerTable` the table that
+knows what to say. Decode asks from its scheduler's thread and never waits: ZeroMQ sends and receives in its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+
+from pdlab.guard.leases import UNKNOWN, Answer, LeaseBook
+
+logger = logging.getLogger("vllm.pdlab.guard")
+
+MARK = "pdlab-guard"
+CLAIM, BACK = "claim", "back"
+# vLLM's own constant of that name, which a contract test compares.
+GET_META_MSG = b"get_meta_msg"
+# Peers with an open connection; prefill engines come and go.
+MOST_PEERS = 256
+RECONNECT_MS = 5000
+VLLM_SOCKETS = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils"
+
+
+class Peer(NamedTuple):
+    """Where a prefill engine's side channel listens, and which engine is meant."""
+
+    host: str
+    port: int
+    engine_id: str
+
+
+class Reply(NamedTuple):
+    """``clock_s``: prefill's ``perf_counter`` when it answered."""
+
+    ticket: int
+    answer: Answer
+    clock_s: float
+
+
+def encode_question(ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bytes:
+    """The message to the side channel."""
+    question = (ticket, kind, peer.engine_id, remote_request_id, reader)
+    return msgspec.msgpack.encode((GET_META_MSG, MARK, question))
+
+
+class AnswerTable(dict[Any, bytes]):
+    """In the place of the side channel's table of metadata: looks questions up in a book of leases.
+
+    Never raises: an exception would end the thread of the side channel, and with it every later handshake.
+    """
+
+    def __init__(self, metadata: Mapping[Any, bytes], leases: LeaseBook) -> None:
+        super().__init__(metadata)
+        self._leases = leases
+
+    def __getitem__(self, key: Any) -> bytes:
+        try:
+            first, second = key
+            if first == MARK:
+                return self._answer(second)
+            return super().__getitem__(key)
+        except Exception as error:
+            logger.warning("side channel: a message that nothing answers to (%s: %s)", type(error).__name__, error)
+            return b""
+
+    def _answer(self, question: Any) -> bytes:
+        ticket, kind, engine_id, request_id, reader = question
+        answer = Answer(UNKNOWN)
+        if engine_id == self._leases.engine_id:
+            if kind == BACK:
+                self._leases.give_back(request_id, reader)
+            else:
+                answer = self._leases.claim(request_id, reader)
+        return msgspec.msgpack.encode((ticket, answer.verdict, answer.covered_s))
+
+
+class Inquirer:
+    """Asks side channels. Belongs to one thread. ``make``: vLLM's ``make_zmq_socket``, or a stand-in."""
+
+    def __init__(self, make: Callable[..., Any] | None = None) -> None:
+        self._make = make or _make_zmq_socket
+        self._context: Any = None
+        self._sockets: dict[tuple[str, int], Any] = {}
+
+    def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool:
+        """Send a question and do not wait. False: it could not be sent, and no answer will come."""
+        try:
+            socket = self._socket(peer.host, peer.port)
+            socket.send_multipart([b"", encode_question(ticket, kind, peer, remote_request_id, reader)], zmq.NOBLOCK)
+        except (zmq.ZMQError, OverflowError, TypeError, ValueError) as error:
+            logger.warning("no question could be sent to %s:%s (%s)", peer.host, peer.port, error)
+            return False
+        return True
+
+    def replies(self) -> Iterator[Reply]:
+        """What has arrived by now."""
+        for socket in list(self._sockets.values()):
+            while True:
+                try:
+                    frames = socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.ZMQError:
+                    break
+                with contextlib.suppress(msgspec.MsgspecError, TypeError, ValueError):
+                    _, payload, clock = frames
+                    ticket, verdict, covered_s = msgspec.msgpack.decode(payload)
+                    yield Reply(ticket, Answer(verdict, covered_s), msgspec.msgpack.decode(clock))
+
+    def close(self) -> None:
+        """Drop what has not been sent."""
+        for socket in self._sockets.values():
+            socket.close(linger=0)
+        self._sockets.clear()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
+
+    def _socket(self, host: str, port: int) -> Any:
+        key = (host, port)
+        socket = self._sockets.pop(key, None)
+        if socket is None:
+            if self._context is None:
+                self._context = zmq.Context()
+                self._context.setsockopt(zmq.LINGER, 0)
+                self._context.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS)
+            while len(self._sockets) >= MOST_PEERS:
+                self._sockets.pop(next(iter(self._sockets))).close(linger=0)
+            name = f"[{host}]" if ":" in host else host
+            # As vLLM opens the side channel's other end, so that what is changed in the one is changed in both.
+            socket = self._make(ctx=self._context, path=f"tcp://{name}:{port}", socket_type=zmq.DEALER, bind=False)
+        self._sockets[key] = socket  # the one used last is the last to be closed
+        return socket
+
+
+def _make_zmq_socket(**kwargs: Any) -> Any:
+    return importlib.import_module(VLLM_SOCKETS).make_zmq_socket(**kwargs)

@@ -1,0 +1,297 @@
+"""What decode knows of the KV blocks that it reads from prefill: one receive per request, from arrival to verdict.
+
+Reads are one-sided: a read of blocks that prefill has freed and given to another request ends well, with the other
+request's KV cache. So decode claims the lease when the request arrives, while it waits to be scheduled and while the
+blocks are read, and uses what it has read only if prefill has said that the blocks were the request's until the
+read had ended. Nothing waits for the answer unless the read is faster. Pure but for the questions; times are seconds
+of this process's ``time.perf_counter``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from pdlab.guard.leases import GRANTED, LEASE_KEY, UNKNOWN
+from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
+
+# What is counted, and how it reads on the metrics page.
+ACTIONS = {
+    "receives": "KV receives that the guard watched.",
+    "recomputed": "Requests whose prompt decode computed instead of using KV cache from prefill, for any reason.",
+    "refused": "Receives refused before a read, because the lease was old, over, or prefill did not answer.",
+    "failed_reads": "Reads that failed; the prompt was computed on decode.",
+    "stale": "Reads of blocks that prefill says were no longer the request's; the prompt was computed on decode.",
+    "unconfirmed": "Reads that prefill did not confirm within the deadline; the prompt was computed on decode.",
+    "deadlines": "Reads that did not end within the deadline; their blocks are kept until they do.",
+    "errors": "Requests that failed because the blocks of reads past their deadline left no room for them.",
+    "cancels_told": "Cancelled requests of which prefill was told, so that it frees their blocks.",
+    "given_back": "Leases that prefill ended early because decode does not read the blocks.",
+}
+# A measured lead of prefill's clock is used that long; clocks of two hosts drift by far less than a lease meanwhile.
+LEAD_S = 60.0
+# Questions without an answer are forgotten after that long.
+FORGET_S = 120.0
+
+
+class Asks(Protocol):
+    """`pdlab.guard.questions.Inquirer`."""
+
+    def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool: ...
+
+    def replies(self) -> Iterator[Reply]: ...
+
+    def close(self) -> None: ...
+
+
+class Admission(Enum):
+    """What to do with a request that could be scheduled now."""
+
+    READ = "read"
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
+class Outcome(Enum):
+    """What to do with a request whose read has ended."""
+
+    USE = "use"
+    WAIT = "wait"
+    ANEW = "anew"
+
+
+class _State(Enum):
+    ARRIVED = 1
+    READING = 2
+    READ = 3
+
+
+@dataclass
+class _Receive:
+    peer: Peer
+    remote_request_id: str
+    arrived_at: float
+    young: bool = False
+    state: _State = _State.ARRIVED
+    asked_at: float | None = None  # of the question that is not answered yet
+    verdict: str | None = None
+    covered_until: float = float("-inf")
+    confirmed: bool = False
+    deadline_at: float = float("inf")
+    read_at: float = float("inf")
+
+
+class ReceiveBook:
+    """The receives of one decode engine. ``reader``: this engine's name in claims, beside the request's.
+
+    ``counts`` holds what happened since it was last emptied, by the names of `ACTIONS`.
+    """
+
+    def __init__(
+        self,
+        inquirer: Asks,
+        *,
+        reader: str,
+        deadline_s: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.deadline_s = deadline_s
+        self.counts: Counter[str] = Counter()
+        self._inquirer = inquirer
+        self._reader = reader
+        self._clock = clock
+        self._tickets = itertools.count(1)
+        self._open: dict[int, tuple[str, Peer, float]] = {}
+        self._receives: dict[str, _Receive] = {}
+        self._reading: dict[str, float] = {}  # deadlines, the first one first
+        self._read: dict[str, None] = {}
+        self._leads: dict[Peer, tuple[float, float]] = {}
+        self.failed: set[str] = set()  # told by workers, until the read has ended on all of them
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to look after."""
+        return bool(self._receives or self._open)
+
+    def arrived(self, request_id: str, params: Mapping[str, Any]) -> None:
+        """A request came with transfer parameters: claim its lease."""
+        now = self._clock()
+        receive, granted_at, lease_s = _parsed(params, now)
+        self._receives[request_id] = receive
+        if receive.verdict is not None:
+            return
+        lead = self._leads.get(receive.peer)
+        if lead is not None and now - lead[1] < LEAD_S:
+            receive.young = now + lead[0] - granted_at < lease_s / 2
+        self._claim(request_id, receive)
+
+    def admission(self, request_id: str) -> Admission:
+        """Whether its blocks may be read. A refused receive is over."""
+        receive = self._receives.get(request_id)
+        if receive is None:
+            return Admission.READ
+        if receive.verdict is None and receive.asked_at is not None:
+            self._hear()
+        if receive.verdict == GRANTED or (receive.verdict is None and receive.young):
+            return Admission.READ
+        if receive.verdict is None and self._clock() - receive.arrived_at < self.deadline_s:
+            return Admission.WAIT
+        self._count_anew("refused")
+        self._give_back(request_id, receive)
+        self.drop(request_id)
+        return Admission.REFUSE
+
+    def admitted(self, request_id: str) -> None:
+        """The read begins; its deadline runs."""
+        receive = self._receives.get(request_id)
+        if receive is None:
+            return
+        self.counts["receives"] += 1
+        receive.state = _State.READING
+        receive.deadline_at = self._clock() + self.deadline_s
+        self._reading[request_id] = receive.deadline_at
+        if receive.asked_at is None and receive.covered_until < receive.deadline_at:
+            self._claim(request_id, receive)
+
+    def read_ended(self, request_id: str) -> Outcome:
+        """No worker reads for this request any more; `failed` has what went wrong."""
+        receive = self._receives.get(request_id)
+        if request_id in self.failed:
+            self.failed.discard(request_id)
+            self._count_anew("failed_reads")
+            if receive is not None:
+                self._give_back(request_id, receive)
+                self.drop(request_id)
+            return Outcome.ANEW
+        if receive is None:
+            return Outcome.USE
+        receive.state = _State.READ
+        receive.read_at = self._clock()
+        self._reading.pop(request_id, None)
+        self._read[request_id] = None
+        if self._open:
+            self._hear()
+        return self._outcome(request_id, receive)
+
+    def settled(self) -> Iterator[tuple[str, Outcome]]:
+        """Receives whose read had ended, and for which it is now known what to do: never `Outcome.WAIT`."""
+        if self._open:
+            self._hear()
+        for request_id in list(self._read):
+            outcome = self._outcome(request_id, self._receives[request_id])
+            if outcome is not Outcome.WAIT:
+                yield request_id, outcome
+
+    def overdue(self) -> Iterator[str]:
+        """Requests whose read goes on past its deadline. Their receives are over; their blocks must be kept."""
+        now = self._clock()
+        while self._reading:
+            request_id, deadline_at = next(iter(self._reading.items()))
+            if now < deadline_at:
+                return
+            self._count_anew("deadlines")
+            self.drop(request_id)
+            yield request_id
+
+    def waiting(self) -> Iterable[str]:
+        """Requests whose read has ended and waits for prefill's word."""
+        return tuple(self._read)
+
+    def cancelled(self, request_id: str, params: Mapping[str, Any]) -> None:
+        """A request ended before its blocks were read: tell prefill."""
+        receive = self._receives.get(request_id) or _parsed(params, self._clock())[0]
+        if receive.verdict is None or receive.verdict == GRANTED:
+            self._give_back(request_id, receive)
+            self.counts["cancels_told"] += 1
+        self.drop(request_id)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a receive."""
+        self._receives.pop(request_id, None)
+        self._reading.pop(request_id, None)
+        self._read.pop(request_id, None)
+        self.failed.discard(request_id)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._inquirer.close()
+
+    def _outcome(self, request_id: str, receive: _Receive) -> Outcome:
+        if receive.verdict == GRANTED and (receive.confirmed or receive.read_at <= receive.covered_until):
+            self.drop(request_id)
+            return Outcome.USE
+        if receive.verdict not in (None, GRANTED):
+            self._count_anew("stale")
+        elif self._clock() >= receive.deadline_at:
+            self._count_anew("unconfirmed")
+            self._give_back(request_id, receive)
+        else:
+            if receive.asked_at is None:
+                self._claim(request_id, receive)
+            return Outcome.WAIT
+        self.drop(request_id)
+        return Outcome.ANEW
+
+    def _claim(self, request_id: str, receive: _Receive) -> None:
+        ticket, now = next(self._tickets), self._clock()
+        receive.asked_at = now
+        reader = f"{self._reader}/{request_id}"
+        if self._inquirer.ask(ticket, CLAIM, receive.peer, receive.remote_request_id, reader):
+            self._open[ticket] = (request_id, receive.peer, now)
+
+    def _give_back(self, request_id: str, receive: _Receive) -> None:
+        if receive.verdict in (None, GRANTED):
+            self._inquirer.ask(0, BACK, receive.peer, receive.remote_request_id, f"{self._reader}/{request_id}")
+
+    def _hear(self) -> None:
+        now = self._clock()
+        for reply in self._inquirer.replies():
+            question = self._open.pop(reply.ticket, None)
+            if question is None:
+                continue
+            request_id, peer, asked_at = question
+            if reply.answer.verdict != UNKNOWN:
+                self._learn_lead(peer, reply.clock_s - asked_at, now)
+            receive = self._receives.get(request_id)
+            if receive is None or receive.asked_at != asked_at:
+                continue
+            receive.asked_at = None
+            receive.verdict = reply.answer.verdict
+            if receive.verdict == GRANTED:
+                receive.covered_until = max(receive.covered_until, asked_at + reply.answer.covered_s)
+                receive.confirmed = asked_at >= receive.read_at
+        while self._open:
+            ticket, (_, _, asked_at) = next(iter(self._open.items()))
+            if now - asked_at < FORGET_S:
+                break
+            del self._open[ticket]
+
+    def _learn_lead(self, peer: Peer, lead_s: float, now: float) -> None:
+        """At most so much is prefill's clock ahead: it answered after it was asked."""
+        known = self._leads.get(peer)
+        if known is None or lead_s <= known[0] or now - known[1] >= LEAD_S / 2:
+            self._leads.pop(peer, None)
+            self._leads[peer] = (lead_s, now)
+            while len(self._leads) > 1024:
+                self._leads.pop(next(iter(self._leads)))
+
+    def _count_anew(self, action: str) -> None:
+        self.counts[action] += 1
+        self.counts["recomputed"] += 1
+
+
+def _parsed(params: Mapping[str, Any], now: float) -> tuple[_Receive, float, float]:
+    """The receive, when its lease was granted by prefill's clock, and for how long. Without a lease that can be asked
+    for (prefill has no guard, or the parameters were made up) the verdict is `UNKNOWN`."""
+    lease = params.get(LEASE_KEY)
+    try:
+        granted_at, lease_s = float(lease["granted_at"]), float(lease["lease_s"])  # type: ignore[index]
+        peer = Peer(str(params["remote_host"]), int(params["remote_port"]), str(params["remote_engine_id"]))
+        return _Receive(peer, str(params["remote_request_id"]), now), granted_at, lease_s
+    except (KeyError, TypeError, ValueError):
+        return _Receive(Peer("", 0, ""), "", now, verdict=UNKNOWN), 0.0, 0.0

@@ -1,0 +1,175 @@
+"""vLLM's scheduler with the guard, for ``scheduler_cls``.
+
+vLLM calls the class that it is given whatever it resolved ``async_scheduling`` to, so `GuardScheduler` makes the
+scheduler that vLLM itself would have taken, with the guard mixed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import RequestStatus
+
+from pdlab.guard.connector import NixlConnector
+from pdlab.guard.receives import Outcome, ReceiveBook
+from pdlab.guard.worker import WorkerReport
+
+logger = logging.getLogger("vllm.pdlab.guard")
+
+
+class Guarded:
+    """Mixed in before a scheduler of vLLM's.
+
+    A request whose KV cache did not arrive, or may be another's, is made to compute its prompt, by the way that vLLM
+    has for failed loads: no computed tokens, and its name among the failed receives. Where a read goes on past its
+    deadline, the blocks are taken off the request and kept until the workers report the end of the read.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connector = self.connector  # type: ignore[attr-defined]
+        if not isinstance(connector, NixlConnector):
+            raise TypeError(
+                f"the guard's scheduler needs the guard's connector, not {type(connector).__name__}: "
+                "kv_connector_module_path must be pdlab.guard.connector"
+            )
+        self._receives: ReceiveBook = connector.receives
+        self._held_blocks: dict[str, list[Any]] = {}
+        self._stuck_since: float | None = None
+        self._hopeless: list[str] = []
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        if self._receives.active or self._held_blocks:
+            self._look_after_receives()
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+
+    def has_requests(self) -> bool:
+        return bool(super().has_requests()) or bool(self._held_blocks)  # type: ignore[misc]
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
+        waiting = self._receives.waiting()
+        if waiting:
+            # Their reads have ended: no worker will report it again, and vLLM would keep their blocks until one does.
+            names = {request_ids} if isinstance(request_ids, str) else request_ids
+            names = names if names is None else set(names)
+            self.finished_recving_kv_req_ids.update(name for name in waiting if names is None or name in names)  # type: ignore[attr-defined]
+            request_ids = names
+        return super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self._hopeless:
+            self._fail_hopeless(outputs)
+        return outputs
+
+    def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
+        report = kv_connector_output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport) and report.failed:
+            self._receives.failed |= report.failed
+        if kv_connector_output.finished_recving:
+            kv_connector_output.finished_recving = {
+                request_id for request_id in kv_connector_output.finished_recving if self._read_ended(request_id)
+            }
+        super()._update_from_kv_xfer_finished(kv_connector_output)  # type: ignore[misc]
+
+    def _read_ended(self, request_id: str) -> bool:
+        """Whether vLLM is to hear of it."""
+        blocks = self._held_blocks.pop(request_id, None)
+        if blocks is not None:
+            self._receives.failed.discard(request_id)
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))  # type: ignore[attr-defined]
+            return False
+        request = self.requests.get(request_id)  # type: ignore[attr-defined]
+        if request is None:
+            self._receives.drop(request_id)
+            return False
+        if request.is_finished():
+            self._receives.drop(request_id)
+            return True
+        if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+            return False
+        outcome = self._receives.read_ended(request_id)
+        if outcome is Outcome.ANEW:
+            self._compute_anew(request)
+        return outcome is not Outcome.WAIT
+
+    def _look_after_receives(self) -> None:
+        for request_id, outcome in self._receives.settled():
+            request = self._waiting_for_kv(request_id)
+            if request is not None:
+                if outcome is Outcome.ANEW:
+                    self._compute_anew(request)
+                self.connector.connector_scheduler._stop_heartbeat(request_id)  # type: ignore[attr-defined]
+                self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
+        for request_id in self._receives.overdue():
+            request = self._waiting_for_kv(request_id)
+            if request is not None:
+                logger.error("request %s: its KV transfer goes on after %s s", request_id, self._receives.deadline_s)
+                self._held_blocks[request_id] = self.kv_cache_manager.pop_blocks_for_free(request)  # type: ignore[attr-defined]
+                self._compute_anew(request)
+                self.connector.connector_scheduler._stop_heartbeat(request_id)  # type: ignore[attr-defined]
+                self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
+        self._look_for_stuck()
+
+    def _look_for_stuck(self) -> None:
+        """Requests that wait while nothing runs and reads past their deadline keep their blocks: until when, nobody
+        knows."""
+        stuck: list[str] = []
+        if self._held_blocks and not self.running:  # type: ignore[attr-defined]
+            queues = (*self.waiting, *self.skipped_waiting)  # type: ignore[attr-defined]
+            stuck = [request.request_id for request in queues if request.status == RequestStatus.WAITING]
+        if not stuck:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = time.perf_counter()
+        elif time.perf_counter() - self._stuck_since > self._receives.deadline_s:
+            self._stuck_since = None
+            self._hopeless += stuck
+
+    def _waiting_for_kv(self, request_id: str) -> Any:
+        request = self.requests.get(request_id)  # type: ignore[attr-defined]
+        if request is None or request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+            return None
+        return request
+
+    def _compute_anew(self, request: Any) -> None:
+        logger.warning("request %s: no KV cache from prefill, computing the prompt", request.request_id)
+        request.num_computed_tokens = 0
+        self.failed_recving_kv_req_ids.add(request.request_id)  # type: ignore[attr-defined]
+
+    def _fail_hopeless(self, outputs: dict[int, Any]) -> None:
+        """Requests for which no room is left beside the kept blocks: an error is better than no end."""
+        names, self._hopeless = self._hopeless, []
+        for request in super().finish_requests(set(names), RequestStatus.FINISHED_ERROR):  # type: ignore[misc]
+            self._receives.counts["errors"] += 1
+            output = EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=request.get_finished_reason(),
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(output)
+
+
+class GuardSyncScheduler(Guarded, Scheduler):  # type: ignore[misc]
+    """Where vLLM takes `Scheduler`."""
+
+
+class GuardAsyncScheduler(Guarded, AsyncScheduler):  # type: ignore[misc]
+    """Where vLLM takes `AsyncScheduler`."""
+
+
+class GuardScheduler:
+    """Makes one of the two; to vLLM it is the scheduler's class."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        chosen = GuardAsyncScheduler if asynchronous else GuardSyncScheduler
+        return chosen(vllm_config, *args, **kwargs)

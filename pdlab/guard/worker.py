@@ -1,0 +1,131 @@
+"""The guard in vLLM's workers: failed reads are told by request and not by block, and only when all of a request's
+reads have ended; prefill's workers tell which leases they let expire, and free those that are given back."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+
+from pdlab.guard.metrics import GuardStats
+
+logger = logging.getLogger("vllm.pdlab.guard")
+
+# The field of vLLM's connector metadata that carries requests whose blocks decode does not want.
+GIVEN_BACK = "pdlab_given_back"
+
+
+@dataclass
+class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What a step's workers have to say: requests of which a read failed, leases that expired, leases renewed."""
+
+    failed: set[str] = field(default_factory=set)
+    expired: set[str] = field(default_factory=set)
+    renewed: set[str] = field(default_factory=set)
+
+    def aggregate(self, other: WorkerReport) -> WorkerReport:
+        return WorkerReport(self.failed | other.failed, self.expired | other.expired, self.renewed | other.renewed)
+
+
+class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
+    """vLLM's pull worker. Handshakes fail in a thread of their own; all else happens in the worker's."""
+
+    _reqs_to_send: dict[str, float]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._guard_failed: set[str] = set()  # until the request is reported as done
+        self._guard_report = WorkerReport()
+        self._guard_notified: set[str] = set()
+        self._guard_freed: set[str] = set()
+        super().__init__(*args, **kwargs)
+        self.xfer_stats = GuardStats()
+
+    def take_report(self) -> WorkerReport | None:
+        """What has happened since the last call; None: nothing."""
+        report = self._guard_report
+        if not (report.failed or report.expired or report.renewed):
+            return None
+        self._guard_report = WorkerReport()
+        return report
+
+    # Decode: reads.
+
+    def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
+        try:
+            super()._read_blocks_for_req(req_id, meta)
+        except Exception as error:  # block ids that do not fit would end the engine core
+            logger.exception("the read for request %s could not be set up", req_id)
+            self._log_failure(failure_type="read_setup_failed", req_id=req_id, error=error)
+            self._handle_failed_transfer(req_id, None)
+        if not _reads(meta):
+            self._recving_metadata.pop(req_id, None)  # nothing will end that would remove it
+
+    def _handle_failed_transfer(self, req_id: str, handle: int | None) -> None:
+        """In vLLM a request is done with its first failed read while others still write into its blocks, and with a
+        hybrid KV cache nobody learns that it failed."""
+        self.xfer_stats.record_failed_transfer()
+        if handle is not None:
+            try:
+                self.nixl_wrapper.release_xfer_handle(handle)
+            except Exception:
+                logger.exception("a failed transfer of request %s could not be released", req_id)
+        meta = self._recving_metadata.get(req_id)
+        if meta is None or not _reads(meta):
+            self._recving_metadata.pop(req_id, None)  # there was only prefill to be told, whose lease will end
+            return
+        self._guard_failed.add(req_id)
+        if req_id not in self._recving_transfers:
+            self._failed_recv_reqs.put(req_id)
+
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> set[str]:
+        done: set[str] = super()._pop_done_transfers(transfers)
+        if self._guard_failed:
+            for req_id in done & self._guard_failed:
+                self._failed_recv_reqs.put(req_id)  # so that vLLM does not post-process what did not arrive
+        return done
+
+    # Prefill: leases.
+
+    def start_load_kv(self, metadata: Any) -> None:
+        super().start_load_kv(metadata)
+        for req_id in getattr(metadata, GIVEN_BACK, ()):
+            if req_id in self._reqs_to_send:
+                del self._reqs_to_send[req_id]
+                self._reqs_to_process.discard(req_id)
+                self.consumer_notification_counts_by_req.pop(req_id, None)
+                self.expected_consumer_notifications_by_req.pop(req_id, None)
+                self._guard_freed.add(req_id)
+
+    def _get_new_notifs(self) -> set[str]:
+        notified: set[str] = super()._get_new_notifs()
+        self._guard_notified = notified
+        return notified
+
+    def _handle_heartbeat(self, payload: str) -> None:
+        super()._handle_heartbeat(payload)
+        renewed = {req_id for req_id in payload.split(",") if req_id in self._reqs_to_send}
+        if renewed:
+            self._guard_report.renewed |= renewed
+            # vLLM frees from the front and stops at the first lease that has not ended.
+            self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda item: item[1]))
+
+    def get_finished(self) -> tuple[set[str], set[str]]:
+        sending, receiving = super().get_finished()
+        if sending:
+            self._guard_report.expired |= sending - self._guard_notified
+        if self._guard_freed:
+            sending |= self._guard_freed
+            self._guard_freed = set()
+        if receiving and self._guard_failed:
+            failed = receiving & self._guard_failed
+            self._guard_report.failed |= failed
+            self._guard_failed -= failed
+        return sending, receiving
+
+
+def _reads(meta: Any) -> bool:
+    """Whether there are blocks to read, or only prefill to be told."""
+    return any(len(group) > 0 for group in meta.local_block_ids)

@@ -1,0 +1,279 @@
+"""Receives with a prefill that answers when the test says, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, Answer
+from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
+from pdlab.guard.receives import ACTIONS, FORGET_S, Admission, Outcome, ReceiveBook
+
+DEADLINE_S = 10.0
+LEASE_S = 30.0
+LEAD_S = 500.0  # of prefill's clock
+RTT_S = 0.01
+PEER = Peer("10.0.0.1", 5600, "p1")
+
+
+class Prefill:
+    """Answers a question when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.asked: list[tuple[int, str, Peer, str, str]] = []
+        self.ready: list[Reply] = []
+        self.reachable = True
+        self.closed = False
+
+    def __call__(self) -> float:
+        return self.now
+
+    def ask(self, *question: Any) -> bool:
+        self.asked.append(question)
+        return self.reachable
+
+    def replies(self) -> Iterator[Reply]:
+        while self.ready:
+            yield self.ready.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def claims(self) -> list[tuple[int, str, Peer, str, str]]:
+        return [question for question in self.asked if question[1] == CLAIM]
+
+    def given_back(self) -> list[str]:
+        return [question[3] for question in self.asked if question[1] == BACK]
+
+    def answer(self, verdict: str = GRANTED, covered_s: float = LEASE_S, *, after_s: float = RTT_S) -> None:
+        """To the last claim."""
+        self.now += after_s
+        self.ready.append(Reply(self.claims()[-1][0], Answer(verdict, covered_s), self.now + LEAD_S - after_s / 2))
+
+
+@pytest.fixture
+def prefill() -> Prefill:
+    return Prefill()
+
+
+@pytest.fixture
+def book(prefill: Prefill) -> ReceiveBook:
+    return ReceiveBook(prefill, reader="d1", deadline_s=DEADLINE_S, clock=prefill)
+
+
+def params(prefill: Prefill, name: str = "remote", age_s: float = 0.1) -> dict[str, Any]:
+    return {
+        "do_remote_prefill": True,
+        "remote_engine_id": PEER.engine_id,
+        "remote_request_id": name,
+        "remote_host": PEER.host,
+        "remote_port": PEER.port,
+        LEASE_KEY: {"granted_at": prefill.now + LEAD_S - age_s, "lease_s": LEASE_S},
+    }
+
+
+def reading(book: ReceiveBook, prefill: Prefill, name: str = "r", **answer: Any) -> None:
+    """A request whose claim is granted and whose read has begun."""
+    book.arrived(name, params(prefill, f"remote-{name}"))
+    prefill.answer(**answer)
+    assert book.admission(name) is Admission.READ
+    book.admitted(name)
+
+
+def counted(book: ReceiveBook) -> dict[str, int]:
+    return dict(book.counts)
+
+
+def test_a_request_in_order_is_asked_for_once_and_waits_for_nothing(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill)
+    prefill.now += 1
+    assert book.read_ended("r") is Outcome.USE
+    assert prefill.asked == [(1, CLAIM, PEER, "remote-r", "d1/r")]
+    assert counted(book) == {"receives": 1} and not book.active
+
+
+def test_the_first_request_of_a_prefill_engine_waits_for_its_answer(book: ReceiveBook, prefill: Prefill) -> None:
+    book.arrived("r", params(prefill))
+    assert book.admission("r") is Admission.WAIT
+    prefill.answer()
+    assert book.admission("r") is Admission.READ
+
+
+def test_later_ones_do_not_for_its_clock_is_known(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, "first")
+    book.arrived("r", params(prefill))
+    assert book.admission("r") is Admission.READ
+    book.admitted("r")
+    assert len(prefill.claims()) == 2, "no second claim before the first is answered"
+    assert book.read_ended("r") is Outcome.WAIT, "the read was faster than the answer"
+    assert list(book.settled()) == [] and book.waiting() == ("r",)
+    prefill.answer()
+    assert list(book.settled()) == [("r", Outcome.USE)]
+    assert "recomputed" not in book.counts
+
+
+def test_where_they_may_be_old_prefill_is_asked(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, "first")
+    book.arrived("r", params(prefill, age_s=LEASE_S / 2 + 0.1))
+    assert book.admission("r") is Admission.WAIT
+    prefill.answer(OLD, 0.0)
+    assert book.admission("r") is Admission.REFUSE
+    assert book.counts["refused"] == book.counts["recomputed"] == 1
+    assert not prefill.given_back(), "prefill knows"
+    assert book.admission("r") is Admission.READ, "the receive is over: what is left is an ordinary request"
+
+
+def test_a_clock_that_was_measured_long_ago_is_not_used(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, "first")
+    prefill.now += 61
+    book.arrived("r", params(prefill))
+    assert book.admission("r") is Admission.WAIT
+
+
+def test_a_slow_answer_never_makes_parameters_young(book: ReceiveBook, prefill: Prefill) -> None:
+    """The lead of prefill's clock is an upper bound, so its ages are too."""
+    reading(book, prefill, "first", after_s=9.0)
+    book.arrived("r", params(prefill, age_s=LEASE_S / 2 + 0.001))
+    assert book.admission("r") is Admission.WAIT
+
+
+def test_without_an_answer_the_request_is_refused_at_the_deadline(book: ReceiveBook, prefill: Prefill) -> None:
+    book.arrived("r", params(prefill))
+    prefill.now += DEADLINE_S - 0.01
+    assert book.admission("r") is Admission.WAIT
+    prefill.now += 0.02
+    assert book.admission("r") is Admission.REFUSE
+    assert prefill.given_back() == ["remote"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {LEASE_KEY: None},
+        {LEASE_KEY: "soon"},
+        {LEASE_KEY: {"granted_at": "x", "lease_s": 30}},
+        {"remote_port": None},
+        {"remote_port": "http"},
+    ],
+    ids=str,
+)
+def test_parameters_that_cannot_be_confirmed_are_refused(
+    change: dict[str, Any], book: ReceiveBook, prefill: Prefill
+) -> None:
+    book.arrived("r", {**params(prefill), **change})
+    assert book.admission("r") is Admission.REFUSE
+    assert prefill.asked == [] and book.counts["refused"] == 1
+
+
+def test_blocks_that_were_another_requests_are_not_used(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, "first")
+    book.arrived("r", params(prefill))
+    book.admission("r")
+    book.admitted("r")
+    prefill.answer(EXPIRED, 0.0)
+    assert book.read_ended("r") is Outcome.ANEW
+    assert book.counts["stale"] == book.counts["recomputed"] == 1
+
+
+def test_a_read_that_ends_after_what_was_promised_is_confirmed_again(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, covered_s=2.0)
+    assert len(prefill.claims()) == 2, "less than the deadline was promised"
+    prefill.answer(covered_s=3.0)
+    list(book.settled())
+    prefill.now += 5
+    assert book.read_ended("r") is Outcome.WAIT
+    assert len(prefill.claims()) == 3
+    prefill.answer(covered_s=0.0)
+    assert list(book.settled()) == [("r", Outcome.USE)], "asked after the read, and still prefill's"
+
+
+def test_an_answer_from_before_the_end_of_the_read_is_not_enough(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, covered_s=0.0)
+    prefill.now += 1
+    assert book.read_ended("r") is Outcome.WAIT
+    prefill.answer(covered_s=0.0)  # to the question of the read's begin
+    assert list(book.settled()) == [] and len(prefill.claims()) == 3
+    prefill.answer(EXPIRED, 0.0)
+    assert list(book.settled()) == [("r", Outcome.ANEW)]
+
+
+def test_what_is_not_confirmed_in_time_is_computed(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, "first")
+    book.arrived("r", params(prefill))
+    book.admission("r")
+    book.admitted("r")
+    assert book.read_ended("r") is Outcome.WAIT
+    prefill.now += DEADLINE_S + 0.01
+    assert list(book.settled()) == [("r", Outcome.ANEW)]
+    assert book.counts["unconfirmed"] == book.counts["recomputed"] == 1
+    assert prefill.given_back() == ["remote"]
+
+
+def test_a_failed_read_is_computed_and_prefill_is_told(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill)
+    book.failed.add("r")
+    assert book.read_ended("r") is Outcome.ANEW
+    assert prefill.given_back() == ["remote-r"] and book.counts["failed_reads"] == 1
+    assert not book.failed and not list(book.overdue())
+
+
+def test_a_failed_read_that_nobody_announced(book: ReceiveBook) -> None:
+    book.failed.add("r")
+    assert book.read_ended("r") is Outcome.ANEW
+    assert book.read_ended("r") is Outcome.USE
+
+
+def test_reads_past_the_deadline_are_named_once_in_order(book: ReceiveBook, prefill: Prefill) -> None:
+    for name in "abc":
+        reading(book, prefill, name)
+        prefill.now += 1
+    book.read_ended("b")
+    prefill.now += DEADLINE_S - 2.5
+    assert list(book.overdue()) == ["a"]
+    prefill.now += 5
+    assert list(book.overdue()) == ["c"] and list(book.overdue()) == []
+    assert book.counts["deadlines"] == 2 and not book.active
+
+
+def test_prefill_is_told_of_a_cancel(book: ReceiveBook, prefill: Prefill) -> None:
+    book.arrived("r", params(prefill))
+    book.cancelled("r", params(prefill))
+    book.cancelled("never seen", params(prefill, "of its own"))
+    assert prefill.given_back() == ["remote", "of its own"] and book.counts["cancels_told"] == 2
+    prefill.answer()
+    list(book.settled())
+    assert not book.active
+
+
+def test_a_cancelled_request_without_a_lease_has_nobody_to_tell(book: ReceiveBook, prefill: Prefill) -> None:
+    book.cancelled("r", {"do_remote_prefill": True})
+    assert prefill.asked == [] and not book.counts
+
+
+def test_questions_that_nobody_answers_are_forgotten(book: ReceiveBook, prefill: Prefill) -> None:
+    book.arrived("r", params(prefill))
+    book.drop("r")
+    assert book.active
+    prefill.now += FORGET_S + 1
+    list(book.settled())
+    assert not book.active
+
+
+def test_a_question_that_cannot_be_sent_is_not_waited_for_longer(book: ReceiveBook, prefill: Prefill) -> None:
+    prefill.reachable = False
+    book.arrived("r", params(prefill))
+    assert book.admission("r") is Admission.WAIT
+    prefill.now += DEADLINE_S
+    assert book.admission("r") is Admission.REFUSE and not book.active
+
+
+def test_every_count_is_exported(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill)
+    book.failed.add("r")
+    book.read_ended("r")
+    assert set(book.counts) <= set(ACTIONS)
+    book.close()
+    assert prefill.closed
