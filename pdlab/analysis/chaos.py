@@ -109,9 +109,7 @@ def faulted(chaos: Chaos) -> int:
         recovered_s = math.inf if each.recovery_s is None else each.fault.began_s + each.recovery_s
         spans.append((each.fault.began_s, min(next_s, max(each.fault.ended_s, recovered_s))))
     return sum(
-        any(r.end_s >= began and r.sent_s < until for began, until in spans)
-        for r in chaos.requests
-        if r.fate != "left"
+        any(r.end_s >= began and r.sent_s < until for began, until in spans) for r in chaos.requests if r.fate != "left"
     )
 
 

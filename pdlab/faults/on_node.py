@@ -10,10 +10,8 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +43,8 @@ for wait_s, number in order["signals"]:
 class Hand:
     """Acts on one node; a Ray actor that is pinned there, so that an act needs no process to be started for it."""
 
-    def node(self) -> str:
-        return socket.gethostname()
-
-    def survey(self, mark: str | None) -> dict[str, Any]:
-        return survey(mark)
+    def survey(self, mark: str | None, ports: bool) -> dict[str, Any]:
+        return survey(mark, ports)
 
     def send(self, processes: list[tuple[int, int]], number: int) -> list[int]:
         return send(processes, number)
@@ -60,16 +55,12 @@ class Hand:
     def run(self, command: list[str]) -> str:
         return run(command)
 
-    def process(self) -> int:
-        """The number of the process that this runs in."""
-        return os.getpid()
 
-
-def survey(mark: str | None) -> dict[str, Any]:
+def survey(mark: str | None, ports: bool = True) -> dict[str, Any]:
     """Processes of this node: all below its raylet, and those with ``mark`` (``NAME=VALUE``) in their environment.
 
     ``raylet``: its number, None where this process is not a child of one. ``processes``: number -> parent, start
-    time in ticks, title, resident bytes, TCP ports on which it listens. ``space``: tells this set of process
+    time in ticks, title, resident bytes, TCP ports on which it listens (none without ``ports``). ``space``: tells this set of process
     numbers from those of other machines and containers.
     """
     table = _table()
@@ -77,14 +68,14 @@ def survey(mark: str | None) -> dict[str, Any]:
     chosen = {raylet, *_below(raylet, table)} if raylet is not None else set()
     if mark is not None:
         chosen |= {pid for pid in table if mark.encode() in _environment(pid)}
-    ports = _listening()
+    port_of = _listening() if ports else {}
     return {
         "space": f"{_text('/proc/sys/kernel/random/boot_id').strip()} {_link('/proc/self/ns/pid')}",
         "raylet": raylet,
         "own": os.getpid(),
         "processes": {
             pid: {key: table[pid][key] for key in ("parent", "started", "title", "rss_bytes")}
-            | {"ports": sorted({ports[inode] for inode in _sockets(pid) if inode in ports})}
+            | {"ports": sorted({port_of[inode] for inode in _sockets(pid) if inode in port_of}) if ports else []}
             for pid in sorted(chosen & set(table))
         },
     }
@@ -127,16 +118,6 @@ def started_at(pid: int) -> int | None:
     """Start time in clock ticks since boot; None: there is no such process, or it has ended and is not yet reaped."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
-def gone_within(pid: int, started: int, wait_s: float) -> bool:
-    """Whether that process ends within so many seconds."""
-    deadline = time.monotonic() + wait_s
-    while started_at(pid) == started:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def _stat(pid: int) -> list[str] | None:
