@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "bench": ["core", "results", "placement", "deploy"],
     "report": ["core", "results", "analysis", "transfer"],
     "first_hour": ["core"],
+    "faults": ["core", "results", "analysis", "cluster", "deploy"],
     "cli": [
         "core",
         "remote",
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "bench",
         "report",
         "first_hour",
+        "faults",
     ],
 }
 # Runs where pdlab is not installed.
@@ -50,6 +52,7 @@ SEALED = {
     "pdlab.remote": ("pdlab.remote",),
     "pdlab.transfer.rank": ("pdlab.transfer.rank", "pdlab.remote"),
     "pdlab.deploy.serving": ("pdlab.deploy.serving",),
+    "pdlab.faults.on_node": ("pdlab.faults.on_node",),
 }
 OTHER_TESTS = {"contract", "live", "support", "data"}
 

@@ -21,7 +21,7 @@ PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 20.0
 STILL_S = 1.5  # so long no prefill was finished: whatever was in flight has been
 CHUNKS_MOST_S = 20.0
 POLL_S = 0.2
-SAFETY_S = 60.0  # beyond what a stop may last before the process goes on by itself
+SAFETY_S = 20.0  # beyond what a stop may last before the process goes on by itself
 WIDE = ("raylet", "node")
 
 
@@ -161,7 +161,9 @@ class _Making:
             self._later(act, found, [(PREPARATION_S, int(signal.SIGSTOP)), (self.plan.hold_s, int(signal.SIGCONT))])
             time.sleep(PREPARATION_S)
             return
-        most_s = self.plan.hold_s + self.plan.lease_s + SAFETY_S
+        acts = self.due.kind.acts
+        waits = [PREFILL_MOST_S if each.verb == "await_prefill" else self.plan.wait_s(each.wait) for each in acts]
+        most_s = sum(waits) + SAFETY_S
         hands = self.injector.hands
         hands.call(found.node, "send_later", [(found.pid, found.started)], [(most_s, int(signal.SIGCONT))])
         self._send(found, signal.SIGSTOP)

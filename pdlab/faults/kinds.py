@@ -29,6 +29,10 @@ Verb = Literal[
     "send_more",  # ordinary requests, beyond the load's
 ]  # fmt: skip
 ROLES: tuple[Role, ...] = ("prefill", "decode", "collocated")
+PART_NAMES: dict[Part, str] = {
+    "replica": "replica", "engine": "engine core", "worker": "TP worker", "router": "request router",
+    "proxy": "Serve proxy", "balancer": "HAProxy process", "raylet": "raylet", "node": "whole node",
+}  # fmt: skip
 PARTS: tuple[Part, ...] = ("replica", "engine", "worker")
 AFTER_LEASE_S = 3.0  # the reaper of leases looks at them when the engine takes a step
 READ_BEGINS_S = 2.0  # decode's first step after it goes on, on a busy machine
@@ -42,9 +46,7 @@ class Target(NamedTuple):
 
     @property
     def text(self) -> str:
-        names = {"replica": "replica", "engine": "engine core", "worker": "TP worker", "balancer": "HAProxy process",
-                 "router": "request router", "proxy": "Serve proxy", "raylet": "raylet", "node": "whole node"}  # fmt: skip
-        return f"{self.role} {names[self.part]}" if self.role else names[self.part]
+        return f"{self.role} {PART_NAMES[self.part]}" if self.role else PART_NAMES[self.part]
 
 
 class Act(NamedTuple):

@@ -59,9 +59,9 @@ class Hand:
 def survey(mark: str | None, ports: bool = True) -> dict[str, Any]:
     """Processes of this node: all below its raylet, and those with ``mark`` (``NAME=VALUE``) in their environment.
 
-    ``raylet``: its number, None where this process is not a child of one. ``processes``: number -> parent, start
-    time in ticks, title, resident bytes, TCP ports on which it listens (none without ``ports``). ``space``: tells this set of process
-    numbers from those of other machines and containers.
+    ``raylet``: its number, None where this process is not a child of one. ``own``: the number of this process.
+    ``processes``: number -> parent, start time in ticks, title, resident bytes, TCP ports on which it listens (none
+    without ``ports``). ``space``: tells this set of process numbers from those of other machines and containers.
     """
     table = _table()
     raylet = next((pid for pid in _ancestors(os.getpid(), table) if table[pid]["name"] == RAYLET), None)

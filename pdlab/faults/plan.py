@@ -15,6 +15,7 @@ from pdlab.core.text import choices
 from pdlab.faults.kinds import KINDS, Kind, Possible, kind_of, why_not
 
 ALL = "all"
+MOST_MORE = 200
 FOLDER = CONFIGS / "faults"
 
 
@@ -25,9 +26,10 @@ class FaultPlan(Frozen):
     times, or with ``duration_s`` drawn in seeded order for so many seconds. The first is due ``warm_s`` after the
     load begins, each next one ``every_s`` later, at a seeded moment of the first ``spread`` of that time. With
     ``recover_s`` the next one waits until the deployment has recovered, for so many seconds at most. ``hold_s``: how
-    long something stays stopped, slow or down. ``lease_s``: of KV blocks, as the engines have it. ``limit_s``: a request
-    that takes longer hangs. ``answers``: so many right answers in a row are a recovery. ``leavers``: requests whose
-    client leaves, of a fault of that sort. ``more``: requests that take the memory of expired blocks.
+    long something stays stopped, slow or down. ``lease_s``: of KV blocks, as the engines have it. ``limit_s``: a
+    request that takes longer hangs. ``answers``: so many right answers in a row are a recovery. ``leavers``: requests
+    whose client leaves, of a fault of that sort. ``more``: requests that take the memory of expired blocks (None: as
+    many as fill prefill's KV pool once, at most MOST_MORE).
     """
 
     about: str = ""
@@ -48,7 +50,7 @@ class FaultPlan(Frozen):
     prompt_tokens: tuple[int, ...] = Field(default=(40, 160, 320, 640), min_length=1)
     prompts: int = Field(default=12, ge=1, le=1000)
     leavers: int = Field(default=4, ge=1, le=256)
-    more: int = Field(default=24, ge=1, le=1000)
+    more: int | None = Field(default=None, ge=1, le=1000)
     link_mbit: float = Field(default=2.0, ge=1, le=100_000)
     drop_share: float = Field(default=0.2, gt=0, lt=1)
 
@@ -175,7 +177,7 @@ def act_text(kind: Kind, plan: FaultPlan) -> str:
                 "send_leaving": f"send {plan.leavers} requests",
                 "await_chunks": "wait until they stream",
                 "leave": "their clients leave",
-                "send_more": f"send {plan.more} requests more",
+                "send_more": f"send {plan.more or 'so many'} requests more that its memory is used again",
             }[act.verb]
         )
     return ", ".join(words)

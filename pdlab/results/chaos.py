@@ -16,9 +16,8 @@ from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, one_line
 from pdlab.results.schema import Manifest
-from pdlab.results.store import MANIFEST
+from pdlab.results.store import CHAOS, MANIFEST
 
-CHAOS = "chaos.json"
 REQUESTS, FAULTS, SAMPLES = "requests.jsonl", "faults.jsonl", "samples.jsonl"
 
 # right: the reference's tokens. error: ended in time, and the client was told (status, error in the stream, a closed
@@ -196,12 +195,14 @@ def _whole(path: Path, kind: type[M]) -> M:
 def _lines(path: Path, kind: type[T]) -> tuple[T, ...]:
     if not path.exists():
         return ()
-    values: list[T] = []
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            values.append(kind.model_validate_json(line))
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
-    except ValidationError as error:
-        raise StoreError(f"{path}, line {number}: {one_line(error, kind)}") from error
+    values: list[T] = []
+    for line in lines:
+        try:
+            values.append(kind.model_validate_json(line))
+        except ValidationError as error:
+            raise StoreError(f"{path}, line {len(values) + 1}: {one_line(error, kind)}") from error
     return tuple(values)
