@@ -104,7 +104,12 @@ class Load:
 
     def send_more(self, count: int) -> None:
         """So many ordinary requests at once, beyond the loop's."""
-        self._call(lambda: [self._spawn(self._one(None, None, 0.0)) for _ in range(count)])
+
+        def begin() -> None:
+            for _ in range(count):
+                self._spawn(self._one(None, None, 0.0))
+
+        self._call(begin)
 
     def send_leaving(self, count: int, phase: str) -> None:
         """So many requests whose client goes away at `leave`."""

@@ -131,7 +131,7 @@ class _Session:
         state = self.app.state()
         if state.status != "RUNNING":
             raise ClusterError(f"the application {APP} is {state.status}, not RUNNING: faults need one that is well")
-        surveys, found = self.look()
+        _, found = self.look()
         replicas = self._replicas()
         possible = Possible(
             parts=parts(found),
@@ -176,10 +176,8 @@ class _Session:
     def _engines(self) -> dict[str, Role]:
         """Running engine replicas -> role."""
         roles = self._roles()
-        state = self.app.state()
-        return {
-            r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles and r.state == "RUNNING"
-        }
+        running = [r for r in self.app.state().replicas if r.state == "RUNNING"]
+        return {replica.replica: roles[replica.deployment] for replica in running if replica.deployment in roles}
 
     def prefilled(self) -> float | None:
         """Requests that prefill engines have finished so far, those of replicas that are gone included."""

@@ -24,10 +24,14 @@ from pdlab.report.style import HUES, STYLE_FILE, save
 from pdlab.results.chaos import FATES, Chaos, Fate
 
 COLORS: dict[Fate, str] = {"right": HUES[0], "error": HUES[4], "hang": HUES[3], "wrong": HUES[1], "left": HUES[5]}
-DASHES: dict[Fate, str] = {"right": "-", "error": "--", "hang": "-.", "wrong": ":", "left": (0, (1, 3))}  # type: ignore[dict-item]
+DASHES: dict[Fate, str] = {"right": "-", "error": "--", "hang": "-.", "wrong": ":"}
+CALLED: dict[Fate, str] = {
+    "right": "right", "error": "clean errors", "hang": "hang", "wrong": "wrong", "left": "left by their client",
+}  # fmt: skip
 DRAWN: tuple[Fate, ...] = ("right", "error", "hang", "wrong")
 PANEL = (9.0, 2.6)
 WIDTH, HEIGHT, LEFT, BELOW = 640, 190, 58, 26  # of a drawing in a page
+LEAST_BAND_S = 0.3  # what is over at once can be looked at too
 GOAL = 0.99  # of what healthy replicas could serve
 
 
@@ -77,7 +81,7 @@ def _row(kind: KindOutcome) -> list[str]:
 def lines(chaos: Chaos) -> list[str]:
     """Fates of all requests, what healthy replicas could serve, memory, and what is left, a sentence each."""
     fates = total(chaos.requests)
-    counts = ", ".join(f"{fates[fate]} {_called(fate)}" for fate in FATES if fates[fate])
+    counts = ", ".join(f"{fates[fate]} {CALLED[fate]}" for fate in FATES if fates[fate])
     rounded = sum(r.rounded for r in chaos.requests)
     sentences = [
         f"{counted(len(chaos.requests), 'request')}: {counts or 'none'}; {faulted(chaos)} of them met a fault"
@@ -96,16 +100,6 @@ def lines(chaos: Chaos) -> list[str]:
     return sentences
 
 
-def _called(fate: Fate) -> str:
-    return {
-        "right": "right",
-        "error": "clean errors",
-        "hang": "hang",
-        "wrong": "wrong",
-        "left": "left by their client",
-    }[fate]
-
-
 def _served_text(served: Served) -> str:
     verdict = "at least" if served.share >= GOAL else "below"
     return (
@@ -121,8 +115,8 @@ def memory_text(chaos: Chaos) -> str:
         return "Memory: too few samples to tell."
     verdict = "flat" if change.flat else "not flat"
     return (
-        f"Memory of all processes: {change.first_mib:,.0f} MiB in the first third, {change.last_mib:,.0f} MiB in the last "
-        f"({100 * (change.ratio - 1):+.1f} %): {verdict}."
+        f"Memory of all processes: {change.first_mib:,.0f} MiB in the first third, {change.last_mib:,.0f} MiB in the "
+        f"last ({100 * (change.ratio - 1):+.1f} %): {verdict}."
     )
 
 
@@ -147,7 +141,8 @@ def left_text(chaos: Chaos) -> str:
         for one, several, group in groups
         if group
     ]
-    return f"Left: {kv}; {'more than before: ' + ', '.join(more) if more else 'no process, port or actor more than before'}."
+    beside = f"more than before: {', '.join(more)}" if more else "no process, port or actor more than before"
+    return f"Left: {kv}; {beside}."
 
 
 def draw(chaos: Chaos, path: Path) -> None:
@@ -166,21 +161,17 @@ def draw(chaos: Chaos, path: Path) -> None:
         )  # fmt: skip
         try:
             rate, bad, recovery, memory = panels
-            for fate, axes in (("right", rate), ("error", bad), ("hang", bad), ("wrong", bad)):
-                xs, ys = _steps(buckets, fate)  # type: ignore[arg-type]
-                axes.plot(xs, ys, DASHES[fate], color=COLORS[fate], label=_called(fate))  # type: ignore[index]
+            for fate in DRAWN:
+                axes = rate if fate == "right" else bad
+                xs, ys = _steps(buckets, fate)
+                axes.plot(xs, ys, linestyle=DASHES[fate], color=COLORS[fate], label=CALLED[fate])
             rate.set_ylabel("right answers/s")
             bad.set_ylabel("others/s")
             bad.legend(frameon=False, fontsize=8, loc="upper right")
             for each in results:
+                ends_s = max(each.fault.ended_s, each.fault.began_s + LEAST_BAND_S)
                 for axes in panels:
-                    axes.axvspan(
-                        each.fault.began_s,
-                        max(each.fault.ended_s, each.fault.began_s + 0.3),
-                        color="#bbb",
-                        alpha=0.5,
-                        lw=0,
-                    )
+                    axes.axvspan(each.fault.began_s, ends_s, color="#bbb", alpha=0.5, lw=0)
                 rate.annotate(
                     str(each.fault.number), (each.fault.began_s, 1.0), xycoords=("data", "axes fraction"), fontsize=7,
                     ha="left", va="bottom",
@@ -218,14 +209,12 @@ def _steps(buckets: Sequence[Bucket], fate: Fate) -> tuple[list[float], list[flo
 def fault_list(chaos: Chaos) -> str:
     """Every fault with its number on the picture, when, what it hit, and the recovery."""
     took = {each.fault.number: each.recovery_s for each in outcomes(chaos)}
-    rows = [
-        [
-            str(fault.number), f"{fault.began_s:.1f}", fault.kind,
-            "; ".join(fault.targets) or "clients" if fault.outcome == "injected" else f"{fault.outcome}: {fault.detail}",
-            core_text.number(took.get(fault.number)),
-        ]
-        for fault in chaos.faults
-    ]  # fmt: skip
+    rows = []
+    for fault in chaos.faults:
+        hit = "; ".join(fault.targets) or "clients"
+        what = hit if fault.outcome == "injected" else f"{fault.outcome}: {fault.detail}"
+        recovery = core_text.number(took.get(fault.number))
+        rows.append([str(fault.number), f"{fault.began_s:.1f}", fault.kind, what, recovery])
     return core_text.table(["", "at, s", "fault", "hit", "recovery, s"], rows, left=(2, 3)) if rows else "no fault"
 
 
@@ -248,18 +237,19 @@ def drawing(chaos: Chaos) -> str:
         dash = "" if fate == "right" else ' stroke-dasharray="5 3"' if fate == "error" else ' stroke-dasharray="2 2"'
         return f'<polyline fill="none" stroke="{COLORS[fate]}" stroke-width="1.4"{dash} points="{places}"/>'
 
-    bands = [
-        f'<rect x="{x_of(each.fault.began_s):.1f}" y="0" width="'
-        f'{max(1.0, x_of(each.fault.ended_s) - x_of(each.fault.began_s)):.1f}" height="{floor}" fill="#bbb" opacity="0.5"/>'
-        for each in outcomes(chaos)
-    ]
+    def band(began_s: float, ended_s: float) -> str:
+        wide = max(1.0, x_of(ended_s) - x_of(began_s))
+        return f'<rect x="{x_of(began_s):.1f}" y="0" width="{wide:.1f}" height="{floor}" fill="#bbb" opacity="0.5"/>'
+
+    bands = [band(each.fault.began_s, each.fault.ended_s) for each in outcomes(chaos)]
+    words = "answers/s: right (solid), errors (dashed), hang and wrong (dotted); grey: faults"
     marks = [
         f'<path d="M{LEFT},0V{floor}H{WIDTH - 8}" fill="none" stroke="#999"/>',
         f'<text x="{LEFT - 6}" y="11" text-anchor="end">{core_text.plain(most)}</text>',
         f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">0</text>',
         f'<text x="{LEFT}" y="{HEIGHT - 8}">0</text>',
         f'<text x="{WIDTH - 8}" y="{HEIGHT - 8}" text-anchor="end">{core_text.plain(ends_s)} s</text>',
-        f'<text x="{LEFT + 8}" y="11">answers/s: right (solid), errors (dashed), hang and wrong (dotted); grey: faults</text>',
+        f'<text x="{LEFT + 8}" y="11">{words}</text>',
     ]
     body = "".join([*bands, *marks, *(line(fate) for fate in DRAWN)])
     return (
