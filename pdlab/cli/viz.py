@@ -397,7 +397,8 @@ def _split(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     from pdlab.results.chaos import is_chaos
     from pdlab.results.store import searched
 
-    faults, others = [], []
+    faults: list[Path] = []
+    others: list[Path] = []
     for folder in folders:
         with searched(folder):
             (faults if is_chaos(folder) else others).append(folder)

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pdlab
 from pdlab.analysis.audit.folders import AuditFinding
@@ -34,6 +34,9 @@ from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
+
+if TYPE_CHECKING:
+    import jinja2
 
 HERE = Path(__file__).parent / "assets"
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
@@ -155,7 +158,7 @@ def render_faults(made: Sequence[Chaos], command: str) -> str:
     )
 
 
-def _environment() -> Any:
+def _environment() -> jinja2.Environment:
     import jinja2
 
     return jinja2.Environment(
