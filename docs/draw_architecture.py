@@ -32,6 +32,7 @@ HOLDS = {
     "bench": "load to runs",
     "report": "tables, plots",
     "first_hour": "on booked nodes",
+    "faults": "broken on purpose",
     "cli": "command lines",
 }
 

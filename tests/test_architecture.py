@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "bench": ["core", "results", "placement", "deploy"],
     "report": ["core", "results", "analysis", "transfer"],
     "first_hour": ["core"],
+    "faults": ["core", "results", "analysis", "cluster", "deploy"],
     "cli": [
         "core",
         "remote",
@@ -44,6 +45,7 @@ MAY_IMPORT = {
         "bench",
         "report",
         "first_hour",
+        "faults",
     ],
 }
 # Runs where pdlab is not installed.
@@ -52,6 +54,7 @@ SEALED = {
     "pdlab.transfer.rank": ("pdlab.transfer.rank", "pdlab.remote"),
     "pdlab.deploy.serving": ("pdlab.deploy.serving",),
     "pdlab.guard": ("pdlab.guard",),
+    "pdlab.faults.on_node": ("pdlab.faults.on_node",),
 }
 OTHER_TESTS = {"contract", "live", "support", "data"}
 

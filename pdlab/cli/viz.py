@@ -25,6 +25,7 @@ from pdlab.core.arguments import (
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Curve, View
+    from pdlab.results.chaos import Chaos
 
 
 DESCRIPTION = """\
@@ -241,8 +242,12 @@ def _audit(args: argparse.Namespace) -> int:
     not_for(args, parser(), drawn, "--audit, which draws nothing")
     for path in args.audit:
         require_folder(path)
-    folders = distinct(experiment_folders(args.audit), "--audit")
-    _note(unfinished(path) for path in args.audit)
+    faults, measured = _split(args.audit)
+    _note(f"{path}: faults made under load, not audited" for path in faults)
+    if not measured:
+        raise UsageError("--audit: these folders hold faults made under load, which have nothing to audit")
+    folders = distinct(experiment_folders(measured), "--audit")
+    _note(unfinished(path) for path in measured)
     findings = rules.audit(folders)
     print(rules.render(findings, len(folders)))
     return FOUND_WRONG if findings else 0
@@ -256,7 +261,9 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.core.errors import UsageError
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
+    from pdlab.report import chaos as chaos_report
     from pdlab.report import sections, soaks, tables, verdicts
+    from pdlab.results import chaos as chaos_results
     from pdlab.results.store import asked_at, experiment_folders, stopped, tuning_of, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
@@ -314,12 +321,16 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         check_picture(plot_path, "--plot-path", make_folder=True)
     if args.report is not None:
         check_output(args.report, "--report")
-    paths = distinct(experiment_folders(args.exps), "--exps")
-    _note(unfinished(path) for path in args.exps)
-    _note(stopped(path) for path in args.exps)
-    _note(tuning_of(path) for path in args.exps)
+    faults, measured = _split(args.exps)
+    if not measured:
+        _show_faults(args, argv, faults, plot_path if draw else None, show_tables=show_tables)
+        return
+    paths = distinct(experiment_folders(measured), "--exps")
+    _note(unfinished(path) for path in measured)
+    _note(stopped(path) for path in measured)
+    _note(tuning_of(path) for path in measured)
     if not at:
-        asked = asked_at(args.exps)
+        asked = asked_at(measured)
         at = list(dict.fromkeys(parse_bounds(text, args.stat, f"{folder}, at:") for folder, text in asked))
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
@@ -338,6 +349,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour, at))
     held = soaks.held([each.experiment for each in loaded])
     texts += [soaks.text(each) for each in held]
+    made = [chaos_results.load(path) for path in faults]
+    texts += [chaos_report.text(each) for each in made]
     if show_tables:
         print("\n\n".join(text for text in [tables.render(curves, view), *texts] if text), end="\n\n")
     if draw:
@@ -350,6 +363,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             over_time = plot_path.with_stem(f"{plot_path.stem}-over-time")
             soaks.draw(held, over_time)
             print(f"Plot over time: {over_time}")
+        _draw_faults(made, plot_path, beside=True)
     answers = []
     for slo in slos:
         for pick in goodput.picks(curves, slo, view):
@@ -362,9 +376,10 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         from pdlab.report.scales import latency_is_logarithmic
 
         log_latency = latency_is_logarithmic(curves, view, args.log_latency)
-        made = shlex.join(["python", "viz.py", *argv])
-        known = [text for text in texts if text]
-        contents = html.Contents(loaded, curves, view, made, at, answers, known, log_latency=log_latency)
+        command = shlex.join(["python", "viz.py", *argv])
+        in_own_section = {chaos_report.text(each) for each in made}
+        known = [text for text in texts if text and text not in in_own_section]
+        contents = html.Contents(loaded, curves, view, command, at, answers, known, log_latency=log_latency, chaos=made)
         html.write(contents, args.report)
         print(f"Report: {args.report}")
     print(verdicts.headline(curves, view))
@@ -375,6 +390,55 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         print(verdicts.NO_BOUND)
     for answer in answers:
         print(answer)
+
+
+def _split(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Those that hold faults made under load, and the others."""
+    from pdlab.results.chaos import is_chaos
+    from pdlab.results.store import searched
+
+    faults: list[Path] = []
+    others: list[Path] = []
+    for folder in folders:
+        with searched(folder):
+            (faults if is_chaos(folder) else others).append(folder)
+    return distinct(faults, "--exps"), others
+
+
+def _show_faults(
+    args: argparse.Namespace, argv: Sequence[str], folders: Sequence[Path], plot_path: Path | None, *, show_tables: bool
+) -> None:
+    """Faults made under load alone: there is no load level to compare."""
+    from pdlab.report import chaos as chaos_report
+    from pdlab.report import html
+    from pdlab.results import chaos as chaos_results
+
+    kept = {"exps", "plot_path", "format", "no_plot", "report", "show_tables", "note", "audit"}
+    compared = [f"--{name.replace('_', '-')}" for name in vars(args) if name not in kept]
+    not_for(args, parser(), compared, "folders of faults, which have no load levels")
+    made = [chaos_results.load(folder) for folder in folders]
+    if show_tables:
+        print("\n\n".join(f"{chaos_report.text(each)}\n\n{chaos_report.fault_list(each)}" for each in made), end="\n\n")
+    if plot_path is not None:
+        _draw_faults(made, plot_path, beside=False)
+    if args.report is not None:
+        html.write_faults(made, shlex.join(["python", "viz.py", *argv]), args.report)
+        print(f"Report: {args.report}")
+    for line in args.note:
+        print(line)
+    for each in made:
+        print(f"{each.name}: {chaos_report.lines(each)[0]}")
+
+
+def _draw_faults(made: Sequence[Chaos], plot_path: Path, *, beside: bool) -> None:
+    """A picture of each; ``beside`` another plot, which has the name itself."""
+    from pdlab.report import chaos as chaos_report
+
+    for number, each in enumerate(made, start=1):
+        stem = f"{plot_path.stem}-faults" if beside else plot_path.stem
+        path = plot_path.with_stem(stem if number == 1 else f"{stem}-{number}")
+        chaos_report.draw(each, path)
+        print(f"Plot of faults: {path}")
 
 
 def _doubt(paths: Sequence[Path], hashes: Mapping[Path, str]) -> str | None:

@@ -1,5 +1,8 @@
 """A link with a delay between two network namespaces, for kernels without netem: ``link_relay.py FD NAME DELAY_S``.
 
+With a folder as fourth word it loses the share of frames that the file `DROP_FILE` there names, which it reads at
+SIGHUP.
+
 Makes a TAP device NAME in its own network namespace and one in that of the open file FD, says so on
 standard output, and carries frames between them, each DELAY_S seconds after it came. Frames are as
 large as the kernel makes them (segmentation stays in the kernel), so that one Python process keeps
@@ -13,7 +16,9 @@ import ctypes
 import errno
 import fcntl
 import os
+import random
 import select
+import signal
 import struct
 import sys
 import time
@@ -25,6 +30,28 @@ TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 = 1, 2, 4
 CLONE_NEWNET = 0x40000000
 FRAME_BYTES = 1 << 17
 BURST = 64  # frames that are read before those that are due are written
+DROP_FILE = "link.drop"
+
+
+class Losses:
+    """Which frames are lost: a share of them, by a fixed seed."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.share = 0.0
+        self._folder = folder
+        self._rng = random.Random(0)
+
+    def read(self, *_: object) -> None:
+        """The share from the folder's file; 0 where it holds none. A handler of SIGHUP."""
+        try:
+            with open(os.path.join(self._folder or "", DROP_FILE), encoding="utf-8") as file:  # noqa: PTH118, PTH123
+                self.share = min(1.0, max(0.0, float(file.read())))
+        except (OSError, ValueError):
+            self.share = 0.0
+
+    def lost(self) -> bool:
+        """Of the next frame."""
+        return self.share > 0 and self._rng.random() < self.share
 
 
 def tap(name: str) -> int:
@@ -35,7 +62,7 @@ def tap(name: str) -> int:
     return file
 
 
-def carry(ends: tuple[int, int], delay_s: float) -> None:
+def carry(ends: tuple[int, int], delay_s: float, losses: Losses | None = None) -> None:
     """Until one of the devices is gone."""
     other = {ends[0]: ends[1], ends[1]: ends[0]}
     # All frames wait equally long, so one queue in order of arrival holds both directions.
@@ -48,7 +75,8 @@ def carry(ends: tuple[int, int], delay_s: float) -> None:
                     frame = os.read(source, FRAME_BYTES)
                 except BlockingIOError:
                     break
-                waiting.append((time.monotonic() + delay_s, other[source], frame))
+                if losses is None or not losses.lost():
+                    waiting.append((time.monotonic() + delay_s, other[source], frame))
         while waiting and waiting[0][0] <= time.monotonic():
             _, target, frame = waiting.popleft()
             try:
@@ -65,8 +93,10 @@ def main() -> None:
     if ctypes.CDLL(None, use_errno=True).setns(far, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
     ends = (near, tap(name))
+    losses = Losses(sys.argv[4] if len(sys.argv) > 4 else None)
+    signal.signal(signal.SIGHUP, losses.read)
     print("ready", flush=True)
-    carry(ends, delay_s)
+    carry(ends, delay_s, losses)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ MARKER = "PDLAB_LOCAL"
 # For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
 START_TIMEOUT_S = 300.0
 LAST_LINES = 3
+RESTARTED = "those but the head, side by side, can"
 # What `ray start` prints once its node stands in the GCS (ray/scripts/scripts.py; a contract test holds it).
 JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
@@ -211,6 +212,34 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
     nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
     _write(nodes)
     return nodes
+
+
+def restart(nodes: LocalNodes, number: int) -> LocalNodes:
+    """Start node ``number``, which has ended, once more; returns when it is one of Ray's again. Raises ClusterError
+    where it does not start, UsageError for the head node and for two hosts, which are entered from outside alone."""
+    if number == 1 or nodes.two_hosts is not None:
+        raise UsageError(f"local Ray node {number} cannot be started again: {RESTARTED}")
+    for pid in _started(nodes, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    (Path(nodes.temp_dir) / f"node-{number}.log").unlink(missing_ok=True)
+    node = _ray_start(number, [f"--address={nodes.address}"], nodes, {})
+    pids = [*nodes.pids[: number - 1], node.pid, *nodes.pids[number:]]
+    nodes = nodes.model_copy(update={"pids": tuple(pids)})
+    with _lock(fcntl.LOCK_EX):
+        _write(nodes)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while JOINED not in _log(nodes, number):
+        if node.poll() is not None or time.monotonic() > deadline:
+            raise ClusterError(f"local Ray node {number} does not start again: {last_words(nodes, number)}")
+        time.sleep(0.05)
+    return nodes
+
+
+def _started(nodes: LocalNodes, number: int) -> list[int]:
+    """`ray start` of that node where it has not ended yet."""
+    pid = nodes.pids[number - 1]
+    return [pid] if _belongs(pid, nodes) else []
 
 
 def _write_token(path: Path) -> None:

@@ -191,7 +191,7 @@ def _start_relay(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> int:
     with Path(f"/proc/{second.pid}/ns/net").open() as far, log.open("w") as errors:
         command = [sys.executable, "-I", str(_HERE / "link_relay.py"), str(far.fileno()), INTERFACE]
         relay = spawn_in(
-            first.pid, [*command, repr(pair.shape.delay_s)], env=dict(env), stdin=subprocess.DEVNULL,
+            first.pid, [*command, repr(pair.shape.delay_s), str(folder)], env=dict(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=errors, pass_fds=(far.fileno(),), start_new_session=True,
         )  # fmt: skip
     _children.append(relay)

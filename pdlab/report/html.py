@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pdlab
 from pdlab.analysis.audit.folders import AuditFinding
@@ -27,11 +27,16 @@ from pdlab.core.bounds import Bounds
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.text import counted
+from pdlab.report import chaos as chaos_report
 from pdlab.report import soaks, tables, verdicts
 from pdlab.report.html_data import RATES, figures
 from pdlab.report.tuning import baseline_text
+from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
+
+if TYPE_CHECKING:
+    import jinja2
 
 HERE = Path(__file__).parent / "assets"
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
@@ -49,7 +54,8 @@ class Contents:
     """Contents of a report.
 
     ``at`` are the latency bounds that a reading was asked for at. ``answers`` are further plain sentences of the
-    verdict; ``texts`` further tables as text, whose first line is their title. ``command`` made the report.
+    verdict; ``texts`` further tables as text, whose first line is their title. ``command`` made the report. ``chaos``
+    are faults made under load.
     """
 
     loaded: Sequence[Loaded]
@@ -60,6 +66,7 @@ class Contents:
     answers: Sequence[str] = ()
     texts: Sequence[str] = ()
     log_latency: bool = False
+    chaos: Sequence[Chaos] = ()
 
 
 class TableCell(NamedTuple):
@@ -79,12 +86,8 @@ def write(contents: Contents, path: Path) -> None:
 
 def render(contents: Contents) -> str:
     """The whole file as text."""
-    import jinja2
-
     script, curves, view = _asset("js"), contents.curves, contents.view
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
-    )
+    environment = _environment()
     by_label = {
         label: loaded for label, loaded in _labelled(contents.loaded) if label in {curve.label for curve in curves}
     }
@@ -116,6 +119,7 @@ def render(contents: Contents) -> str:
             }
             for each in soaks.held([loaded.experiment for loaded in contents.loaded])
         ],
+        faults=[_faults(each) for each in contents.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
         audit_summary=_audit_summary(findings, len(contents.loaded)),
@@ -129,6 +133,49 @@ def render(contents: Contents) -> str:
         script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         payload=_json(figures(curves, view, log_latency=contents.log_latency)),
     )
+
+
+def write_faults(made: Sequence[Chaos], command: str, path: Path) -> None:
+    """Write a report of faults alone, without load levels. Raises StoreError when it cannot."""
+    try:
+        replace(path, render_faults(made, command).encode())
+    except WriteError as error:
+        raise StoreError(f"report {error}; or choose another --report") from error
+
+
+def render_faults(made: Sequence[Chaos], command: str) -> str:
+    """The whole file as text."""
+    return (
+        _environment()
+        .get_template("faults.html")
+        .render(
+            title=f"Faults made under load: {', '.join(each.name for each in made)}",
+            faults=[_faults(each) for each in made],
+            command=command,
+            version=pdlab.__version__,
+            css=_asset("css"),
+        )
+    )
+
+
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
+        loader=jinja2.FileSystemLoader(HERE),
+    )  # fmt: skip
+
+
+def _faults(each: Chaos) -> dict[str, Any]:
+    return {
+        "title": chaos_report.title(each),
+        "table": chaos_report.table(each),
+        "lines": chaos_report.lines(each),
+        "list": chaos_report.fault_list(each),
+        "drawing": chaos_report.drawing(each),
+        "command": each.run.command,
+    }
 
 
 def _asset(suffix: str) -> str:

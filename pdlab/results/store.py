@@ -35,6 +35,7 @@ from pdlab.results.schema import (
 )
 
 MANIFEST = "manifest.json"
+CHAOS = "chaos.json"  # of `pdlab.results.chaos`: no level
 RECORD = ".experiment.json"
 REPLACED = "replaced"
 LOCK = ".lock"
@@ -143,7 +144,7 @@ class Store:
     def levels(self) -> Iterator[Path]:
         """The files of the finished levels, in no order."""
         for path in self.folder.glob("*.json"):
-            if path.name != MANIFEST and not path.name.startswith(SLO_PREFIX):
+            if path.name not in (MANIFEST, CHAOS) and not path.name.startswith(SLO_PREFIX):
                 yield path
 
     def runs(self) -> Iterator[Run]:

@@ -1,0 +1,203 @@
+"""Faults and the requests around them -> fates, recovery, throughput, memory. Pure.
+
+A request belongs to a fault when it was in flight as the fault began, or was sent from then until the deployment had
+recovered (or the next fault began). Recovered: so many requests, one sent after the other, were answered right; the
+moment is when the first of them ended. Requests are taken in the order in which they were sent, so that one that hangs
+does not count as a recovery's end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from pdlab.results.chaos import FATES, Chaos, ChaosRequest, ChaosSample, Fate, InjectedFault
+
+BUCKET_S = 1.0
+MOST_BUCKETS = 400
+FLAT = 0.05  # growth of resident memory from the first third to the last that is called flat
+LEAST_SAMPLES = 6
+MIB_NOISE = 32.0  # of all processes together: allocators of fresh processes fill up
+
+
+def recovery_s(fault: InjectedFault, requests: Sequence[ChaosRequest], answers: int) -> float | None:
+    """Seconds from the fault's beginning to the end of the first of ``answers`` right answers in a row; None: never.
+
+    Requests whose client left on purpose say nothing and are passed over."""
+    after = sorted((r for r in requests if r.sent_s >= fault.began_s and r.fate != "left"), key=lambda r: r.sent_s)
+    row: list[ChaosRequest] = []
+    for request in after:
+        row = [*row, request] if request.fate == "right" else []
+        if len(row) == answers:
+            return max(0.0, row[0].end_s - fault.began_s)
+    return None
+
+
+class FaultOutcome(NamedTuple):
+    """One fault and what became of the requests that belong to it. ``slowest_error_s``: from the fault, or from when
+    the request was sent where that was later, to the error's end; None without errors."""
+
+    fault: InjectedFault
+    fates: dict[Fate, int]
+    recovery_s: float | None
+    slowest_error_s: float | None
+
+    @property
+    def requests(self) -> int:
+        """Those that say something: without clients that left."""
+        return sum(count for fate, count in self.fates.items() if fate != "left")
+
+
+def outcomes(chaos: Chaos) -> list[FaultOutcome]:
+    """Of every fault that was injected, in order of time."""
+    injected = sorted((fault for fault in chaos.faults if fault.outcome == "injected"), key=lambda f: f.began_s)
+    results = []
+    for place, fault in enumerate(injected):
+        next_s = injected[place + 1].began_s if place + 1 < len(injected) else math.inf
+        took_s = recovery_s(fault, chaos.requests, chaos.run.answers)
+        until_s = next_s if took_s is None else min(next_s, max(fault.ended_s, fault.began_s + took_s))
+        hit = [r for r in chaos.requests if r.end_s >= fault.began_s and r.sent_s < until_s]
+        late = [r.end_s - max(r.sent_s, fault.began_s) for r in hit if r.fate == "error"]
+        fates = {fate: sum(r.fate == fate for r in hit) for fate in FATES}
+        results.append(FaultOutcome(fault, fates, took_s, max(late, default=None)))
+    return results
+
+
+class KindOutcome(NamedTuple):
+    """All faults of one kind. ``recoveries_s``: of those that recovered; ``never``: how many did not."""
+
+    kind: str
+    faults: int
+    fates: dict[Fate, int]
+    recoveries_s: tuple[float, ...]
+    never: int
+    slowest_error_s: float | None
+
+
+def by_kind(results: Sequence[FaultOutcome]) -> list[KindOutcome]:
+    """In the order in which the kinds first came."""
+    kinds = []
+    for kind in dict.fromkeys(each.fault.kind for each in results):
+        same = [each for each in results if each.fault.kind == kind]
+        slowest = [each.slowest_error_s for each in same if each.slowest_error_s is not None]
+        kinds.append(
+            KindOutcome(
+                kind=kind,
+                faults=len(same),
+                fates={fate: sum(each.fates[fate] for each in same) for fate in FATES},
+                recoveries_s=tuple(each.recovery_s for each in same if each.recovery_s is not None),
+                never=sum(each.recovery_s is None for each in same),
+                slowest_error_s=max(slowest, default=None),
+            )
+        )
+    return kinds
+
+
+def total(requests: Sequence[ChaosRequest]) -> dict[Fate, int]:
+    """How many requests had each fate."""
+    return {fate: sum(r.fate == fate for r in requests) for fate in FATES}
+
+
+def faulted(chaos: Chaos) -> int:
+    """Requests that belong to at least one fault, each counted once, clients that left not."""
+    results = outcomes(chaos)
+    spans = []
+    for place, each in enumerate(results):
+        next_s = results[place + 1].fault.began_s if place + 1 < len(results) else math.inf
+        recovered_s = math.inf if each.recovery_s is None else each.fault.began_s + each.recovery_s
+        spans.append((each.fault.began_s, min(next_s, max(each.fault.ended_s, recovered_s))))
+    return sum(
+        any(r.end_s >= began and r.sent_s < until for began, until in spans) for r in chaos.requests if r.fate != "left"
+    )
+
+
+class Served(NamedTuple):
+    """``right`` of ``requests`` that healthy replicas could serve."""
+
+    right: int
+    requests: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.requests
+
+
+def served_by_healthy(chaos: Chaos) -> Served | None:
+    """Requests that healthy replicas could serve, and how many of them succeeded; None where there were none.
+
+    Such a request was sent at or after the beginning of a fault that spared a replica of every pool, and before the
+    deployment had recovered from it (or the next fault began); no other fault that spared none was in effect when it
+    was sent. Requests in flight as the fault began are left out: part of their work may be on what was hit, and which
+    replica that was the client cannot know. Clients that left are left out.
+    """
+    results = outcomes(chaos)
+    within: dict[int, ChaosRequest] = {}
+    without: set[int] = set()
+    for place, each in enumerate(results):
+        fault = each.fault
+        next_s = results[place + 1].fault.began_s if place + 1 < len(results) else math.inf
+        recovered_s = math.inf if each.recovery_s is None else fault.began_s + each.recovery_s
+        own_end_s = max(fault.ended_s, recovered_s)
+        end_s = min(next_s, own_end_s) if fault.spared else own_end_s
+        hit = [r for r in chaos.requests if fault.began_s <= r.sent_s < end_s and r.fate != "left"]
+        if fault.spared:
+            within |= {r.number: r for r in hit}
+        else:
+            without |= {r.number for r in hit}
+    counted = [r for number, r in within.items() if number not in without]
+    return Served(sum(r.fate == "right" for r in counted), len(counted)) if counted else None
+
+
+class Bucket(NamedTuple):
+    """Requests that ended in a piece of time, by fate, per second."""
+
+    begins_s: float
+    ends_s: float
+    per_s: dict[Fate, float]
+
+
+def throughput(chaos: Chaos) -> list[Bucket]:
+    """Over the time of the load, in pieces of a second or more."""
+    length_s = max([chaos.run.loaded_s, *(r.end_s for r in chaos.requests)], default=0.0)
+    width_s = max(BUCKET_S, math.ceil(length_s / MOST_BUCKETS))
+    count = max(1, math.ceil(length_s / width_s))
+    counts: list[dict[Fate, int]] = [dict.fromkeys(FATES, 0) for _ in range(count)]
+    for request in chaos.requests:
+        counts[min(count - 1, int(request.end_s / width_s))][request.fate] += 1
+    return [
+        Bucket(i * width_s, (i + 1) * width_s, {fate: number / width_s for fate, number in each.items()})
+        for i, each in enumerate(counts)
+    ]
+
+
+class MemoryChange(NamedTuple):
+    """Resident MiB of all parts together: medians of the first and the last third of the samples."""
+
+    first_mib: float
+    last_mib: float
+
+    @property
+    def ratio(self) -> float:
+        return self.last_mib / self.first_mib
+
+    @property
+    def flat(self) -> bool:
+        grown_mib = self.last_mib - self.first_mib
+        return grown_mib <= max(FLAT * self.first_mib, MIB_NOISE)
+
+
+def memory_change(samples: Sequence[ChaosSample], part: str | None = None) -> MemoryChange | None:
+    """Of one part, or of all together; None where there are too few samples to tell.
+
+    Medians, for while an engine is down its memory is missing from a sample."""
+    values = [
+        sum(sample.rss_mib.values()) if part is None else sample.rss_mib[part]
+        for sample in sorted(samples, key=lambda sample: sample.at_s)
+        if sample.rss_mib and (part is None or part in sample.rss_mib)
+    ]
+    third = len(values) // 3
+    if len(values) < LEAST_SAMPLES or not third or median(values[:third]) <= 0:
+        return None
+    return MemoryChange(median(values[:third]), median(values[-third:]))

@@ -1,0 +1,123 @@
+"""``python -m pdlab chaos``: faults on a running deployment under load, and what became of every request."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.arguments import OneLineParser, exit_code, positive, seconds, seed
+
+FOUND_WRONG = 3
+EPILOG = """\
+examples:
+  python -m pdlab chaos short --dry-run
+      what would be done to the deployment at port 8000, and when
+  python -m pdlab chaos --all
+      every kind of fault that it can have; those that it cannot are named
+  python -m pdlab chaos soak --seed 7 --concurrency 8
+      twenty minutes, a fault every 30 s
+  python -m pdlab chaos my-plan.yaml --duration-s 600
+
+A plan is a file, or the name of one in configs/faults/ (docs/faults.md). Exit code 3: an answer was wrong, a request
+did not end, or something was left.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    flags = OneLineParser(
+        prog="python -m pdlab chaos",
+        description="Kill, stop and cut a running deployment at seeded times under load, and compare every answer.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = flags.add_argument_group("what is done")
+    which.add_argument("plan", nargs="?", metavar="FILE", help="a plan: a YAML file, or a name in configs/faults/")
+    which.add_argument("--all", action="store_true", help="the plan all: every kind that the deployment can have")
+    which.add_argument("--seed", type=seed, metavar="N", help="of times, order and targets")
+    which.add_argument("--duration-s", type=seconds, metavar="S", help="draw faults for so long")
+    which.add_argument("--concurrency", type=positive, metavar="N", help="requests in flight")
+    which.add_argument("--dry-run", action="store_true", help="say what would be done and when; do nothing")
+    where = flags.add_argument_group("to what")
+    where.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="default %(default)s")
+    where.add_argument(
+        "--not-mine", action="store_true", help="also a deployment that no launcher of this machine has started"
+    )
+    made = flags.add_argument_group("what is kept")
+    made.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bm_results"),
+        metavar="DIR",
+        help="where chaos-LABEL is made (default bm_results)",
+    )
+    return flags
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return exit_code(lambda: _run(parser().parse_args(words), words))
+
+
+def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
+    from pdlab.cluster import local_nodes, run_on_host
+    from pdlab.cluster.namespaces import INSIDE
+    from pdlab.core.errors import UsageError
+    from pdlab.core.files import replace
+    from pdlab.core.schema import validate
+    from pdlab.faults import session
+    from pdlab.faults.plan import FaultPlan, load_plan
+    from pdlab.results import chaos
+
+    if args.all == (args.plan is not None):
+        raise UsageError("give one of FILE and --all: which faults")
+    name = "all" if args.all else Path(args.plan).stem
+    plan = load_plan("all" if args.all else args.plan)
+    changed: dict[str, Any] = {
+        key: value
+        for key, value in (("seed", args.seed), ("concurrency", args.concurrency), ("duration_s", args.duration_s))
+        if value is not None
+    }
+    if args.duration_s is not None:
+        changed["rounds"] = 1
+    names = {"seed": "--seed", "concurrency": "--concurrency", "duration_s": "--duration-s"}
+    plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
+    order = session.Order(
+        plan=plan, name=name, base_url=args.base_url, not_mine=args.not_mine,
+        command=shlex.join(["python", "-m", "pdlab", "chaos", *words]),
+    )  # fmt: skip
+    subject = session.subject_of(order)
+    folder = None
+    if not args.dry_run:
+        folder = chaos.new_folder(args.out, subject.manifest.label)
+        order = order.model_copy(update={"folder": str(folder.resolve())})
+    try:
+        local = local_nodes.running() if subject.manifest.local else None
+        if local is not None and local.two_hosts is not None and INSIDE not in os.environ:
+            host = local.host(1)
+            env = local_nodes.environment_on(host, local)
+            run_on_host.call(host.pid, "pdlab.faults.session", order.model_dump_json(), env)
+        else:
+            session.execute(order)
+    finally:
+        if folder is not None and not any(folder.iterdir()):
+            folder.rmdir()
+    if folder is None:
+        return 0
+    from pdlab.report import chaos as report
+
+    made = chaos.load(folder)
+    text = report.text(made)
+    replace(folder / "table.txt", f"{text}\n".encode())
+    print(f"\n{text}\n\nKept in {folder}; plot: python viz.py --exps {folder}")
+    return 0 if report.well(made) else FOUND_WRONG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

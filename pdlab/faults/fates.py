@@ -1,0 +1,85 @@
+"""What a client got, compared with the reference: right, a clean error, a hang, wrong, or it left itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pdlab.deploy import canary
+from pdlab.deploy.canary import CanaryAnswer
+from pdlab.results.chaos import Fate
+
+SHOWN_CHARS = 160
+
+
+class Received(NamedTuple):
+    """What a client got of one request. ``tops``: per token the log-probabilities of the likeliest, by token id.
+
+    ``status``: of HTTP, None where no answer began. ``done``: the stream was ended as it should be. ``timed_out``:
+    not ended within the limit. ``left``: the client went away on purpose. ``error``: what the server or the
+    connection said of a failure.
+    """
+
+    status: int | None = None
+    tokens: tuple[int, ...] = ()
+    tops: tuple[dict[int, float], ...] = ()
+    done: bool = False
+    timed_out: bool = False
+    left: bool = False
+    error: str | None = None
+
+
+class Verdict(NamedTuple):
+    fate: Fate
+    detail: str | None = None
+    rounded: bool = False
+
+
+def judge(received: Received, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> Verdict:
+    """The request's fate. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if an
+    error, the client's leaving or nothing at all followed."""
+    tokens = received.tokens
+    unlike = _unlike(received, reference, rounding) if tokens else None
+    if unlike is not None:
+        return Verdict("wrong", unlike)
+    if received.left:
+        return Verdict("left")
+    if received.timed_out:
+        return Verdict("hang", f"{len(tokens)} of {len(reference.tokens)} tokens within the limit")
+    if received.error is not None:
+        return Verdict("error", _short(received.error))
+    if received.status is None:
+        return Verdict("error", "closed before an answer began")
+    if received.status != 200:
+        return Verdict("error", f"HTTP {received.status}")
+    if not received.done:
+        return Verdict("error", f"closed after {len(tokens)} of {len(reference.tokens)} tokens")
+    if len(tokens) != len(reference.tokens):
+        return Verdict("wrong", f"ended as if whole with {len(tokens)} of {len(reference.tokens)} tokens")
+    return Verdict("right", rounded=tokens != reference.tokens)
+
+
+def _unlike(received: Received, reference: CanaryAnswer, rounding: float) -> str | None:
+    """How the tokens so far differ from the reference's beginning; None: they do not, or within rounding."""
+    count = len(received.tokens)
+    if count > len(reference.tokens):
+        return f"{count} tokens in place of {len(reference.tokens)}"
+    if received.tokens == reference.tokens[:count]:
+        return None
+    if len(received.tops) == count:
+        beginning = CanaryAnswer(tokens=reference.tokens[:count], tops=reference.tops[:count])
+        mine = CanaryAnswer(tokens=received.tokens, tops=received.tops)
+        result = canary.compare([mine], [beginning], "reference", rounding=rounding, bounded=False)
+        if result.equal is not False:
+            return None
+    at = _divergence(received.tokens, reference.tokens)
+    return f"token {at + 1} is {received.tokens[at]} in place of {reference.tokens[at]}"
+
+
+def _divergence(mine: Sequence[int], theirs: Sequence[int]) -> int:
+    return next(at for at, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}..."

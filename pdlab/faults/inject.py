@@ -1,0 +1,255 @@
+"""Make one fault: its acts, one after the other, on the processes that are there at that moment."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pdlab.core.errors import ClusterError, PdlabError
+from pdlab.faults.kinds import Act, Role, Target
+from pdlab.faults.link import Link
+from pdlab.faults.load import Load
+from pdlab.faults.on_node import PREPARATION_S
+from pdlab.faults.plan import DueFault, FaultPlan
+from pdlab.faults.targets import Found, Hands, NodeSurvey, choose
+from pdlab.results.chaos import InjectedFault
+
+PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 20.0
+STILL_S = 1.5  # so long no prefill was finished: whatever was in flight has been
+CHUNKS_MOST_S = 20.0
+POLL_S = 0.2
+SAFETY_S = 20.0  # beyond what a stop may last before the process goes on by itself
+WIDE = ("raylet", "node")
+
+
+class Surroundings(NamedTuple):
+    """What a fault needs to know and to use. ``look``: processes now. ``prefilled``: prefills finished so far (None:
+    the engines do not say). ``restart``: start a node again, by its name (None: nothing here can). ``names``: of nodes,
+    by Ray's id. ``most_more``: requests that take the memory of expired blocks."""
+
+    look: Callable[[], tuple[Sequence[NodeSurvey], Sequence[Found]]]
+    prefilled: Callable[[], float | None]
+    names: Callable[[], dict[str, str]]
+    restart: Callable[[str], None] | None
+    replicas: dict[Role, int]
+    more: int
+
+
+class Nothing(Exception):
+    """There is nothing to hit now."""
+
+
+class Injector:
+    """``undo`` afterwards, whatever happened: nothing stays stopped, slow, lossy or down."""
+
+    def __init__(self, plan: FaultPlan, load: Load, hands: Hands, link: Link | None, around: Surroundings) -> None:
+        self.plan = plan
+        self.load = load
+        self.hands = hands
+        self.link = link
+        self.around = around
+        self._stopped: dict[Found, None] = {}
+        self._link_touched = False
+
+    def inject(self, due: DueFault) -> InjectedFault:
+        """Make it now; returns what was done. Raises no PdlabError: a fault that could not be made is one that
+        failed."""
+        began_s = self.load.now_s()
+        making = _Making(self, due)
+        outcome, detail = "injected", None
+        try:
+            making.prepare()
+            began_s = self.load.now_s()
+            for act in due.kind.acts:
+                making.do(act)
+        except Nothing as why:
+            outcome, detail = ("skipped" if not making.done else "failed"), str(why)
+        except (PdlabError, OSError) as error:
+            outcome, detail = "failed", " ".join(str(error).split())
+        finally:
+            if outcome != "injected":
+                self.undo()
+        return InjectedFault(
+            number=due.number, kind=due.kind.name, planned_s=due.at_s, began_s=round(began_s, 3),
+            ended_s=round(self.load.now_s(), 3), targets=tuple(making.named), acts=tuple(making.done),
+            outcome=outcome, detail=detail, spared=due.kind.spares(self.around.replicas),
+        )  # fmt: skip
+
+    def undo(self) -> None:
+        """Let go on what is stopped, put the link as it was; what cannot be undone goes on by itself later."""
+        for found in list(self._stopped):
+            with contextlib.suppress(ClusterError):
+                self.hands.call(found.node, "send", [(found.pid, found.started)], int(signal.SIGCONT))
+            self._stopped.pop(found, None)
+        if self.link is not None and self._link_touched:
+            with contextlib.suppress(ClusterError):
+                self.link.up()
+            with contextlib.suppress(ClusterError):
+                self.link.restore()
+            if self.link.has_relay:
+                with contextlib.suppress(ClusterError):
+                    self.link.drop(0.0, self.hands.survey())
+            self._link_touched = False
+
+    def remember(self, found: Found) -> None:
+        self._stopped[found] = None
+
+    def forget(self, found: Found) -> None:
+        self._stopped.pop(found, None)
+
+    def link_acts(self) -> Link:
+        """The link, which `undo` then puts as it was."""
+        if self.link is None:
+            raise Nothing("there is no link between two hosts")
+        self._link_touched = True
+        return self.link
+
+
+class _Making:
+    """One fault that is being made."""
+
+    def __init__(self, injector: Injector, due: DueFault) -> None:
+        self.injector = injector
+        self.due = due
+        self.plan = injector.plan
+        self.done: list[str] = []
+        self.named: list[str] = []
+        self._chosen: dict[Target, Found] = {}
+        self._surveys: Sequence[NodeSurvey] = ()
+        self._prefilled_before: float | None = None
+        self._node_name = ""
+
+    def prepare(self) -> None:
+        """Choose the processes. Raises Nothing where one is not there, as while it is being started again."""
+        names = self.injector.around.names()
+        self._surveys, found = self.injector.around.look()
+        for target in self.due.kind.targets:
+            chosen = choose(found, target, self.due.draw)
+            if chosen is None:
+                raise Nothing(f"no {target.text} is there at this moment")
+            self._chosen[target] = chosen
+            self.named.append(
+                f"whole node {names.get(chosen.node, chosen.node)}" if target.part == "node" else chosen.text(names)
+            )
+            if target.part in WIDE:
+                self._node_name = names.get(chosen.node, "")
+        if self.due.kind.disaggregated:
+            self._prefilled_before = self.injector.around.prefilled()
+
+    def do(self, act: Act) -> None:
+        """One act. Raises Nothing, ClusterError, OSError."""
+        began = self.injector.load.now_s()
+        note = getattr(self, f"_{act.verb}")(act)
+        self.done.append(f"{began:.2f} s {act.verb}{f' {act.target.text}' if act.target else ''}{note or ''}")
+
+    def _kill(self, act: Act) -> None:
+        found = self._of(act)
+        if found.part == "raylet":
+            self._later(act, found, [(PREPARATION_S, int(signal.SIGKILL))])
+            time.sleep(PREPARATION_S)
+        else:
+            self._send(found, signal.SIGKILL)
+        self.injector.forget(found)
+
+    def _stop(self, act: Act) -> None:
+        found = self._of(act)
+        if found.part == "raylet":
+            # It may keep its node's processes from being reached: told beforehand when to go on.
+            self._later(act, found, [(PREPARATION_S, int(signal.SIGSTOP)), (self.plan.hold_s, int(signal.SIGCONT))])
+            time.sleep(PREPARATION_S)
+            return
+        acts = self.due.kind.acts
+        waits = [PREFILL_MOST_S if each.verb == "await_prefill" else self.plan.wait_s(each.wait) for each in acts]
+        most_s = sum(waits) + SAFETY_S
+        hands = self.injector.hands
+        hands.call(found.node, "send_later", [(found.pid, found.started)], [(most_s, int(signal.SIGCONT))])
+        self._send(found, signal.SIGSTOP)
+        self.injector.remember(found)
+
+    def _continue(self, act: Act) -> None:
+        found = self._of(act)
+        if found.part != "raylet":
+            self._send(found, signal.SIGCONT)
+            self.injector.forget(found)
+
+    def _restart(self, act: Act) -> None:
+        if self.injector.around.restart is None or not self._node_name:
+            raise Nothing("nothing here can start that node again")
+        self.injector.around.restart(self._node_name)
+
+    def _wait(self, act: Act) -> None:
+        time.sleep(self.plan.wait_s(act.wait))
+
+    def _await_prefill(self, act: Act) -> str:
+        """Until the requests in flight have been prefilled: no more of them is finished, or enough time was given."""
+        before = self._prefilled_before
+        began = moved = time.monotonic()
+        last = before
+        while True:
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            count = self.injector.around.prefilled()
+            if count is not None and count != last:
+                last, moved = count, now
+            waited_s = now - began
+            some = before is not None and last is not None and last > before
+            still = waited_s >= PREFILL_LEAST_S and now - moved >= STILL_S
+            if waited_s >= PREFILL_MOST_S or (some and (still or waited_s >= PREFILL_ENOUGH_S)):
+                answered = "unknown" if before is None or last is None else f"{last - before:g}"
+                return f" ({answered} prefills since)"
+
+    def _link_down(self, act: Act) -> None:
+        self.injector.link_acts().down(self.plan.hold_s)
+
+    def _link_up(self, act: Act) -> None:
+        self.injector.link_acts().up()
+
+    def _link_slow(self, act: Act) -> None:
+        self.injector.link_acts().slow(self.plan.link_mbit)
+
+    def _link_restore(self, act: Act) -> None:
+        self.injector.link_acts().restore()
+
+    def _drop(self, act: Act) -> None:
+        self.injector.link_acts().drop(self.plan.drop_share, self._surveys)
+
+    def _drop_end(self, act: Act) -> None:
+        self.injector.link_acts().drop(0.0, self._surveys)
+
+    def _send_leaving(self, act: Act) -> None:
+        self.injector.load.send_leaving(self.plan.leavers, self.due.kind.phase or "")
+
+    def _await_chunks(self, act: Act) -> str:
+        deadline = time.monotonic() + CHUNKS_MOST_S
+        while self.injector.load.streaming < 1 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return f" ({self.injector.load.streaming} streams)"
+
+    def _leave(self, act: Act) -> None:
+        self.injector.load.leave()
+
+    def _send_more(self, act: Act) -> str:
+        self.injector.load.send_more(self.injector.around.more)
+        return f" ({self.injector.around.more} requests)"
+
+    def _of(self, act: Act) -> Found:
+        assert act.target is not None
+        return self._chosen[act.target]
+
+    def _send(self, found: Found, number: signal.Signals) -> None:
+        hit = self.injector.hands.call(found.node, "send", [(found.pid, found.started)], int(number))
+        if not hit and number is not signal.SIGCONT:
+            raise Nothing(f"process {found.pid} ended before {number.name} reached it")
+
+    def _later(self, act: Act, found: Found, signals: list[tuple[float, int]]) -> None:
+        processes = [(found.pid, found.started)]
+        if act.target is not None and act.target.part == "node":
+            survey = next(each for each in self._surveys if each.node == found.node)
+            kills = int(signal.SIGKILL) in [number for _, number in signals]
+            # The one that acts goes on when the node stands still, and goes with it when it is killed.
+            below = [pid for pid in survey.below(found.pid) if kills or pid != survey.own]
+            processes += [(pid, int(survey.processes[pid]["started"])) for pid in below]
+        self.injector.hands.call(found.node, "send_later", processes, signals)

@@ -1,0 +1,228 @@
+"""Every kind of fault: its acts, one after the other, and what a deployment needs to have it. Pure.
+
+A name is ACTION_ROLE_PART where it acts on an engine's processes (``kill_prefill_engine``), else what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from pdlab.core.errors import UsageError
+from pdlab.core.text import choices
+
+Role = Literal["prefill", "decode", "collocated"]
+Part = Literal["replica", "engine", "worker", "router", "proxy", "balancer", "raylet", "node"]
+Verb = Literal[
+    "kill",  # SIGKILL
+    "stop",  # SIGSTOP; goes on by itself some seconds after `continue` was due
+    "continue",  # SIGCONT
+    "restart",  # the node, where this machine can
+    "wait",  # so many seconds
+    "await_prefill",  # until prefill engines have answered, so that decode's reads are due
+    "link_down", "link_up",
+    "link_slow", "link_restore",
+    "drop", "drop_end",
+    "send_leaving",  # requests whose client will leave
+    "await_chunks",  # until these have begun to stream
+    "leave",  # their client goes away
+    "send_more",  # ordinary requests, beyond the load's
+]  # fmt: skip
+ROLES: tuple[Role, ...] = ("prefill", "decode", "collocated")
+PART_NAMES: dict[Part, str] = {
+    "replica": "replica", "engine": "engine core", "worker": "TP worker", "router": "request router",
+    "proxy": "Serve proxy", "balancer": "HAProxy process", "raylet": "raylet", "node": "whole node",
+}  # fmt: skip
+PARTS: tuple[Part, ...] = ("replica", "engine", "worker")
+AFTER_LEASE_S = 3.0  # the reaper of leases looks at them when the engine takes a step
+READ_BEGINS_S = 2.0  # decode's first step after it goes on, on a busy machine
+
+
+class Target(NamedTuple):
+    """Which processes: ``role`` None where there is one set of them for the whole deployment."""
+
+    part: Part
+    role: Role | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.role} {PART_NAMES[self.part]}" if self.role else PART_NAMES[self.part]
+
+
+class Act(NamedTuple):
+    """One act. ``wait``: for the verb ``wait``, a name of the plan's times (``hold``, ``lease``) or seconds."""
+
+    verb: Verb
+    target: Target | None = None
+    wait: Literal["hold", "lease"] | float = 0.0
+
+
+class Kind(NamedTuple):
+    """``phase``: where clients leave. ``needs_link``: two hosts with a link; ``needs_relay``: a link with a delay."""
+
+    name: str
+    what: str
+    acts: tuple[Act, ...]
+    phase: str | None = None
+    needs_link: bool = False
+    needs_relay: bool = False
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Whatever it acts on, each once."""
+        return tuple(dict.fromkeys(act.target for act in self.acts if act.target is not None))
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether it needs prefill and decode apart."""
+        return any(act.verb == "await_prefill" for act in self.acts)
+
+    def spares(self, replicas: dict[Role, int]) -> bool:
+        """Whether every pool keeps a replica that it does not touch; ``replicas``: of every pool."""
+        hit = {target.role for target in self.targets}
+        whole = {"router", "proxy", "balancer", "raylet", "node"}
+        if not self.targets or any(target.part in whole for target in self.targets) or self.phase:
+            return False
+        return all(count > 1 for role, count in replicas.items() if role in hit)
+
+
+def _signals() -> Iterator[Kind]:
+    targets = [Target(part, role) for role in ROLES for part in PARTS]
+    targets += [Target("router"), Target("proxy"), Target("balancer"), Target("raylet"), Target("node")]
+    for target in targets:
+        name = "_".join(filter(None, [target.role, target.part]))
+        back = (Act("wait", wait="hold"), Act("restart", target)) if target.part in ("raylet", "node") else ()
+        yield Kind(f"kill_{name}", f"kill -9 of a {target.text}", (Act("kill", target), *back))
+        yield Kind(
+            f"stop_{name}",
+            f"SIGSTOP of a {target.text}, SIGCONT later",
+            (Act("stop", target), Act("wait", wait="hold"), Act("continue", target)),
+        )
+
+
+_P, _D, _C = (Target("engine", role) for role in ROLES)
+_SEND, _LEAVE = Act("send_leaving"), Act("leave")
+
+
+def _composed() -> Iterator[Kind]:
+    yield Kind(
+        "kill_prefill_before_read",
+        "kill -9 of a prefill engine core between its answer and decode's read of its KV blocks",
+        (Act("stop", _D), Act("await_prefill"), Act("kill", _P), Act("wait", wait=0.5), Act("continue", _D)),
+    )
+    yield Kind(
+        "stop_prefill_before_read",
+        "SIGSTOP of a prefill engine core between its answer and decode's read, SIGCONT later",
+        (
+            Act("stop", _D), Act("await_prefill"), Act("stop", _P), Act("continue", _D), Act("wait", wait="hold"),
+            Act("continue", _P),
+        ),
+    )  # fmt: skip
+    yield Kind(
+        "expire_before_read",
+        "decode's engine core stands still for longer than the lease of the KV blocks that it is to read, "
+        "whose memory other requests then take",
+        (
+            Act("stop", _D), Act("await_prefill"), Act("wait", wait="lease"), Act("send_more"),
+            Act("wait", wait=AFTER_LEASE_S), Act("continue", _D),
+        ),
+    )  # fmt: skip
+    yield Kind(
+        "leave_before_prefill",
+        "clients leave before prefill has computed their prompts",
+        (Act("stop", _P), _SEND, Act("wait", wait=1.0), _LEAVE, Act("wait", wait=0.5), Act("continue", _P)),
+        phase="before prefill",
+    )
+    yield Kind(
+        "leave_between",
+        "clients leave between prefill's answer and decode's read",
+        (Act("stop", _D), _SEND, Act("await_prefill"), _LEAVE, Act("wait", wait=0.5), Act("continue", _D)),
+        phase="between",
+    )
+    yield Kind(
+        "leave_in_transfer",
+        "clients leave while decode reads KV blocks of a prefill engine core that stands still",
+        (
+            Act("stop", _D), _SEND, Act("await_prefill"), Act("stop", _P), Act("continue", _D),
+            Act("wait", wait=READ_BEGINS_S), _LEAVE, Act("wait", wait=0.5), Act("continue", _P),
+        ),
+        phase="in transfer",
+    )  # fmt: skip
+    yield Kind(
+        "leave_while_streaming",
+        "clients leave after the first tokens of their answers",
+        (_SEND, Act("await_chunks"), _LEAVE),
+        phase="while streaming",
+    )
+    yield Kind(
+        "link_down",
+        "the link between the two hosts goes down, and up again",
+        (Act("link_down"), Act("wait", wait="hold"), Act("link_up")),
+        needs_link=True,
+    )
+    yield Kind(
+        "link_slow",
+        "the link between the two hosts gets slow, and as fast as before",
+        (Act("link_slow"), Act("wait", wait="hold"), Act("link_restore")),
+        needs_link=True,
+    )
+    yield Kind(
+        "relay_drop",
+        "the relay that delays the link drops a share of the frames",
+        (Act("drop"), Act("wait", wait="hold"), Act("drop_end")),
+        needs_link=True,
+        needs_relay=True,
+    )
+
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_composed(), *_signals())}
+
+
+def kind_of(name: str) -> Kind:
+    """Raises UsageError with the nearest names."""
+    if name not in KINDS:
+        raise UsageError(f"fault {name!r} is not known; {choices(name, KINDS)}")
+    return KINDS[name]
+
+
+class Possible(NamedTuple):
+    """What a deployment has. ``parts``: role and part of every process found; ``replicas``: of every pool;
+    ``several``: whether it spans more than one node; ``restarts``: whether this machine can start a killed node again;
+    ``link``, ``relay``: between two hosts."""
+
+    parts: frozenset[tuple[Role | None, Part]]
+    replicas: dict[Role, int]
+    restarts: bool = False
+    link: bool = False
+    relay: bool = False
+
+
+def why_not(kind: Kind, possible: Possible) -> str | None:
+    """Why a deployment cannot have a kind of fault, in words; None where it can."""
+    if kind.needs_link and not possible.link:
+        return "there is no link between two hosts here (launch_gptoss.py --local --two-hosts)"
+    if kind.needs_relay and not possible.relay:
+        return "the link has no relay: it has no delay (python -m pdlab two-hosts shape --delay-ms)"
+    if kind.disaggregated and "prefill" not in possible.replicas:
+        return "prefill and decode are not apart"
+    for target in kind.targets:
+        if target.role is not None and target.role not in possible.replicas:
+            return f"it has no {target.role} pool"
+        if (target.role, target.part) not in possible.parts:
+            return _missing(target)
+    restarts = any(act.verb == "restart" for act in kind.acts)
+    if restarts and not possible.restarts:
+        return "nothing here can start that node again: kill it by hand, or on local nodes side by side"
+    return None
+
+
+def _missing(target: Target) -> str:
+    if target.part == "worker":
+        return f"{target.role} engines have no worker process of their own (TP 1: it is in the engine core's)"
+    if target.part == "balancer":
+        return "no HAProxy runs here"
+    if target.part in ("raylet", "node"):
+        return "all of it is on the head node, whose end would be the cluster's"
+    if target.part == "router":
+        return "no request router or ingress replica runs here"
+    return f"no {target.text} runs here"

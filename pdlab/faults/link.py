@@ -1,0 +1,81 @@
+"""The link between two hosts of this machine: down, slow, lossy, and as it was. Runs on the first of the hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdlab.cluster.link_relay import DROP_FILE
+from pdlab.cluster.local_nodes import LocalNodes
+from pdlab.cluster.namespaces import INSIDE
+from pdlab.cluster.two_hosts import INTERFACE, shaper
+from pdlab.core.errors import ClusterError
+from pdlab.faults.on_node import run
+from pdlab.faults.targets import Hands, NodeSurvey
+
+RELAY = "link_relay.py"
+GRACE_S = 30.0  # after which a link that nobody has put up again comes up by itself
+
+
+class Link:
+    """Raises ClusterError where a command fails."""
+
+    def __init__(self, local: LocalNodes, hands: Hands) -> None:
+        assert local.two_hosts is not None
+        assert INSIDE in os.environ, "on the host itself"
+        self.shape = local.two_hosts.shape
+        self.folder = Path(local.temp_dir)
+        self.has_relay = local.two_hosts.relay is not None
+        self._hands = hands
+
+    def down(self, most_s: float) -> None:
+        """Until `up`, and for ``most_s`` and half a minute at most, whatever becomes of this process."""
+        later = f"sleep {most_s + GRACE_S:g}; exec ip link set {INTERFACE} up"
+        subprocess.Popen(
+            ["sh", "-c", later], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        _here(["ip", "link", "set", INTERFACE, "down"])
+
+    def up(self) -> None:
+        _here(["ip", "link", "set", INTERFACE, "up"])
+
+    def slow(self, mbit: float) -> None:
+        """Both ways."""
+        self._shape(shaper(mbit / 1000))
+
+    def restore(self) -> None:
+        """The rate that it was made with, and no frame lost."""
+        self._shape(None if self.shape.gbit_per_s is None else shaper(self.shape.gbit_per_s))
+
+    def drop(self, share: float, surveys: Sequence[NodeSurvey]) -> None:
+        """Have the relay lose that share of the frames; 0: none."""
+        relays = [
+            (survey, pid, facts["started"])
+            for survey in surveys
+            for pid, facts in survey.processes.items()
+            if RELAY in facts["title"]
+        ]
+        if not relays:
+            raise ClusterError("the relay of the link is not there")
+        (self.folder / DROP_FILE).write_text(f"{share!r}\n", encoding="utf-8")
+        survey, pid, started = relays[0]
+        if not self._hands.call(survey.node, "send", [(pid, started)], int(signal.SIGHUP)):
+            raise ClusterError(f"the relay of the link (process {pid}) is gone")
+
+    def _shape(self, command: Sequence[str] | None) -> None:
+        clear = ["sh", "-c", f"tc qdisc del dev {INTERFACE} root 2>/dev/null; true"]
+        for node in [each["NodeID"] for each in self._hands.cluster.alive()]:
+            self._hands.call(node, "run", clear)
+            if command is not None:
+                self._hands.call(node, "run", list(command))
+
+
+def _here(command: list[str]) -> None:
+    try:
+        run(command)
+    except OSError as error:
+        raise ClusterError(f"the link between the two hosts: {error}") from error

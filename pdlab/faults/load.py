@@ -1,0 +1,286 @@
+"""The load that faults meet: a closed loop of greedy requests, each compared with its reference. Not a benchmark.
+
+It runs in a thread of its own, for whoever makes faults waits for Ray. Every request has a cache salt of its own, so
+that no prefix cache stands in for the KV transfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pdlab.core import api_key
+from pdlab.core.errors import BenchError
+from pdlab.deploy import canary
+from pdlab.deploy.canary import CanaryAnswer
+from pdlab.faults.fates import Received, judge
+from pdlab.results.chaos import ChaosRequest
+
+BACK_OFF_S = 0.2  # after an error: what is down is not asked a thousand times a second
+LEAVING_CHUNKS = 2
+JOIN_S = 30.0
+ID_PREFIX = "token_id:"
+
+
+class Prompt(NamedTuple):
+    """Token ids, and the answer of an engine alone."""
+
+    ids: tuple[int, ...]
+    reference: CanaryAnswer
+
+
+class Service(NamedTuple):
+    """Where requests go. ``key``: the endpoint's API key."""
+
+    base_url: str
+    model_id: str
+    max_tokens: int
+    limit_s: float
+    key: str | None = None
+    rounding: float = canary.ROUNDING
+
+
+def token_prompts(count: int, lengths: Sequence[int], seed: int, most_tokens: int | None = None) -> list[list[int]]:
+    """Prompts of token ids that every vocabulary has, of these lengths in turn, by seed; at most ``most_tokens``."""
+    rng = random.Random(f"chaos prompts {seed}")
+    most = most_tokens if most_tokens is not None else max(lengths)
+    return [[rng.randrange(10, 1000) for _ in range(min(most, lengths[i % len(lengths)]))] for i in range(count)]
+
+
+def request_of(service: Service, ids: Sequence[int], salt: str | None, *, stream: bool = True) -> dict[str, Any]:
+    """The body of one completion request."""
+    body = {
+        "model": service.model_id, "prompt": list(ids), "max_tokens": service.max_tokens, "temperature": 0.0, "seed": 0,
+        "ignore_eos": True, "logprobs": canary.TOP, "return_token_ids": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    return body | ({"stream": True} if stream else {}) | ({"cache_salt": salt} if salt else {})
+
+
+class Load:
+    """A closed loop. ``keep`` gets every finished request, in the loop's thread."""
+
+    def __init__(
+        self, service: Service, prompts: Sequence[Prompt], concurrency: int, seed: int,
+        keep: Callable[[ChaosRequest], None],
+    ) -> None:  # fmt: skip
+        self.service = service
+        self.prompts = list(prompts)
+        self.concurrency = concurrency
+        self.finished: list[ChaosRequest] = []
+        self._keep = keep
+        self._rng = random.Random(f"chaos load {seed}")
+        self._salt = f"{seed}-{time.time_ns()}"
+        self._numbers = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="chaos-load", daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leave: asyncio.Event | None = None
+        self._streaming = 0
+        self._failure: BaseException | None = None
+        self.began = 0.0
+
+    def start(self) -> None:
+        """Begin the load. Raises BenchError where it cannot."""
+        self._thread.start()
+        self._ready.wait(JOIN_S)
+        self.check()
+
+    def now_s(self) -> float:
+        """Seconds since the load began."""
+        return time.monotonic() - self.began
+
+    def check(self) -> None:
+        """Raises BenchError when the loop itself has failed."""
+        if self._failure is not None:
+            raise BenchError(f"the load ended by itself: {self._failure!r}") from self._failure
+
+    def send_more(self, count: int) -> None:
+        """So many ordinary requests at once, beyond the loop's."""
+
+        def begin() -> None:
+            for _ in range(count):
+                self._spawn(self._one(None, None, 0.0))
+
+        self._call(begin)
+
+    def send_leaving(self, count: int, phase: str) -> None:
+        """So many requests whose client goes away at `leave`."""
+
+        def begin() -> None:
+            self._leave = asyncio.Event()
+            self._streaming = 0
+            for _ in range(count):
+                self._spawn(self._one(self._leave, phase, 0.0))
+
+        self._call(begin)
+
+    @property
+    def streaming(self) -> int:
+        """How many of the leaving requests have begun to stream."""
+        return self._streaming
+
+    def leave(self) -> None:
+        """The clients of `send_leaving` close their connections."""
+        self._call(lambda: self._leave.set() if self._leave is not None else None)
+
+    def stop(self) -> None:
+        """End the loop: nothing new is sent, what is in flight ends or hangs. Raises BenchError."""
+        self._stopping = True
+        self._thread.join(self.service.limit_s + JOIN_S)
+        if self._thread.is_alive():
+            raise BenchError("the load does not end: a request outlives its limit")
+        self.check()
+
+    def _call(self, act: Callable[[], Any]) -> None:
+        self.check()
+        self._loop.call_soon_threadsafe(act)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+            self._loop.close()
+
+    async def _main(self) -> None:
+        import aiohttp
+
+        # A new connection for each: a client that comes back after a fault.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        headers = {"content-type": "application/json", **api_key.header(self.service.key)}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as self._session:
+            self.began = time.monotonic()
+            for _ in range(self.concurrency):
+                self._spawn(self._worker())
+            self._ready.set()
+            while self._tasks:
+                done, _ = await asyncio.wait(self._tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                self._tasks -= done
+                for task in done:
+                    task.result()
+
+    def _spawn(self, work: Any) -> None:
+        self._tasks.add(self._loop.create_task(work))
+
+    async def _worker(self) -> None:
+        while not self._stopping:
+            await self._one(None, None, BACK_OFF_S)
+
+    async def _one(self, leave: asyncio.Event | None, phase: str | None, back_off_s: float) -> None:
+        number = self._numbers
+        self._numbers += 1
+        place = self._rng.randrange(len(self.prompts))
+        prompt = self.prompts[place]
+        sent_s = self.now_s()
+        reading = _Reading(leave, lambda: self._count_streaming(phase))
+        body = request_of(self.service, prompt.ids, f"{self._salt}-{number}")
+        received = await reading.ask(self._session, self.service, body)
+        verdict = judge(received, prompt.reference, self.service.rounding)
+        first_s = None if reading.first is None else reading.first - self.began
+        request = ChaosRequest(
+            number=number, prompt=place, sent_s=round(sent_s, 4), end_s=round(self.now_s(), 4),
+            first_token_s=None if first_s is None else round(first_s, 4), status=received.status,
+            tokens=len(received.tokens), fate=verdict.fate, detail=verdict.detail, rounded=verdict.rounded,
+            phase=phase,
+        )  # fmt: skip
+        self.finished.append(request)
+        self._keep(request)
+        if verdict.fate not in ("right", "left"):
+            await asyncio.sleep(back_off_s)
+
+    def _count_streaming(self, phase: str | None) -> None:
+        self._streaming += phase is not None
+
+
+class _Reading:
+    """One request and what came of it."""
+
+    def __init__(self, leave: asyncio.Event | None, streams: Callable[[], None]) -> None:
+        self.first: float | None = None
+        self._leave = leave
+        self._streams = streams
+        self._chunks = 0
+        self._status: int | None = None
+        self._tokens: list[int] = []
+        self._tops: list[dict[int, float]] = []
+        self._done = False
+        self._error: str | None = None
+
+    async def ask(self, session: Any, service: Service, body: dict[str, Any]) -> Received:
+        """Send it and read until it ends, the limit is over, or the client is to leave."""
+        work = asyncio.ensure_future(self._read(session, f"{service.base_url}/v1/completions", body))
+        waits = {work} if self._leave is None else {work, asyncio.ensure_future(self._leave.wait())}
+        await asyncio.wait(waits, timeout=service.limit_s, return_when=asyncio.FIRST_COMPLETED)
+        ended = work.done()
+        for each in waits:
+            each.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await each
+        left = not ended and self._leave is not None and self._leave.is_set()
+        return Received(
+            status=self._status, tokens=tuple(self._tokens), tops=tuple(self._tops), done=self._done,
+            timed_out=not ended and not left, left=left, error=self._error,
+        )  # fmt: skip
+
+    async def _read(self, session: Any, url: str, body: dict[str, Any]) -> None:
+        import aiohttp
+
+        try:
+            async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+                self._status = answer.status
+                if answer.status != 200:
+                    text = (await answer.read()).decode(errors="replace")
+                    self._error = f"HTTP {answer.status}: {text}"
+                    return
+                buffer = b""
+                async for piece in answer.content.iter_any():
+                    *lines, buffer = (buffer + piece).split(b"\n")
+                    for line in lines:
+                        self._line(line)
+                self._line(buffer)
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _line(self, line: bytes) -> None:
+        """One line of server-sent events."""
+        text = line.decode(errors="replace").strip()
+        if not text.startswith("data:"):
+            return
+        data = text[5:].strip()
+        if data == "[DONE]":
+            self._done = True
+            return
+        try:
+            event = json.loads(data)
+            choices = event.get("choices") or ()
+            if "error" in event or event.get("object") == "error":
+                self._error = f"in the stream: {event.get('error') or event.get('message')}"
+            for choice in choices:
+                self._choice(choice)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._error = f"not an event of a completion ({error}): {data[:100]}"
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        ids = [int(token) for token in choice.get("token_ids") or ()]
+        if ids and self.first is None:
+            self.first = time.monotonic()
+        self._tokens += ids
+        tops = (choice.get("logprobs") or {}).get("top_logprobs") or ()
+        self._tops += [{int(name.removeprefix(ID_PREFIX)): value for name, value in top.items()} for top in tops]
+        if choice.get("finish_reason") in ("error", "abort"):
+            self._error = f"ended by {choice['finish_reason']}"
+        if ids:
+            self._chunks += 1
+            if self._chunks == LEAVING_CHUNKS:
+                self._streams()

@@ -1,0 +1,183 @@
+"""Which faults, when, under which load: a file of configs/faults/, and the schedule that a seed makes of it. Pure."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field, field_validator, model_validator
+
+from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.text import choices
+from pdlab.faults.kinds import KINDS, Kind, Possible, kind_of, why_not
+
+ALL = "all"
+MOST_MORE = 200
+FOLDER = CONFIGS / "faults"
+
+
+class FaultPlan(Frozen):
+    """Faults under a closed loop of requests.
+
+    ``faults``: kinds in this order, or ``[all]``: every kind that the deployment can have. They come ``rounds``
+    times, or with ``duration_s`` drawn in seeded order for so many seconds. The first is due ``warm_s`` after the
+    load begins, each next one ``every_s`` later, at a seeded moment of the first ``spread`` of that time. With
+    ``recover_s`` the next one waits until the deployment has recovered, for so many seconds at most. ``hold_s``: how
+    long something stays stopped, slow or down. ``lease_s``: of KV blocks, as the engines have it. ``limit_s``: a
+    request that takes longer hangs. ``answers``: so many right answers in a row are a recovery. ``leavers``: requests
+    whose client leaves, of a fault of that sort. ``more``: requests that take the memory of expired blocks (None: as
+    many as fill prefill's KV pool once, at most MOST_MORE).
+    """
+
+    about: str = ""
+    faults: tuple[str, ...] = Field(min_length=1)
+    rounds: int = Field(default=1, ge=1, le=1000)
+    duration_s: float | None = Field(default=None, ge=10, le=86_400)
+    concurrency: int = Field(default=4, ge=1, le=256)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    warm_s: float = Field(default=5.0, ge=0, le=3600)
+    every_s: float = Field(default=20.0, ge=1, le=3600)
+    spread: float = Field(default=0.25, ge=0, lt=1)
+    recover_s: float = Field(default=0.0, ge=0, le=3600)
+    hold_s: float = Field(default=5.0, gt=0, le=600)
+    lease_s: float = Field(default=30.0, gt=0, le=3600)
+    limit_s: float = Field(default=60.0, gt=0, le=3600)
+    answers: int = Field(default=5, ge=1, le=1000)
+    max_tokens: int = Field(default=16, ge=1, le=4096)
+    prompt_tokens: tuple[int, ...] = Field(default=(40, 160, 320, 640), min_length=1)
+    prompts: int = Field(default=12, ge=1, le=1000)
+    leavers: int = Field(default=4, ge=1, le=256)
+    more: int | None = Field(default=None, ge=1, le=1000)
+    link_mbit: float = Field(default=2.0, ge=1, le=100_000)
+    drop_share: float = Field(default=0.2, gt=0, lt=1)
+
+    @field_validator("faults")
+    @classmethod
+    def _known(cls, faults: tuple[str, ...]) -> tuple[str, ...]:
+        for name in faults:
+            if name not in KINDS and name != ALL:
+                raise ValueError(f"{name!r} is not a kind of fault; {choices(name, [*KINDS, ALL])}")
+        if ALL in faults and len(faults) > 1:
+            raise ValueError("all stands alone: it is every kind that the deployment can have")
+        return faults
+
+    @field_validator("prompt_tokens")
+    @classmethod
+    def _lengths(cls, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        for length in lengths:
+            if not 1 <= length <= 100_000:
+                raise ValueError(f"{length} tokens: a prompt has from 1 to 100000")
+        return lengths
+
+    @model_validator(mode="after")
+    def _ends(self) -> FaultPlan:
+        if self.duration_s is not None and self.rounds != 1:
+            raise ValueError("rounds and duration_s exclude each other: leave one out")
+        if self.duration_s is not None and self.duration_s <= self.warm_s:
+            raise ValueError(f"duration_s {self.duration_s:g} must be above warm_s {self.warm_s:g}")
+        if self.limit_s <= self.hold_s:
+            raise ValueError(f"limit_s {self.limit_s:g} must be above hold_s {self.hold_s:g}: else a stop is a hang")
+        return self
+
+    def wait_s(self, wait: str | float) -> float:
+        """Seconds of an act's ``wait``."""
+        return {"hold": self.hold_s, "lease": self.lease_s}[wait] if isinstance(wait, str) else wait
+
+
+def load_plan(word: str) -> FaultPlan:
+    """The plan of a file, or of the one that configs/faults/ has under that name. Raises UsageError."""
+    path = Path(word)
+    if path.suffix.lower() not in (".yaml", ".yml") and not path.exists():
+        known = sorted(each.stem for each in FOLDER.glob("*.yaml"))
+        if word not in known:
+            raise UsageError(f"{word!r} is neither a file nor a plan of configs/faults/; {choices(word, known)}")
+        path = FOLDER / f"{word}.yaml"
+    return load_yaml(path, FaultPlan)
+
+
+class DueFault(NamedTuple):
+    """``at_s``: seconds after the load begins. ``draw``: from 0 to 1, chooses among replicas."""
+
+    number: int
+    kind: Kind
+    at_s: float
+    draw: float
+
+
+class Schedule(NamedTuple):
+    """``impossible``: kinds of the plan that the deployment cannot have, and why."""
+
+    due: tuple[DueFault, ...]
+    impossible: dict[str, str]
+
+
+def schedule(plan: FaultPlan, possible: Possible) -> Schedule:
+    """The same plan, seed and deployment give the same schedule."""
+    names = list(KINDS) if plan.faults == (ALL,) else list(plan.faults)
+    impossible = {name: why for name in names if (why := why_not(kind_of(name), possible)) is not None}
+    left = [kind_of(name) for name in names if name not in impossible]
+    rng = random.Random(f"faults {plan.seed}")
+    due: list[DueFault] = []
+    order: list[Kind] = []
+    while left:
+        if not order:
+            order = list(left)
+            if plan.duration_s is not None:
+                rng.shuffle(order)
+            elif len(due) >= plan.rounds * len(left):
+                break
+        at_s = plan.warm_s + plan.every_s * (len(due) + plan.spread * rng.random())
+        if plan.duration_s is not None and at_s >= plan.duration_s:
+            break
+        due.append(DueFault(len(due) + 1, order.pop(0), round(at_s, 3), rng.random()))
+    return Schedule(tuple(due), impossible)
+
+
+def describe(plan: FaultPlan, made: Schedule, subject: str, replicas: dict[str, int]) -> str:
+    """What would be done, and when."""
+    pools = ", ".join(f"{count} {role}" for role, count in replicas.items())
+    lines = [
+        f"{subject}: {pools}",
+        f"load: {plan.concurrency} requests at a time, {plan.prompts} prompts of "
+        f"{', '.join(map(str, plan.prompt_tokens))} tokens, {plan.max_tokens} tokens greedy, "
+        f"a hang is {plan.limit_s:g} s; seed {plan.seed}",
+    ]
+    waits = f", or when it has recovered (at most {plan.recover_s:g} s later)" if plan.recover_s else ""
+    lines.append(f"{len(made.due)} faults, each at its time{waits}:")
+    for due in made.due:
+        lines.append(f"  {due.at_s:8.1f} s  {due.kind.name}: {act_text(due.kind, plan)}")
+    if made.impossible:
+        lines.append("not here:")
+        lines += [f"  {name}: {why}" for name, why in made.impossible.items()]
+    return "\n".join(lines)
+
+
+def act_text(kind: Kind, plan: FaultPlan) -> str:
+    """Its acts in words."""
+    words = []
+    for act in kind.acts:
+        target = act.target.text if act.target else ""
+        words.append(
+            {
+                "kill": f"kill -9 {target}",
+                "stop": f"SIGSTOP {target}",
+                "continue": f"SIGCONT {target}",
+                "restart": "start that node again",
+                "wait": f"wait {plan.wait_s(act.wait):g} s",
+                "await_prefill": "wait until prefill has answered",
+                "link_down": "ip link set down",
+                "link_up": "ip link set up",
+                "link_slow": f"tc tbf {plan.link_mbit:g} Mbit/s",
+                "link_restore": "the link's own rate again",
+                "drop": f"drop {100 * plan.drop_share:g} % of frames",
+                "drop_end": "drop none",
+                "send_leaving": f"send {plan.leavers} requests",
+                "await_chunks": "wait until they stream",
+                "leave": "their clients leave",
+                "send_more": f"send {plan.more or 'so many'} requests more that its memory is used again",
+            }[act.verb]
+        )
+    return ", ".join(words)

@@ -1,0 +1,250 @@
+"""Which process is what: from Ray Serve's and Ray's own accounts and from /proc of every node. Pure but for `Hands`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pdlab.cluster.connection import Cluster
+from pdlab.core.errors import ClusterError
+from pdlab.deploy.application import ReplicaState
+from pdlab.faults import on_node
+from pdlab.faults.kinds import Part, Role, Target
+
+ENGINE_TITLE = "VLLM::EngineCore"
+WORKER_TITLE = "VLLM::Worker"
+WORKER_ACTORS = ("RayWorkerWrapper", "RayWorkerProc")
+PROXY_ACTOR = "SERVE_PROXY_ACTOR"
+HANDS_TIMEOUT_S = 60.0
+_HAPROXY = re.compile(r"(?:\S*/)?haproxy\s")
+_ENDED = ("DEAD",)
+
+
+class Found(NamedTuple):
+    """One process of the deployment. ``node``: Ray's id of its node; ``started``: in ticks since boot. ``replica``: of
+    Ray Serve, where it belongs to one."""
+
+    node: str
+    pid: int
+    started: int
+    part: Part
+    role: Role | None = None
+    replica: str | None = None
+
+    def text(self, names: Mapping[str, str]) -> str:
+        replica = f" of {self.replica}" if self.replica else ""
+        return f"{Target(self.part, self.role).text}{replica} (process {self.pid} on {names.get(self.node, self.node)})"
+
+
+class NodeSurvey(NamedTuple):
+    """`pdlab.faults.on_node.survey` of one node. ``head``: Ray's head node; ``address``: its IP."""
+
+    node: str
+    address: str
+    head: bool
+    space: str
+    raylet: int | None
+    own: int
+    processes: dict[int, dict[str, Any]]
+
+    def below(self, pid: int) -> list[int]:
+        """Descendants."""
+        found: list[int] = []
+        waiting = [pid]
+        while waiting:
+            parent = waiting.pop()
+            children = [each for each, facts in self.processes.items() if facts["parent"] == parent]
+            found += children
+            waiting += children
+        return sorted(found)
+
+
+def classify(
+    surveys: Sequence[NodeSurvey],
+    replicas: Sequence[ReplicaState],
+    roles: Mapping[str, Role],
+    actors: Iterable[Mapping[str, Any]],
+    jobs: Iterable[Mapping[str, Any]] = (),
+) -> list[Found]:
+    """Every process that a fault may hit, by node and number.
+
+    ``roles``: Serve's name of an engine deployment -> its role; other deployments' replicas are routers. ``actors``,
+    ``jobs``: Ray's tables, by which a worker that is a Ray actor is known: the driver of its job is an engine core.
+    """
+    by_node = {survey.node: survey for survey in surveys}
+    found: dict[tuple[str, int], Found] = {}
+    driver_of = {job["JobID"]: (job.get("DriverIPAddress"), job.get("DriverPid")) for job in jobs}
+    engines: dict[tuple[str, int], Found] = {}
+
+    def add(node: str, pid: int, part: Part, role: Role | None = None, replica: str | None = None) -> Found | None:
+        survey = by_node.get(node)
+        if survey is None or pid not in survey.processes:
+            return None
+        each = Found(node, pid, int(survey.processes[pid]["started"]), part, role, replica)
+        found.setdefault((node, pid), each)
+        return each
+
+    for replica in replicas:
+        if replica.node is None or replica.pid is None or replica.node not in by_node:
+            continue
+        survey, role = by_node[replica.node], roles.get(replica.deployment)
+        add(replica.node, replica.pid, "replica" if role else "router", role, replica.replica)
+        if role is None:
+            continue
+        for pid in survey.below(replica.pid):
+            title = survey.processes[pid]["title"]
+            part: Part | None = "engine" if title.startswith(ENGINE_TITLE) else None
+            part = "worker" if title.startswith(WORKER_TITLE) else part
+            if part is not None and (each := add(replica.node, pid, part, role, replica.replica)) and part == "engine":
+                engines[survey.address, pid] = each
+    for actor in actors:
+        node, pid = actor["Address"]["NodeID"], int(actor["Pid"])
+        if actor["State"] in _ENDED or node not in by_node:
+            continue
+        if str(actor["Name"]).startswith(PROXY_ACTOR):
+            add(node, pid, "proxy")
+        elif actor["ActorClassName"].rpartition(".")[2] in WORKER_ACTORS:
+            engine = engines.get(driver_of.get(actor["JobID"], (None, None)))  # type: ignore[arg-type]
+            if engine is not None:
+                add(node, pid, "worker", engine.role, engine.replica)
+    for survey in surveys:
+        for pid, facts in survey.processes.items():
+            if _HAPROXY.match(f"{facts['title']} "):
+                add(survey.node, pid, "balancer")
+        if survey.raylet is not None and not survey.head:
+            add(survey.node, survey.raylet, "raylet")
+    return sorted(found.values())
+
+
+def parts(found: Sequence[Found]) -> frozenset[tuple[Role | None, Part]]:
+    """Role and part of everything there is; a node is there where its raylet is."""
+    there: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in found}
+    return frozenset(there | ({(None, "node")} if (None, "raylet") in there else set()))
+
+
+def choose(found: Sequence[Found], target: Target, draw: float) -> Found | None:
+    """One of them, by a number from 0 to 1; None where there is none. The same for all acts of a fault."""
+    part = "raylet" if target.part == "node" else target.part
+    some = sorted(each for each in found if (each.role, each.part) == (target.role, part))
+    return some[min(len(some) - 1, int(draw * len(some)))] if some else None
+
+
+def counted(surveys: Sequence[NodeSurvey], found: Sequence[Found]) -> tuple[Counter[str], Counter[str]]:
+    """Processes, and TCP ports that they listen on, by kind of process; each once, also where nodes share a machine."""
+    names = {(each.node, each.pid): Target(each.part, each.role).text for each in found}
+    processes: Counter[str] = Counter()
+    ports: Counter[str] = Counter()
+    done: set[tuple[str, int]] = set()
+    # First those that a node knows best: what shares a machine is listed by several, and named by one.
+    listed = [(survey, pid) for survey in surveys for pid in survey.processes]
+    for survey, pid in sorted(listed, key=lambda each: (each[0].node, each[1]) not in names):
+        if (survey.space, pid) in done:
+            continue
+        done.add((survey.space, pid))
+        facts = survey.processes[pid]
+        name = names.get((survey.node, pid)) or short_title(facts["title"])
+        processes[name] += 1
+        ports[name] += len(facts["ports"])
+    return processes, ports
+
+
+def resident_mib(surveys: Sequence[NodeSurvey], found: Sequence[Found]) -> dict[str, float]:
+    """Resident MiB by part of the deployment; what is no part of it that a fault hits is ``other``."""
+    names = {(each.node, each.pid): Target(each.part, each.role).text for each in found}
+    sums: dict[str, float] = {}
+    done: set[tuple[str, int]] = set()
+    listed = [(survey, pid) for survey in surveys for pid in survey.processes if pid != survey.own]
+    for survey, pid in sorted(listed, key=lambda each: (each[0].node, each[1]) not in names):
+        if (survey.space, pid) in done:
+            continue
+        done.add((survey.space, pid))
+        name = names.get((survey.node, pid), "other")
+        sums[name] = sums.get(name, 0.0) + survey.processes[pid]["rss_bytes"] / 2**20
+    return {name: round(value, 1) for name, value in sorted(sums.items())}
+
+
+def short_title(title: str) -> str:
+    """A process's title without what differs from start to start."""
+    words = title.split()
+    if not words:
+        return "a process without a title"
+    if words[0].startswith("ray::"):
+        return re.sub(r"[:#].*", "", words[0][5:]) or words[0]
+    names = [word.rpartition("/")[2] for word in words[:4] if not word.startswith("-")]
+    scripts = [name for name in names if name.endswith(".py")]
+    return (scripts or names or words)[0]
+
+
+class Hands:
+    """An actor on every node that acts on processes there, made when it is first wanted and again after its end."""
+
+    def __init__(self, cluster: Cluster, mark: str | None) -> None:
+        self.cluster = cluster
+        self.mark = mark
+        self._hands: dict[str, Any] = {}
+        self._making = threading.Lock()
+
+    def on(self, node: str) -> Any:
+        """The actor of that node (Ray's id)."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        with self._making:
+            if node not in self._hands:
+                ray.cloudpickle.register_pickle_by_value(importlib.import_module(on_node.__name__))
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                actor: Any = ray.remote(num_cpus=0, max_concurrency=4)(on_node.Hand)
+                self._hands[node] = actor.options(scheduling_strategy=there).remote()
+            return self._hands[node]
+
+    def call(self, node: str, method: str, *args: Any, timeout_s: float = HANDS_TIMEOUT_S) -> Any:
+        """What the method of `pdlab.faults.on_node.Hand` returns there. Raises ClusterError."""
+        import ray
+
+        for attempt in (1, 2):
+            try:
+                return ray.get(getattr(self.on(node), method).remote(*args), timeout=timeout_s)
+            except ray.exceptions.RayTaskError as error:
+                raise ClusterError(f"{method} on node {node[:8]} fails: {error.cause}") from error
+            except ray.exceptions.RayError as error:
+                self._hands.pop(node, None)  # it went with its node, or with what was done to that
+                if attempt == 2 or isinstance(error, ray.exceptions.GetTimeoutError):
+                    raise ClusterError(f"node {node[:8]} does not answer: {type(error).__name__}") from error
+        raise AssertionError("unreachable")
+
+    def survey(self, *, ports: bool = False) -> list[NodeSurvey]:
+        """Of every node that answers; a node that is down is left out. ``ports``: those of each process too."""
+        import ray
+
+        nodes = {node["NodeID"]: node for node in self.cluster.alive()}
+        calls = {node: self.on(node).survey.remote(self.mark, ports) for node in nodes}
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=HANDS_TIMEOUT_S)
+        surveys = []
+        for node, call in calls.items():
+            try:
+                facts = ray.get(call, timeout=0)
+            except Exception:  # down, or so busy that it counts as down
+                self._hands.pop(node, None)
+                continue
+            record = nodes[node]
+            surveys.append(
+                NodeSurvey(
+                    node=node,
+                    address=record["NodeManagerAddress"],
+                    head="node:__internal_head__" in record["Resources"],
+                    **facts,
+                )
+            )
+        return surveys
+
+    def close(self) -> None:
+        """End the actors."""
+        import ray
+
+        for hand in self._hands.values():
+            ray.kill(hand)
+        self._hands.clear()

@@ -1,0 +1,208 @@
+"""Results of faults made under load: every request with its fate, every fault, samples of memory, what was left.
+
+A folder ``bm_results/chaos-<label>/`` has ``chaos.json`` (a `ChaosRun`), ``manifest.json``, and as JSON lines, written
+while it goes on, ``requests.jsonl``, ``faults.jsonl`` and ``samples.jsonl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+from pydantic import Field, ValidationError
+
+from pdlab.core.errors import StoreError, WriteError
+from pdlab.core.files import replace
+from pdlab.core.schema import Frozen, one_line
+from pdlab.results.schema import Manifest
+from pdlab.results.store import CHAOS, MANIFEST
+
+REQUESTS, FAULTS, SAMPLES = "requests.jsonl", "faults.jsonl", "samples.jsonl"
+
+# right: the reference's tokens. error: ended in time, and the client was told (status, error in the stream, a closed
+# connection). hang: not ended within the limit. wrong: other tokens than the reference's. left: the client went away.
+Fate = Literal["right", "error", "hang", "wrong", "left"]
+FATES: tuple[Fate, ...] = ("right", "error", "hang", "wrong", "left")
+Outcome = Literal["injected", "skipped", "failed"]
+
+
+class ChaosRequest(Frozen):
+    """One request; times in seconds since the load began.
+
+    ``prompt``: which of the fixed prompts. ``status``: of HTTP, None where none came. ``tokens``: that were received.
+    ``rounded``: right, but for a token that bfloat16 rounds either way. ``phase``: where the client left on purpose.
+    """
+
+    number: int
+    prompt: int
+    sent_s: float
+    first_token_s: float | None = None
+    end_s: float
+    status: int | None = None
+    tokens: int = 0
+    fate: Fate
+    detail: str | None = None
+    rounded: bool = False
+    phase: str | None = None
+
+
+class InjectedFault(Frozen):
+    """One fault; times in seconds since the load began.
+
+    ``planned_s``: when it was due; ``began_s`` and ``ended_s``: its first act and the end of its last. ``targets``:
+    the processes or the link, in words. ``outcome``: ``skipped`` where there was nothing to hit at that moment,
+    ``failed`` where an act failed; ``detail`` says why. ``spared``: every pool kept a replica that it did not touch.
+    """
+
+    number: int
+    kind: str
+    planned_s: float
+    began_s: float
+    ended_s: float
+    targets: tuple[str, ...] = ()
+    acts: tuple[str, ...] = ()
+    outcome: Outcome
+    detail: str | None = None
+    spared: bool = False
+
+
+class ChaosSample(Frozen):
+    """A moment: resident MiB by part of the deployment, share of its KV blocks that each engine uses."""
+
+    at_s: float
+    rss_mib: dict[str, float] = Field(default_factory=dict)
+    kv_use: dict[str, float] = Field(default_factory=dict)
+
+
+class Leftovers(Frozen):
+    """What was there at the end and not at the beginning.
+
+    ``kv_use``: by engine, share of its KV blocks in use when it was last read (None: the engine did not say).
+    ``kv_free_after_s``: seconds from the end of the load until all engines said 0 (None: not within the limit).
+    ``actors``, ``processes``, ``ports``: more than before, by name; ports are counted per kind of process.
+    """
+
+    kv_use: dict[str, float | None] = Field(default_factory=dict)
+    kv_free_after_s: float | None = None
+    kv_limit_s: float
+    actors: dict[str, int] = Field(default_factory=dict)
+    processes: dict[str, int] = Field(default_factory=dict)
+    ports: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def nothing(self) -> bool:
+        return self.kv_free_after_s is not None and not (self.actors or self.processes or self.ports)
+
+
+class ChaosRun(Frozen):
+    """What was done. ``plan``: its name; ``answers``: so many right ones in a row are a recovery; ``limit_s``: what
+    takes longer hangs; ``loaded_s``: how long the load lasted. ``guarded``: whether the engines had the KV guard
+    (None: unknown). ``impossible``: kinds that this deployment cannot have, and why. ``interrupted``: ended early."""
+
+    schema_version: Literal[1] = 1
+    label: str
+    plan: str
+    seed: int
+    concurrency: int
+    limit_s: float
+    answers: int
+    lease_s: float
+    loaded_s: float
+    guarded: bool | None = None
+    impossible: dict[str, str] = Field(default_factory=dict)
+    leftovers: Leftovers | None = None
+    interrupted: bool = False
+    command: str = ""
+    started_at: str
+    finished_at: str
+
+
+class Chaos(NamedTuple):
+    """All of a folder."""
+
+    name: str
+    run: ChaosRun
+    manifest: Manifest
+    requests: tuple[ChaosRequest, ...]
+    faults: tuple[InjectedFault, ...]
+    samples: tuple[ChaosSample, ...]
+
+
+T = TypeVar("T", ChaosRequest, InjectedFault, ChaosSample)
+M = TypeVar("M", ChaosRun, Manifest)
+_FILE_OF: dict[type[Frozen], str] = {ChaosRequest: REQUESTS, InjectedFault: FAULTS, ChaosSample: SAMPLES}
+
+
+def is_chaos(folder: Path) -> bool:
+    """Whether the folder holds faults made under load."""
+    return (folder / CHAOS).is_file()
+
+
+def new_folder(parent: Path, label: str) -> Path:
+    """A folder for a new one, ``chaos-<label>`` or the first with a number behind it that is not there yet. Raises
+    WriteError where it cannot be made."""
+    number = 1
+    while True:
+        folder = parent / (f"chaos-{label}" if number == 1 else f"chaos-{label}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise WriteError(f"{folder} cannot be made ({error.strerror or error}); give another --out") from error
+
+
+def append(folder: Path, values: Iterable[ChaosRequest | InjectedFault | ChaosSample]) -> None:
+    """Add lines to the folder's files. Raises WriteError."""
+    for value in values:
+        path = folder / _FILE_OF[type(value)]
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(value.model_dump_json(exclude_defaults=True) + "\n")
+        except OSError as error:
+            raise WriteError(f"{path} cannot be written ({error.strerror or error}): free disk space") from error
+
+
+def finish(folder: Path, run: ChaosRun, manifest: Manifest) -> None:
+    """Write what makes the folder a whole. Raises WriteError."""
+    replace(folder / MANIFEST, manifest.model_dump_json(indent=2).encode())
+    replace(folder / CHAOS, run.model_dump_json(indent=2).encode())
+
+
+def load(folder: Path) -> Chaos:
+    """Raises StoreError, with the file and the rule."""
+    return Chaos(
+        name=folder.name,
+        run=_whole(folder / CHAOS, ChaosRun),
+        manifest=_whole(folder / MANIFEST, Manifest),
+        requests=_lines(folder / REQUESTS, ChaosRequest),
+        faults=_lines(folder / FAULTS, InjectedFault),
+        samples=_lines(folder / SAMPLES, ChaosSample),
+    )
+
+
+def _whole(path: Path, kind: type[M]) -> M:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValidationError as error:
+        raise StoreError(f"{path}: {one_line(error, kind)}") from error
+
+
+def _lines(path: Path, kind: type[T]) -> tuple[T, ...]:
+    if not path.exists():
+        return ()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    values: list[T] = []
+    for line in lines:
+        try:
+            values.append(kind.model_validate_json(line))
+        except ValidationError as error:
+            raise StoreError(f"{path}, line {len(values) + 1}: {one_line(error, kind)}") from error
+    return tuple(values)

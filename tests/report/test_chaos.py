@@ -1,0 +1,131 @@
+"""Faults made under load: in tables, in a picture, in a page, through viz."""
+
+from __future__ import annotations
+
+import os
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from support import folders
+from support.chaos import example, fault, request, run, write
+
+from pdlab.cli import viz
+from pdlab.report import chaos as report
+from pdlab.results.chaos import Chaos, Leftovers
+
+GOLDEN = Path(__file__).parent / "golden" / "chaos.txt"
+
+
+@pytest.mark.golden
+def test_text() -> None:
+    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored text; read the difference before keeping it."""
+    text = f"{report.text(example())}\n\n{report.fault_list(example())}\n"
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_well_is_what_has_neither_wrong_nor_hanging_nor_left_ones() -> None:
+    good = example()._replace(requests=tuple(r for r in example().requests if r.fate in ("right", "error", "left")))
+    assert report.well(good) and not report.well(example())
+    for change in (
+        {"processes": {"haproxy": 1}},
+        {"ports": {"haproxy": 1}},
+        {"actors": {"ProxyActor": 1}},
+        {"kv_free_after_s": None},
+    ):
+        left = good.run.leftovers
+        assert left is not None
+        bad = good._replace(run=good.run.model_copy(update={"leftovers": left.model_copy(update=change)}))
+        assert not report.well(bad), change
+    assert not report.well(good._replace(run=run())), "interrupted: nothing is known of what is left"
+
+
+def test_what_is_left_is_named() -> None:
+    left = Leftovers(
+        kv_use={"prefill b2": 0.125, "decode a1": 0.0, "prefill c3": None}, kv_limit_s=35.0,
+        processes={"haproxy": 2}, ports={"haproxy": 1},
+    )  # fmt: skip
+    text = report.left_text(example()._replace(run=run(leftovers=left)))
+    assert text == (
+        "Left: KV blocks not all free within 35 s (prefill b2 12.5 %, prefill c3 unknown); more than before: "
+        "2 processes (2 haproxy), 1 port (1 haproxy)."
+    )
+
+
+@pytest.mark.parametrize(("wrong", "words"), [(0, "100 %, at least 99 %"), (5, "90 %, below 99 %")])
+def test_what_healthy_replicas_could_serve(wrong: int, words: str) -> None:
+    requests = [request(i, 10 + i * 0.1, 10.5 + i * 0.1, "error" if i < wrong else "right") for i in range(50)]
+    made = example()._replace(requests=tuple(requests), faults=(fault(1, "kill_prefill_engine", 10, 15, spared=True),))
+    assert words in "\n".join(report.lines(made))
+
+
+def nothing() -> Chaos:
+    return example()._replace(requests=(), faults=(), samples=(), run=run(loaded_s=0.0))
+
+
+@pytest.mark.parametrize("made", [example(), nothing()], ids=["example", "nothing"])
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_the_picture(made: Chaos, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"p.{kind}"
+    report.draw(made, path)
+    assert path.stat().st_size > 1000
+
+
+def test_the_drawing_lies_within_its_frame() -> None:
+    root = ET.fromstring(report.drawing(example()))
+    lines = [each.attrib["points"] for each in root.iter() if each.tag == "polyline"]
+    assert len(lines) == len(report.DRAWN)
+    for points in lines:
+        for place in points.split():
+            x, y = map(float, place.split(","))
+            assert report.LEFT <= x <= report.WIDTH and -0.1 <= y <= report.HEIGHT - report.BELOW + 0.1
+    assert sum(each.tag == "rect" for each in root.iter()) == 2, "two faults"
+    assert report.drawing(nothing()) == ""
+
+
+def test_viz_shows_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, example())
+    plot, page = tmp_path / "out" / "f.svg", tmp_path / "r.html"
+    assert viz.main(["--exps", str(folder), "--plot-path", str(plot), "--report", str(page), "--show-tables"]) == 0
+    out = capsys.readouterr().out
+    assert report.table(example()) in out and "1 wrong" in out
+    assert plot.read_text().count("<path") > 20
+    text = page.read_text()
+    assert "Faults under load" in text and "kill_prefill_before_read" in text and "python -m pdlab chaos short" in text
+    assert "<script" not in text and "<svg" in text
+
+
+def test_viz_shows_it_beside_load_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, example())
+    levels = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
+    page = tmp_path / "r.html"
+    words = ["--exps", str(levels), str(folder), "--plot-path", str(tmp_path / "p.png"), "--report", str(page)]
+    assert viz.main(words) == 0
+    assert "p-faults.png" in capsys.readouterr().out and (tmp_path / "p-faults.png").exists()
+    text = page.read_text()
+    assert text.count("kill_prefill_before_read") >= 2 and '<section id="faults">' in text and 'id="levels"' in text
+
+
+def test_a_flag_for_load_levels_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, example())
+    assert viz.main(["--exps", str(folder), "--no-plot", "--slo", "ttft_ms=1"]) == 2
+    assert "which have no load levels" in capsys.readouterr().err
+
+
+def test_there_is_nothing_to_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, example())
+    assert viz.main(["--audit", str(folder)]) == 2
+    assert "nothing to audit" in capsys.readouterr().err
+
+
+def test_names_never_become_markup(tmp_path: Path) -> None:
+    made = example()
+    strange = made._replace(run=made.run.model_copy(update={"label": "<b>x</b>", "command": "<i>"}))
+    folder = tmp_path / "c"
+    write(tmp_path, made).rename(folder)
+    (folder / "chaos.json").write_text(strange.run.model_dump_json())
+    page = tmp_path / "r.html"
+    assert viz.main(["--exps", str(folder), "--report", str(page)]) == 0
+    assert "<b>x" not in page.read_text() and "&lt;b&gt;x" in page.read_text()
