@@ -42,7 +42,7 @@ def left(stack: Stack, place: Path) -> list[str]:
         with contextlib.suppress(OSError):
             if proc.name.isdigit() and int(proc.name) != os.getpid():
                 known = (proc / "environ").read_bytes().decode(errors="replace")
-                streams = [os.readlink(proc / "fd" / number) for number in ("1", "2")]
+                streams = [str((proc / "fd" / number).readlink()) for number in ("1", "2")]
                 if any(mark in known for mark in marks) or any(name.startswith(str(place)) for name in streams):
                     found.append(f"{proc.name} {title(int(proc.name))[:100]}")
     return found
