@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+
 from pdlab.cluster import local_nodes
 from pdlab.cluster.connection import Cluster
 from pdlab.deploy.application import APP, Application
