@@ -43,6 +43,8 @@ LINES: list[tuple[str, list[str], str]] = [
     ("repeats", ["--repeats", "0"], "--repeats: '0' is not a whole number from 1 to 1000"),
     ("prompts", ["--prompts-per-level", "0"], "--prompts-per-level: '0'"),
     ("timeout", ["--request-timeout-s", "0"], "--request-timeout-s: '0' is not a number of seconds above 0"),
+    ("recover", ["--recover-s", "-1"], "--recover-s: '-1' is not a number of seconds from 0"),
+    ("recover for ever", ["--recover-s", "inf"], "--recover-s: 'inf' is not a number of seconds from 0"),
     ("resume and force", ["--resume", "--force"], "give one of the two"),
     ("base url scheme", ["-u", "localhost:8000"], "expected http://HOST:PORT"),
     ("base url port", ["-u", "http://localhost:port"], "expected http://HOST:PORT"),

@@ -297,6 +297,32 @@ class TestStart:
         assert running() is None
         assert not Path(nodes.temp_dir).exists() and not (cache / "local.yaml").exists()
 
+    def test_what_is_to_be_made_is_announced_before_it_is(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ray(tmp_path, monkeypatch)
+        announced: list[tuple[str, str]] = []
+
+        def announce(cluster_id: str, folder: str) -> None:
+            assert not Path(folder).exists() and not (cache / "local.yaml").exists()
+            announced.append((cluster_id, folder))
+
+        nodes = start(1, announce=announce)
+        stop(nodes)
+        assert announced == [(nodes.id, nodes.temp_dir)]
+
+    def test_stopping_some_leaves_the_record_of_others(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ray(tmp_path, monkeypatch)
+        nodes = start(1)
+        try:
+            stop(nodes.model_copy(update={"id": "ffffffffffff", "temp_dir": str(tmp_path / "others"), "pids": ()}))
+            assert running() == nodes
+        finally:
+            stop(nodes)
+        assert running() is None
+
     def test_two_at_once(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A second launch, while the first one waits for its head node."""
         self.ray(tmp_path, monkeypatch)

@@ -28,7 +28,7 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
     found = {d.name.split(":")[0]: d for d in built(label, direct=direct, monkeypatch=monkeypatch)}
     for role in ("Prefill", "Decode"):
         names = [base.__name__ for base in found[role].func_or_class.__mro__]
-        assert "Drains" in names and ("CallsPrefill" in names) is (role == "Decode")
+        assert {"Drains", "HoldsPort"} <= set(names) and ("CallsPrefill" in names) is (role == "Decode")
         assert found[role].func_or_class.kv_drain_s == KV_DRAIN_S
         assert found[role]._deployment_config.graceful_shutdown_timeout_s == SHUTDOWN_WINDOW_S > KV_DRAIN_S
         assert inspect.iscoroutinefunction(found[role].func_or_class.__del__)
@@ -244,6 +244,15 @@ def test_rays_servers_end_by_their_destructor(llm_server: ModuleType) -> None:
     assert "call_destructor()" in inspect.getsource(
         replica.Replica.shutdown if hasattr(replica, "Replica") else replica
     )
+
+
+def test_where_ray_takes_the_port_of_the_side_channel_from() -> None:
+    nixl = quietly(f"{SERVE}.engines.vllm.kv_transfer.nixl").NixlConnectorBackend
+    source = inspect.getsource(nixl._set_side_channel_port)
+    assert 'is_set("VLLM_NIXL_SIDE_CHANNEL_PORT")' in source and '"NIXL_SIDE_CHANNEL_PORT_BASE", 20000' in source
+    assert "rc.rank.rank * num_devices" in inspect.getsource(nixl._compute_port_offset)
+    start = inspect.getsource(quietly(f"{SERVE}.engines.vllm.vllm_engine").VLLMEngine.__init__)
+    assert "setup_engine_backend()" in start, "in LLMServer.start, behind ours"
 
 
 def test_the_controller_says_when_an_application_goes(monkeypatch: pytest.MonkeyPatch) -> None:

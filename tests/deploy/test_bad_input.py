@@ -34,6 +34,21 @@ LINES: list[tuple[str, list[str], list[str]]] = [
     ("ucx-env-foreign", ["--pd-pack", "--ucx-env", "NCCL_DEBUG=info", *ON_X2], ["NCCL_DEBUG", "not a UCX variable"]),
     ("ucx-env-tls", ["--pd-pack", "--ucx-env", "UCX_TLS=tcp", *ON_X2], ["--ucx-tls"]),
     ("ucx-env-collocated", ["--collocated", "--ucx-env", "UCX_A=1", *ON_X2], ["--ucx-env", "collocated"]),
+    ("prefill-timeout-zero", ["--pd-pack", "--prefill-timeout-s", "0", *ON_X2], ["--prefill-timeout-s", "above 0"]),
+    ("prefill-timeout-week", ["--pd-pack", "--prefill-timeout-s", "604800", *ON_X2], ["--prefill-timeout-s", "86400"]),
+    ("prefill-failure-word", ["--pd-pack", "--on-prefill-failure", "again", *ON_X2], ["'again'", "retry, local, fail"]),
+    ("prefill-failure-none", ["--pd-pack", "--on-prefill-failure", "", *ON_X2], ["--on-prefill-failure"]),
+    (
+        "prefill-failure-twice",
+        ["--pd-pack", "--on-prefill-failure", "retry,retry", *ON_X2],
+        ["--on-prefill-failure", "each step once"],
+    ),
+    (
+        "prefill-failure-behind-the-last",
+        ["--pd-pack", "--on-prefill-failure", "local,retry", *ON_X2],
+        ["--on-prefill-failure", "nothing is tried behind local"],
+    ),
+    ("prefill-failure-collocated", ["--collocated", "--on-prefill-failure", "fail", *ON_X2], ["collocated"]),
     (
         "ranks-share-a-port",
         ["--pd-pack", "--p-tp", "1", "--p-dp", "2", "--p-num", "2", "--d-tp", "1", *ON_X2],

@@ -147,6 +147,24 @@ def test_stored_fingerprints_stay_valid() -> None:
     assert labelled("pd-spread-p1xtp4-d1xtp4").fingerprint == "6cb416b81550"
     limited = labelled("pd-spread-p1xtp4-d1xtp4", serving=Serving(requests=RequestLimits(max_prompts=8)))
     assert limited.fingerprint != "6cb416b81550"
+    patient = labelled("pd-spread-p1xtp4-d1xtp4", serving=Serving(prefill_timeout_s=600))
+    assert patient.fingerprint not in ("6cb416b81550", limited.fingerprint)
+
+
+def test_calls_of_prefill_and_the_window_of_a_stop() -> None:
+    serving = Serving(prefill_timeout_s=30, on_prefill_failure=("fail",))
+    args = app_of(labelled("pd-spread-p1xtp4-d1xtp4", serving=serving)).args
+    assert args["prefill_call"] == {"timeout_s": 30, "on_failure": ["fail"]}
+    windows = [
+        args[f"{role}_config"]["deployment_config"]["graceful_shutdown_timeout_s"] for role in ("prefill", "decode")
+    ]
+    assert windows == [45.0, 45.0] and args["kv_drain_s"] < 45.0, "Serve ends a replica that drains for longer"
+    assert args["kv_drain_s"] > 30.0, "vLLM's lease"
+    assert "request_router_config" in args["prefill_config"]["deployment_config"]
+    assert "request_router_config" not in args["decode_config"]["deployment_config"], "clients' requests go Ray's way"
+    alone = app_of(labelled("collocated-1xtp4", serving=serving)).args
+    assert not {"prefill_call", "kv_drain_s"} & set(alone)
+    assert "graceful_shutdown_timeout_s" not in alone["llm_configs"][0]["deployment_config"]
 
 
 def test_pools_share_no_nested_value() -> None:

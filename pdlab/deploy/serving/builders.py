@@ -21,6 +21,7 @@ from typing import Any
 from pdlab.deploy.serving.bring import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.guard import Guard, Rules
+from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.parts import for_one_engine, join, split
 from pdlab.deploy.serving.pool import TellsPool
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
@@ -109,6 +110,7 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
     for found in _applications(application):
         if issubclass(found._bound_deployment.func_or_class, server.LLMServer):
             _mix_in(found, Drains, {"kv_drain_s": kv_drain_s})
+            _mix_in(found, HoldsPort, {})
         if issubclass(found._bound_deployment.func_or_class, pd.PDOrchestratorMixin):
             _mix_in(found, CallsPrefill, {"prefill_rules": rules})
             _mix_in(found, OneByOne, {})
@@ -117,7 +119,7 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
 
 def _build(name: str, args: dict[str, Any]) -> Any:
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    for module in ("bring", "guard", "parts", "pool", "steps", "prefill_call", "drain", "builders"):
+    for module in ("bring", "guard", "parts", "pool", "steps", "prefill_call", "drain", "nixl_port", "builders"):
         cloudpickle.register_pickle_by_value(sys.modules[f"pdlab.deploy.serving.{module}"])
     given = dict(args)
     rules = given.pop("guard")

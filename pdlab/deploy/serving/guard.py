@@ -6,6 +6,7 @@ Runs in Ray Serve's replicas, sent there by value: imports the standard library 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,15 @@ ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/
 INTERNAL = ("kv_transfer_params", "ec_transfer_params")
 # Names of the limit on generated tokens in completions, chat, responses, messages and generate.
 _TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_MOST_TOKENS = 2**31 - 1
+# Routes whose body is one JSON object.
+_OBJECTS = ("/v1/completions", "/v1/chat/completions", "/tokenize")
+# Of lists and objects within one another. Tools' JSON schemas have ten or twenty levels.
+_DEEPEST = 64
+# Half of a character outside the basic plane, which is none by itself: it has no UTF-8, and tokenizers refuse it.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Of an application's own complaint, and of a value that is quoted in one: vLLM's repeat what was sent.
+_MESSAGE_CHARS, _VALUE_CHARS = 600, 60
 # A body that is too long is read and dropped up to this multiple of the limit, so that the client
 # reads the answer instead of a broken pipe.
 _DRAIN = 16
@@ -76,7 +86,10 @@ class Guard:
             body = await self._body(scope, receive)
             if body is None:  # the client has gone
                 return
-            check_body(body, _header(scope, b"content-type"), self.rules)
+            coding = _header(scope, b"content-encoding").strip().lower()
+            if coding not in (b"", b"identity"):
+                raise Refused(415, f"a body in {_shown(coding.decode('latin-1'))} is not decoded here: send plain JSON")
+            check_body(body, _header(scope, b"content-type"), self.rules, whole=path in _OBJECTS)
         except Refused as refused:
             await _refuse(scope, refused, send)
             return
@@ -111,7 +124,8 @@ class Guard:
 
 
 class _Explained:
-    """Sends what the application answers, but a 4xx in place of a 500 whose reason is known and no fault of it.
+    """Sends what the application answers, but a 4xx in place of a 500 whose reason is known and no fault of it, and a
+    4xx of its own as one line: vLLM's have several, and repeat what was sent.
 
     vLLM's app answers such an error or raises it, by route and version.
     """
@@ -123,7 +137,7 @@ class _Explained:
         self._sent = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= 500:
+        if message["type"] == "http.response.start" and message["status"] >= 400:
             self._held = [message]
             return
         if self._held:
@@ -131,7 +145,12 @@ class _Explained:
             if message.get("more_body"):
                 return
             body = b"".join(part.get("body", b"") for part in self._held)
-            if await self.tell(body.decode(errors="replace")):
+            status = self._held[0]["status"]
+            if status >= 500 and await self.tell(body.decode(errors="replace")):
+                return
+            if status < 500 and (line := _one_line(body)) is not None:
+                self._held, self._sent = [], True
+                await _refuse(self._scope, Refused(status, line), self._send)
                 return
         for part in self._held or (message,):
             self._sent = True
@@ -152,53 +171,125 @@ class _Explained:
         return True
 
 
-def check_body(body: bytes, content_type: bytes, rules: Rules) -> None:
-    """Look at what a client posts. Raises Refused with 400 or 413."""
+def check_body(body: bytes, content_type: bytes, rules: Rules, *, whole: bool = False) -> None:
+    """Look at what a client posts; ``whole``: to a route that takes one JSON object. Raises Refused with 400, 413 or
+    415."""
     kind = content_type.split(b";")[0].strip().lower()
+    if whole and content_type and kind != b"application/json" and not kind.endswith(b"+json"):
+        raise Refused(415, f"content-type is {_shown(content_type.decode('latin-1'))}: send application/json")
     if kind in (b"multipart/form-data", b"application/x-www-form-urlencoded"):
         for name in INTERNAL:
             if name.encode() in body:
                 raise Refused(400, _internal(name))
         return
     if not body:
+        if whole:
+            raise Refused(400, "the body is empty: send a JSON object")
         return
     try:
-        asked = json.loads(body)
+        asked = json.loads(body, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is not JSON ({error})") from error
+        raise Refused(400, f"the body is not JSON ({_shown(str(error), _MESSAGE_CHARS)})") from error
     if _may_name(body, INTERNAL):
         for name in _keys(asked):
             if name in INTERNAL:
                 raise Refused(400, _internal(name))
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _depth(asked) > _DEEPEST:
+        raise Refused(400, f"lists and objects are nested deeper than {_DEEPEST} levels: send a flatter body")
+    if b"\\u" in body and _SURROGATE.search(body):
+        try:
+            json.dumps(asked, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise Refused(400, "a text has half of a surrogate pair, which is no character: leave it out") from error
     if isinstance(asked, dict):
         _check_amounts(asked, rules)
+    elif whole:
+        raise Refused(400, f"the body is {_shown(json.dumps(asked))}: send a JSON object")
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{_shown(text)} is out of range")
+    return value
+
+
+def _depth(value: Any) -> int:
+    """Levels of lists and objects within one another, counted up to one beyond the deepest allowed."""
+    level, depth = [value], 0
+    while level and depth <= _DEEPEST:
+        inner: list[Any] = []
+        for here in level:
+            items = here.values() if isinstance(here, dict) else here if isinstance(here, list) else ()
+            inner += [item for item in items if isinstance(item, (dict, list))]
+        depth += any(isinstance(here, (dict, list)) for here in level)
+        level = inner
+    return depth
 
 
 def _check_amounts(asked: dict[str, Any], rules: Rules) -> None:
     prompt = asked.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
     within = asked.get("sampling_params")
+    given: dict[str, int] = {}
     for values in (asked, within if isinstance(within, dict) else {}):
-        n = values.get("n")
-        sequences = prompts * (n if isinstance(n, int) and n > 0 else 1)
-        if sequences > rules.max_prompts:
+        amounts = {name: _whole_number(name, values.get(name), least=0) for name in _TOKENS}
+        n = _whole_number("n", values.get("n"), least=1) or 1
+        if prompts * n > rules.max_prompts:
             raise Refused(
                 400,
-                f"the request asks for {sequences} sequences ({prompts} prompts times n={n or 1}), the limit is "
+                f"the request asks for {prompts * n} sequences ({prompts} prompts times n={n}), the limit is "
                 f"{rules.max_prompts}: send several requests",
             )
+        given |= {name: amount for name, amount in amounts.items() if amount}
     if rules.max_tokens is None:
         return
-    given = [(name, v[name]) for v in (asked, within) if isinstance(v, dict) for name in _TOKENS if v.get(name)]
-    for name, value in given:
-        if isinstance(value, (int, float)) and value > rules.max_tokens:
-            raise Refused(400, f"{name} is {value}, the limit is {rules.max_tokens}: ask for fewer tokens")
+    for name, amount in given.items():
+        if amount > rules.max_tokens:
+            raise Refused(400, f"{name} is {amount}, the limit is {rules.max_tokens}: ask for fewer tokens")
     if not given and "messages" in asked:
         raise Refused(
             400,
             f"max_completion_tokens is not given, and the answer could take the whole context: the limit is "
             f"{rules.max_tokens}, give max_completion_tokens up to it",
         )
+
+
+def _whole_number(name: str, value: Any, *, least: int) -> int | None:
+    """A whole number that engines can count, as they take it: 16, 16.0, "16", or none. Raises Refused."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,20}(\.0{1,20})?", text):
+        raise Refused(400, f"{name} is {_shown(text)}: give a whole number")
+    amount = int(text.partition(".")[0])
+    if not least <= amount <= _MOST_TOKENS:
+        raise Refused(400, f"{name} is {_shown(text)}: give a whole number from {least} to {_MOST_TOKENS}")
+    return amount
+
+
+def _shown(text: str, chars: int = _VALUE_CHARS) -> str:
+    """The begin of a text, in one line."""
+    line = " ".join(text[: 4 * chars].split())
+    return line if len(line) <= chars else f"{line[:chars]}..."
+
+
+def _one_line(body: bytes) -> str | None:
+    """What an application's complaint says, as one line; None where it has no known form."""
+    try:
+        said = json.loads(body)
+        error = said.get("error", said)
+        message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
+        if isinstance(message, list):  # FastAPI's, of which the first says enough
+            where = ".".join(str(part) for part in message[0].get("loc", ()))
+            message = f"{where}: {message[0]['msg']}"
+        return _shown(message, _MESSAGE_CHARS) if isinstance(message, str) else None
+    except (ValueError, AttributeError, LookupError, TypeError):
+        return None
 
 
 def _may_name(body: bytes, names: tuple[str, ...]) -> bool:

@@ -170,8 +170,8 @@ def test_what_is_not_json_is_a_400(body: Any) -> None:
         ({"prompt": ["a"] * 4, "n": 3}, 400),
         ({"messages": [], "n": 9}, 400),
         ({"token_ids": [1], "sampling_params": {"n": 9}}, 400),
-        ({"prompt": "a", "n": "many"}, 200),
-        ({"prompt": [], "n": 0}, 200),
+        ({"prompt": "a", "n": "3"}, 200),
+        ({"prompt": ["a", "b", "c"], "n": "3"}, 400),
     ],
 )
 def test_sequences_of_one_request(body: dict[str, Any], status: int) -> None:

@@ -1,0 +1,104 @@
+"""Every bad request of the table, to a real PD deployment with two prefill replicas: a 4xx of one line, in time, and
+the same engines answer as before."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.bad_requests import BAD_REQUESTS, BadRequest
+
+from tests.live.conftest import Stack
+from tests.live.test_requests import engine_pids
+
+ANSWER_S = 60.0
+# What no HTTP client sends: the begin of a request, which ends in a 4xx or in a closed connection.
+BROKEN: dict[str, bytes] = {
+    "no HTTP": b"hello\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n",
+    "an unknown version": b"POST /v1/completions HTTP/9.9\r\nhost: x\r\n\r\n",
+    "a negative length": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+    "a length of words": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: many\r\n\r\n",
+    "two lengths": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+    "a chunk of no size": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhi\r\n",
+    "a header of 200 kB": b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000 + b"\r\n\r\n",
+    "a header without a name": b"GET /v1/models HTTP/1.1\r\nhost: x\r\n: a\r\n\r\n",
+    "a path of 200 kB": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+}
+
+
+def send(stack: Stack, bad: BadRequest) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=ANSWER_S)
+    try:
+        connection.request(bad.method, bad.route, bad.body or None, bad.headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def fault(stack: Stack, bad: BadRequest) -> str | None:
+    """What is wrong with the answer; None: nothing."""
+    try:
+        status, text = send(stack, bad)
+    except (OSError, http.client.HTTPException) as error:
+        # A server may close while a long body is still being sent, of which the client then has no answer.
+        return None if len(bad.body) > 2**21 and isinstance(error, OSError) else f"no answer: {error!r}"
+    if not 400 <= status < 500:
+        return f"HTTP {status}: {text[:300]}"
+    try:
+        error = json.loads(text)["error"]
+        message = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        message = text
+    clear = 0 < len(message) < 1000 and "\n" not in message.strip() and "Traceback" not in message
+    return None if clear else f"HTTP {status}, not one clear line: {text[:300]}"
+
+
+def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stack) -> None:
+    done = stack.launch("--pd-spread", "--p-num", "2")
+    assert done.code == 0
+    engines = engine_pids(stack)
+    before = stack.complete([7, 8, 9, 10] * 20)
+    wrong: dict[str, str] = {}
+    for bad in BAD_REQUESTS:
+        if (how := fault(stack, bad)) is not None:
+            wrong[bad.name] = how
+    assert not wrong, json.dumps(wrong, indent=1)
+    assert stack.complete([7, 8, 9, 10] * 20) == before
+    assert engine_pids(stack) == engines, "a replica was started anew"
+
+
+def test_good_requests_beside_bad_ones_are_right(stack: Stack) -> None:
+    prompt = list(range(20, 90))
+    alone = stack.complete(prompt)
+    over = threading.Event()
+
+    def spoil() -> int:
+        count = 0
+        while not over.is_set():
+            assert fault(stack, BAD_REQUESTS[count % len(BAD_REQUESTS)]) is None
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(2) as pool:
+        spoilers = [pool.submit(spoil) for _ in range(2)]
+        try:
+            assert [stack.complete(prompt) for _ in range(10)] == [alone] * 10
+        finally:
+            over.set()
+        assert sum(spoiler.result() for spoiler in spoilers) > 5
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_http_is_refused_or_closed(stack: Stack, name: str) -> None:
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=ANSWER_S) as client:
+        client.sendall(BROKEN[name])
+        client.shutdown(socket.SHUT_WR)
+        answer = client.recv(4096)
+    assert not answer or answer.split()[1][:1] == b"4", answer
+    assert stack.complete([5, 6, 7], tokens=1)
