@@ -101,7 +101,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     def _get_new_notifs(self) -> set[str]:
         notified: set[str] = super()._get_new_notifs()
-        self._guard_notified = notified
+        self._guard_notified = set(notified)  # to the other, vLLM adds what has expired
         return notified
 
     def _handle_heartbeat(self, payload: str) -> None:

@@ -16,6 +16,7 @@ from support.zmq_callers import GARBAGE, in_thread, stranger, throw
 
 from pdlab.cluster import loopback
 from pdlab.cluster.local_nodes import hold_port
+from pdlab.guard.questions import CLAIM, Inquirer, Peer
 
 NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 METADATA = b"where KV memory lies, and the keys to it"
@@ -71,6 +72,11 @@ def test_vllms_listener_answers_decode_ranks_alone(utils: Any, guarded: bool, mo
         assert stranger(endpoint, b"what no listener of vLLM's survives").startswith("HANDSHAKE_FAILED")
         for data in GARBAGE:
             assert METADATA not in throw(endpoint, data)
+        kv_guard = Inquirer()
+        assert kv_guard.ask(1, CLAIM, Peer("127.0.0.1", port, "engine"), "request", "reader")
+        (socket,) = kv_guard._sockets.values()
+        assert socket.getsockopt(zmq.MECHANISM) == zmq.CURVE, "the KV guard's questions have keys too"
+        kv_guard.close()
         assert as_decode(utils, endpoint)[0] == METADATA
 
 

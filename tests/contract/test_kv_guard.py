@@ -1,0 +1,814 @@
+"""The KV guard on vLLM's own scheduler, worker and side channel, and every name of vLLM that it stands on."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import queue
+import re
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from contract.conftest import parameters, quietly
+
+from pdlab.cluster.local_nodes import hold_port
+from pdlab.core.catalog import load_model
+from pdlab.deploy import serve_config
+from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
+from pdlab.guard import questions
+from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, Answer, LeaseBook
+from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
+from pdlab.guard.receives import ACTIONS, ReceiveBook
+
+pytestmark = pytest.mark.usefixtures("import_warnings_aside")
+
+NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+DEADLINE_S = 10.0
+BLOCK = 32
+PROMPT = 320  # tokens
+
+
+@pytest.fixture(scope="module")
+def connector() -> Any:
+    return quietly("pdlab.guard.connector")
+
+
+@pytest.fixture(scope="module")
+def guard_scheduler(connector: Any) -> Any:
+    return quietly("pdlab.guard.scheduler")
+
+
+@pytest.fixture(scope="module")
+def guard_worker(connector: Any) -> Any:
+    return quietly("pdlab.guard.worker")
+
+
+@pytest.fixture(scope="module")
+def vllm_config(guard_scheduler: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """As the engines are started, but for the role and the executor."""
+    shape = load_model("tiny-gptoss")
+    assert shape is not None
+    folder = ensure_tiny_model(shape, tmp_path_factory.mktemp("model"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        args = quietly("vllm.engine.arg_utils").EngineArgs(
+            model=str(folder),
+            dtype="bfloat16",
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_model_len=4096,
+            distributed_executor_backend="uni",
+            scheduler_cls=serve_config.KV_GUARD_SCHEDULER,
+            kv_transfer_config=quietly("vllm.config").KVTransferConfig(
+                kv_connector="NixlConnector",
+                kv_role="kv_consumer",
+                kv_buffer_device="cpu",
+                kv_connector_module_path=serve_config.KV_GUARD_CONNECTOR,
+                kv_connector_extra_config={"backends": ["UCX"], serve_config.KV_GUARD_DEADLINE: DEADLINE_S},
+            ),
+        )
+        return args.create_engine_config()
+
+
+class Prefill:
+    """Prefill's side channel and the clock of all, as the test wants them."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.asked: list[tuple[Any, ...]] = []
+        self.ready: list[Reply] = []
+        self.verdict: str | None = GRANTED
+
+    def __call__(self) -> float:
+        return self.now
+
+    def ask(self, *question: Any) -> bool:
+        self.asked.append(question)
+        if question[1] == CLAIM and self.verdict is not None:
+            self.ready.append(Reply(question[0], Answer(self.verdict, 30.0), self.now))
+        return True
+
+    def replies(self) -> Iterator[Reply]:
+        while self.ready:
+            yield self.ready.pop(0)
+
+    def close(self) -> None: ...
+
+    def given_back(self) -> list[str]:
+        return [question[3] for question in self.asked if question[1] == BACK]
+
+
+class Engine:
+    """vLLM's scheduler with the guard, and workers that do what the test says."""
+
+    def __init__(self, vllm_config: Any, module: Any, *, asynchronous: bool, blocks: int = 200) -> None:
+        spec, torch = quietly("vllm.v1.kv_cache_interface"), quietly("torch")
+        shape = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+        groups = [
+            spec.KVCacheGroupSpec(["full"], spec.FullAttentionSpec(**shape)),
+            spec.KVCacheGroupSpec(["window"], spec.SlidingWindowSpec(**shape, sliding_window=128)),
+        ]
+        vllm_config.cache_config.num_gpu_blocks = blocks
+        vllm_config.scheduler_config.async_scheduling = asynchronous
+        make = vllm_config.scheduler_config.get_scheduler_cls()
+        self.scheduler = make(
+            vllm_config=vllm_config,
+            kv_cache_config=spec.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            structured_output_manager=quietly("vllm.v1.structured_output").StructuredOutputManager(vllm_config),
+            include_finished_set=False,
+            log_stats=True,
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+        )
+        self.module = module
+        self.side = self.scheduler.connector.connector_scheduler
+        self.prefill = Prefill()
+        self.side.receives._inquirer = self.prefill
+        self.side.receives._clock = self.prefill
+        self.side.leases._clock = self.prefill
+        utils = quietly("vllm.v1.core.kv_cache_utils")
+        sha256 = quietly("vllm.utils.hashing").sha256
+        utils.init_none_hash(sha256)
+        self._hasher = utils.get_request_block_hasher(BLOCK, sha256)
+
+    @property
+    def free(self) -> int:
+        free: int = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free
+
+    def add(self, name: str = "r", *, tokens: int = PROMPT, abort: bool = False, **params: Any) -> Any:
+        number = sum(map(ord, name))
+        request = quietly("vllm.v1.request").Request(
+            name,
+            [(number + at) % 900 + 10 for at in range(tokens)],
+            quietly("vllm").SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": params} if params else None),
+            None,
+            block_hasher=self._hasher,
+            abort_immediately=abort,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def params(self, name: str = "remote", age_s: float = 0.1) -> dict[str, Any]:
+        """As prefill's `request_finished` gives them."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(10)), list(range(5))],
+            "remote_engine_id": "p1",
+            "remote_request_id": name,
+            "remote_host": "10.0.0.1",
+            "remote_port": 5600,
+            "tp_size": 1,
+            LEASE_KEY: {"granted_at": self.prefill.now - age_s, "lease_s": 30.0},
+        }
+
+    def step(self, *, done: tuple[str, ...] = (), sent: tuple[str, ...] = (), report: Any = None) -> dict[str, int]:
+        """One step of the engine core. Returns the scheduled tokens by request."""
+        outputs = quietly("vllm.v1.outputs")
+        scheduled = self.scheduler.schedule()
+        tokens: dict[str, int] = dict(scheduled.num_scheduled_tokens)
+        names = list(tokens)
+        finished = [
+            [7] if self.scheduler.requests[name].num_computed_tokens >= self.scheduler.requests[name].num_tokens else []
+            for name in names
+        ]
+        told = outputs.KVConnectorOutput(
+            finished_recving=set(done) or None, finished_sending=set(sent) or None, kv_connector_worker_meta=report
+        )
+        self.outputs = self.scheduler.update_from_output(
+            scheduled,
+            outputs.ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: at for at, name in enumerate(names)},
+                sampled_token_ids=finished,
+                kv_connector_output=told,
+            ),
+        )
+        return tokens
+
+    def reading(self, name: str = "r") -> Any:
+        request = self.add(name, **self.params(f"remote-{name}"))
+        assert self.step() == {}
+        assert request.status.name == "WAITING_FOR_REMOTE_KVS"
+        return request
+
+    def counts(self) -> dict[str, int]:
+        """What update_from_output has not taken yet, and what it has."""
+        (output,) = self.outputs.values()
+        data = (output.scheduler_stats.kv_connector_stats or {}) if output.scheduler_stats else {}
+        return {key.removeprefix("pdlab_guard_"): sum(value) for key, value in data.items() if "guard" in key and value}
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(name, quietly("vllm.v1.request").RequestStatus.FINISHED_ABORTED)
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def engine(request: pytest.FixtureRequest, vllm_config: Any, guard_scheduler: Any) -> Engine:
+    return Engine(vllm_config, guard_scheduler, asynchronous=request.param)
+
+
+@pytest.fixture
+def report(guard_worker: Any) -> Any:
+    return guard_worker.WorkerReport
+
+
+class TestDecode:
+    def test_vllms_own_choice_of_scheduler_is_kept(self, engine: Engine, guard_scheduler: Any) -> None:
+        asynchronous = engine.scheduler.scheduler_config.async_scheduling
+        chosen = guard_scheduler.GuardAsyncScheduler if asynchronous else guard_scheduler.GuardSyncScheduler
+        assert type(engine.scheduler) is chosen
+        vllms = quietly("vllm.v1.core.sched.async_scheduler").AsyncScheduler
+        assert isinstance(engine.scheduler, vllms) is asynchronous
+
+    def test_kv_cache_that_arrived_is_used(self, engine: Engine) -> None:
+        engine.reading()
+        assert engine.step(done=("r",)) == {}
+        assert engine.step() == {"r": 1}, "the last token of the prompt"
+
+    def test_the_deadline_is_the_one_that_was_given(self, engine: Engine) -> None:
+        assert engine.side.receives.deadline_s == DEADLINE_S
+
+    def test_a_failed_read_is_computed_anew(self, engine: Engine, report: Any) -> None:
+        engine.reading()
+        engine.step(done=("r",), report=report(failed={"r"}))
+        assert engine.counts()["failed_reads"] == 1
+        assert engine.step() == {"r": PROMPT}
+        assert engine.prefill.given_back() == ["remote-r"]
+
+    def test_a_failure_on_one_rank_counts_when_all_are_done(self, engine: Engine, report: Any) -> None:
+        engine.reading()
+        assert engine.step(report=report(failed={"r"})) == {}
+        assert engine.step(done=("r",)) == {}
+        assert engine.step() == {"r": PROMPT}
+
+    def test_a_read_that_is_not_confirmed_yet_waits(self, engine: Engine) -> None:
+        engine.reading("first")
+        engine.prefill.verdict = None
+        engine.reading()
+        assert engine.step(done=("r",)) == {}
+        assert engine.step() == {}
+        ticket = engine.prefill.asked[-1][0]
+        engine.prefill.ready.append(Reply(ticket, Answer(GRANTED, 30.0), engine.prefill.now))
+        assert engine.step() == {"r": 1}
+
+    @pytest.mark.parametrize("verdict", [EXPIRED, None], ids=["expired", "no answer"])
+    def test_what_prefill_does_not_confirm_is_computed_anew(self, engine: Engine, verdict: str | None) -> None:
+        engine.reading("first")
+        engine.prefill.verdict = None
+        engine.reading()
+        engine.step(done=("r",))
+        if verdict:
+            ticket = engine.prefill.asked[-1][0]
+            engine.prefill.ready.append(Reply(ticket, Answer(verdict), engine.prefill.now))
+        else:
+            engine.prefill.now += DEADLINE_S + 1
+        assert engine.step()["r"] == PROMPT
+
+    def test_old_parameters_are_refused_before_a_read(self, engine: Engine) -> None:
+        engine.prefill.verdict = OLD
+        request = engine.add(**engine.params(age_s=20.0))
+        assert engine.step() == {"r": PROMPT}
+        assert request.status.name == "RUNNING" and engine.counts()["refused"] == 1
+
+    def test_without_the_guard_on_prefill_nothing_is_read(self, engine: Engine) -> None:
+        params = engine.params()
+        del params[LEASE_KEY]
+        engine.add(**params)
+        assert engine.step() == {"r": PROMPT}
+
+    def test_a_request_whose_prefill_does_not_answer_is_not_kept_waiting(self, engine: Engine) -> None:
+        engine.prefill.verdict = None
+        engine.add(**engine.params())
+        assert engine.step() == {}
+        engine.prefill.now += DEADLINE_S + 0.1
+        assert engine.step() == {"r": PROMPT}
+
+    def test_blocks_of_a_late_read_are_kept_until_it_has_ended(self, engine: Engine) -> None:
+        before = engine.free
+        engine.reading()
+        taken = before - engine.free
+        assert taken > 0
+        engine.prefill.now += DEADLINE_S + 0.1
+        assert engine.step() == {"r": PROMPT}
+        assert engine.counts()["deadlines"] == 1
+        assert engine.free <= before - 2 * taken, "the late read may still write into the first ones"
+        for _ in range(8):
+            engine.step()
+        assert "r" not in engine.scheduler.requests
+        assert engine.free == before - taken and engine.scheduler.has_requests(), "somebody has to see the read's end"
+        engine.step(done=("r",))
+        assert engine.free == before
+        engine.step()
+        assert not engine.scheduler.has_requests()
+
+    def test_a_late_read_that_fails_in_the_end(self, engine: Engine, report: Any) -> None:
+        before = engine.free
+        engine.reading()
+        engine.prefill.now += DEADLINE_S + 0.1
+        engine.step()
+        engine.step(done=("r",), report=report(failed={"r"}))
+        for _ in range(8):
+            engine.step()
+        assert engine.free == before and not engine.side.receives.failed
+
+    def test_a_client_that_leaves_during_the_read(self, engine: Engine) -> None:
+        before = engine.free
+        engine.reading()
+        engine.abort("r")
+        engine.step()
+        assert engine.free < before, "the read goes on"
+        engine.step(done=("r",))
+        assert engine.free == before and not engine.side.receives.active
+
+    def test_a_client_that_leaves_while_prefill_is_asked(self, engine: Engine) -> None:
+        before = engine.free
+        engine.reading("first")
+        engine.step(done=("first",))
+        engine.abort("first")
+        engine.step()
+        engine.prefill.verdict = None
+        engine.reading()
+        engine.step(done=("r",))
+        engine.abort("r")
+        engine.step()
+        assert engine.free == before
+
+    def test_a_client_that_leaves_after_the_deadline(self, engine: Engine) -> None:
+        before = engine.free
+        engine.reading()
+        engine.prefill.now += DEADLINE_S + 0.1
+        engine.step()
+        engine.abort("r")
+        engine.step()
+        engine.step(done=("r",))
+        engine.step()
+        assert engine.free == before
+
+    def test_prefill_is_told_of_a_request_that_was_never_scheduled(self, engine: Engine) -> None:
+        engine.prefill.verdict = None
+        engine.add(**engine.params())
+        engine.abort("r")
+        engine.step()
+        assert engine.prefill.given_back() == ["remote"] and engine.counts()["cancels_told"] == 1
+        assert not engine.side._reqs_need_recv, "vLLM's own way is a NIXL handshake"
+
+    def test_prefill_is_told_of_a_request_that_the_server_rejects(self, engine: Engine) -> None:
+        """As `AsyncLLM.notify_kv_transfer_request_rejected` has the engine core do it."""
+        engine.add(tokens=1, abort=True, **engine.params())
+        engine.abort("r")
+        assert engine.prefill.given_back() == ["remote"]
+        assert [question[1] for question in engine.prefill.asked] == [BACK]
+
+    def test_a_prompt_in_decodes_own_cache_is_not_read(self, engine: Engine) -> None:
+        engine.add(tokens=PROMPT)
+        for _ in range(8):
+            engine.step()
+        assert not engine.scheduler.requests
+        request = engine.add(**engine.params())
+        engine.step()
+        while request.status.name == "WAITING_FOR_REMOTE_KVS":
+            engine.step(done=("r",))
+        for _ in range(8):
+            engine.step()
+        assert not engine.side.receives._receives
+
+    @pytest.mark.parametrize("name", ["r", "nobody"])
+    def test_an_end_that_nobody_waits_for_does_not_end_the_engine(self, engine: Engine, name: str) -> None:
+        """vLLM asserts here: a handshake with a dead prefill, to tell it of an abort, ends the engine core."""
+        engine.add(tokens=PROMPT)
+        engine.step()
+        engine.step(done=(name,))
+        assert engine.scheduler.requests["r"].status.name == "RUNNING"
+
+    def test_no_room_beside_kept_blocks_is_an_error_and_not_a_hang(
+        self, vllm_config: Any, guard_scheduler: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        small = Engine(vllm_config, guard_scheduler, asynchronous=False, blocks=30)
+        monkeypatch.setattr(guard_scheduler, "time", SimpleNamespace(perf_counter=small.prefill))
+        small.reading()
+        small.prefill.now += DEADLINE_S + 0.1
+        assert small.step() == {}, "the blocks of the late read leave no room"
+        small.add("next")
+        small.step()
+        small.prefill.now += DEADLINE_S - 0.1
+        assert small.step() == {} and not [out for output in small.outputs.values() for out in output.outputs]
+        small.prefill.now += 0.2
+        small.step()
+        ends = {out.request_id: str(out.finish_reason) for output in small.outputs.values() for out in output.outputs}
+        assert ends == {"r": "error", "next": "error"}
+        small.step(done=("r",))
+        assert small.add("after") and small.step() == {"after": PROMPT}
+
+
+class TestPrefill:
+    def prefilled(self, engine: Engine, name: str = "r") -> dict[str, Any]:
+        engine.add(name, do_remote_decode=True, do_remote_prefill=False)
+        request = engine.scheduler.requests[name]
+        request.max_tokens = 1
+        for _ in range(4):
+            engine.step()
+            for output in self.outputs(engine):
+                if output.request_id == name and output.kv_transfer_params:
+                    params: dict[str, Any] = output.kv_transfer_params
+                    return params
+        raise AssertionError("no transfer parameters")
+
+    @staticmethod
+    def outputs(engine: Engine) -> list[Any]:
+        return [output for outputs in engine.outputs.values() for output in outputs.outputs]
+
+    def test_decode_is_told_of_the_lease(self, engine: Engine) -> None:
+        params = self.prefilled(engine)
+        assert params["do_remote_prefill"] is True
+        assert params[LEASE_KEY] == {"granted_at": engine.prefill.now, "lease_s": 30.0}
+        lease = params[LEASE_KEY]
+        assert json.loads(json.dumps(lease)) == lease, "it goes through Ray and HTTP"
+        assert engine.side.leases.claim("r", "d") == Answer(GRANTED, 30.0)
+
+    def test_a_lease_ends_with_its_blocks(self, engine: Engine, report: Any) -> None:
+        before = engine.free
+        for name, expired in (("a", set[str]()), ("b", {"b"})):
+            self.prefilled(engine, name)
+            engine.side.leases.claim(name, "d")
+            assert engine.free < before
+            engine.step(sent=(name,), report=report(expired=expired))
+            assert engine.free == before
+        assert engine.side.leases.claim("a", "d").verdict == GRANTED
+        assert engine.side.leases.claim("b", "d").verdict == EXPIRED
+
+    def test_heartbeats_reach_the_book(self, engine: Engine, report: Any) -> None:
+        self.prefilled(engine)
+        engine.side.leases.claim("r", "d")
+        engine.prefill.now += 25
+        engine.step(report=report(renewed={"r"}))
+        assert engine.side.leases.claim("r", "d").covered_s == 15.0
+        worker = quietly(f"{NIXL}.base_worker").NixlBaseConnectorWorker
+        assert "self._lease_extension = kv_lease_duration * 2 // 3" in inspect.getsource(worker.__init__)
+
+    def test_what_is_given_back_is_told_to_the_workers(self, engine: Engine, guard_worker: Any) -> None:
+        self.prefilled(engine)
+        engine.side.leases.give_back("r", "d")
+        metadata = engine.scheduler.schedule().kv_connector_metadata
+        assert getattr(metadata, guard_worker.GIVEN_BACK) == {"r"}
+
+
+# The worker.
+
+
+class Wrapper:
+    """NIXL, as far as a worker's reads go."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, str] = {}
+        self.released: list[int] = []
+        self.notifs: dict[str, list[bytes]] = {}
+
+    def check_xfer_state(self, handle: int) -> str:
+        return self.states[handle]
+
+    def get_xfer_telemetry(self, handle: int) -> Any:
+        return SimpleNamespace(xferDuration=1, postDuration=1, totalBytes=1, descCount=1)
+
+    def release_xfer_handle(self, handle: int) -> None:
+        if handle in self.released:
+            raise RuntimeError("no such transfer")
+        self.released.append(handle)
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        notifs, self.notifs = self.notifs, {}
+        return notifs
+
+
+@pytest.fixture
+def worker(guard_worker: Any) -> Any:
+    """A worker as vLLM's constructor leaves it, without NIXL and without memory."""
+    worker = guard_worker.GuardWorker.__new__(guard_worker.GuardWorker)
+    worker._guard_failed, worker._guard_notified, worker._guard_freed = set(), set(), set()
+    worker._guard_report = guard_worker.WorkerReport()
+    worker.xfer_stats = quietly("pdlab.guard.metrics").GuardStats()
+    worker.nixl_wrapper = Wrapper()
+    worker._recving_transfers = defaultdict(list)
+    worker._recving_metadata, worker._reqs_to_send, worker._reqs_to_process = {}, {}, set()
+    worker._failed_recv_reqs, worker._invalid_block_ids = queue.Queue(), queue.Queue()
+    worker._ready_requests = queue.Queue()
+    worker.consumer_notification_counts_by_req = defaultdict(int)
+    worker.expected_consumer_notifications_by_req = {}
+    worker._lease_extension = 20
+    worker._is_hma_required, worker.use_host_buffer, worker.use_mla = True, False, False
+    worker.enable_permute_local_kv = worker.enable_heterogeneous_attn_post_process = False
+    worker._physical_blocks_per_logical_kv_block = 1
+    worker.pcp_rank = worker.tp_rank = 0
+    worker._has_mamba, worker.engine_id = False, "d1"
+    info = SimpleNamespace(remote_block_size=BLOCK, remote_physical_blocks_per_logical=1)
+    worker.transfer_topo = SimpleNamespace(get_engine_info=lambda _: info, block_size_ratio=lambda _: 1)
+    return worker
+
+
+def read(worker: Any, name: str, *states: str, blocks: int = 3) -> None:
+    remote = SimpleNamespace(
+        engine_id="p1", request_id="x", host="h", port=1, block_ids=[[1]] if blocks else [], blocks_expiry_time=None
+    )
+    ids = [list(range(blocks))]
+    worker._recving_metadata[name] = SimpleNamespace(
+        local_block_ids=ids, local_physical_block_ids=ids, remote=remote, local_num_computed_blocks=(0,)
+    )
+    for number, state in enumerate(states):
+        handle = hash((name, number))
+        worker.nixl_wrapper.states[handle] = state
+        worker._recving_transfers[name].append(handle)
+
+
+class TestWorker:
+    def test_a_read_that_ended_well(self, worker: Any) -> None:
+        read(worker, "r", "DONE")
+        assert worker.get_finished() == (set(), {"r"})
+        assert worker.take_report() is None
+
+    def test_a_failed_read_is_told_by_request(self, worker: Any) -> None:
+        read(worker, "r", "ERR")
+        assert worker.get_finished()[1] == {"r"}
+        assert worker.take_report().failed == {"r"} and worker.take_report() is None
+        assert worker.get_block_ids_with_load_errors() == set(), "else vLLM fails the request, or asserts one KV group"
+        assert sum(worker.xfer_stats.data["num_failed_transfers"]) == 1
+
+    def test_a_request_is_done_when_all_of_its_reads_have_ended(self, worker: Any) -> None:
+        """vLLM: done with the first that fails, and once more with the last, which is an assertion."""
+        read(worker, "r", "ERR", "PROC")
+        assert worker.get_finished()[1] == set()
+        worker.nixl_wrapper.states[hash(("r", 1))] = "DONE"
+        assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
+        assert worker.get_finished()[1] == set()
+
+    def test_a_handshake_that_failed(self, worker: Any) -> None:
+        read(worker, "r")
+        worker._recving_transfers.pop("r", None)
+        worker._handle_failed_transfer("r", None)
+        assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
+
+    def test_a_second_release_ends_nothing(self, worker: Any) -> None:
+        read(worker, "r", "ERR")
+        worker.nixl_wrapper.released.append(hash(("r", 0)))
+        assert worker.get_finished()[1] == {"r"}
+
+    def test_where_prefill_was_only_to_be_told_nobody_waits(self, worker: Any) -> None:
+        read(worker, "r", blocks=0)
+        worker._handle_failed_transfer("r", None)
+        assert worker.get_finished()[1] == set() and not worker._recving_metadata
+
+    def test_a_read_that_cannot_be_set_up_ends_nothing(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        base = quietly(f"{NIXL}.pull_worker").NixlPullConnectorWorker
+
+        def malformed(*_: Any) -> None:
+            raise AssertionError("more blocks than prefill has")
+
+        monkeypatch.setattr(base, "_read_blocks_for_req", malformed)
+        read(worker, "r")
+        worker._recving_transfers.pop("r", None)
+        worker._read_blocks_for_req("r", worker._recving_metadata["r"])
+        assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
+
+    def test_expired_leases_are_told_apart_from_those_that_were_read(self, worker: Any) -> None:
+        for name, expires in (("expired", 0.0), ("read", 1e12), ("pinned", 1e12)):
+            worker._reqs_to_send[name] = expires
+            worker._reqs_to_process.add(name)
+        worker.nixl_wrapper.notifs = {"d": [b"read:1"]}
+        assert worker.get_finished()[0] == {"expired", "read"}
+        assert worker.take_report().expired == {"expired"}
+
+    def test_a_renewed_lease_does_not_keep_others(self, worker: Any) -> None:
+        """vLLM frees from the front, and stops there."""
+        for name in ("renewed", "expired"):
+            worker._reqs_to_send[name] = 0.0
+            worker._reqs_to_process.add(name)
+        worker.nixl_wrapper.notifs = {"d": [b"HB:renewed,unknown"]}
+        assert worker.get_finished()[0] == {"expired"}
+        told = worker.take_report()
+        assert (told.renewed, told.expired) == ({"renewed"}, {"expired"})
+
+    def test_what_is_given_back_is_freed(self, worker: Any, guard_worker: Any, connector: Any) -> None:
+        metadata = quietly(f"{NIXL}.metadata").NixlConnectorMetadata()
+        setattr(metadata, guard_worker.GIVEN_BACK, {"r", "unknown"})
+        worker._reqs_to_send["r"] = 1e12
+        worker._reqs_to_process.add("r")
+        worker.start_load_kv(metadata)
+        assert worker.get_finished()[0] == {"r"} and worker.take_report() is None
+        assert not worker._reqs_to_process and worker.get_finished()[0] == set()
+
+    def test_reports_of_ranks_are_one(self, report: Any) -> None:
+        merged = report(failed={"a"}).aggregate(report(failed={"b"}, expired={"c"}, renewed={"d"}))
+        assert (merged.failed, merged.expired, merged.renewed) == ({"a", "b"}, {"c"}, {"d"})
+
+
+# The side channel.
+
+
+@pytest.fixture
+def side(connector: Any) -> Any:
+    side = connector.GuardConnectorScheduler.__new__(connector.GuardConnectorScheduler)
+    side.leases, side._listener_error = LeaseBook("p1"), None
+    side._nixl_handshake_listener_t, side._stop_event = None, threading.Event()
+    side.side_channel_host = "127.0.0.1"
+    return side
+
+
+def metadata_of_ranks() -> dict[tuple[int, int], Any]:
+    payload = quietly(f"{NIXL}.metadata").NixlHandshakePayload
+    return {(0, 0): payload(compatibility_hash="h", agent_metadata_bytes=b"where memory lies")}
+
+
+def test_the_side_channel_answers_for_leases_and_survives_what_it_cannot_read(side: Any) -> None:
+    held, side.side_channel_port = hold_port()
+    base = quietly(f"{NIXL}.base_scheduler").NixlBaseConnectorScheduler
+    inquirer = Inquirer()
+    with held:
+        side.set_xfer_handshake_metadata(metadata_of_ranks())
+        try:
+            side.leases.pin("r", 1000)
+            peer = Peer("127.0.0.1", side.side_channel_port, "p1")
+            with quietly(f"{NIXL}.utils").zmq_ctx(zmq.REQ, f"tcp://127.0.0.1:{side.side_channel_port}") as rank:
+                rank.send(msgspec.msgpack.encode((questions.GET_META_MSG, 0, 0)))
+                assert rank.poll(60_000) and b"where memory lies" in rank.recv_multipart()[0], "a handshake as before"
+            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+                stranger.linger = 0
+                stranger.connect(f"tcp://127.0.0.1:{side.side_channel_port}")
+                stranger.send_multipart([b"", b"\xc1 not msgpack"])
+                stranger.send_multipart([b"no second frame"])
+                stranger.poll(500)
+            got: list[Reply] = []
+            for ticket in range(1, 200):
+                inquirer.ask(ticket, CLAIM, peer, "r", "d")
+                threading.Event().wait(0.05)
+                got += inquirer.replies()
+                if got:
+                    break
+            assert got[0].answer.verdict == GRANTED
+            assert abs(got[0].clock_s - side.leases._clock()) < 60, "the clock that leases are stamped with"
+        finally:
+            inquirer.close()
+            base.shutdown(side)
+
+
+def test_a_port_that_is_taken_ends_the_start(side: Any) -> None:
+    """vLLM waits for ever for its listener to be ready."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
+        side.side_channel_port = taken.bind_to_random_port("tcp://127.0.0.1")
+        with pytest.raises(RuntimeError, match=r"side channel cannot listen at 127\.0\.0\.1:"):
+            side.set_xfer_handshake_metadata(metadata_of_ranks())
+
+
+# What is exported.
+
+
+def test_counts_are_on_the_metrics_page(connector: Any, vllm_config: Any) -> None:
+    prometheus = quietly("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    classes = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
+
+    def registered(cls: Any) -> Any:
+        return lambda **given: cls(**given, registry=registry)
+
+    types = {cls: registered(cls) for cls in classes}
+    page = connector.NixlConnector.build_prom_metrics(vllm_config, types, ["engine"], {0: ["0"]})
+    worker_side, scheduler_side = (connector.NixlConnector.build_kv_connector_stats() for _ in range(2))
+    assert worker_side.is_empty()
+    scheduler_side.record({"recomputed": 3, "deadlines": 1})
+    assert not scheduler_side.is_empty()
+    worker_side.record_failed_transfer()
+    total = worker_side.aggregate(scheduler_side)
+    copied = connector.NixlConnector.build_kv_connector_stats(
+        data=msgspec.msgpack.decode(msgspec.msgpack.encode(total.data))
+    )
+    page.observe(copied.data)
+    text = prometheus.generate_latest(registry).decode()
+    assert 'pdlab_guard_recomputed_total{engine="0"} 3.0' in text and "vllm:nixl_num_failed_transfers_total" in text
+    for action in ACTIONS:
+        assert f'pdlab_guard_{action}_total{{engine="0"}}' in text, "a counter at 0 is there"
+
+
+# Names.
+
+
+def test_the_connector_is_vllms_by_its_name(connector: Any, vllm_config: Any) -> None:
+    factory = quietly("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
+    found = factory.get_connector_class(vllm_config.kv_transfer_config)
+    assert found is connector.NixlConnector and issubclass(found, quietly(f"{NIXL}.connector").NixlConnector)
+    assert factory.supports_hma_config(vllm_config.kv_transfer_config)
+    assert vllm_config.kv_transfer_config.has_connector("NixlConnector")
+    backend = quietly("ray.llm._internal.serve.engines.vllm.kv_transfer.factory").KVConnectorBackendFactory
+    assert backend.get_backend_class("NixlConnector").__name__ == "NixlConnectorBackend"
+
+
+def own_methods() -> list[tuple[str, str]]:
+    names = {
+        "GuardConnectorScheduler": ("connector", "NixlPullConnectorScheduler"),
+        "NixlConnector": ("connector", "NixlPullConnector"),
+        "GuardWorker": ("worker", "NixlPullConnectorWorker"),
+        "Guarded": ("scheduler", "Scheduler"),
+        "GuardStats": ("metrics", "NixlKVConnectorStats"),
+        "GuardPromMetrics": ("metrics", "NixlPromMetrics"),
+    }
+    return [(f"pdlab.guard.{module}:{name}", base) for name, (module, base) in names.items()]
+
+
+ADDED = {
+    "GuardWorker": {"take_report"},
+    "NixlConnector": {"receives"},
+    "GuardStats": {"record"},
+    "Guarded": {
+        "_read_ended",
+        "_look_after_receives",
+        "_look_for_stuck",
+        "_waiting_for_kv",
+        "_compute_anew",
+        "_fail_hopeless",
+    },
+}
+
+
+@pytest.mark.parametrize(("own", "base"), own_methods(), ids=lambda value: value.rpartition(":")[2])
+def test_what_the_guard_overrides_is_there_with_the_same_parameters(own: str, base: str) -> None:
+    module, _, name = own.partition(":")
+    mine = getattr(quietly(module), name)
+    theirs = getattr(quietly("vllm.v1.core.sched.scheduler") if base == "Scheduler" else quietly(module), base)
+    for method, function in vars(mine).items():
+        if method.startswith("__") or method in ADDED.get(name, set()) or not callable(getattr(mine, method)):
+            continue
+        assert hasattr(theirs, method), f"vLLM has no {base}.{method}"
+        given = parameters(function.__func__ if isinstance(function, classmethod) else function)
+        if "args" in given:
+            continue
+        expected = parameters(inspect.getattr_static(theirs, method).__func__
+                              if isinstance(inspect.getattr_static(theirs, method), (classmethod, staticmethod))
+                              else getattr(theirs, method))  # fmt: skip
+        assert given == expected or given == ["self", *expected], (method, given, expected)
+
+
+def test_what_the_guard_relies_on_inside_vllm() -> None:
+    base = quietly(f"{NIXL}.base_scheduler").NixlBaseConnectorScheduler
+    listener = inspect.getsource(base._nixl_handshake_listener)
+    assert "identity, _, msg = sock.recv_multipart()" in listener
+    assert "encoded_data[(target_pp_rank, target_tp_rank)], ts" in listener
+    assert "target=self._nixl_handshake_listener" in inspect.getsource(base.set_xfer_handshake_metadata)
+    assert quietly(f"{NIXL}.metadata").GET_META_MSG == questions.GET_META_MSG
+    assert "time.perf_counter() + request_kv_blocks_ttl" in inspect.getsource(
+        quietly(f"{NIXL}.pull_scheduler").NixlPullConnectorScheduler.request_finished
+    )
+    scheduler = quietly("vllm.v1.core.sched.scheduler").Scheduler
+    waiting = inspect.getsource(scheduler._update_waiting_for_remote_kv)
+    assert "if request.request_id in self.failed_recving_kv_req_ids:" in waiting
+    assert "self.kv_cache_manager.free(request)" in waiting
+    assert "if ext_tokens is None:" in inspect.getsource(scheduler.schedule)
+    assert "self._update_from_kv_xfer_finished(kv_connector_output)" in inspect.getsource(scheduler.update_from_output)
+    finished = inspect.getsource(scheduler._update_from_kv_xfer_finished)
+    assert finished.index("update_connector_output") < finished.index("self._free_blocks")
+    worker = quietly(f"{NIXL}.base_worker").NixlBaseConnectorWorker
+    done = inspect.getsource(worker.get_finished)
+    assert "self._failed_recv_reqs.get_nowait()" in done and "next(iter(self._reqs_to_send.items()))" in done
+    mixin = inspect.getsource(quietly("vllm.v1.worker.kv_connector_model_runner_mixin"))
+    runner = inspect.getsource(quietly("vllm.v1.worker.gpu.kv_connector"))
+    for source in (mixin, runner):
+        assert source.index(".get_finished(") < source.index("build_connector_worker_meta()")
+
+
+def test_steps_are_seen_in_vllms_client() -> None:
+    llm = quietly("vllm.v1.engine.async_llm").AsyncLLM
+    assert "outputs = await engine_core.get_output_async()" in inspect.getsource(llm._run_output_handler)
+    assert re.search(r"self\.log_stats = ", inspect.getsource(llm.__init__))
+    processor = quietly("vllm.v1.engine.output_processor").OutputProcessor
+    assert parameters(processor.get_num_unfinished_requests) == ["self"]
+    core = quietly("vllm.v1.engine.core").EngineCoreProc
+    assert "self.output_queue.put_nowait(output)" in inspect.getsource(core._process_engine_step)
+    stats = inspect.getsource(quietly("vllm.v1.core.sched.scheduler").Scheduler.update_from_output)
+    assert "engine_core_outputs[0] = eco = EngineCoreOutputs()" in stats, "statistics come with every step"
+    server = quietly("ray.llm._internal.serve.core.server.llm_server").LLMServer
+    assert inspect.iscoroutinefunction(server.check_health) and inspect.iscoroutinefunction(server.start)
+
+
+def test_ray_puts_the_nodes_variables_into_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdlab.deploy.serving import bring
+
+    utils = quietly("ray._private.utils")
+    monkeypatch.setenv("HOME", "/home/node")
+    monkeypatch.setenv("PYTHONPATH", "/before")
+    utils.update_envs({"PYTHONPATH": bring.pythonpath({"a": "b"})})
+    import os
+
+    first, second = os.environ["PYTHONPATH"].split(":")
+    assert first.startswith("/home/node/.cache/pdlab/kv-guard/") and second == "/before"
+
+
+def test_the_guards_folder_is_what_travels() -> None:
+    from pdlab.deploy.serving import bring, builders
+
+    files = bring.sources(builders._KV_GUARD)
+    assert (Path(builders._KV_GUARD) / "connector.py").read_text() == files["pdlab/guard/connector.py"]
+    assert isinstance(ReceiveBook, type)
