@@ -17,7 +17,7 @@ from pdlab.faults.plan import DueFault, FaultPlan
 from pdlab.faults.targets import Found, Hands, NodeSurvey, choose
 from pdlab.results.chaos import InjectedFault
 
-PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 20.0
+PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
 STILL_S = 1.5  # so long no prefill was finished: whatever was in flight has been
 CHUNKS_MOST_S = 20.0
 POLL_S = 0.2

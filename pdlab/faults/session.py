@@ -34,7 +34,7 @@ from pdlab.faults import plan as plans
 from pdlab.faults.inject import Injector, Surroundings
 from pdlab.faults.kinds import Possible, Role
 from pdlab.faults.link import Link
-from pdlab.faults.load import Load, Prompt, Service, request_of, token_prompts
+from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, Schedule
 from pdlab.faults.targets import Found, Hands, NodeSurvey, classify, counted, parts, resident_mib
 from pdlab.results.chaos import ChaosRequest, ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
@@ -45,6 +45,7 @@ ROLE_OF = {"Prefill": "prefill", "Decode": "decode", "LLMServer": "collocated", 
 LAST_RECOVERY_S = 180.0
 SAMPLE_S = 5.0
 LEFT_POLL_S, LEFT_ASK_S = 0.5, 3.0
+LEFT_ANSWER_S = 10.0
 LEFT_GRACE_S = 5.0  # beyond the lease
 ASK_S = 120.0
 SETTLE_S = 90.0  # for processes that are ending
@@ -236,7 +237,7 @@ class _Session:
         that answers wrongly before any fault, DeployError where nothing answers."""
         deployment = self.subject.deployment
         context = deployment.max_model_len if deployment else None
-        most = None if context is None else max(1, context - self.plan.max_tokens)
+        most = None if context is None else max(1, context - LEAVING_TIMES * self.plan.max_tokens)
         ids = token_prompts(self.plan.prompts, self.plan.prompt_tokens, self.plan.seed, most)
         alone = [request_of(service, each, None, stream=False) for each in ids]
         if "prefill" in replicas:
@@ -414,7 +415,7 @@ class _Session:
                 for number in range(2 * max(1, len(self._engines()))):
                     request = request_of(service, short.ids, f"after-{time.time_ns()}-{number}", stream=False)
                     with contextlib.suppress(NoAnswer):
-                        complete(service.base_url, request | {"max_tokens": 1}, service.key, self.plan.limit_s)
+                        complete(service.base_url, request | {"max_tokens": 1}, service.key, LEFT_ANSWER_S)
             with contextlib.suppress(PdlabError):
                 last |= self.kv_use()
             if all(last.get(replica) == 0 for replica in self._engines()) and last:

@@ -132,6 +132,7 @@ def test_each_process_counts_once_on_a_shared_machine() -> None:
     [
         ("ray::ServeReplica:pdlab:Prefill:m", "ServeReplica"),
         ("ray::IDLE", "IDLE"),
+        ("ray::Hand.survey", "Hand"),
         ("/usr/bin/python3 -u /x/y/agent.py --node 7", "agent.py"),
         ("/usr/lib/ray/raylet --store 1", "raylet"),
         ("", "a process without a title"),
