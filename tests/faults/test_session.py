@@ -142,6 +142,11 @@ class Made(session._Session):
     def _pool_tokens(self) -> float | None:
         return None
 
+    def count(self) -> None:
+        self._counts["guard_recomputed", "a"] = self._counts.get(("guard_recomputed", "a"), 6.0) + 1
+        if len(self._counts) == 1 and self._counts["guard_recomputed", "a"] > 8:
+            self._counts["guard_recomputed", "of an engine that came later"] = 5.0
+
     def _inventory(self, surveys: Any, found: Any) -> Any:
         counts = self.inventories.pop(0) if len(self.inventories) > 1 else self.inventories[0]
         return Counter(counts), Counter(), Counter()
@@ -190,6 +195,7 @@ def test_a_whole_session(server: tuple[Whole, str], tmp_path: Path, monkeypatch:
     left = kept.run.leftovers
     assert left is not None and left.nothing and left.kv_use == {"decode d1": 0.0, "prefill p1": 0.0}
     assert kept.run.plan == "mine" and not kept.run.interrupted and kept.run.command == "python -m pdlab chaos mine"
+    assert set(kept.run.counters) == {"guard_recomputed"} and kept.run.counters["guard_recomputed"] >= 1
     assert kept.samples and kept.samples[0].rss_mib["prefill engine core"] == 1500
 
 
