@@ -321,7 +321,8 @@ class _Session:
                 label=self.subject.manifest.label, plan=self.order.name, seed=self.plan.seed,
                 concurrency=self.plan.concurrency, limit_s=self.plan.limit_s, answers=self.plan.answers,
                 lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=guarded(self.subject.deployment),
-                impossible=made.impossible, counters=self._grown(counts), leftovers=leftovers, interrupted=interrupted, command=self.order.command,
+                impossible=made.impossible, counters=self._grown(counts), leftovers=leftovers,
+                interrupted=interrupted, command=self.order.command,
                 started_at=started, finished_at=now(),
             )  # fmt: skip
             manifest = self.subject.manifest.model_copy(update={"finished_at": now()})

@@ -98,9 +98,11 @@ class Leftovers(Frozen):
 class ChaosRun(Frozen):
     """What was done. ``plan``: its name; ``answers``: so many right ones in a row are a recovery; ``limit_s``: what
     takes longer hangs; ``loaded_s``: how long the load lasted. ``guarded``: whether the engines had the KV guard
-    (None: unknown). ``impossible``: kinds that this deployment cannot have, and why. ``counters``: by how much the engines' counters of KV transfers that
-    failed or expired, and of a guard's acts, have grown (those that were read; an engine's last second before it was
-    killed is not). ``interrupted``: ended early."""
+    (None: unknown). ``impossible``: kinds that this deployment cannot have, and why. ``interrupted``: ended early.
+
+    ``counters``: by how much the engines' counters of KV transfers that failed or expired, and of a guard's acts, have
+    grown, as far as they were read: not the last seconds of an engine before it was killed.
+    """
 
     schema_version: Literal[1] = 1
     label: str
