@@ -198,6 +198,7 @@ class _Making:
             some = before is not None and last is not None and last > before
             still = waited_s >= PREFILL_LEAST_S and now - moved >= STILL_S
             if waited_s >= PREFILL_MOST_S or (some and (still or waited_s >= PREFILL_ENOUGH_S)):
+                self._prefilled_before = last
                 answered = "unknown" if before is None or last is None else f"{last - before:g}"
                 return f" ({answered} prefills since)"
 
