@@ -5,7 +5,7 @@ PYTHON_VENV := .venv/bin/python
 PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo wire test test-fast check golden bench lock clean
+.PHONY: help setup setup-gpu demo wire chaos test test-fast check golden bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -21,6 +21,9 @@ demo: setup  ## serve, sweep and plot pd-spread, pd-pack and collocated on this 
 
 wire: setup  ## prove the KV transfer here, as root: pack in memory, spread over 1 Gbit/s, a planted corruption
 	@$(PYTHON_VENV) -m pdlab wire
+
+chaos: setup  ## break 1P1D, 2P2D and (as root) two hosts in every way under load, and soak each; hours
+	@$(PYTHON_VENV) -m pdlab chaos --launch
 
 test: setup  ## every test, the live ones (Ray, vLLM, NIXL) included
 	@$(PYTEST)

@@ -17,6 +17,7 @@ DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "u
 NOT_SHIPPED = (
     "bm_results/LABEL",
     "bm_results/NAME",
+    "bm_results/chaos",
     "bm_results/collocated",
     "bm_results/pd",
     "pdlab/node",

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.arguments import OneLineParser, exit_code, positive, seconds, seed
+from pdlab.core.arguments import OneLineParser, exit_code, not_for, port, positive, seconds, seed
 
-FOUND_WRONG = 3
+FOUND_WRONG, DEFAULT_PORT = 3, 8000
 EPILOG = """\
 examples:
   python -m pdlab chaos short --dry-run
@@ -22,6 +22,8 @@ examples:
   python -m pdlab chaos soak --seed 7 --concurrency 8
       twenty minutes, a fault every 30 s
   python -m pdlab chaos my-plan.yaml --duration-s 600
+  make chaos
+      launch what this machine can serve, break it in every way, a soak of twenty minutes for each
 
 A plan is a file, or the name of one in configs/faults/ (docs/faults.md). Exit code 3: an answer was wrong, a request
 did not end, or something was left.
@@ -48,6 +50,15 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--not-mine", action="store_true", help="also a deployment that no launcher of this machine has started"
     )
+    here = flags.add_argument_group("with deployments of its own")
+    here.add_argument(
+        "--launch", action="store_true", help="launch 1P1D, 2P2D and (as root) two hosts here in turn, and break each"
+    )
+    here.add_argument("--short", action="store_true", help="with --launch: 1P1D and the short plan alone")
+    here.add_argument(
+        "--launch-flag", action="append", default=[], metavar="FLAG", help="for the launches, such as --launch-flag=--x"
+    )
+    here.add_argument("--port", type=port, metavar="N", help="of the launches (default 8000)")
     made = flags.add_argument_group("what is kept")
     made.add_argument(
         "--out",
@@ -75,6 +86,11 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     from pdlab.faults.plan import FaultPlan, load_plan
     from pdlab.results import chaos
 
+    if args.launch:
+        return _launch(args)
+    for name, given in (("--short", args.short), ("--launch-flag", args.launch_flag), ("--port", args.port)):
+        if given:
+            raise UsageError(f"{name} goes with --launch, which is not given")
     if args.all == (args.plan is not None):
         raise UsageError("give one of FILE and --all: which faults")
     name = "all" if args.all else Path(args.plan).stem
@@ -117,6 +133,18 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     replace(folder / "table.txt", f"{text}\n".encode())
     print(f"\n{text}\n\nKept in {folder}; plot: python viz.py --exps {folder}")
     return 0 if report.well(made) else FOUND_WRONG
+
+
+def _launch(args: argparse.Namespace) -> int:
+    from pdlab.cli.chaos_launch import launch_and_break
+    from pdlab.core.errors import UsageError
+
+    if args.plan is not None or args.all:
+        raise UsageError("--launch makes its own choice of plans: leave FILE and --all out")
+    not_for(args, parser(), ["--duration-s", "--dry-run", "--base-url", "--not-mine"], "--launch")
+    words = [word for flag, value in (("--seed", args.seed), ("--concurrency", args.concurrency), ("--out", args.out))
+             if value is not None for word in (flag, str(value))]  # fmt: skip
+    return launch_and_break(words, args.launch_flag, args.port or DEFAULT_PORT, short=args.short)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pdlab.faults.plan import DueFault, FaultPlan
 from pdlab.faults.targets import Found, Hands, NodeSurvey, choose
 from pdlab.results.chaos import InjectedFault
 
-PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 20.0
+PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
 STILL_S = 1.5  # so long no prefill was finished: whatever was in flight has been
 CHUNKS_MOST_S = 20.0
 POLL_S = 0.2
@@ -198,6 +198,7 @@ class _Making:
             some = before is not None and last is not None and last > before
             still = waited_s >= PREFILL_LEAST_S and now - moved >= STILL_S
             if waited_s >= PREFILL_MOST_S or (some and (still or waited_s >= PREFILL_ENOUGH_S)):
+                self._prefilled_before = last
                 answered = "unknown" if before is None or last is None else f"{last - before:g}"
                 return f" ({answered} prefills since)"
 

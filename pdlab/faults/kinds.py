@@ -34,7 +34,6 @@ PART_NAMES: dict[Part, str] = {
     "proxy": "Serve proxy", "balancer": "HAProxy process", "raylet": "raylet", "node": "whole node",
 }  # fmt: skip
 PARTS: tuple[Part, ...] = ("replica", "engine", "worker")
-AFTER_LEASE_S = 3.0  # the reaper of leases looks at them when the engine takes a step
 READ_BEGINS_S = 2.0  # decode's first step after it goes on, on a busy machine
 
 
@@ -124,7 +123,7 @@ def _composed() -> Iterator[Kind]:
         "whose memory other requests then take",
         (
             Act("stop", _D), Act("await_prefill"), Act("wait", wait="lease"), Act("send_more"),
-            Act("wait", wait=AFTER_LEASE_S), Act("continue", _D),
+            Act("await_prefill"), Act("continue", _D),
         ),
     )  # fmt: skip
     yield Kind(

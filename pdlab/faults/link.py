@@ -36,7 +36,7 @@ class Link:
         later = f"sleep {most_s + GRACE_S:g}; exec ip link set {INTERFACE} up"
         subprocess.Popen(
             ["sh", "-c", later], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, env={"PATH": os.environ.get("PATH", os.defpath)},  # none of the deployment's
         )  # fmt: skip
         _here(["ip", "link", "set", INTERFACE, "down"])
 

@@ -24,6 +24,7 @@ from pdlab.results.chaos import ChaosRequest
 
 BACK_OFF_S = 0.2  # after an error: what is down is not asked a thousand times a second
 LEAVING_CHUNKS = 2
+LEAVING_TIMES = 8  # as long as the others are answers whose client leaves, so that they still stream when it does
 JOIN_S = 30.0
 ID_PREFIX = "token_id:"
 
@@ -185,7 +186,12 @@ class Load:
         sent_s = self.now_s()
         reading = _Reading(leave, lambda: self._count_streaming(phase))
         body = request_of(self.service, prompt.ids, f"{self._salt}-{number}")
+        if phase is not None:
+            body["max_tokens"] *= LEAVING_TIMES
         received = await reading.ask(self._session, self.service, body)
+        if phase is not None:  # beyond the reference nothing is known
+            known = len(prompt.reference.tokens)
+            received = received._replace(tokens=received.tokens[:known], tops=received.tops[:known])
         verdict = judge(received, prompt.reference, self.service.rounding)
         first_s = None if reading.first is None else reading.first - self.began
         request = ChaosRequest(

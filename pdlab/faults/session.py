@@ -34,10 +34,10 @@ from pdlab.faults import plan as plans
 from pdlab.faults.inject import Injector, Surroundings
 from pdlab.faults.kinds import Possible, Role
 from pdlab.faults.link import Link
-from pdlab.faults.load import Load, Prompt, Service, request_of, token_prompts
+from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, Schedule
 from pdlab.faults.targets import Found, Hands, NodeSurvey, classify, counted, parts, resident_mib
-from pdlab.results.chaos import ChaosRequest, ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
+from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
 from pdlab.results.provenance import now
 from pdlab.results.schema import Manifest
 
@@ -45,10 +45,13 @@ ROLE_OF = {"Prefill": "prefill", "Decode": "decode", "LLMServer": "collocated", 
 LAST_RECOVERY_S = 180.0
 SAMPLE_S = 5.0
 LEFT_POLL_S, LEFT_ASK_S = 0.5, 3.0
+LEFT_ANSWER_S = 10.0
 LEFT_GRACE_S = 5.0  # beyond the lease
 ASK_S = 120.0
 SETTLE_S = 90.0  # for processes that are ending
 POOL_GAUGE = "kv_cache_usage_perc"
+COUNTERS = ("nixl_num_failed_transfers", "nixl_num_failed_notifications", "nixl_num_kv_expired_reqs")
+GUARD = "guard_"
 # Ray keeps some to be quick; how many is chance.
 PASSING = ("IDLE", "Hand")
 
@@ -125,6 +128,7 @@ class _Session:
         self.say = LaunchProgress()
         self.app = Application(cluster)
         self.hands = Hands(cluster, f"{MARKER}={local.id}" if local else None)
+        self._counts: dict[tuple[str, str], float] = {}
         self.link = Link(local, self.hands) if local is not None and local.two_hosts is not None else None
 
     def run(self) -> None:
@@ -200,6 +204,21 @@ class _Session:
                     use[replica] = max(use.get(replica, 0.0), sample.value)
         return use
 
+    def count(self) -> None:
+        """Read the counters; those of engines that are gone keep their last value."""
+        with contextlib.suppress(PdlabError):
+            for page in read_pages(self.cluster.metrics_urls()):
+                for sample in samples(page):
+                    if sample.name in COUNTERS or sample.name.startswith(GUARD):
+                        key = (sample.name, sample.labels)
+                        self._counts[key] = max(sample.value, self._counts.get(key, 0.0))
+
+    def _grown(self, before: Mapping[tuple[str, str], float]) -> dict[str, float]:
+        grown: dict[str, float] = {}
+        for (name, labels), value in sorted(self._counts.items()):
+            grown[name] = grown.get(name, 0.0) + value - before.get((name, labels), 0.0)
+        return grown
+
     def _pool_tokens(self) -> float | None:
         """What one prefill engine's KV pool holds, where the pages say."""
         with contextlib.suppress(PdlabError):
@@ -236,7 +255,7 @@ class _Session:
         that answers wrongly before any fault, DeployError where nothing answers."""
         deployment = self.subject.deployment
         context = deployment.max_model_len if deployment else None
-        most = None if context is None else max(1, context - self.plan.max_tokens)
+        most = None if context is None else max(1, context - LEAVING_TIMES * self.plan.max_tokens)
         ids = token_prompts(self.plan.prompts, self.plan.prompt_tokens, self.plan.seed, most)
         alone = [request_of(service, each, None, stream=False) for each in ids]
         if "prefill" in replicas:
@@ -269,6 +288,8 @@ class _Session:
         prompts = self._prompts(service, replicas)
         surveys, found = self.look(ports=True)
         before = self._inventory(surveys, found)
+        self.count()
+        counts = dict(self._counts)
         load = Load(service, prompts, self.plan.concurrency, self.plan.seed, lambda each: append(folder, [each]))
         injector = Injector(self.plan, load, self.hands, self.link, self._surroundings(prompts, replicas))
         faults: list[InjectedFault] = []
@@ -293,13 +314,15 @@ class _Session:
                     loaded_s = load.now_s()
                     load.stop()
             if not interrupted:
-                leftovers = self._leftovers(service, prompts, load.finished, before, time.monotonic())
+                leftovers = self._leftovers(service, prompts, before, time.monotonic())
+                self.count()
         finally:
             run = ChaosRun(
                 label=self.subject.manifest.label, plan=self.order.name, seed=self.plan.seed,
                 concurrency=self.plan.concurrency, limit_s=self.plan.limit_s, answers=self.plan.answers,
                 lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=guarded(self.subject.deployment),
-                impossible=made.impossible, leftovers=leftovers, interrupted=interrupted, command=self.order.command,
+                impossible=made.impossible, counters=self._grown(counts), leftovers=leftovers,
+                interrupted=interrupted, command=self.order.command,
                 started_at=started, finished_at=now(),
             )  # fmt: skip
             manifest = self.subject.manifest.model_copy(update={"finished_at": now()})
@@ -369,6 +392,7 @@ class _Session:
                 try:
                     surveys, found = self.look()
                     use = self.kv_use()
+                    self.count()
                 except Exception:  # whatever is down at this moment; the next sample comes
                     continue
                 engines = self._engines()
@@ -398,8 +422,7 @@ class _Session:
         return processes, ports, actors
 
     def _leftovers(
-        self, service: Service, prompts: Sequence[Prompt], finished: Sequence[ChaosRequest],
-        before: tuple[Counter[str], ...], ended: float,
+        self, service: Service, prompts: Sequence[Prompt], before: tuple[Counter[str], ...], ended: float
     ) -> Leftovers:  # fmt: skip
         limit_s = self.plan.lease_s + LEFT_GRACE_S
         last: dict[str, float] = {}
@@ -414,7 +437,7 @@ class _Session:
                 for number in range(2 * max(1, len(self._engines()))):
                     request = request_of(service, short.ids, f"after-{time.time_ns()}-{number}", stream=False)
                     with contextlib.suppress(NoAnswer):
-                        complete(service.base_url, request | {"max_tokens": 1}, service.key, self.plan.limit_s)
+                        complete(service.base_url, request | {"max_tokens": 1}, service.key, LEFT_ANSWER_S)
             with contextlib.suppress(PdlabError):
                 last |= self.kv_use()
             if all(last.get(replica) == 0 for replica in self._engines()) and last:

@@ -157,7 +157,8 @@ def resident_mib(surveys: Sequence[NodeSurvey], found: Sequence[Found]) -> dict[
     names = {(each.node, each.pid): Target(each.part, each.role).text for each in found}
     sums: dict[str, float] = {}
     done: set[tuple[str, int]] = set()
-    listed = [(survey, pid) for survey in surveys for pid in survey.processes if pid != survey.own]
+    own = {(survey.space, survey.own) for survey in surveys}
+    listed = [(survey, pid) for survey in surveys for pid in survey.processes if (survey.space, pid) not in own]
     for survey, pid in sorted(listed, key=lambda each: (each[0].node, each[1]) not in names):
         if (survey.space, pid) in done:
             continue
@@ -173,7 +174,7 @@ def short_title(title: str) -> str:
     if not words:
         return "a process without a title"
     if words[0].startswith("ray::"):
-        return re.sub(r"[:#].*", "", words[0][5:]) or words[0]
+        return re.sub(r"[:#.].*", "", words[0][5:]) or words[0]
     names = [word.rpartition("/")[2] for word in words[:4] if not word.startswith("-")]
     scripts = [name for name in names if name.endswith(".py")]
     return (scripts or names or words)[0]

@@ -93,6 +93,10 @@ def lines(chaos: Chaos) -> list[str]:
         sentences.append(_served_text(served))
     wrong = [r for r in chaos.requests if r.fate == "wrong"]
     sentences += [f"Wrong: request {r.number} (sent at {r.sent_s:.1f} s): {r.detail}." for r in wrong[:5]]
+    counters = {name: value for name, value in chaos.run.counters.items() if value}
+    if counters:
+        words = ", ".join(f"{name} +{value:g}" for name, value in counters.items())
+        sentences.append(f"Counters of the engines: {words}.")
     sentences.append(memory_text(chaos))
     sentences.append(left_text(chaos))
     if chaos.run.impossible:

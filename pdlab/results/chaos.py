@@ -98,7 +98,11 @@ class Leftovers(Frozen):
 class ChaosRun(Frozen):
     """What was done. ``plan``: its name; ``answers``: so many right ones in a row are a recovery; ``limit_s``: what
     takes longer hangs; ``loaded_s``: how long the load lasted. ``guarded``: whether the engines had the KV guard
-    (None: unknown). ``impossible``: kinds that this deployment cannot have, and why. ``interrupted``: ended early."""
+    (None: unknown). ``impossible``: kinds that this deployment cannot have, and why. ``interrupted``: ended early.
+
+    ``counters``: by how much the engines' counters of KV transfers that failed or expired, and of a guard's acts, have
+    grown, as far as they were read: not the last seconds of an engine before it was killed.
+    """
 
     schema_version: Literal[1] = 1
     label: str
@@ -111,6 +115,7 @@ class ChaosRun(Frozen):
     loaded_s: float
     guarded: bool | None = None
     impossible: dict[str, str] = Field(default_factory=dict)
+    counters: dict[str, float] = Field(default_factory=dict)
     leftovers: Leftovers | None = None
     interrupted: bool = False
     command: str = ""

@@ -25,6 +25,8 @@ COLLOCATED = ("--collocated", *X2)
 PACK = ("--pd-pack", *X2)
 FILES = {
     "not.yaml": "topology: [\n",
+    "faults.yaml": "faults: [kill_prefil_engine]\n",
+    "waits.yaml": "faults: [all]\nhold_s: 8\nlimit_s: 5\n",
     "twice.yaml": "model: gpt-oss-120b\nmodel: gpt-oss-20b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
     "unknown-key.yaml": "modle: gpt-oss-120b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
     "engine.yaml": "topology: {kind: collocated, pool: {tp: 2}}\nengine_kwargs: {max_num_seq: 4}\n",
@@ -485,6 +487,21 @@ BENCH += [
     case("bench", "ratio --prefill empty --decode ours", "empty holds no result files"),
 ]
 OTHERS = [
+    case("chaos", "", "give one of FILE and --all"),
+    case("chaos", "short --all", "give one of FILE and --all"),
+    case("chaos", "shrot", "'shrot' is neither a file nor a plan", "did you mean short"),
+    case("chaos", "nowhere.yaml", "nowhere.yaml: cannot be read"),
+    case("chaos", "faults.yaml", "'kill_prefil_engine' is not a kind of fault", "did you mean kill_prefill_engine"),
+    case("chaos", "waits.yaml", "limit_s 5 must be above hold_s 8"),
+    case("chaos", "short --seed -1", "--seed", "not a seed"),
+    case("chaos", "short --concurrency 0", "--concurrency", "at least 1"),
+    case("chaos", "short --concurrency 1000", "--concurrency: must be at most 256, got 1000"),
+    case("chaos", "short --duration-s 1", "--duration-s: must be at least 10, got 1"),
+    case("chaos", "short --base-url nonsense", "'nonsense'", "http://HOST:PORT"),
+    case("chaos", "short", "no launcher of this machine", "--not-mine"),
+    case("chaos", "short --dry-run", "no launcher of this machine", "launch_gptoss.py"),
+    case("chaos", "short --launch", "--launch makes its own choice"),
+    case("chaos", "short --short", "--short goes with --launch"),
     case("ratio", "--prefil ours --decode ours", "--prefil is not a flag; did you mean --prefill?"),
     case("ratio", "", "--prefill, --decode are needed"),
     case("check-transfer", "--backends UCX,UCX", "UCX is there twice; keep one"),

@@ -386,6 +386,55 @@ class TestStart:
         finally:
             stop(nodes)
 
+    def test_a_killed_node_starts_again(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ray(tmp_path, monkeypatch, trouble="print('Ray runtime started.', flush=True)")
+        nodes = start(2)
+        again = nodes
+        try:
+            os.kill(nodes.pids[1], 9)
+            assert eventually(lambda: not alive(nodes.pids[1]))
+            again = local_nodes.restart(nodes, 2)
+            assert again.pids[0] == nodes.pids[0] and again.pids[1] != nodes.pids[1] and alive(again.pids[1])
+            assert running() == again, "whoever looks later finds and stops it"
+            text = (Path(nodes.temp_dir) / "node-2.log").read_text()
+            assert f"start --address={nodes.address}" in text and "--labels=pdlab/node=local-2" in text
+        finally:
+            stop(again)
+        assert not any(alive(pid) for pid in again.pids)
+
+    def test_a_node_whose_remainder_hangs_starts_again(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its raylet was killed, and `ray start` has not noticed it yet."""
+        self.ray(tmp_path, monkeypatch, trouble="print('Ray runtime started.', flush=True)")
+        nodes = start(2)
+        again = nodes
+        try:
+            again = local_nodes.restart(nodes, 2)
+            assert eventually(lambda: not alive(nodes.pids[1])) and alive(again.pids[1])
+        finally:
+            stop(again)
+
+    def test_one_that_does_not_start_again(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        gone = "import pathlib\nonce = pathlib.Path(os.environ['TMPDIR']).parent / 'once'\n"
+        gone += "if '--head' not in sys.argv and once.exists(): sys.exit('no way to the head')\n"
+        self.ray(tmp_path, monkeypatch, trouble=f"{gone}print('Ray runtime started.', flush=True)")
+        nodes = start(2)
+        try:
+            local_nodes.await_joined(nodes)
+            (Path(nodes.temp_dir) / "once").touch()
+            with pytest.raises(ClusterError, match=r"node 2 does not start again: .*no way to the head$"):
+                local_nodes.restart(nodes, 2)
+        finally:
+            stop(nodes)
+
+    def test_the_head_and_two_hosts_do_not_start_again(self, nodes: LocalNodes) -> None:
+        hosts = (Host(name="host-a", address="10.77.0.1", pid=1), Host(name="host-b", address="10.77.0.2", pid=2))
+        pair = nodes.model_copy(update={"two_hosts": TwoHosts(hosts=hosts, shape=LinkShape())})
+        for some, number in ((nodes, 1), (pair, 2)):
+            with pytest.raises(UsageError, match="cannot be started again"):
+                local_nodes.restart(some, number)
+
     def test_no_ray(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tmp_path))
         monkeypatch.setenv("PATH", str(tmp_path))

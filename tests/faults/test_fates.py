@@ -14,7 +14,7 @@ from pdlab.results.chaos import Fate
 
 TOKENS = (5, 9, 2, 7)
 # Far ahead of each second-best but at the last token, where two are alike.
-TOPS = tuple({token: -0.1, token + 100: -3.0} for token in TOKENS[:3]) + ({7: -0.7, 8: -0.8},)
+TOPS = (*({token: -0.1, token + 100: -3.0} for token in TOKENS[:3]), {7: -0.7, 8: -0.8})
 REFERENCE = CanaryAnswer(tokens=TOKENS, tops=TOPS)
 WHOLE = Received(status=200, tokens=TOKENS, tops=TOPS, done=True)
 

@@ -78,7 +78,8 @@ class Fake:
 
 
 def choice(token: int) -> dict[str, Any]:
-    return {"text": "x", "token_ids": [token], "logprobs": {"top_logprobs": [{f"token_id:{token}": -0.1, "token_id:900": -5.0}]}}  # fmt: skip
+    top = {f"token_id:{token}": -0.1, "token_id:900": -5.0}
+    return {"text": "x", "token_ids": [token], "logprobs": {"top_logprobs": [top]}}
 
 
 @pytest.fixture

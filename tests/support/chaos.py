@@ -52,9 +52,10 @@ def example() -> Chaos:
         ChaosSample(at_s=5.0 * i, rss_mib={"prefill engine core": 500.0 + i, "other": 300.0}) for i in range(9)
     )
     left = Leftovers(kv_use={"decode a1": 0.0, "prefill b2": 0.0}, kv_free_after_s=1.25, kv_limit_s=35.0)
+    counters = {"nixl_num_failed_transfers": 1.0, "nixl_num_kv_expired_reqs": 0.0}
     return Chaos(
         name="chaos-pd-spread-p1xtp1-d1xtp1",
-        run=run(leftovers=left, impossible={"link_down": "there is no link between two hosts here"}),
+        run=run(leftovers=left, counters=counters, impossible={"link_down": "there is no link between two hosts here"}),
         manifest=Manifest(origin="measured", label="pd-spread-p1xtp1-d1xtp1"),
         requests=tuple(requests),
         faults=faults,

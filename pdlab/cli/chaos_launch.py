@@ -1,0 +1,70 @@
+"""``python -m pdlab chaos --launch``: deployments on this machine, one after the other, each broken in every way.
+
+Runs the very commands that a person would type, and prints them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pdlab.cli.demo import run
+
+# So small a KV pool that expired blocks are soon used again, and a KV leak is soon seen.
+KV_BYTES = 48 * 2**20
+SMALL = ("--engine-arg", f"kv_cache_memory_bytes={KV_BYTES}")
+FOUND_WRONG = 3
+
+
+class Scene(NamedTuple):
+    """One deployment and the plans for it. ``root``: it needs root, and is left out without."""
+
+    name: str
+    launch: tuple[str, ...]
+    plans: tuple[str, ...]
+    root: bool = False
+
+
+SCENES = (
+    Scene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
+    Scene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "soak")),
+    Scene(
+        "two hosts with a link of 1 Gbit/s and 0.2 ms",
+        ("--pd-spread", "--two-hosts", "--link-rate", "1gbit", "--link-delay-ms", "0.2"),
+        ("all",),
+        root=True,
+    ),
+)
+SHORT = (SCENES[0]._replace(plans=("short",)),)
+
+
+def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, short: bool) -> int:
+    """Launch each scene, make its plans' faults, take it down. ``words``: further flags of chaos, ``flags``: of the
+    launch. Returns the worst exit code."""
+    from pdlab.cluster import two_hosts
+    from pdlab.core.errors import UsageError
+
+    worst = 0
+    for scene in SHORT if short else SCENES:
+        if scene.root:
+            try:
+                two_hosts.require()
+            except UsageError as error:
+                print(f"left out, {scene.name}: {error}", file=sys.stderr)
+                continue
+        print(f"\n{scene.name}", file=sys.stderr, flush=True)
+        where = ["--local", "--detach", "--port", str(port)]
+        code = run([sys.executable, "launch_gptoss.py", *scene.launch, *where, *SMALL, *flags])
+        try:
+            if code:
+                return code
+            for plan in scene.plans:
+                url = ["--base-url", f"http://127.0.0.1:{port}"]
+                code = run([sys.executable, "-m", "pdlab", "chaos", plan, *url, *words])
+                if code not in (0, FOUND_WRONG):
+                    return code
+                worst = max(worst, code)
+        finally:
+            run([sys.executable, "launch_gptoss.py", "--shutdown", "--port", str(port)])
+    return worst

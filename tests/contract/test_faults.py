@@ -1,0 +1,90 @@
+"""What fault injection leans on inside Ray, Ray Serve and vLLM: tables, titles, names of actors, the lease."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from contract.conftest import quietly
+
+from pdlab.faults import on_node, session, targets
+from pdlab.faults.plan import FaultPlan
+
+pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
+NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+
+
+class TestRaysTables:
+    """pdlab.faults.targets.classify."""
+
+    def test_actors_and_jobs_have_what_is_read(self) -> None:
+        source = inspect.getsource(quietly("ray._private.state"))
+        for key in (
+            "ActorClassName",
+            "Name",
+            "JobID",
+            "Address",
+            "NodeID",
+            "State",
+            "Pid",
+            "DriverPid",
+            "DriverIPAddress",
+        ):
+            assert f'"{key}"' in source, key
+        state = quietly("ray._private.state")
+        assert callable(state.actors) and callable(state.jobs)
+
+    def test_a_dead_actors_state(self) -> None:
+        states = quietly("ray.core.generated.gcs_pb2").ActorTableData.ActorState
+        assert {"ALIVE", *targets._ENDED} <= set(states.keys())
+
+    def test_the_proxys_name(self) -> None:
+        constants = quietly("ray.serve._private.constants")
+        name = quietly("ray.serve._private.utils").format_actor_name(constants.SERVE_PROXY_NAME, "node")
+        assert name.startswith(targets.PROXY_ACTOR)
+
+    def test_the_raylet_starts_workers_itself(self) -> None:
+        """A survey takes the nearest raylet above its own process for the node's."""
+        assert Path(quietly("ray._private.services").RAYLET_EXECUTABLE).name == on_node.RAYLET
+
+
+class TestTitles:
+    def test_of_engine_cores_and_workers(self) -> None:
+        core = inspect.getsource(quietly("vllm.v1.engine.core"))
+        assert 'process_title = "EngineCore"' in core and 'process_title = f"EngineCore_DP{dp_rank}"' in core
+        assert "set_process_title(process_title)" in core
+        utils = inspect.getsource(quietly("vllm.utils.system_utils").set_process_title)
+        assert 'f"{prefix}::{name}"' in utils
+        prefix = quietly("vllm.envs").VLLM_PROCESS_NAME_PREFIX
+        assert f"{prefix}::EngineCore" == targets.ENGINE_TITLE and f"{prefix}::Worker" == targets.WORKER_TITLE
+        assert 'set_process_title(name="Worker")' in inspect.getsource(quietly("vllm.v1.executor.multiproc_executor"))
+
+    def test_workers_that_are_actors(self) -> None:
+        assert "class RayWorkerProc" in inspect.getsource(quietly("vllm.v1.executor.ray_executor_v2"))
+        assert "RayWorkerWrapper" in inspect.getsource(quietly("vllm.v1.executor.ray_executor"))
+
+    def test_serves_names_of_roles(self) -> None:
+        source = inspect.getsource(quietly("ray.llm._internal.serve.serving_patterns.prefill_decode.builder"))
+        assert "Prefill:" in source and "Decode:" in source
+        assert session.ROLE_OF["Prefill"] == "prefill" and session.ROLE_OF["Decode"] == "decode"
+
+
+class TestEngines:
+    def test_the_lease(self) -> None:
+        """The plans' ``lease_s`` is vLLM's default."""
+        source = inspect.getsource(quietly(f"{NIXL}.base_scheduler"))
+        assert f'"kv_lease_duration", {FaultPlan(faults=("all",)).lease_s:g}' in source
+
+    def test_the_gauge_of_kv_blocks(self) -> None:
+        assert f'name="vllm:{session.POOL_GAUGE}"' in inspect.getsource(quietly("vllm.v1.metrics.loggers"))
+
+    def test_a_request_has_a_salt_of_its_own_and_gives_token_ids(self) -> None:
+        fields = quietly("vllm.entrypoints.openai.completion.protocol").CompletionRequest.model_fields
+        assert {"cache_salt", "return_token_ids", "return_tokens_as_token_ids", "ignore_eos", "seed"} <= set(fields)
+
+    def test_an_engine_goes_on_stepping_while_blocks_are_pinned(self) -> None:
+        """So its gauge is set until they are free, and 0 is what it says last."""
+        scheduler = quietly("vllm.v1.core.sched.scheduler").Scheduler
+        source = inspect.getsource(scheduler.has_finished_requests)
+        assert "self.connector" in source and "self.requests" in source

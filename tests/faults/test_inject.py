@@ -1,0 +1,188 @@
+"""One fault from its first act to its last, on made-up processes; whatever happens, nothing stays stopped."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from faults.test_targets import SURVEYS
+from faults.test_targets import found as found_now
+
+from pdlab.core.errors import ClusterError
+from pdlab.faults import inject
+from pdlab.faults.inject import Injector, Surroundings
+from pdlab.faults.kinds import KINDS
+from pdlab.faults.plan import DueFault, FaultPlan
+
+PLAN = FaultPlan(faults=("all",), hold_s=0.02, lease_s=0.01, limit_s=5, leavers=2)
+STOP, CONT, KILL = int(signal.SIGSTOP), int(signal.SIGCONT), int(signal.SIGKILL)
+
+
+class FakeHands:
+    def __init__(self, fail_at: int | None = None, gone: tuple[int, ...] = ()) -> None:
+        self.sent: list[tuple[str, list[int], Any]] = []
+        self.fail_at = fail_at
+        self.gone = gone
+
+    def call(self, node: str, method: str, *args: Any, **_: Any) -> Any:
+        if self.fail_at is not None and len([s for s in self.sent if s[0] == "send"]) == self.fail_at:
+            self.fail_at = None
+            raise ClusterError("node n1 does not answer")
+        pids = [pid for pid, _ in args[0]]
+        self.sent.append((method, pids, args[1]))
+        return [pid for pid in pids if pid not in self.gone]
+
+    def signals(self) -> list[tuple[int, int]]:
+        return [(pids[0], number) for method, pids, number in self.sent if method == "send"]
+
+
+class FakeLoad:
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.streaming = 1
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def send_leaving(self, count: int, phase: str) -> None:
+        self.did.append(f"send {count} {phase}")
+
+    def leave(self) -> None:
+        self.did.append("leave")
+
+    def send_more(self, count: int) -> None:
+        self.did.append(f"more {count}")
+
+
+class FakeLink:
+    has_relay = True
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.did.append(name)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFILL_LEAST_S", "STILL_S", "PREPARATION_S"):
+        monkeypatch.setattr(inject, name, 0.01)
+    monkeypatch.setattr(inject, "POLL_S", 0.005)
+    monkeypatch.setattr(inject, "PREFILL_MOST_S", 0.2)
+
+
+def made(hands: FakeHands, link: FakeLink | None = None, **around: Any) -> tuple[Injector, FakeLoad]:
+    load = FakeLoad()
+    counts = itertools.chain([3.0], itertools.repeat(5.0))
+    fields: dict[str, Any] = {
+        "look": lambda: (SURVEYS, found_now()), "prefilled": lambda: next(counts), "names": lambda: {"n2": "local-2"},
+        "restart": None, "replicas": {"prefill": 1, "decode": 1}, "more": 7,
+    }  # fmt: skip
+    surroundings = Surroundings(**{**fields, **around})
+    return Injector(PLAN, load, hands, link, surroundings), load  # type: ignore[arg-type]
+
+
+def due(name: str) -> DueFault:
+    return DueFault(1, KINDS[name], 4.0, 0.0)
+
+
+def test_the_kill_before_the_read() -> None:
+    hands = FakeHands()
+    injector, _ = made(hands)
+    fault = injector.inject(due("kill_prefill_before_read"))
+    assert fault.outcome == "injected" and fault.planned_s == 4.0 and fault.began_s <= fault.ended_s
+    assert hands.signals() == [(22, STOP), (12, KILL), (22, CONT)]
+    assert hands.sent[0][0] == "send_later" and hands.sent[0][2][0][1] == CONT, "before the stop: it goes on anyhow"
+    assert fault.targets == (
+        "decode engine core of d1 (process 22 on local-2)",
+        "prefill engine core of p1 (process 12 on n1)",
+    )
+    assert "await_prefill (2 prefills since)" in fault.acts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "signals", "did"),
+    [
+        ("kill_decode_engine", [(22, KILL)], []),
+        ("stop_prefill_replica", [(11, STOP), (11, CONT)], []),
+        ("kill_prefill_worker", [(13, KILL)], []),
+        ("kill_router", [(17, KILL)], []),
+        ("stop_balancer", [(16, STOP), (16, CONT)], []),
+        ("expire_before_read", [(22, STOP), (22, CONT)], ["more 7"]),
+        ("leave_before_prefill", [(12, STOP), (12, CONT)], ["send 2 before prefill", "leave"]),
+        ("leave_between", [(22, STOP), (22, CONT)], ["send 2 between", "leave"]),
+        ("leave_in_transfer", [(22, STOP), (12, STOP), (22, CONT), (12, CONT)], ["send 2 in transfer", "leave"]),
+        ("leave_while_streaming", [], ["send 2 while streaming", "leave"]),
+    ],
+)
+def test_signals_in_their_order(
+    name: str, signals: list[tuple[int, int]], did: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inject.time, "sleep", lambda _: None)  # type: ignore[attr-defined]
+    hands = FakeHands()
+    injector, load = made(hands)
+    assert injector.inject(due(name)).outcome == "injected"
+    assert hands.signals() == signals and load.did == did
+
+
+def test_a_whole_node_is_hit_by_a_process_of_its_own() -> None:
+    hands, restarted = FakeHands(), []
+    injector, _ = made(hands, restart=restarted.append)
+    fault = injector.inject(due("kill_node"))
+    assert fault.targets == ("whole node local-2",) and restarted == ["local-2"]
+    assert hands.sent == [("send_later", [20, 21, 22, 23, 29], [(inject.PREPARATION_S, KILL)])]
+    hands.sent.clear()
+    injector.inject(due("stop_node"))
+    assert hands.sent == [("send_later", [20, 21, 22, 23], [(inject.PREPARATION_S, STOP), (PLAN.hold_s, CONT)])]
+
+
+def test_what_is_not_there_is_skipped() -> None:
+    hands = FakeHands()
+    injector, _ = made(hands, look=lambda: (SURVEYS, [each for each in found_now() if each.role != "prefill"]))
+    fault = injector.inject(due("kill_prefill_before_read"))
+    assert (fault.outcome, hands.sent) == ("skipped", [])
+    assert fault.detail == "no prefill engine core is there at this moment"
+
+
+@pytest.mark.parametrize("fail_at", [1, 2])
+def test_what_fails_in_between_leaves_nothing_stopped(fail_at: int) -> None:
+    hands = FakeHands(fail_at)
+    injector, _ = made(hands)
+    fault = injector.inject(due("stop_prefill_before_read"))
+    assert fault.outcome == "failed" and "does not answer" in str(fault.detail)
+    stopped = {pid for pid, number in hands.signals() if number == STOP}
+    assert stopped == {pid for pid, number in hands.signals() if number == CONT} != set()
+
+
+def test_a_process_that_ended_meanwhile_is_told() -> None:
+    hands = FakeHands(gone=(12,))
+    injector, _ = made(hands)
+    fault = injector.inject(due("kill_prefill_before_read"))
+    assert fault.outcome == "failed" and "process 12 ended before SIGKILL" in str(fault.detail)
+    assert hands.signals()[-1] == (22, CONT)
+
+
+def test_the_link_is_mended_once_more_at_the_end() -> None:
+    link = FakeLink()
+    injector, _ = made(FakeHands(), link)
+    assert injector.inject(due("link_down")).outcome == "injected"
+    assert link.did == ["down", "up"]
+    assert injector.inject(due("relay_drop")).outcome == "injected"
+    assert link.did[2:] == ["drop", "drop"]
+
+
+def test_without_a_link_nothing_is_cut() -> None:
+    injector, _ = made(FakeHands())
+    assert injector.inject(due("link_down")).outcome == "skipped"
+
+
+def test_prefill_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
+    hands = FakeHands()
+    injector, _ = made(hands, prefilled=lambda: None)
+    fault = injector.inject(due("kill_prefill_before_read"))
+    assert fault.outcome == "injected" and "(unknown prefills since)" in fault.acts[1]

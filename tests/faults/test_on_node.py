@@ -1,0 +1,127 @@
+"""Acts on real processes of this machine: by number and start time, and on nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pdlab.faults import on_node
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "300"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_stop_continue_kill(sleeper: subprocess.Popen[bytes]) -> None:
+    started = on_node.started_at(sleeper.pid)
+    assert started is not None
+    assert on_node.send([(sleeper.pid, started)], signal.SIGSTOP) == [sleeper.pid]
+    assert eventually(lambda: state_of(sleeper.pid) == "T")
+    assert on_node.send([(sleeper.pid, started)], signal.SIGCONT) == [sleeper.pid]
+    assert eventually(lambda: state_of(sleeper.pid) == "S")
+    assert on_node.send([(sleeper.pid, started)], signal.SIGKILL) == [sleeper.pid]
+    assert sleeper.wait(WAIT_S) == -signal.SIGKILL
+    assert on_node.started_at(sleeper.pid) is None
+
+
+def test_a_number_that_was_given_again_is_not_hit(sleeper: subprocess.Popen[bytes]) -> None:
+    started = on_node.started_at(sleeper.pid)
+    assert started is not None
+    assert on_node.send([(sleeper.pid, started + 1)], signal.SIGKILL) == []
+    on_node.send_later([(sleeper.pid, started + 1)], [(0.0, signal.SIGKILL)])
+    time.sleep(0.5)
+    assert sleeper.poll() is None
+
+
+def test_what_is_stopped_goes_on_by_itself(sleeper: subprocess.Popen[bytes]) -> None:
+    started = on_node.started_at(sleeper.pid)
+    assert started is not None
+    on_node.send_later([(sleeper.pid, started)], [(0.0, signal.SIGSTOP), (1.0, signal.SIGCONT)])
+    assert eventually(lambda: state_of(sleeper.pid) == "T")
+    assert eventually(lambda: state_of(sleeper.pid) == "S")
+
+
+def test_whoever_sends_later_belongs_to_nobody() -> None:
+    """Killed with the node or not: what sends is no child of the one that ordered it."""
+    with subprocess.Popen(["sleep", "300"]) as sleeper:
+        code = (
+            f"import sys\nsys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
+            "import os\nfrom pdlab.faults import on_node\n"
+            f"on_node.send_later([({sleeper.pid}, {on_node.started_at(sleeper.pid)})], [(0.5, 9)])\nos._exit(0)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
+        assert sleeper.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_a_survey_finds_what_carries_the_mark(sleeper: subprocess.Popen[bytes]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        env = {**os.environ, "PDLAB_TEST_MARK": "x1"}
+        with subprocess.Popen(["sleep", "300"], env=env, pass_fds=[server.fileno()]) as marked:
+            try:
+                facts = on_node.survey("PDLAB_TEST_MARK=x1")
+                own = facts["processes"][marked.pid]
+                assert own["parent"] == os.getpid() and own["title"] == "sleep 300" and own["rss_bytes"] > 0
+                assert own["started"] == on_node.started_at(marked.pid)
+                assert own["ports"] == [server.getsockname()[1]]
+                assert on_node.survey("PDLAB_TEST_MARK=x1", ports=False)["processes"][marked.pid]["ports"] == []
+                assert sleeper.pid not in facts["processes"] and facts["raylet"] is None
+                assert facts["own"] == os.getpid() and facts["space"]
+            finally:
+                marked.kill()
+
+
+def test_everything_below_a_raylet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the parents of its process, as in a worker of Ray."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        table = on_node._table()
+        parent = table[child.pid]["parent"]
+        table[parent]["name"] = on_node.RAYLET
+        monkeypatch.setattr(on_node, "_table", lambda: table)
+        monkeypatch.setattr(os, "getpid", lambda: child.pid)
+        facts = on_node.survey(None, ports=False)
+        monkeypatch.undo()
+        assert facts["raylet"] == parent and child.pid in facts["processes"]
+        assert all(
+            pid == parent or facts["processes"][pid]["parent"] in facts["processes"] for pid in facts["processes"]
+        )
+        child.communicate(b"\n")
+
+
+def test_a_command() -> None:
+    assert on_node.run(["echo", "a b"]) == "a b\n"
+    with pytest.raises(OSError, match="`sh -c echo no >&2; exit 3` fails: no"):
+        on_node.run(["sh", "-c", "echo no >&2; exit 3"])
+
+
+def test_the_actor_has_what_is_called() -> None:
+    for name in ("survey", "send", "send_later", "run"):
+        wanted = list(inspect.signature(getattr(on_node, name)).parameters)
+        assert list(inspect.signature(getattr(on_node.Hand, name)).parameters)[1:] == wanted
