@@ -130,6 +130,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("prefill_calls", {"engines_after": engines(prefill_local=4)}, "calls of prefill failed (0 had no"),
     ("prefill_calls", {"engines_after": engines(prefill_failures=1)}, "calls of prefill failed (0 had no"),
+    (
         "guard_recomputed",
         guarded(guard_recomputed=5),
         "the KV guard had decode compute 3 prompts whose KV cache did not arrive or was not confirmed (24 receives)",
