@@ -20,7 +20,7 @@ from pdlab.deploy import canary
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
-from pdlab.deploy.serve_config import engine_kwargs
+from pdlab.deploy.serve_config import KV_GUARD_SCHEDULER, engine_kwargs
 from pdlab.results.schema import CanaryResult, NixlCounters
 
 COUNTERS_TIMEOUT_S = 30.0
@@ -122,6 +122,8 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
         gpus = sorted({str(cluster.node(node).gpu_type) for node in nodes}) if cluster else []
         cpu = cluster is not None and cluster.device == "cpu"
         arguments = {**engine_kwargs(deployment, cast(Role, role), shape, cpu=cpu), "kv_transfer_config": None}
+        if arguments.get("scheduler_cls") == KV_GUARD_SCHEDULER:  # it comes with the transfer, and computes the same
+            del arguments["scheduler_cls"]
         versions = {name: manifest.versions.get(name) for name in ("vllm", "torch")}
         facts = [running.tokenizer, versions, gpus, pool.dp, pool.expert_parallel, arguments]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
