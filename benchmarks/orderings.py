@@ -66,14 +66,14 @@ def curve(label: str, link: LinkKind | None = None) -> Curve:
     assert shape is not None
     deployment = Deployment(topology=parse_label(label))
     levels = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in LOADS]
-    found: dict[int, list[tuple[float, float]]] = {n: [] for n in LOADS}
+    points: dict[int, list[tuple[float, float]]] = {n: [] for n in LOADS}
     for seed in SEEDS:
         done = simulate(deployment, levels, Workload(), hardware, shape, seed=seed, prompts="repeated", link=link)
         for n, level in zip(LOADS, done, strict=True):
             tpot_s, _, rate_rps = figures(level)
             assert tpot_s is not None
-            found[n].append((tpot_s, rate_rps * hardware.gpus_per_node / deployment.gpus))
-    return {n: Point(*map(statistics.fmean, zip(*seen, strict=True))) for n, seen in found.items()}
+            points[n].append((tpot_s, rate_rps * hardware.gpus_per_node / deployment.gpus))
+    return {n: Point(*map(statistics.fmean, zip(*each, strict=True))) for n, each in points.items()}
 
 
 def by_tp(curves: Sequence[Curve], loads: Sequence[int] = (32, 48, 64)) -> Ordering:
@@ -89,22 +89,22 @@ def by_tp(curves: Sequence[Curve], loads: Sequence[int] = (32, 48, 64)) -> Order
 def winners(curves: Mapping[str, Curve]) -> list[tuple[str, float]]:
     """(who serves most per node at equal TPOT, from which TPOT on), as TPOT grows."""
     drawn = {name: list(each.values()) for name, each in curves.items()}
-    found: list[tuple[str, float]] = []
+    leaders: list[tuple[str, float]] = []
     for tpot_s in TARGETS_S:
         rates = {name: rate for name, each in drawn.items() if (rate := throughput_at(each, tpot_s)) is not None}
         best = max(rates, key=lambda name: rates[name])
-        if not found or found[-1][0] != best:
-            found.append((best, tpot_s))
-    return found
+        if not leaders or leaders[-1][0] != best:
+            leaders.append((best, tpot_s))
+    return leaders
 
 
 def by_ratio(curves: Mapping[str, Curve]) -> Ordering:
     """``curves``: by P:D, and collocated."""
-    found = winners(curves)
+    leaders = winners(curves)
     return Ordering(
         "most per node at equal TPOT, from the lowest TPOT up: P:D 1:3, 1:2, 1:1, collocated (all TP2)",
-        [name for name, _ in found] == ["1:3", "1:2", "1:1", "collocated"],
-        ", ".join(f"{name} from {1e3 * tpot_s:g} ms" for name, tpot_s in found),
+        [name for name, _ in leaders] == ["1:3", "1:2", "1:1", "collocated"],
+        ", ".join(f"{name} from {1e3 * tpot_s:g} ms" for name, tpot_s in leaders),
     )
 
 
@@ -158,11 +158,11 @@ def orderings() -> list[Ordering]:
 
 
 def main() -> int:
-    found = orderings()
+    compared = orderings()
     print("| reported | simulated | holds |\n|---|---|---|")
-    for each in found:
+    for each in compared:
         print(f"| {each.reported} | {each.simulated} | {'yes' if each.holds else 'no'} |")
-    return 0 if all(each.holds for each in found) else 1
+    return 0 if all(each.holds for each in compared) else 1
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[I
         )
     if p_workload.lengths != d_workload.lengths:
         raise UsageError(
-            f"{prefill.name} has lengths {p_workload.lengths.asked}, {decode.name} {d_workload.lengths.asked}: "
-            "the phases must be of the same workload"
+            f"{prefill.name} has lengths {p_workload.lengths.flag_value}, "
+            f"{decode.name} {d_workload.lengths.flag_value}: the phases must be of the same workload"
         )
     best = max(rates(prefill, "prefill-only"), key=lambda rate: rate.per_replica_rps)
     p_gpus, d_gpus = _pool(prefill).gpus_per_replica, _pool(decode).gpus_per_replica

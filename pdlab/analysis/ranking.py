@@ -116,19 +116,19 @@ def frontiers(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Sp
 
 def _valid_spots(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Spot]]:
     """By kind of load: what a closed loop serves beats nothing that arrives by itself, nor the other way."""
-    found: dict[LoadKind, list[Spot]] = {}
+    spots_by_kind: dict[LoadKind, list[Spot]] = {}
     for spot in spots(own(all_curves), view):
         if spot.point.valid:
-            found.setdefault(spot.point.kind, []).append(spot)
-    return found
+            spots_by_kind.setdefault(spot.point.kind, []).append(spot)
+    return spots_by_kind
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
     """Every valid point with its intervals and how often the draws have it on the frontier of its kind of load."""
     return [
-        found
+        spot
         for kind, valid in _valid_spots(all_curves, view).items()
-        for found in _frontier_points(valid, _shares(own(all_curves), kind, view), view)
+        for spot in _frontier_points(valid, _shares(own(all_curves), kind, view), view)
     ]
 
 

@@ -43,7 +43,7 @@ def planned(
     mode: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
 ) -> str:
     """What `fill` is going to do, in words."""
-    how = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
+    prompts = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
     if smoke:
         return "not filled: a smoke test is short"
     if mode == "no":
@@ -53,19 +53,23 @@ def planned(
     if mode == "auto" and local:
         return ON_CPUS
     if mode == "yes":
-        return f"filled once before the first level ({how}), however long that takes"
+        return f"filled once before the first level ({prompts}), however long that takes"
     return (
-        f"filled once before the first level ({how}) where that takes at most {_minutes(AUTO_S)} by the pace of the "
-        "first ones, and not on CPUs of this machine"
+        f"filled once before the first level ({prompts}) where that takes at most {_minutes(AUTO_S)} by the pace of "
+        "the first ones, and not on CPUs of this machine"
     )
 
 
 def fill(
-    driver: Filled, workload: Workload, mode: FillCache, attempt: int, say: Callable[[str], None] = lambda text: None
+    driver: Filled,
+    workload: Workload,
+    mode: FillCache,
+    attempt: int,
+    print_line: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Fill the KV pools by ``mode``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
-    pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``say`` is told how
-    long it is going to take.
+    pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``print_line``
+    gets how long it is going to take.
 
     Raises UsageError where they are to be filled and the size of one is not known.
     """
@@ -102,7 +106,9 @@ def fill(
                 f"(filled by themselves up to {_minutes(AUTO_S)}; --fill-cache yes fills them)"
             )
         if parts == 1 and left > 0:
-            say(f"filling KV pools takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens")
+            print_line(
+                f"filling KV pools takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens"
+            )
     if left > 0:
         return f"not all filled: some engine is given few of the requests, and {left:.0f} tokens are missing"
     return "filled once, so that they are as they are after some minutes of serving"

@@ -470,7 +470,7 @@ def _measured(args: argparse.Namespace) -> list[Served]:
     from pdlab.cli.whole_nodes import counted_gpus
     from pdlab.results.store import experiment_folders
 
-    workload, found = _workload(args), []
+    workload, loads = _workload(args), []
     for loaded in loading.load(experiment_folders(args.measured), {}, every_request=True):
         theirs = loaded.experiment.manifest.workload
         if theirs is not None and theirs.label != workload.label:
@@ -485,8 +485,8 @@ def _measured(args: argparse.Namespace) -> list[Served]:
                 "with run_bm.sh -t request-rate"
             )
         gpus = counted_gpus(gpus_of(loaded.experiment), loaded.experiment.manifest.deployment)
-        found.append(replace(served, gpus=gpus.counted(args.count_gpus)))
-    return found
+        loads.append(replace(served, gpus=gpus.counted(args.count_gpus)))
+    return loads
 
 
 def _draw_map(args: argparse.Namespace, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:

@@ -30,10 +30,10 @@ def tuned(plan: Schedule, options: RunOptions) -> Schedule:
     if earlier is not None and earlier.tuned:
         return tuned_plan(plan, earlier.tuned)  # what is measured by now has these settings
     done = run(search.plan, options)
-    found = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
-    for name, tuning in found.items():
+    tunings = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
+    for name, tuning in tunings.items():
         print(f"{name}: {tuning_text(tuning)}", *(f"  {tried_text(tried)}" for tried in tuning.tried), sep="\n")
-    return tuned_plan(plan, found)
+    return tuned_plan(plan, tunings)
 
 
 def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) -> Tuning:
@@ -46,16 +46,16 @@ def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) ->
 
     candidates, bounds = search.of(name), parse_bounds(search.at, "p50")
     errors = {visit.deployment: visit.error for visit in record.visits if visit.error}
-    there = [each for each in candidates if next(Store(folder / each.name).levels(), None) is not None]
-    loaded = load([folder / each.name for each in there], {})
+    measured = [each for each in candidates if next(Store(folder / each.name).levels(), None) is not None]
+    loaded = load([folder / each.name for each in measured], {})
     made = curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    named = [curve.model_copy(update={"label": each.name}) for curve, each in zip(made, there, strict=True)]
+    named = [curve.model_copy(update={"label": each.name}) for curve, each in zip(made, measured, strict=True)]
     valid = {curve.label for curve in named if any(point.valid for point in curve.points)}
     if not valid:
         why = next(iter(errors.values()), "no level is valid")
         raise BenchError(f"{folder}: nothing was measured of {name}, which tune_baseline is for: {why}")
-    found = readings(named, bounds, View(normalized=False, confidence=CONFIDENCE))
-    ranking = {ranked.label: ranked for reading in found for ranked in reading.ranking}
+    readings_by_bounds = readings(named, bounds, View(normalized=False, confidence=CONFIDENCE))
+    ranking = {ranked.label: ranked for reading in readings_by_bounds for ranked in reading.ranking}
     tried = {
         each.name: Tried(
             settings=each.settings,

@@ -55,7 +55,7 @@ Formulas and units of every figure: docs/metrics.md
 """
 
 
-FOUND_WRONG = 3
+HAS_FINDINGS = 3
 
 
 def parser() -> argparse.ArgumentParser:
@@ -245,7 +245,7 @@ def _audit(args: argparse.Namespace) -> int:
     _note(unfinished(path) for path in args.audit)
     findings = rules.audit(folders)
     print(rules.render(findings, len(folders)))
-    return FOUND_WRONG if findings else 0
+    return HAS_FINDINGS if findings else 0
 
 
 def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
@@ -257,7 +257,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
     from pdlab.report import sections, soaks, tables, verdicts
-    from pdlab.results.store import asked_at, experiment_folders, stopped, tuning_of, unfinished
+    from pdlab.results.store import bounds_in_files, experiment_folders, stopped, tuning_of, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
@@ -319,8 +319,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     _note(stopped(path) for path in args.exps)
     _note(tuning_of(path) for path in args.exps)
     if not at:
-        asked = asked_at(args.exps)
-        at = list(dict.fromkeys(parse_bounds(text, args.stat, f"{folder}, at:") for folder, text in asked))
+        entries = bounds_in_files(args.exps)
+        at = list(dict.fromkeys(parse_bounds(each.text, args.stat, f"{each.folder}, at:") for each in entries))
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:

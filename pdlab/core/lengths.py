@@ -43,7 +43,7 @@ OUTSIDE = NORMAL.cdf(-CUT)
 class LengthDistribution(Frozen):
     """What all kinds of lengths have. ``nominal`` is the workload's pair: `Pairs` alone does without it.
 
-    ``label`` follows ``input:output`` in tables; ``asked`` is the text that `parse_lengths` takes; ``identity``
+    ``label`` follows ``input:output`` in tables; ``flag_value`` is the text that `parse_lengths` takes; ``identity``
     is equal for what draws equal lengths.
     """
 
@@ -53,11 +53,11 @@ class LengthDistribution(Frozen):
 
     @property
     @abstractmethod
-    def asked(self) -> str: ...
+    def flag_value(self) -> str: ...
 
     @property
     def identity(self) -> str:
-        return self.asked
+        return self.flag_value
 
     @abstractmethod
     def mean(self, nominal: Pair) -> tuple[float, float]:
@@ -92,7 +92,7 @@ class Fixed(LengthDistribution):
         return ""
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         return "fixed"
 
     def mean(self, nominal: Pair) -> tuple[float, float]:
@@ -133,7 +133,7 @@ class Uniform(LengthDistribution):
         return f"uniform {_share(self.low)}-{_share(self.high)}"
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         return f"uniform:{_share(self.low)}-{_share(self.high)}"
 
     def _ends(self, tokens: int) -> Pair:
@@ -180,7 +180,7 @@ class Lognormal(LengthDistribution):
         return " ".join(words)
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         words = [f"lognormal:{self.sigma:g}"]
         words += ["median"] if self.nominal == "median" else []
         words += [f"max={self.most_tokens}"] if self.most_tokens is not None else []
@@ -265,7 +265,7 @@ class Pairs(LengthDistribution):
         return f"file {self.name} {self.sha256[:8]}"
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         return f"file:{self.path or self.name}"
 
     @property
@@ -334,10 +334,10 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs:
 
 def beside(workload: Any, folder: Path) -> Any:
     """A workload as read from a YAML file in ``folder``, where a file of pairs may be named relative to that."""
-    given = workload.get("lengths") if isinstance(workload, Mapping) else None
-    if not isinstance(given, str) or not given.startswith("file:"):
+    lengths = workload.get("lengths") if isinstance(workload, Mapping) else None
+    if not isinstance(lengths, str) or not lengths.startswith("file:"):
         return workload
-    path = folder / given.removeprefix("file:").strip()
+    path = folder / lengths.removeprefix("file:").strip()
     return {**workload, "lengths": f"file:{path}"} if path.is_file() else workload
 
 
@@ -353,7 +353,8 @@ def read_pairs(path: Path) -> Pairs:
         raise UsageError(f"{path}: cannot be read ({why}); give a CSV or JSON Lines file of lengths") from error
     rows = _json_rows(path, text) if path.suffix.lower() in (".jsonl", ".json") else _csv_rows(path, text)
     pairs = tuple(
-        (whole_tokens(given_in, where), whole_tokens(given_out, where)) for where, given_in, given_out in rows
+        (whole_tokens(input_tokens, where), whole_tokens(output_tokens, where))
+        for where, input_tokens, output_tokens in rows
     )
     if not 1 <= len(pairs) <= MOST_PAIRS:
         raise UsageError(f"{path}: holds {len(pairs)} requests; from 1 to {MOST_PAIRS} can be drawn from")

@@ -141,8 +141,8 @@ class Workload(Frozen):
         nominal = f"--itl {self.input_tokens} --otl {self.output_tokens}"
         if not self.varied:
             return nominal
-        asked = f"--lengths {shlex.quote(self.lengths.asked)}"
-        return asked if isinstance(self.lengths, Pairs) else f"{nominal} {asked}"
+        lengths_flag = f"--lengths {shlex.quote(self.lengths.flag_value)}"
+        return lengths_flag if isinstance(self.lengths, Pairs) else f"{nominal} {lengths_flag}"
 
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
@@ -174,8 +174,8 @@ def workload_of_flags(
 
     Nominal lengths that are not given are those of ``default``; ``more``: other fields. Raises UsageError.
     """
-    given = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
-    fields = {name: value for name, value in given.items() if value is not None}
+    flags = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
+    fields = {name: value for name, value in flags.items() if value is not None}
     if isinstance(lengths, Pairs):
         for name, value in fields.items():
             if name != "lengths":

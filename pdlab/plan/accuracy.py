@@ -94,15 +94,15 @@ class Coverage(NamedTuple):
 
 def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
     """What the errors of each metric consist of (`pdlab.plan.prediction_intervals.error_parts`), if that is known."""
-    found = {}
+    parts = {}
     for name in NAMES:
         errors = defaultdict[str, list[tuple[float, float]]](list)
         for point in _compared(points) if skip_first else points:
             if point.metric == name:
                 errors[point.experiment].append((point.log_error, point.scatter))
         if made := error_parts(list(errors.values())):
-            found[name] = made
-    return found
+            parts[name] = made
+    return parts
 
 
 def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None) -> dict[str, Coverage]:
@@ -128,15 +128,15 @@ def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float]
     }
 
 
-def parts_text(found: Mapping[str, ErrorParts]) -> str:
+def parts_text(parts: Mapping[str, ErrorParts]) -> str:
     return "errors common to a configuration, and of a level beyond its known scatter: " + ", ".join(
-        f"{name} {each.common_percent:.1f} and {each.level_percent:.1f} %" for name, each in found.items()
+        f"{name} {each.common_percent:.1f} and {each.level_percent:.1f} %" for name, each in parts.items()
     )
 
 
-def coverage_text(found: Mapping[str, Coverage]) -> str:
+def coverage_text(coverages: Mapping[str, Coverage]) -> str:
     return "90 % intervals, each experiment's from the others' errors, hold " + ", ".join(
-        f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in found.items()
+        f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in coverages.items()
     )
 
 
@@ -244,13 +244,13 @@ class AtTarget(NamedTuple):
 
 def throughput_at(curve: Curve, tpot_s: float) -> float | None:
     """Highest throughput at that TPOT, linear between neighbouring levels; None if the curve does not reach it."""
-    found: list[float] = []
+    values: list[float] = []
     for (x0, y0), (x1, y1) in pairwise(curve):
         if x0 == x1 == tpot_s:
-            found += [y0, y1]
+            values += [y0, y1]
         elif min(x0, x1) <= tpot_s <= max(x0, x1):
-            found.append(y0 + (y1 - y0) * (tpot_s - x0) / (x1 - x0))
-    return max(found, default=None)
+            values.append(y0 + (y1 - y0) * (tpot_s - x0) / (x1 - x0))
+    return max(values, default=None)
 
 
 def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:

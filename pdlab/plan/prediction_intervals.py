@@ -43,11 +43,11 @@ def error_parts(configurations: Sequence[Sequence[tuple[float, float]]]) -> Erro
     groups = [group for group in configurations if group]
     if len(groups) < 2 or all(len(group) == 1 for group in groups):
         return None
-    found = []
+    fits = []
     for level in TRIED:
         sums = [_sums(group, level) for group in groups]
-        found += [(sum(_unlikely(common, *each) for each in sums), common, level) for common in TRIED]
-    _, common, level = min(found)
+        fits += [(sum(_unlikely(common, *each) for each in sums), common, level) for common in TRIED]
+    _, common, level = min(fits)
     return ErrorParts(common_percent=round(100 * common, 2), level_percent=round(100 * level, 2))
 
 

@@ -180,16 +180,16 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
     if not plan.other:
         return []
     base = plan.best_candidate(collocated=True)
-    here = {candidate.deployment.label: candidate for candidate in plan.candidates}
+    by_label = {candidate.deployment.label: candidate for candidate in plan.candidates}
 
     def cells(candidate: Candidate) -> list[str]:
-        found = gain(candidate, base, scene) if base is not None else None
+        advantage = gain(candidate, base, scene) if base is not None else None
         goodput = f"{candidate.served_per_gpu:.2f}" if candidate.best else "-"
-        return [goodput, percent(found) if found else "-"]
+        return [goodput, percent(advantage) if advantage else "-"]
 
     rows = []
     for other in plan.other[:DEPENDENT]:
-        copied, merged = here[other.deployment.label], other
+        copied, merged = by_label[other.deployment.label], other
         if not scene.scattered:
             copied, merged = merged, copied
         rows.append([other.deployment.label, *cells(copied), *cells(merged)])
@@ -211,23 +211,23 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
 def if_otherwise(plan: Plan, scene: Scene) -> str:
     """What would be first if scattered blocks behaved the other way; empty where that changes nothing."""
     first, label = plan.candidates[0], plan.candidates[0].deployment.label
-    here = {candidate.deployment.label: candidate for candidate in plan.other}
-    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in here]
+    other_by_label = {candidate.deployment.label: candidate for candidate in plan.other}
+    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in other_by_label]
     best = max([*plan.other, *rest], key=lambda candidate: candidate.served_per_gpu)
     if not best.best or not first.best or best.deployment.label == label:
         return ""
     case = "merge" if scene.scattered else "are copied one by one"
     return (
         f" Where scattered blocks {case}, {best.deployment.label} is first, with {best.served_per_gpu:.2f} "
-        f"{served(plan)} per GPU ({label}: {here.get(label, first).served_per_gpu:.2f})."
+        f"{served(plan)} per GPU ({label}: {other_by_label.get(label, first).served_per_gpu:.2f})."
     )
 
 
 def verdict(plan: Plan, scene: Scene) -> str:
     """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied.
     Nobody is named while TTFT is unbounded."""
-    said = _verdict(plan, scene)
-    return said if _queues_unbounded(plan.slo) else said + if_otherwise(plan, scene)
+    verdict = _verdict(plan, scene)
+    return verdict if _queues_unbounded(plan.slo) else verdict + if_otherwise(plan, scene)
 
 
 def _queues_unbounded(slo: Slo) -> bool:
@@ -256,9 +256,9 @@ def _verdict(plan: Plan, scene: Scene) -> str:
         return _verdict_at_rate(split, base, scene, plan.rate_rps)
     advantage = gain(split, base, scene)
     assert advantage is not None
-    what = served(plan).removesuffix("/s")
+    unit = served(plan).removesuffix("/s")
     comparison = (
-        f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} {what} per GPU, "
+        f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} {unit} per GPU, "
         "90 % interval from the errors of the model"
     )
     if advantage.low > 0:
@@ -275,11 +275,11 @@ def _without_ttft(plan: Plan, split: Candidate, base: Candidate | None) -> str:
         return f"{candidate.deployment.label} {candidate.served_per_gpu:.2f}"
 
     sizes = " and ".join(words(candidate) for candidate in (split, base) if candidate is not None and candidate.best)
-    what = f"{plan.rate_rps:g} requests/s take" if plan.rate_rps is not None else f"{served(plan)} per GPU:"
+    figure = f"{plan.rate_rps:g} requests/s take" if plan.rate_rps is not None else f"{served(plan)} per GPU:"
     alone = "" if base is not None and base.best else "; no collocated deployment meets the SLO"
     return (
         "No winner is named while TTFT is unbounded: bound it too, for example --slo-ttft-ms 2000 "
-        f"({what} {sizes}{alone})."
+        f"({figure} {sizes}{alone})."
     )
 
 

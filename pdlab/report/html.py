@@ -33,7 +33,7 @@ from pdlab.report.tuning import baseline_text
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
 
-HERE = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parent / "assets"
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
     ("ttft", "p50"),
     ("ttft", "p99"),
@@ -132,7 +132,7 @@ def render(contents: Contents) -> str:
 
 
 def _asset(suffix: str) -> str:
-    return (HERE / f"report.{suffix}").read_text(encoding="utf-8")
+    return (ASSETS / f"report.{suffix}").read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

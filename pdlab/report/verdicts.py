@@ -69,7 +69,7 @@ def apart_text(compared: Headline) -> list[str]:
 
 def entered(each: Against, compared: Headline) -> str:
     """Which loads and repeats a comparison rests on, and at what level."""
-    what = "requests/s" if compared.kind == "rate" else "in flight"
+    unit = "requests/s" if compared.kind == "rate" else "in flight"
     loads = listed_all([f"{load:.3g}" for load in each.loads])
     per = " per GPU" if each.per_gpu else ""
     out = f" ({each.left_out} more {'is' if each.left_out == 1 else 'are'} not shared)" if each.left_out else ""
@@ -79,7 +79,7 @@ def entered(each: Against, compared: Headline) -> str:
         many += ", whose scatter from start to start is assumed"
     together = ", all comparisons of a figure together" if len(compared.against) + len(compared.apart) > 1 else ""
     level = f"{100 * compared.confidence:g} % intervals{together}"
-    return f"mean ratio over {loads} {what}{per}{out}, {many}, {level}"
+    return f"mean ratio over {loads} {unit}{per}{out}, {many}, {level}"
 
 
 def listed_all(words: Sequence[str]) -> str:

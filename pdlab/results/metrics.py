@@ -90,8 +90,8 @@ class Columns:
     def e2el_s(self) -> Column:
         return self.finish_s - self.arrival_s
 
-    def part(self, which: Mask | slice) -> Columns:
-        return Columns(*(getattr(self, name)[which] for name in self.__slots__))
+    def part(self, selected: Mask | slice) -> Columns:
+        return Columns(*(getattr(self, name)[selected] for name in self.__slots__))
 
 
 def columns(records: Iterable[RequestRecord]) -> Columns:

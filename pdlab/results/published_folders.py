@@ -70,10 +70,10 @@ def require_folder(path: Path) -> None:
     with searched(path):
         if path.is_dir():
             return
-        there = path.exists()
+        exists = path.exists()
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
     near = choices(path.name, (name for name in beside if not name.startswith(".")))
-    if there:
+    if exists:
         raise StoreError(f"{path} is a file; give the folder of an experiment, for example bm_results/collocated-4xtp2")
     hint = (
         near if near.startswith("did") else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
@@ -289,8 +289,8 @@ def _workload(
     )
     # A tokenizer turns some random prompts back into a token more or fewer: 2 % is not a contradiction.
     reasons = [
-        f"the folder's name says {expected} {what} tokens per request, the file has {actual}"
-        for what, expected, actual in (
+        f"the folder's name says {expected} {side} tokens per request, the file has {actual}"
+        for side, expected, actual in (
             ("input", workload.sent_input_tokens, sent_input),
             ("output", workload.sent_output_tokens, sent_output),
         )
@@ -299,10 +299,10 @@ def _workload(
     return workload, reasons
 
 
-def _contradiction(what: str, named: float | None, actual: float) -> list[str]:
+def _contradiction(name: str, named: float | None, actual: float) -> list[str]:
     if named is None or math.isclose(named, actual, rel_tol=1e-6):
         return []
-    return [f"the file's name says {what} {named:g}, its content {actual:g}"]
+    return [f"the file's name says {name} {named:g}, its content {actual:g}"]
 
 
 def _distribution(data: dict[str, Any], metric: str) -> Distribution | None:

@@ -150,10 +150,10 @@ class BackendResult:
 
 
 def run_backend(
-    plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+    plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None] = lambda _: None
 ) -> BackendResult:
     """Run the plan on running ranks. Raises TransferError; corruption is a finding, not an error."""
-    return _Run(plan, options, ranks, say).run()
+    return _Run(plan, options, ranks, print_line).run()
 
 
 def verdict_of(observed: Observed, findings: Sequence[Inspection]) -> Verdict:
@@ -192,9 +192,9 @@ def with_wire_of(result: BackendResult, probe: BackendResult) -> BackendResult:
 
 class _Run:
     def __init__(
-        self, plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None]
+        self, plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None]
     ) -> None:
-        self.plan, self.options, self.ranks, self.say = plan, options, ranks, say
+        self.plan, self.options, self.ranks, self.print_line = plan, options, ranks, print_line
         self.everyone = list(range(len(options)))
         self.prefill = [i for i in self.everyone if options[i].side == "prefill"]
         self.decode = [i for i in self.everyone if options[i].side == "decode"]
@@ -230,7 +230,7 @@ class _Run:
         for size in plan.sizes:
             results.append(self._size(size))
             cold_s = results[0].first_s if cold_s is None else cold_s
-            self.say(f"{plan.strategy}: {_size_text(size)}: {results[-1].gb_per_s:.3g} GB/s")
+            self.print_line(f"{plan.strategy}: {_size_text(size)}: {results[-1].gb_per_s:.3g} GB/s")
             if self._corrupt():
                 break
         memcpy = median(self.copies) if self.copies else None

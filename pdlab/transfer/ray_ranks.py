@@ -113,12 +113,12 @@ def stopped_by_signals() -> Iterator[Callable[[], None]]:
     the process.
     """
 
-    def stop_here(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     def install() -> None:
         for number in STOPS:
-            signal.signal(number, stop_here)
+            signal.signal(number, interrupt)
 
     before = {number: signal.getsignal(number) for number in STOPS}
     install()
@@ -130,7 +130,7 @@ def stopped_by_signals() -> Iterator[Callable[[], None]]:
 
 
 def check(
-    plan: TransferPlan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
+    plan: TransferPlan, local: int | None, print_line: Callable[[str], None] = lambda _: None, command_s: float = 0.0
 ) -> list[BackendOutcome]:
     """Run every backend of the plan in turn, on ``local`` Ray nodes of this machine or on the running Ray (None).
 
@@ -153,7 +153,7 @@ def check(
             try:
                 with RayRanks(options, view, places) as ranks:
                     ray_s = time.monotonic() - began
-                    result = run_backend(plan, options, ranks, say)
+                    result = run_backend(plan, options, ranks, print_line)
                 if wire_unreported(result):
                     proto_options = [replace(rank_options, proto_info="y") for rank_options in options]
                     with RayRanks(proto_options, view, places) as ranks:

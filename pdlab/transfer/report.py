@@ -186,8 +186,8 @@ def _wire(result: BackendResult) -> str:
     counters = f"interfaces counted {counted} of {_size(result.payload_bytes)}"
     if result.wire is None:
         return counters
-    how = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
-    return f"{result.wire.protocol} over {result.wire.name} ({how}); {counters}"
+    evidence = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
+    return f"{result.wire.protocol} over {result.wire.name} ({evidence}); {counters}"
 
 
 def _for_pd(prediction: ForPd) -> str:

@@ -109,10 +109,10 @@ def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None
     assert post(stack.url, "/detokenize", {"model": "tiny-gptoss", "tokens": [300, 301]})[0] != 404
     SHAPES.extend(request_shapes.shapes(request_shapes.decisive(stack.url)))
     ALONE.update({shape.name: request_shapes.ask(stack.url, shape) for shape in SHAPES})
-    assert not {name: got.said for name, got in ALONE.items() if got.status >= 500}
+    assert not {name: answer.content for name, answer in ALONE.items() if answer.status >= 500}
     # A chat request of gpt-oss loads Harmony's vocabulary, which a machine without internet lacks.
     chat = ALONE["chat"]
-    assert chat.status == 200 or (chat.status == 400 and "o200k_base.tiktoken" in chat.said)
+    assert chat.status == 200 or (chat.status == 400 and "o200k_base.tiktoken" in chat.content)
     answered = [name for name, got in ALONE.items() if got.status == 200]
     assert len(answered) > 30, "shapes that are refused prove nothing"
 
@@ -136,7 +136,7 @@ def test_every_shape_is_answered_as_by_one_engine_alone(stack: Stack) -> None:
         if shape.route == "/tokenize":  # Ray's ingress, which the other deployment has, does not serve it
             text = {"model": "tiny-gptoss", "prompt": shape.body["prompt"], "return_token_ids": True, "max_tokens": 1}
             answer = json.loads(post(stack.url, "/v1/completions", text)[1])
-            how = None if mine.said == answer["choices"][0]["prompt_token_ids"] else f"{mine} instead of {answer}"
+            how = None if mine.content == answer["choices"][0]["prompt_token_ids"] else f"{mine} instead of {answer}"
         else:
             how = request_shapes.differs(mine, ALONE[shape.name])
         if how:

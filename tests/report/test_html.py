@@ -25,13 +25,13 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self._inside = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         self._inside = tag
 
     def handle_endtag(self, tag: str) -> None:
@@ -99,7 +99,7 @@ def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys
 
 def test_every_level_is_in_the_table_and_in_the_plots(three: list[Path], tmp_path: Path) -> None:
     text = made(three, tmp_path)
-    rows = [attrs for tag, attrs in Elements(text).found if tag == "tr" and "data-curve" in attrs]
+    rows = [attrs for tag, attrs in Elements(text).tags if tag == "tr" and "data-curve" in attrs]
     assert len(rows) == 9
     points = [point for curve in payload(text)["curves"] for point in curve["points"]]
     assert len(points) == 9 and sum(not point["ok"] for point in points) == 1
@@ -146,15 +146,15 @@ def test_a_name_never_becomes_markup(tmp_path: Path) -> None:
     )
     text = made([folder], tmp_path)
     elements = Elements(text)
-    assert [tag for tag, _ in elements.found].count("script") == 2
-    assert not {"img", "b"} & {tag for tag, _ in elements.found}
+    assert [tag for tag, _ in elements.tags].count("script") == 2
+    assert not {"img", "b"} & {tag for tag, _ in elements.tags}
     assert HOSTILE in elements.text, "it reads as it was written"
     assert payload(text)["curves"][0]["points"][1]["why"] == [HOSTILE]
 
 
 def test_nothing_is_loaded_from_anywhere(three: list[Path], tmp_path: Path) -> None:
     text = made(three, tmp_path)
-    elements = Elements(text).found
+    elements = Elements(text).tags
     assert not {"link", "iframe", "object", "embed", "img", "base"} & {tag for tag, _ in elements}
     assert not [attrs for _, attrs in elements if "src" in attrs or "srcset" in attrs]
     assert all(str(attrs["href"]).startswith("#") for _, attrs in elements if "href" in attrs)
