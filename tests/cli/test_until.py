@@ -40,7 +40,7 @@ def write(folder: Path, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--until", "lead=5"], "'lead=5' is no difference to resolve; expected lead=5%"),
         (["--until", "lead=0%"], "above 0 %"),
@@ -50,10 +50,10 @@ def write(folder: Path, **changes: Any) -> str:
         (["--max-repeats", "5"], "--max-repeats is for --until"),
     ],
 )
-def test_wrong_words(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert experiment.main([write(tmp_path), "--dry-run", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 def test_what_cannot_be_resolved_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,9 +116,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, faster: float, noi
 
     def go(until: str, cap: int) -> tuple[Stopping, list[tuple[str, int]]]:
         path = write(tmp_path)
-        found = parse_until(until, make_schedule(path).file, cap)
+        parsed = parse_until(until, make_schedule(path).file, cap)
         plan = make_schedule(path, repeats=cap)
-        stopping = Stopping(found, plan, tmp_path / "bm" / "x")
+        stopping = Stopping(parsed, plan, tmp_path / "bm" / "x")
         run(plan, RunOptions(out=tmp_path / "bm", resume=True), io.StringIO(), enough=stopping)
         return stopping, visits
 

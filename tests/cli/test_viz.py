@@ -192,10 +192,10 @@ BAD: list[tuple[str, list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+@pytest.mark.parametrize(("words", "messages"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_bad_input_is_one_line(
     words: list[str],
-    said: list[str],
+    messages: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -210,7 +210,7 @@ def test_bad_input_is_one_line(
     assert out == ""
     assert len(err.splitlines()) == 1
     assert err.startswith("error: ")
-    for part in said:
+    for part in messages:
         assert part in err
     assert list(tmp_path.iterdir()) == []
 
@@ -262,13 +262,13 @@ def test_a_label_is_nowhere_nearer_to_another_point_than_to_its_own() -> None:
 
 @pytest.mark.parametrize("words", [["--no-plot", "--slo", "ttft_ms=900"], ["--report", "report.html"]])
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"", "is empty (0 bytes)"), (gzip.compress(b""), "holds 0 requests, its level completed 80")],
     ids=["no-bytes", "no-lines"],
 )
 def test_an_empty_file_of_requests_is_one_line(
     content: bytes,
-    said: str,
+    message: str,
     words: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -280,7 +280,7 @@ def test_an_empty_file_of_requests_is_one_line(
     assert viz.main(["--exps", str(folder), *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1
-    assert said in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
+    assert message in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
     assert not (tmp_path / "report.html").exists()
 
 
@@ -328,8 +328,8 @@ def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
 def test_what_an_experiments_file_asks_is_answered_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "whole"
     made = [folders.write(root / deployment.label, deployment) for deployment in folders.deployments(2)]
-    asked = {"at": ["tpot_ms=90,ttft_ms=900", "tpot_p50_ms=90.0,ttft_p50_ms=900", "e2el_ms=7000"]}
-    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=asked, visits=()))
+    bounds = {"at": ["tpot_ms=90,ttft_ms=900", "tpot_p50_ms=90.0,ttft_p50_ms=900", "e2el_ms=7000"]}
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=bounds, visits=()))
     for exps in ([root], made):
         assert viz.main(["--exps", *map(str, exps), "--no-plot", "--report", str(tmp_path / "r.html")]) == 0
         out = capsys.readouterr().out
@@ -338,8 +338,8 @@ def test_what_an_experiments_file_asks_is_answered_unasked(tmp_path: Path, capsy
         assert "At E2EL p50 &lt;= 7,000 ms" in (tmp_path / "r.html").read_text()
     assert viz.main(["--exps", str(root), "--no-plot", "--at", "tpot_ms=5"]) == 0
     assert "E2EL p50 <=" not in capsys.readouterr().out, "what is given takes the place of it"
-    asked = {"at": ["tpot=90"]}
-    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=asked, visits=()))
+    bounds = {"at": ["tpot=90"]}
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=bounds, visits=()))
     assert viz.main(["--exps", str(root), "--no-plot"]) == 2
     error = capsys.readouterr().err
     assert f"{root}, at: tpot=90: 'tpot=90' is no bound" in error and error.count("\n") == 1

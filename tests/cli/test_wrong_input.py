@@ -87,15 +87,15 @@ FILES = {
 
 
 class Case(NamedTuple):
-    """``says``: parts of the one line, in any order."""
+    """``messages``: parts of the one line, in any order."""
 
     command: str
     words: tuple[str, ...]
-    says: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
-def case(command: str, line: str | tuple[str, ...], *says: str) -> Case:
-    return Case(command, tuple(line.split()) if isinstance(line, str) else line, says)
+def case(command: str, line: str | tuple[str, ...], *messages: str) -> Case:
+    return Case(command, tuple(line.split()) if isinstance(line, str) else line, messages)
 
 
 LAUNCH = [
@@ -605,12 +605,12 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def refused(out: str, err: str, says: tuple[str, ...]) -> None:
+def refused(out: str, err: str, messages: tuple[str, ...]) -> None:
     assert out == ""
     assert err.count("\n") == 1 and err.startswith("error: "), err
     assert "Traceback" not in err and "Input should be" not in err and "Errno" not in err
     assert len(err) < 700
-    missing = [part for part in says if part not in err]
+    missing = [part for part in messages if part not in err]
     assert not missing, f"{missing} not in {err}"
 
 
@@ -622,7 +622,7 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("each", CASES, ids=[f"{c.command} {' '.join(c.words)}"[:70].strip() or "-" for c in CASES])
 def test_one_line_and_nothing_touched(each: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert pdlab.main([each.command, *each.words] if each.command else each.words) == 2
-    refused(*capsys.readouterr(), each.says)
+    refused(*capsys.readouterr(), each.messages)
 
 
 SHIMS = [
@@ -642,7 +642,7 @@ def test_a_script_answers_as_its_command_does(script: list[str], each: Case, pla
     words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words]
     done = subprocess.run([*words, *each.words], capture_output=True, text=True, timeout=300, cwd=place)
     assert done.returncode == 2
-    refused(done.stdout, done.stderr, each.says)
+    refused(done.stdout, done.stderr, each.messages)
 
 
 @pytest.mark.usefixtures("untouched")

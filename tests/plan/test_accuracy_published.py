@@ -15,9 +15,9 @@ spec.loader.exec_module(orderings)
 
 
 def test_the_reported_orderings_are_simulated() -> None:
-    found = orderings.orderings()
-    assert len(found) == 6
-    assert not [f"{each.reported}: {each.simulated}" for each in found if not each.holds]
+    compared = orderings.orderings()
+    assert len(compared) == 6
+    assert not [f"{each.reported}: {each.simulated}" for each in compared if not each.holds]
 
 
 def line(tpot_ms: float, rps: float) -> dict[int, tuple[float, float]]:

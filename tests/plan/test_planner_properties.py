@@ -64,9 +64,9 @@ def test_a_looser_slo_never_lowers_what_is_served(
 ) -> None:
     """On the same simulated loads."""
     scene = Scene(HARDWARE, SHAPE, Workload(), Slo(tpot_s=tpot_s, ttft_s=ttft_s), seed=seed)
-    found = evaluate(scene, sized_alone(scene, Deployment(topology=parse_label(label))), 8)
+    candidate = evaluate(scene, sized_alone(scene, Deployment(topology=parse_label(label))), 8)
     tight, loose = scene.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
-    outcomes = found.outcomes
+    outcomes = candidate.outcomes
 
     def served(slo: Slo) -> float:
         return max((o.requests_per_s for o in outcomes if slo.stress_of(o.latencies) <= 1), default=0.0)
@@ -83,10 +83,10 @@ points = st.lists(st.tuples(st.floats(1, 100), st.floats(0.001, 0.1)), min_size=
 def test_a_regime_is_never_worse_than_the_error_allows(
     curves: dict[str, list[tuple[float, float]]], tolerance: float
 ) -> None:
-    found = stretches(curves, tolerance)
-    assert found[0].from_tokens_per_s == min(curve[0][0] for curve in curves.values())
-    assert found[-1].to_tokens_per_s == max(curve[-1][0] for curve in curves.values())
-    for regime in found:
+    spans = stretches(curves, tolerance)
+    assert spans[0].from_tokens_per_s == min(curve[0][0] for curve in curves.values())
+    assert spans[-1].to_tokens_per_s == max(curve[-1][0] for curve in curves.values())
+    for regime in spans:
         for x in (regime.from_tokens_per_s, regime.to_tokens_per_s):
             lowest = min(t for curve in curves.values() if (t := tpot_at(curve, [x])[0]) is not None)
             (own,) = tpot_at(curves[regime.label], [x])

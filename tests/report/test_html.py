@@ -78,12 +78,12 @@ def test_what_the_command_line_says(three: list[Path], tmp_path: Path, capsys: p
 def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = made(three, tmp_path)
     page = Elements(text).text
-    said = capsys.readouterr().out.splitlines()
-    for line in said[1:-1]:
+    lines = capsys.readouterr().out.splitlines()
+    for line in lines[1:-1]:
         for part in line.strip(" ()").split("  "):
             for piece in part.strip().split(": "):
                 assert piece in page, "the verdict is what the command line says"
-    assert said[-1] in page, "and how to have a reading at bounds"
+    assert lines[-1] in page, "and how to have a reading at bounds"
     assert page.index("over 1xTP1 collocated") < page.index("TTFT p50") < page.index("Hover or tap")
     assert "Which of 3 configurations of tiny-gptoss" in page
     for folder in three:
@@ -202,15 +202,17 @@ def test_audit_findings_are_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--report", "report.txt"], "report.txt: give an .html file"),
         (["--report", "/proc/nowhere/report.html"], "cannot be written"),
     ],
 )
-def test_bad_report_paths(words: list[str], said: str, three: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_report_paths(
+    words: list[str], message: str, three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert viz.main(["--exps", *map(str, three), *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_plots_and_tables_can_be_had_as_well(

@@ -53,7 +53,7 @@ def test_one_replica_needs_no_choice() -> None:
 
 def longest_queue(memory_s: float) -> float:
     """Mean of the most requests at one of eight replicas, 20 arrivals/s that stay 2 s each."""
-    found = []
+    loads = []
     for seed in range(20):
         servers, router = [Server() for _ in range(8)], Router(random.Random(seed), 16, memory_s)
         inside: list[tuple[float, Server]] = []
@@ -62,8 +62,8 @@ def longest_queue(memory_s: float) -> float:
             while inside and inside[0][0] <= now_s:
                 router.leaves(inside.pop(0)[1])
             inside.append((now_s + 2.0, router.choose(servers, now_s)))
-            found.append(max(server.load for server in servers))
-    return fmean(found)
+            loads.append(max(server.load for server in servers))
+    return fmean(loads)
 
 
 def test_routers_that_remember_spread_load_worse_than_those_that_ask() -> None:
