@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Closed, Level, Workload  # noqa: E402
-from pdlab.plan.accuracy import throughput_at  # noqa: E402
+from pdlab.plan.accuracy import LevelPoint, throughput_at  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.kv_transfer import LinkKind  # noqa: E402
 from pdlab.sim.level import figures  # noqa: E402
@@ -44,11 +44,6 @@ ALIKE = 0.03  # pack and spread: relative difference that is none
 TEN = (5.0, 20.0)  # what counts as ten times
 
 
-class Point(NamedTuple):
-    tpot_s: float
-    per_node_rps: float
-
-
 class Ordering(NamedTuple):
     """What was reported, whether the simulator does it too, and the figures."""
 
@@ -57,7 +52,7 @@ class Ordering(NamedTuple):
     simulated: str
 
 
-Curve = dict[int, Point]  # by concurrency
+Curve = dict[int, LevelPoint]  # by concurrency
 
 
 def curve(label: str, link: LinkKind | None = None) -> Curve:
@@ -73,7 +68,7 @@ def curve(label: str, link: LinkKind | None = None) -> Curve:
             tpot_s, _, rate_rps = figures(level)
             assert tpot_s is not None
             points[n].append((tpot_s, rate_rps * hardware.gpus_per_node / deployment.gpus))
-    return {n: Point(*map(statistics.fmean, zip(*each, strict=True))) for n, each in points.items()}
+    return {n: LevelPoint(*map(statistics.fmean, zip(*each, strict=True))) for n, each in points.items()}
 
 
 def by_tp(curves: Sequence[Curve], loads: Sequence[int] = (32, 48, 64)) -> Ordering:

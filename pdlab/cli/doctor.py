@@ -54,15 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from pdlab.transfer.doctor import diagnosis
+    from pdlab.transfer.doctor.settings_rules import QueryClock
 
     if args.json is not None:
         check_writable(args.json, "--json")
     if args.quick:
         not_for(args, parser(), ["--backends"], "--quick, which creates none")
-    before = time.time()
+    before_s = time.time()
     facts = _this_machine(args.quick, args.backends) if args.here else _nodes(args.quick, args.backends)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
-    findings = diagnosis.diagnose(facts, query_clock_s=(before, time.time()))
+    findings = diagnosis.diagnose(facts, query_clock=QueryClock(before_s, time.time()))
     print(diagnosis.render(facts, findings))
     if args.json is not None:
         text = json.dumps(diagnosis.as_json(facts, findings), indent=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from pdlab.bench.experiment.run import RunOptions, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, visit_s
@@ -83,11 +84,18 @@ def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) ->
     )
 
 
-def described(plan: Schedule, out: Path) -> tuple[list[str], float]:
-    """The search that comes first, in words, and the seconds that it takes; nothing without one. Raises UsageError."""
+class Description(NamedTuple):
+    """A search in words, and the seconds that it takes."""
+
+    lines: list[str]
+    seconds: float
+
+
+def described(plan: Schedule, out: Path) -> Description:
+    """The search that comes first; nothing without one. Raises UsageError."""
     search = search_of(plan)
     if search is None:
-        return [], 0.0
+        return Description([], 0.0)
     folder = out / search.plan.file.name
     seconds = sum(visit_s(search.plan, visit, folder) for visit in search.plan.visits)
     loads = ", ".join(title(load) for load in search.plan.visits[0].parts[0].loads)
@@ -98,4 +106,4 @@ def described(plan: Schedule, out: Path) -> tuple[list[str], float]:
         f"wins, by {loads} of {search.workload.label}",
         *(f"  {each.name}" for each in search.candidates),
     ]
-    return lines, seconds
+    return Description(lines, seconds)

@@ -176,8 +176,8 @@ def _scatter(plan: Schedule, folder: Path) -> tuple[float, str]:
         from pdlab.analysis.sequential import scatter
 
         measured = scatter(headlines_of(plan, folder))
-        if measured is not None and measured[0]:
-            return measured[0], f"output tokens/s measured in {folder}, {measured[1]} degrees of freedom"
+        if measured is not None and measured.log_sd:
+            return measured.log_sd, f"output tokens/s measured in {folder}, {measured.dof} degrees of freedom"
     local = plan.file.where.local is not None
     where = "this machine" if local else "this cluster"
     known = "of levels measured on CPUs" if local else "of published H100 runs on different days"

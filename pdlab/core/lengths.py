@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,15 @@ from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 
 Pair = tuple[int, int]
+
+
+class MeanTokens(NamedTuple):
+    """Expected tokens of a request."""
+
+    input: float
+    output: float
+
+
 """Input and output tokens of one request."""
 
 # What published traces and data sets call them.
@@ -60,8 +69,7 @@ class LengthDistribution(Frozen):
         return self.flag_value
 
     @abstractmethod
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        """Expected input and output tokens."""
+    def mean(self, nominal: Pair) -> MeanTokens: ...
 
     @abstractmethod
     def shortest_input(self, nominal: Pair) -> int: ...
@@ -95,8 +103,8 @@ class Fixed(LengthDistribution):
     def flag_value(self) -> str:
         return "fixed"
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        return nominal
+    def mean(self, nominal: Pair) -> MeanTokens:
+        return MeanTokens(*nominal)
 
     def shortest_input(self, nominal: Pair) -> int:
         return nominal[0]
@@ -139,8 +147,8 @@ class Uniform(LengthDistribution):
     def _ends(self, tokens: int) -> Pair:
         return max(1, round(self.low * tokens)), max(1, round(self.high * tokens))
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        return sum(self._ends(nominal[0])) / 2, sum(self._ends(nominal[1])) / 2
+    def mean(self, nominal: Pair) -> MeanTokens:
+        return MeanTokens(*(sum(self._ends(tokens)) / 2 for tokens in nominal))
 
     def shortest_input(self, nominal: Pair) -> int:
         return self._ends(nominal[0])[0]
@@ -208,7 +216,7 @@ class Lognormal(LengthDistribution):
         outputs = min(outputs, self.most_tokens - 1)
         return min(inputs, self.most_tokens - outputs), outputs
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
+    def mean(self, nominal: Pair) -> MeanTokens:
         return _mean_of(self, nominal)
 
     def shortest_input(self, nominal: Pair) -> int:
@@ -228,13 +236,13 @@ class Lognormal(LengthDistribution):
 
 
 @lru_cache(maxsize=64)
-def _mean_of(lengths: Lognormal, nominal: Pair) -> tuple[float, float]:
+def _mean_of(lengths: Lognormal, nominal: Pair) -> MeanTokens:
     """Over a grid of quantiles: rounding and clipping have no closed form."""
     inputs, outputs = ([lengths._tokens(tokens, (k + 0.5) / GRID) for k in range(GRID)] for tokens in nominal)
     if lengths.most_tokens is None:
-        return fmean(inputs), fmean(outputs)
+        return MeanTokens(fmean(inputs), fmean(outputs))
     pairs = [lengths._clipped(a, b) for a in inputs for b in outputs]
-    return fmean(a for a, _ in pairs), fmean(b for _, b in pairs)
+    return MeanTokens(fmean(a for a, _ in pairs), fmean(b for _, b in pairs))
 
 
 class Pairs(LengthDistribution):
@@ -272,8 +280,8 @@ class Pairs(LengthDistribution):
     def identity(self) -> str:
         return f"file {self.sha256}"
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        return self.mean_tokens
+    def mean(self, nominal: Pair) -> MeanTokens:
+        return MeanTokens(*self.mean_tokens)
 
     def shortest_input(self, nominal: Pair) -> int:
         return self.input_range[0]

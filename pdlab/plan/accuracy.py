@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pdlab.core.deployment import Deployment
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
-from pdlab.plan.prediction_intervals import error_parts, half_width
+from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width
 from pdlab.sim.hardware import ErrorParts
 from pdlab.sim.simulator import Prompts
 
@@ -96,10 +96,10 @@ def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str
     """What the errors of each metric consist of (`pdlab.plan.prediction_intervals.error_parts`), if that is known."""
     parts = {}
     for name in NAMES:
-        errors = defaultdict[str, list[tuple[float, float]]](list)
+        errors = defaultdict[str, list[LevelError]](list)
         for point in _compared(points) if skip_first else points:
             if point.metric == name:
-                errors[point.experiment].append((point.log_error, point.scatter))
+                errors[point.experiment].append(LevelError(point.log_error, point.scatter))
         if made := error_parts(list(errors.values())):
             parts[name] = made
     return parts
@@ -168,14 +168,14 @@ Rows = dict[tuple[str, str], dict[str, PredictedPoint]]
 
 
 def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
-    """Predicted and measured (TPOT s, requests/s per node) by load, of levels that have both."""
+    """Predicted and measured, of levels that have both."""
     scale = node_gpus / experiment.deployment.gpus
     loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
     level_rows = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
     pairs = [(row["TPOT"], row["requests/s"]) for row in level_rows if {"TPOT", "requests/s"} <= row.keys()]
     return (
-        [(tpot.predicted, scale * rate.predicted) for tpot, rate in pairs],
-        [(tpot.measured, scale * rate.measured) for tpot, rate in pairs],
+        [LevelPoint(tpot.predicted, scale * rate.predicted) for tpot, rate in pairs],
+        [LevelPoint(tpot.measured, scale * rate.measured) for tpot, rate in pairs],
     )
 
 
@@ -231,7 +231,13 @@ def rankings_text(by_lengths: dict[str, list[AtTarget]]) -> str:
 TARGETS_S = (0.007, 0.008, 0.009, 0.010, 0.011, 0.012)
 FEWEST = 3  # configurations: two are in order or in reverse, whatever the model
 
-Curve = Sequence[tuple[float, float]]  # (TPOT s, throughput per node) of each level, by load
+
+class LevelPoint(NamedTuple):
+    tpot_s: float
+    per_node_rps: float
+
+
+Curve = Sequence[LevelPoint]  # by load
 
 
 class AtTarget(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdlab.analysis.goodput_map import RateLevel, Served, crossing
+from pdlab.analysis.goodput_map import RateLevel, Served, ShareAtRate, crossing
 from pdlab.core.deployment import Deployment
 from pdlab.plan.scene import LoadResult, Scene, crossing_share
 
@@ -54,7 +54,7 @@ def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: 
     quantile = scene.slo.quantile
     # Just above what is served a queue grows too slowly to show in one run: no more than at a rate at which it does.
     piled_up = [level.requests_per_s for level in levels if not level.meets and level.good_share >= quantile]
-    most_rps, _ = crossing([(level.load.value, level.good_share) for level in levels], quantile)
+    most_rps, _ = crossing([ShareAtRate(level.load.value, level.good_share) for level in levels], quantile)
     return Goodput(min([most_rps, *piled_up]), levels)
 
 
@@ -75,7 +75,7 @@ def under_rates(scene: Scene, deployment: Deployment, most_rps: float, gpus: flo
         label=deployment.label,
         origin="simulated",
         gpus=gpus,
-        output_tokens=scene.workload.mean_tokens[1],
+        output_tokens=scene.workload.mean_tokens.output,
         levels=tuple(map(_rate_level, outcomes)),
     )
 

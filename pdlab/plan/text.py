@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pdlab.analysis.crossovers import Regime, ThroughputCurve, stretches
+from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
 from pdlab.core.deployment import Disaggregated
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
@@ -314,7 +314,7 @@ def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
 
 
 def _regime(regime: Regime) -> list[str]:
-    first_ms, last_ms = (1e3 * value for value in regime.tpot_s)
+    first_ms, last_ms = 1e3 * regime.from_tpot_s, 1e3 * regime.to_tpot_s
     rivals = ", ".join(regime.rivals[:2]) + (f" and {len(regime.rivals) - 2} more" if len(regime.rivals) > 2 else "")
     return [
         f"{regime.from_tokens_per_s:.0f} to {regime.to_tokens_per_s:.0f}",
@@ -442,4 +442,4 @@ def curve_of(candidate: Candidate, node_gpus: int, slo: Slo) -> ThroughputCurve:
     scale = candidate.copies * node_gpus / candidate.total_gpus
     ttft_slo = Slo(ttft_s=slo.ttft_s, quantile=slo.quantile)
     within_ttft = [o for o in candidate.outcomes if ttft_slo.stress_of(o.latencies) <= 1]
-    return sorted((o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)
+    return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)

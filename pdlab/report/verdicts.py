@@ -73,7 +73,11 @@ def entered(each: Against, compared: Headline) -> str:
     loads = listed_all([f"{load:.3g}" for load in each.loads])
     per = " per GPU" if each.per_gpu else ""
     out = f" ({each.left_out} more {'is' if each.left_out == 1 else 'are'} not shared)" if each.left_out else ""
-    repeats = each.repeats[0] if each.repeats[0] == each.repeats[1] else " and ".join(map(str, each.repeats))
+    repeats = (
+        each.repeats.deployment
+        if each.repeats.deployment == each.repeats.reference
+        else " and ".join(map(str, each.repeats))
+    )
     many = f"{repeats} repeat{'' if each.repeats == (1, 1) else 's'} each"
     if 1 in each.repeats:
         many += ", whose scatter from start to start is assumed"

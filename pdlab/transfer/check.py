@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pdlab.core.errors import TransferError
 from pdlab.remote.network import RankHost
@@ -79,6 +79,13 @@ class Ranks(Protocol):
         """Each rank's address, as other nodes reach it."""
 
 
+class SpreadGbPerS(NamedTuple):
+    """Rates of the slowest and of the fastest repeat; GB are 10^9 bytes."""
+
+    slowest: float
+    fastest: float
+
+
 @dataclass(frozen=True)
 class SizeResult:
     """Warm repeats of one size. ``seconds`` per repeat: from the first post to the last byte of all requests.
@@ -109,9 +116,8 @@ class SizeResult:
         return self.bytes / median(self.seconds) / 1e9
 
     @property
-    def spread_gb_per_s(self) -> tuple[float, float]:
-        """The slowest and the fastest repeat."""
-        return self.bytes / max(self.seconds) / 1e9, self.bytes / min(self.seconds) / 1e9
+    def spread_gb_per_s(self) -> SpreadGbPerS:
+        return SpreadGbPerS(self.bytes / max(self.seconds) / 1e9, self.bytes / min(self.seconds) / 1e9)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from support.curves import most, read
 
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
-from pdlab.analysis.ranking import frontier_points, frontiers, rank
+from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank
 from pdlab.analysis.shrinkage import moderate_all
 
 TRIALS = 200
@@ -163,7 +163,10 @@ def test_a_bound_at_the_edge_of_the_measurement_is_no_basis_for_a_verdict() -> N
     edge = most(low, low.points[0].ms("tpot", "p50") or 0.0)
     assert edge is not None and edge.edge
     sure = Estimate(value=edge.value / 2, standard_error=0.01 * edge.value, dof=2.0, basis="repeats")
-    first, second = [("edge", edge), ("b", sure)], [("b", sure.scaled(10)), ("edge", edge)]
+    at_edge, slower, faster = (
+        LabelledEstimate(label, estimate) for label, estimate in (("edge", edge), ("b", sure), ("b", sure.scaled(10)))
+    )
+    first, second = [at_edge, slower], [faster, at_edge]
     assert rank(first, 0.95)[1].tied, "another start of the first might not reach the bound"
     assert not rank(second, 0.95)[1].tied, "what may not reach the bound at all is no better for it"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support import folders
 
-from pdlab.analysis.crossovers import stretches
+from pdlab.analysis.crossovers import ThroughputPoint, stretches
 from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
@@ -552,16 +552,20 @@ class TestGain:
         )
 
 
+def drawn(*levels: tuple[float, float]) -> list[ThroughputPoint]:
+    return [ThroughputPoint(*level) for level in levels]
+
+
 class TestRegimes:
     def test_two_lines_that_cross(self) -> None:
         """Wins below 15, loses above; nothing beyond the ends."""
-        curves = {"flat": [(10.0, 2.0), (20.0, 2.0)], "steep": [(10.0, 1.0), (20.0, 3.0)]}
+        curves = {"flat": drawn((10.0, 2.0), (20.0, 2.0)), "steep": drawn((10.0, 1.0), (20.0, 3.0))}
         first, second = stretches(curves, tolerance=0.0)
         assert (first.label, second.label) == ("steep", "flat")
         assert first.to_tokens_per_s == pytest.approx(15, abs=0.2) and second.to_tokens_per_s == 20
 
     def test_a_difference_within_the_error_is_no_change(self) -> None:
-        curves = {"a": [(10.0, 1.00), (20.0, 1.02)], "b": [(10.0, 1.01), (20.0, 1.00)]}
+        curves = {"a": drawn((10.0, 1.00), (20.0, 1.02)), "b": drawn((10.0, 1.01), (20.0, 1.00))}
         (only,) = stretches(curves, tolerance=0.03)
         assert {only.label, *only.rivals} == {"a", "b"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.plan import accuracy, csv_predictions, csv_rows
 from pdlab.plan.accuracy import PredictedPoint, coverage
-from pdlab.plan.prediction_intervals import error_parts, half_width, of, scatter
+from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width, of, scatter
 from pdlab.sim.hardware import ErrorParts, FitError, load_hardware
 
 
@@ -32,10 +32,10 @@ def test_without_parts_the_median_error_is_that_of_a_normal_distribution() -> No
 
 def drawn(
     rng: np.random.Generator, configurations: int, common: float, level: float, known: float
-) -> list[list[tuple[float, float]]]:
+) -> list[list[LevelError]]:
     """Errors of five levels each, the last one with a scatter that is known."""
     return [
-        [(shared + rng.normal(0, level) + rng.normal(0, each), each) for each in (0.0, 0.0, 0.0, 0.0, known)]
+        [LevelError(shared + rng.normal(0, level) + rng.normal(0, each), each) for each in (0.0, 0.0, 0.0, 0.0, known)]
         for shared in rng.normal(0, common, configurations)
     ]
 
@@ -48,9 +48,10 @@ def test_parts_of_errors_are_found_again() -> None:
 
 
 def test_what_cannot_be_told_apart_is_not_told() -> None:
-    assert error_parts([]) is None and error_parts([[(0.1, 0.0), (0.2, 0.0)]]) is None
-    assert error_parts([[(0.1, 0.0)], [(0.2, 0.0)], []]) is None
-    none = error_parts([[(0.0, 0.0)] * 2] * 2)
+    one, other = LevelError(0.1, 0.0), LevelError(0.2, 0.0)
+    assert error_parts([]) is None and error_parts([[one, other]]) is None
+    assert error_parts([[one], [other], []]) is None
+    none = error_parts([[LevelError(0.0, 0.0)] * 2] * 2)
     assert none is not None and half_width(none) == 0
 
 

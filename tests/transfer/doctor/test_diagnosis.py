@@ -87,7 +87,10 @@ def listens(process: str | None, port: int = 6379) -> dict[str, Any]:
 
 
 def test_healthy_clusters_have_no_findings() -> None:
-    assert diagnose({"a": healthy(), "b": healthy(boot="machine-b")}, query_clock_s=(999.5, 1001.0)) == []
+    assert (
+        diagnose({"a": healthy(), "b": healthy(boot="machine-b")}, query_clock=settings_rules.QueryClock(999.5, 1001.0))
+        == []
+    )
     assert diagnose({"a": cpu_node(), "b": cpu_node()}) == []
 
 
@@ -185,7 +188,7 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
 )
 def test_a_planted_fault_is_found_and_nothing_else(severity: str, topic: str, changes: dict[str, Any]) -> None:
     facts = {"good": healthy(), "bad": healthy(**{"boot": "machine-b", **changes})}
-    findings = diagnose(facts, query_clock_s=(999.5, 1001.0))
+    findings = diagnose(facts, query_clock=settings_rules.QueryClock(999.5, 1001.0))
     assert [(finding.severity, finding.topic) for finding in findings] == [(severity, topic)]
     assert "bad" in findings[0].nodes
     assert findings[0].evidence and findings[0].consequence and findings[0].fix
