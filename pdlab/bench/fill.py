@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from pdlab.bench import levels
 from pdlab.core.errors import UsageError
+from pdlab.core.text import duration
 from pdlab.core.workload import Workload
 
 FillCache = Literal["auto", "yes", "no"]
@@ -55,7 +56,7 @@ def planned(
     if mode == "yes":
         return f"filled once before the first level ({prompts}), however long that takes"
     return (
-        f"filled once before the first level ({prompts}) where that takes at most {_minutes(AUTO_S)} by the pace of "
+        f"filled once before the first level ({prompts}) where that takes at most {duration(AUTO_S)} by the pace of "
         "the first ones, and not on CPUs of this machine"
     )
 
@@ -102,12 +103,12 @@ def fill(
             return "not filled, for prompts that fill them failed"
         if mode == "auto" and needed / pace_rps > AUTO_S:
             return (
-                f"not filled, for that takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens "
-                f"(filled by themselves up to {_minutes(AUTO_S)}; --fill-cache yes fills them)"
+                f"not filled, for that takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} tokens "
+                f"(filled by themselves up to {duration(AUTO_S)}; --fill-cache yes fills them)"
             )
         if parts == 1 and left > 0:
             print_line(
-                f"filling KV pools takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens"
+                f"filling KV pools takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} tokens"
             )
     if left > 0:
         return f"not all filled: some engine is given few of the requests, and {left:.0f} tokens are missing"
@@ -116,7 +117,3 @@ def fill(
 
 def _requests(tokens: float, each: int) -> int:
     return max(FEWEST, math.ceil(SPARE * tokens / each))
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

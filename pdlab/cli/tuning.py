@@ -16,8 +16,6 @@ from pdlab.core.text import counted
 from pdlab.results.schema import ExperimentRecord, Tried, Tuning
 from pdlab.results.store import Store
 
-CONFIDENCE = 0.95
-
 
 def tuned(plan: Schedule, options: RunOptions) -> Schedule:
     """``plan`` with the settings that the search finds, which is made as far as it is not finished; as it is without
@@ -55,7 +53,7 @@ def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) ->
     if not valid:
         why = next(iter(errors.values()), "no level is valid")
         raise BenchError(f"{folder}: nothing was measured of {name}, which tune_baseline is for: {why}")
-    readings_by_bounds = readings(named, bounds, View(normalized=False, confidence=CONFIDENCE))
+    readings_by_bounds = readings(named, bounds, View(normalized=False))
     ranking = {ranked.label: ranked for reading in readings_by_bounds for ranked in reading.ranking}
     tried = {
         each.name: Tried(

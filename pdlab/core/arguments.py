@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import select
@@ -277,26 +278,26 @@ def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Se
 
 def positive(text: str) -> int:
     """A whole number of at least 1. Raises argparse.ArgumentTypeError, as all of these do."""
-    if not re.fullmatch(r"\s*[0-9]{1,18}\s*", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    return _whole_number(text, 1, 10**18 - 1, "a whole number of at least 1")
 
 
 def whole(low: int, high: int, what: str = "a whole number") -> Callable[[str], int]:
     """A type for whole numbers within bounds."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*[0-9]{1,20}\s*", text) or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {low} to {high}")
-        return int(text)
+        return _whole_number(text, low, high, f"{what} from {low} to {high}")
 
     return parse
 
 
 def seed(text: str) -> int:
     """A seed of random numbers: a whole number from 0."""
-    if not re.fullmatch(r"\s*[0-9]{1,19}\s*", text) or int(text) > MAX_SEED:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a seed: a whole number from 0 to {MAX_SEED}")
+    return _whole_number(text, 0, MAX_SEED, f"a seed: a whole number from 0 to {MAX_SEED}")
+
+
+def _whole_number(text: str, low: int, high: int, expected: str) -> int:
+    if not re.fullmatch(r"\s*[0-9]{1,20}\s*", text) or not low <= int(text) <= high:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return int(text)
 
 
@@ -311,32 +312,17 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def above_zero(text: str) -> float:
     """A number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
 def share(text: str) -> float:
     """A number above 0 and below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number above 0 and below 1, such as 0.95")
-    return value
+    return _number(text, lambda value: 0 < value < 1, "a share: a number above 0 and below 1, such as 0.95")
 
 
 def seconds(text: str) -> float:
     """A number of seconds above 0."""
-    try:
-        return above_zero(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0") from error
+    return _number(text, lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
 def lengths(text: str) -> LengthDistribution:
@@ -351,12 +337,16 @@ def lengths(text: str) -> LengthDistribution:
 
 def milliseconds(text: str) -> float:
     """A number of milliseconds, 0 too."""
+    return _number(text, lambda value: 0 <= value < math.inf, "a number of milliseconds from 0")
+
+
+def _number(text: str, accepts: Callable[[float], bool], expected: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 0")
+        value = math.nan
+    if not accepts(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return value
 
 

@@ -20,6 +20,7 @@ from pydantic import Field
 from pdlab.core.errors import UsageError
 from pdlab.core.files import ROOT, cache_dir, replace
 from pdlab.core.schema import Frozen, validate
+from pdlab.core.text import duration
 from pdlab.first_hour.steps import RAN, Step, StepVerdict, left, missing
 
 STATE = "first-hour.json"
@@ -105,10 +106,10 @@ def run(
             outcome = Outcome(name=step.name, verdict="skipped", detail=why, next_action="--resume", **facts)
             print_line(f"{number}/{len(steps)} {step.name}: skipped, {why}")
         else:
-            print_line(f"{number}/{len(steps)} {step.name}: {step.title} (about {minutes(step.estimate_s)}): {shown}")
+            print_line(f"{number}/{len(steps)} {step.name}: {step.title} (about {duration(step.estimate_s)}): {shown}")
             outcome, stopped = _run_step(step, number, [*front, *_adapted(step, out)], out, facts, print_line)
             interrupted = interrupted or stopped
-            took = minutes(outcome.took_s or 0.0)
+            took = duration(outcome.took_s or 0.0)
             print_line(f"{number}/{len(steps)} {step.name}: {outcome.verdict.upper()} after {took}: {outcome.detail}")
             if outcome.next_action:
                 print_line(f"    next: {outcome.next_action}")
@@ -144,7 +145,7 @@ def _run_step(
                 elif now - last_report > REPORT_EVERY_S:
                     last_report = now
                     print_line(
-                        f"    {minutes(now - began)} of at most {minutes(step.limit_s)}: "
+                        f"    {duration(now - began)} of at most {duration(step.limit_s)}: "
                         f"{last_line(log) or 'no output yet'}"
                     )
         except KeyboardInterrupt:
@@ -205,7 +206,7 @@ def backends(path: Path) -> dict[str, int]:
 
 def _detail(step: Step, out: Path, log: Path, verdict: StepVerdict, code: int) -> str:
     if verdict == "timed out":
-        return f"not done within {minutes(step.limit_s)}; last: {last_line(log) or 'no output'}"
+        return f"not done within {duration(step.limit_s)}; last: {last_line(log) or 'no output'}"
     summary = _summary(out / step.summary) if step.summary else None
     return summary or last_line(log) or f"exit code {code}, no output"
 
@@ -240,8 +241,3 @@ def _stamp(folder: Path) -> int | None:
         return folder.stat().st_ctime_ns
     except OSError:
         return None
-
-
-def minutes(seconds: float) -> str:
-    """``45 s``, ``6 min``."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -30,7 +30,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
-from pdlab.plan.prediction_intervals import scatter
+from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -47,7 +47,6 @@ ASIDE = 0.1  # of a constant's logarithm: the simulator's jumps are small beside
 FARTHEST = 0.5
 SHARES = 1.0, 0.5, 0.25  # of a step
 ENOUGH = 0.01  # of the loss: a step that gains less is not taken
-SEEDS = (0, 1, 2, 3)
 SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
 
 

@@ -24,6 +24,7 @@ from pdlab.sim.hardware import TO_SD, ErrorParts, FitError
 # What a block that is copied alone costs: the two levels with a wrapped pool ask for 0.7 and 1.5 of the value used.
 POOL = 0.4
 NORMAL_90 = 1.6449
+SEEDS = (0, 1, 2, 3)  # of the simulations whose mean is a prediction
 
 
 def scatter(values: Sequence[float], merged: float | None = None) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
 from pdlab.core.errors import TransferError
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView
 from pdlab.transfer.check import BackendResult, TransferPlan, probe_plan, run_backend, wire_unreported, with_wire_of
 from pdlab.transfer.rank.actor import RankActor, end_ranks
 from pdlab.transfer.rank.messages import RankOptions
@@ -75,7 +75,7 @@ def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
         placements = [places for _, places in sorted(fitting, key=lambda pair: pair[0])]
     if not placements:
         free_slots = (
-            "; ".join(f"{_short(node.id)} {len(node.slots)} free of {_total(node)}" for node in nodes) or "no node"
+            "; ".join(f"{_short(node.id)} {len(node.slots)} free of {node.total_slots}" for node in nodes) or "no node"
         )
         raise TransferError(
             "placement", f"--strategy {plan.strategy} needs {requirement}, and the cluster has ({kind}s): {free_slots}"
@@ -85,10 +85,6 @@ def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
 
 def _short(node_id: str) -> str:
     return node_id if len(node_id) < 20 else node_id[:8]
-
-
-def _total(node: ClusterNode) -> int:
-    return node.gpus or int(node.cpus)
 
 
 @contextlib.contextmanager
