@@ -32,7 +32,7 @@ def usage() -> str:
     """The commands, one per line."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {description}" for name, description in COMMANDS.items()]
-    return "\n".join(["usage: python -m pdlab COMMAND [FLAGS]; COMMAND --help says more", "", *lines])
+    return "\n".join(["usage: python -m pdlab COMMAND [FLAGS]; COMMAND --help lists its flags", "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -300,7 +300,7 @@ class Curve(Frozen):
         """GPUs by which the view divides: of whole nodes or those used, or a role's. Raises StoreError, see `scale`."""
         gpus = self.gpus.counted(view.count) if view.role == "all" else self.gpus.of(view.role)
         if not gpus:
-            raise StoreError(f"{self.name}: nothing is known to be its {view.role} {self.gpus.unit}s")
+            raise StoreError(f"{self.name}: the number of its {view.role} {self.gpus.unit}s is not known")
         return gpus
 
     def has_role(self, view: View) -> bool:

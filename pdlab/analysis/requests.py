@@ -120,8 +120,8 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     kept = table.shape[1]
     if kept < run.completed:
         raise StoreError(
-            f"{path}: holds {kept} requests, its level completed {run.completed}; it is not whole: restore it, or "
-            "delete it and do without goodput and intervals of that level"
+            f"{path}: holds {kept} requests, its level completed {run.completed}; the file is incomplete: restore "
+            "it, or delete it and do without goodput and intervals of that level"
         )
     if kept == 0:
         return None

@@ -80,10 +80,10 @@ def fill(
     if left is None:
         if mode == "yes":
             raise UsageError(
-                "--fill-cache yes: the engines' metrics do not tell how much their KV pools hold; launch with "
+                "--fill-cache yes: the engines' metrics do not report the size of their KV pools; launch with "
                 "launch_gptoss.py, or leave --fill-cache out"
             )
-        return "not filled, for the engines' metrics do not tell what they hold"
+        return "not filled, because the engines' metrics do not report the size of the pools"
     if left <= 0:
         return "filled before, every engine has been given more tokens than its pool holds"
     if mode == "auto" and driver.local:
@@ -97,22 +97,22 @@ def fill(
         parts += 1
         left = driver.to_fill
         if left is None:
-            return "not known to be filled: the engines' metrics no longer tell"
+            return "filling not verified: the engines' metrics no longer report the size of the pools"
         needed = _requests(left, tokens)
         if pace_rps is None:
-            return "not filled, for prompts that fill them failed"
+            return "not filled, because prompts that fill them failed"
         if mode == "auto" and needed / pace_rps > AUTO_S:
             return (
-                f"not filled, for that takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} tokens "
-                f"(filled by themselves up to {duration(AUTO_S)}; --fill-cache yes fills them)"
+                f"not filled, because that takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} "
+                f"tokens (filled by themselves up to {duration(AUTO_S)}; --fill-cache yes fills them)"
             )
         if parts == 1 and left > 0:
             print_line(
                 f"filling KV pools takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} tokens"
             )
     if left > 0:
-        return f"not all filled: some engine is given few of the requests, and {left:.0f} tokens are missing"
-    return "filled once, so that they are as they are after some minutes of serving"
+        return f"not all filled: an engine gets few of the requests, and {left:.0f} tokens are missing"
+    return "filled once, to the state that they have after some minutes of serving"
 
 
 def _requests(tokens: float, each: int) -> int:

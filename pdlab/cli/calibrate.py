@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("what was measured").add_argument
     add("--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published")
-    add("--model", metavar="NAME", help="model that was measured (default: the one that the runs say)")
+    add("--model", metavar="NAME", help="model that was measured (default: the one that the runs record)")
     add(
         "--prompts",
         choices=("fresh", "repeated"),

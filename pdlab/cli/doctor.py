@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add("--here", action="store_true", help="ask this machine alone, without Ray")
     add("--backends", type=backends, default=("UCX",), metavar="NAME[,NAME]",
         help="NIXL backends to create (default UCX)")  # fmt: skip
-    add("--quick", action="store_true", help="read only what is there: no process that loads NIXL")
+    add("--quick", action="store_true", help="read files and settings alone: start no process that loads NIXL")
     add = p.add_argument_group("output").add_argument
     add("--json", type=Path, metavar="FILE", help="write all facts and findings there")
     return p

@@ -274,13 +274,13 @@ def _applies(args: argparse.Namespace) -> None:
     blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
         unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks, *count]
-        not_for(args, parser(), unused, "--predict: the file's columns say it")
+        not_for(args, parser(), unused, "--predict, whose file has columns for it")
     elif args.compare:
         not_for(
             args,
             parser(),
             ["--out", *cluster, *load, *slo, *blocks],
-            "--compare: the measured runs say what is predicted",
+            "--compare, which predicts the measured runs",
         )
     elif args.explain:
         not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:], *count], "--explain")

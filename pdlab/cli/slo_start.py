@@ -45,7 +45,8 @@ def from_plan(search: Search, workload: Workload, base_url: str) -> StartedSearc
     running = load_running(base_url)
     if running is None or running.manifest.deployment is None:
         raise UsageError(
-            f"--start-from plan: nothing says what is deployed at {base_url}; launch it with launch_gptoss.py, or {FIX}"
+            f"--start-from plan: no record names the deployment at {base_url}; launch it with "
+            f"launch_gptoss.py, or {FIX}"
         )
     return begun(search, workload, running.manifest.deployment, local=running.manifest.local)
 

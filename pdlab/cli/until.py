@@ -26,7 +26,7 @@ SHOWN = {"throughput": "output tokens/s", "ttft": "TTFT p50", "tpot": "TPOT p50"
 OUTCOME_TEXT = {
     "lead": "resolved",
     "alike": "no difference of that size",
-    "unresolvable": "not resolved, nor would it be",
+    "unresolvable": "not resolved, and further repeats would not resolve it",
     "open": "not resolved yet",
 }
 
@@ -150,14 +150,14 @@ def sight(plan: Schedule, folder: Path, until: Until | None) -> list[str]:
     sure = f"{100 * POWER:g} % of cases at {100 * CONFIDENCE:g} % confidence{among}"
     repeats = plan.file.repeats if until is None else until.looks.first
     lines = [
-        f"what it can see: with {counted(repeats, 'repeat')} a difference of {percent_text(repeats, CONFIDENCE)} "
+        f"detectable: with {counted(repeats, 'repeat')} a difference of {percent_text(repeats, CONFIDENCE)} "
         f"between two deployments over all loads, in {sure}, if starts scatter by {100 * sd:.2g} % ({source})"
     ]
     if until is None:
         return lines
     level = until.looks.level(CONFIDENCE)
     lines[0] = (
-        f"what it can see: {percent_text(repeats, level)} between two deployments over all loads after {repeats} "
+        f"detectable: {percent_text(repeats, level)} between two deployments over all loads after {repeats} "
         f"repeats, {percent_text(until.looks.cap, level)} after {until.looks.cap}, in {sure}, shared by "
         f"{until.looks.count} looks, if starts scatter by {100 * sd:.2g} % ({source})"
     )
@@ -180,5 +180,5 @@ def _scatter(plan: Schedule, folder: Path) -> tuple[float, str]:
             return measured.log_sd, f"output tokens/s measured in {folder}, {measured.dof} degrees of freedom"
     local = plan.file.where.local is not None
     where = "this machine" if local else "this cluster"
-    known = "of levels measured on CPUs" if local else "of published H100 runs on different days"
-    return SINGLE_REPEAT_SD["cpu" if local else "gpu"], f"an assumption, {known}; of {where} nothing is known"
+    known = "levels measured on CPUs" if local else "published H100 runs on different days"
+    return SINGLE_REPEAT_SD["cpu" if local else "gpu"], f"assumed from {known}; the scatter of {where} was not measured"

@@ -388,8 +388,8 @@ def _doubt(paths: Sequence[Path], hashes: Mapping[Path, str]) -> str | None:
     named = list(map(str, paths)) if len(paths) <= 4 else ["DIR..."]
     more = "" if len(paths) <= 4 else " with these folders"
     return (
-        f"the audit finds what makes a plot of these wrong ({kinds}): {shlex.join(['python', 'viz.py', '--audit'])} "
-        f"{shlex.join(named) if not more else named[0]}{more} says where"
+        f"the audit has findings that make a plot of these folders wrong ({kinds}): "
+        f"{shlex.join(['python', 'viz.py', '--audit'])} {shlex.join(named) if not more else named[0]}{more} lists them"
     )
 
 
@@ -430,7 +430,7 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     except (OSError, ValueError):
         folder = False  # told where it is tried
     if path.name.endswith("."):
-        raise UsageError(f"--plot-path {path}: the suffix says the format; use .png, .svg or .pdf")
+        raise UsageError(f"--plot-path {path}: the suffix selects the format; use .png, .svg or .pdf")
     if folder:
         raise UsageError(f"--plot-path {path} is a folder; give a file in it, for example {path / 'viz.png'}")
     if suffix in ("png", "svg", "pdf"):

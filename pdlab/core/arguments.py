@@ -234,7 +234,7 @@ def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
     ``make_folder``: its folder is made where it is missing.
     """
     if path.suffix.lower() not in PICTURES:
-        problem = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix says the format"
+        problem = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix selects the format"
         raise UsageError(f"{flag} {path}: {problem}; use {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
     check_output(path, flag) if make_folder else check_writable(path, flag)
 

@@ -295,8 +295,8 @@ class Pairs(LengthDistribution):
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         if not self.pairs:
             raise UsageError(
-                f"the lengths in {self.name} are not kept with results, so requests of these cannot be drawn again; "
-                f"only what is given --lengths file:{self.name} draws them"
+                f"the lengths in {self.name} are not kept with results, so their requests cannot be drawn again; "
+                f"give --lengths file:{self.name}"
             )
         count = len(self.pairs)
         while True:

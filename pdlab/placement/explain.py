@@ -33,7 +33,7 @@ def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
             nothing = "none of the changes that were tried"
     change = "; or ".join(way for way in ways if way) or nothing
     return (
-        f"{deployment.label} does not fit {view.name}: asked for {_demand(deployment, view)}; "
+        f"{deployment.label} does not fit {view.name}: it requires {_demand(deployment, view)}; "
         f"free: {_free(deployment, view)}; what would fit: {change}"
     )
 

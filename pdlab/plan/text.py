@@ -198,12 +198,12 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
     return [
         "~: KV pools are simulated as they are once each has served more tokens than it holds (minutes): free blocks "
         "lie apart.",
-        "With vLLM 0.11 a decode engine copied such blocks one by one within a node; no other version was looked at.",
+        "With vLLM 0.11 a decode engine copied such blocks one by one within a node; no other version was measured.",
         f"The ranking takes it {ranked}:",
         "",
         table(head, rows, left=(0,)),
         "",
-        f"What it is on your nodes: debug/test_nixl_connector_ray.py --strategy pack --compare-blocks --model "
+        f"To measure the cost on your nodes: debug/test_nixl_connector_ray.py --strategy pack --compare-blocks --model "
         f"{scene.shape.name} --json blocks.json, then this plan with --blocks blocks.json.",
     ]
 

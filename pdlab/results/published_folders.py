@@ -61,7 +61,7 @@ def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
     if _is_ours(files[0]):
-        raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels say nothing; restore it")
+        raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels cannot be read; restore it")
     return _published(path, files, gpus)
 
 
@@ -101,7 +101,9 @@ def _own(path: Path, gpus: int | None) -> Experiment:
     if gpus is not None and stated not in (None, gpus):
         raise UsageError(f"{path}: its {MANIFEST} says {stated} GPUs, --gpus says {gpus}; leave --gpus out for it")
     if stated is None and gpus is None:
-        raise StoreError(f"{path}: {MANIFEST} does not say how many GPUs were used; add --gpus {_folder_name(path)}=N")
+        raise StoreError(
+            f"{path}: {MANIFEST} does not record how many GPUs were used; add --gpus {_folder_name(path)}=N"
+        )
     if not experiment.runs:
         raise StoreError(f"{path} has a {MANIFEST}, but no finished level yet; run the sweep again with --resume")
     return experiment.model_copy(update={"manifest": manifest.model_copy(update={"gpus": stated or gpus})})
@@ -116,7 +118,7 @@ def _published(path: Path, files: list[Path], gpus: int | None) -> Experiment:
     total = gpus if gpus is not None else (_gpus(topology) if topology else None)
     if total is None:
         raise StoreError(
-            f"{path}: the folder's name does not say the configuration (expected it to end in 4xtp2, or in "
+            f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
             f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's --gpus {name}=N"
         )
     contents = [(file, _read(file)) for file in files]

@@ -84,7 +84,7 @@ class Hardware(Frozen):
         try:
             return self.constants[name].value
         except KeyError as error:
-            raise UsageError(f"hardware {self.name}: constant {name!r} is missing; have {_names(self)}") from error
+            raise UsageError(f"hardware {self.name}: constant {name!r} is missing; known are {_names(self)}") from error
 
     def with_values(self, values: Mapping[str, float]) -> Hardware:
         """The same hardware with some constants replaced (their basis stays)."""

@@ -154,7 +154,7 @@ def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
     assert "one" in text and "two are not distinguishable" in text
     assert "the repeats differ too much there" in text and "to" not in text.split("factor of")[1]
     table = sections.slo_text(picked, same, View())
-    assert "1.00 x (too wide to say), not distinguishable" in table
+    assert "1.00 x (interval too wide), not distinguishable" in table
 
 
 def test_what_misses_and_what_is_unknown_is_said() -> None:

@@ -64,7 +64,7 @@ def test_every_pool_is_filled_with_prompts_of_several_seeds() -> None:
     ("mode", "pools", "parts", "words"),
     [
         ("no", Pools([1e6]), 0, "not filled (--fill-cache no)"),
-        ("auto", Unknown([1e6]), 0, "do not tell what they hold"),
+        ("auto", Unknown([1e6]), 0, "do not report the size of the pools"),
         ("auto", Pools([-1.0, 0.0]), 0, "filled before"),
         ("auto", Pools([1e6], local=True), 0, "not filled on CPUs of this machine"),
         ("yes", Pools([1e6], local=True), 2, "filled once"),
@@ -90,7 +90,7 @@ def test_uneven_routing_is_made_up_for_and_an_engine_without_requests_ends_it() 
 
 
 def test_asked_for_and_unknown_is_refused() -> None:
-    with pytest.raises(UsageError, match="--fill-cache yes: the engines' metrics do not tell"):
+    with pytest.raises(UsageError, match="--fill-cache yes: the engines' metrics do not report"):
         fill(Unknown([1.0]), WORKLOAD, "yes", 0)
 
 

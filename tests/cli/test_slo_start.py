@@ -61,7 +61,7 @@ def test_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
     assert bench.main(["--slo", "ttft_ms=500", "--start-from", "plan", "-u", URL]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"error: --start-from plan: nothing says what is deployed at {URL}; launch it")
+    assert printed.startswith(f"error: --start-from plan: no record names the deployment at {URL}; launch it")
 
 
 def experiment(folder: Path, **slo: Any) -> Path:

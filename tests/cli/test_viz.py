@@ -408,15 +408,15 @@ def test_identical_results_are_drawn_once_with_both_names(tmp_path: Path, capsys
     out, err = capsys.readouterr()
     assert "note: identical results are drawn once: 1xTP1 collocated (first = second)\n" in err
     assert "1xTP1 collocated (second)" not in out
-    audit = f"note: the audit finds what makes a plot of these wrong (identical): python viz.py --audit {first}"
-    assert audit in err and err.count("\n") == 2
+    audit = "note: the audit has findings that make a plot of these folders wrong (identical)"
+    assert f"{audit}: python viz.py --audit {first}" in err and err.count("\n") == 2
 
 
 def test_the_same_files_under_another_name_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, _, renamed, _ = copies(tmp_path)
     assert viz.main(["--exps", str(first), str(renamed), "--no-plot"]) == 0
     err = capsys.readouterr().err
-    assert "the audit finds what makes a plot of these wrong (identical, contradiction)" in err
+    assert "the audit has findings that make a plot of these folders wrong (identical, contradiction)" in err
     assert viz.main(["--audit", str(first), str(renamed)]) == 3
     out = capsys.readouterr().out
     assert "one of the two curves is another configuration's, normalised by" in out and "is a copy" not in out
@@ -427,7 +427,7 @@ def test_many_folders_are_named_by_what_they_are(tmp_path: Path, capsys: pytest.
     fifth = shutil.copytree(made[0], tmp_path / "a fifth")
     assert viz.main(["--exps", *map(str, made), str(fifth), "--no-plot"]) == 0
     err = capsys.readouterr().err
-    assert "python viz.py --audit DIR... with these folders says where" in err
+    assert "python viz.py --audit DIR... with these folders lists them" in err
 
 
 def test_nothing_is_said_of_sound_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

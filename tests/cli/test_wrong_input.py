@@ -306,7 +306,7 @@ PLAN += [
     case("plan", "--predict header.csv", "has a header and no rows"),
     case("plan", "--predict cells.csv", "4 cells for 2 columns"),
     case("plan", "--predict same-column.csv", "column 'config' occurs twice"),
-    case("plan", "--compare stray", "stray: the folder's name does not say the configuration", "rename it"),
+    case("plan", "--compare stray", "stray: the folder's name does not give the configuration", "rename it"),
     case("plan", "--compare array_1xtp2", "array_1xtp2/conc4.json is not a summary of `vllm bench serve`"),
     case("plan", "--compare later", "schema_version: must be one of 1 or 2, got 999"),
     case("plan", "--blocks blocks.json", "not the --json of a KV-transfer check"),
@@ -378,9 +378,9 @@ VIZ = [
 ]
 VIZ += [
     case("viz", "ours", "'ours' stands where no word is expected"),
-    case("viz", "--exps stray", "the folder's name does not say the configuration", "--gpus stray=N"),
+    case("viz", "--exps stray", "the folder's name does not give the configuration", "--gpus stray=N"),
     case("viz", "--exps ours empty", "empty holds no result files"),
-    case("viz", "--exps ours --plot-path x.", "--plot-path x.: the suffix says the format"),
+    case("viz", "--exps ours --plot-path x.", "--plot-path x.: the suffix selects the format"),
     case("viz", "--exps ours --at tpt_ms=5", "'tpt_ms=5' is no bound"),
     case("viz", "--exps ours --at tpot_ms=5,tpot_ms=6", "tpot p50 is there twice"),
     case("viz", "--exps ours --at tpot_ms=5 --at tpot_ms=5", "--at tpot_ms=5 is given twice"),

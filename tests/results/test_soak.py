@@ -60,7 +60,7 @@ def test_a_queue_that_does_not_change_is_seldom_said_to(load: float) -> None:
 
 def test_too_little_is_undecided() -> None:
     few = change([(i * 60.0, 1.0) for i in range(30)], 0, 1800, 5)
-    assert few.verdict == "undecided" and few.reason == "too few requests to tell: hold the load longer"
+    assert few.verdict == "undecided" and few.reason == "too few requests for a verdict: hold the load longer"
     long = change(noisy(1), 0, 1800, 200)
     assert long.verdict == "undecided" and long.ratio is None, "blocks shorter than requests are no sample"
 
