@@ -64,7 +64,7 @@ def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str])
     assert viz.main([*words, "--no-plot"]) == 0
     out, err = capsys.readouterr()
     # The made-up files break Little's law, which the audit finds.
-    assert [line for line in err.splitlines() if not line.startswith("note: the audit finds")] == []
+    assert [line for line in err.splitlines() if not line.startswith("note: the audit has findings")] == []
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         golden.write_text(out, encoding="utf-8")
