@@ -50,26 +50,26 @@ def main() -> None:
     port = str(free)
     flags = ["--pd-spread", "--local", "--detach", "--port", port]
     launchers = {"with": ["launch_gptoss.py"], "without": ["-c", UNGUARDED]}
-    found: dict[str, list[Figures]] = {"without": [], "with": []}
+    figures_by_launcher: dict[str, list[Figures]] = {"without": [], "with": []}
     try:
         for number in range(args.rounds):
-            order = list(found) if number % 2 == 0 else list(found)[::-1]
+            order = list(figures_by_launcher) if number % 2 == 0 else list(figures_by_launcher)[::-1]
             for name in order:
                 subprocess.run([sys.executable, *launchers[name], *flags], check=True, cwd=ROOT, capture_output=True)
                 with LoadClient() as client:
                     (figures,) = measure(
                         client, {"base_url": f"http://127.0.0.1:{port}"}, [args.concurrency], args, number
                     )
-                found[name].append(figures)
-                said = ", ".join(f"{key} {value:.1f}" for key, value in figures._asdict().items())
-                print(f"{name:8} {said}", flush=True)
+                figures_by_launcher[name].append(figures)
+                line = ", ".join(f"{key} {value:.1f}" for key, value in figures._asdict().items())
+                print(f"{name:8} {line}", flush=True)
     finally:
         stop = [sys.executable, "launch_gptoss.py", "--port", port, "--shutdown"]
         subprocess.run(stop, check=True, cwd=ROOT, capture_output=True)
         held.close()
     ratios = [
-        statistics.fmean(getattr(f, name) for f in found["with"])
-        / statistics.fmean(getattr(f, name) for f in found["without"])
+        statistics.fmean(getattr(f, name) for f in figures_by_launcher["with"])
+        / statistics.fmean(getattr(f, name) for f in figures_by_launcher["without"])
         for name in Figures._fields
     ]
     print(

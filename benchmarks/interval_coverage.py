@@ -54,9 +54,9 @@ def tails(trials: int) -> None:
         for quantile in (0.9, 0.95, 0.99):
             cells = []
             for beyond in steps:
-                found = md1_tail(utilisation, quantile, round(beyond / (1 - quantile)), 3, trials, seed=7)
-                held = np.mean([interval.holds(1.0) for row in found if (interval := of_repeats(row).interval(LEVEL))])
-                cells.append(f"{100 * held:4.0f} % ({100 * (np.mean(found) - 1):+3.0f} %)")
+                ratios = md1_tail(utilisation, quantile, round(beyond / (1 - quantile)), 3, trials, seed=7)
+                held = np.mean([interval.holds(1.0) for row in ratios if (interval := of_repeats(row).interval(LEVEL))])
+                cells.append(f"{100 * held:4.0f} % ({100 * (np.mean(ratios) - 1):+3.0f} %)")
             print(f"{utilisation:11g}  {f'p{100 * quantile:g}':>10}  " + "  ".join(cell.rjust(12) for cell in cells))
 
 

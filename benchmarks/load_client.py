@@ -78,7 +78,7 @@ def measure(client: LoadClient, url: str, tokenizer: str, rate: float, tpot_s: f
     """One level; prints its row and returns whether the load generator kept up."""
     service_s = TTFT_S + (tokens - 1) * tpot_s
     streams = max(1, round(rate * service_s / tokens))
-    asked = streams * tokens / service_s
+    requested_tokens_per_s = streams * tokens / service_s
     name = f"p{client.processes}r{rate:g}"
     answer = client.run(
         ClientLevel(
@@ -94,17 +94,18 @@ def measure(client: LoadClient, url: str, tokenizer: str, rate: float, tpot_s: f
     measured = sorted(record.ttft_s or 0.0 for record in records)
     late = [1000 * (percentile(measured, q) - percentile(ttft, q)) for q in (50, 99)]
     tpot_error = 1000 * (statistics.median(r.tpot_s or 0.0 for r in records) - statistics.median(tpot))
-    got = window.output_tokens_per_s if window else 0.0
+    received_tokens_per_s = window.output_tokens_per_s if window else 0.0
     outcome = Evidence(
         records=records, workload=Workload(input_tokens=INPUT, output_tokens=tokens), load=Closed(concurrency=streams),
         num_requests=6 * streams, client=answer.load,
     )  # fmt: skip
-    found = [*client_saturation(outcome), *clock(outcome)]
-    fine = not found and got >= 0.95 * asked
-    verdict = "keeps up" if fine else "; ".join(found) or "too slow, server or client"
+    reasons = [*client_saturation(outcome), *clock(outcome)]
+    fine = not reasons and received_tokens_per_s >= 0.95 * requested_tokens_per_s
+    verdict = "keeps up" if fine else "; ".join(reasons) or "too slow, server or client"
     print(
-        f"| {answer.processes} | {streams} | {asked:.0f} | {got:.0f} | {answer.cpu_share} "
-        f"| {1000 * (answer.loop_lag_s or 0):.1f} | {late[0]:.1f} / {late[1]:.1f} | {tpot_error:.2f} | {verdict} |",
+        f"| {answer.processes} | {streams} | {requested_tokens_per_s:.0f} | {received_tokens_per_s:.0f} "
+        f"| {answer.cpu_share} | {1000 * (answer.loop_lag_s or 0):.1f} | {late[0]:.1f} / {late[1]:.1f} "
+        f"| {tpot_error:.2f} | {verdict} |",
         flush=True,
     )
     return fine

@@ -158,19 +158,19 @@ def main() -> None:
     theirs: dict[int, list[float]] = {4: [], 2: [], 0: []}
     for number in range(1, args.rounds + 1):
         # Before and after the check, for other work on the machine comes and goes.
-        found = None
+        report = None
         for place, threads in enumerate((4, 2, 0, 4)):
             if place == 2 and not args.only:
-                found = tool()
+                report = tool()
                 plain.append(without_ray())
             theirs[threads].append(reference(threads))
         first, again = theirs[4][-2:]
         text = f"4 threads {first:.2f} and {again:.2f}, 2 threads {theirs[2][-1]:.2f}, 0 threads {theirs[0][-1]:.2f}"
-        if found is not None:
-            ours.append(found["sizes"][0]["gb_per_s"])
-            memcpy.append(found["memcpy_gb_per_s"])
-            startups.append(found["startup_s"])
-            checks.append(found["check_s"] / found["checked_bytes"] * 2**30)
+        if report is not None:
+            ours.append(report["sizes"][0]["gb_per_s"])
+            memcpy.append(report["memcpy_gb_per_s"])
+            startups.append(report["startup_s"])
+            checks.append(report["check_s"] / report["checked_bytes"] * 2**30)
             text += f"; the check {ours[-1]:.2f}, without Ray {plain[-1]:.2f}; memcpy {memcpy[-1]:.2f}"
         print(f"round {number}: {text} GB/s", flush=True)
     # One median per kind: the best of several noisy numbers would be more than any of them can do again.

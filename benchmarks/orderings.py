@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Closed, Level, Workload  # noqa: E402
-from pdlab.plan.accuracy import throughput_at  # noqa: E402
+from pdlab.plan.accuracy import LevelPoint, throughput_at  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.kv_transfer import LinkKind  # noqa: E402
 from pdlab.sim.level import figures  # noqa: E402
@@ -44,11 +44,6 @@ ALIKE = 0.03  # pack and spread: relative difference that is none
 TEN = (5.0, 20.0)  # what counts as ten times
 
 
-class Point(NamedTuple):
-    tpot_s: float
-    per_node_rps: float
-
-
 class Ordering(NamedTuple):
     """What was reported, whether the simulator does it too, and the figures."""
 
@@ -57,7 +52,7 @@ class Ordering(NamedTuple):
     simulated: str
 
 
-Curve = dict[int, Point]  # by concurrency
+Curve = dict[int, LevelPoint]  # by concurrency
 
 
 def curve(label: str, link: LinkKind | None = None) -> Curve:
@@ -66,14 +61,14 @@ def curve(label: str, link: LinkKind | None = None) -> Curve:
     assert shape is not None
     deployment = Deployment(topology=parse_label(label))
     levels = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in LOADS]
-    found: dict[int, list[tuple[float, float]]] = {n: [] for n in LOADS}
+    points: dict[int, list[tuple[float, float]]] = {n: [] for n in LOADS}
     for seed in SEEDS:
         done = simulate(deployment, levels, Workload(), hardware, shape, seed=seed, prompts="repeated", link=link)
         for n, level in zip(LOADS, done, strict=True):
             tpot_s, _, rate_rps = figures(level)
             assert tpot_s is not None
-            found[n].append((tpot_s, rate_rps * hardware.gpus_per_node / deployment.gpus))
-    return {n: Point(*map(statistics.fmean, zip(*seen, strict=True))) for n, seen in found.items()}
+            points[n].append((tpot_s, rate_rps * hardware.gpus_per_node / deployment.gpus))
+    return {n: LevelPoint(*map(statistics.fmean, zip(*each, strict=True))) for n, each in points.items()}
 
 
 def by_tp(curves: Sequence[Curve], loads: Sequence[int] = (32, 48, 64)) -> Ordering:
@@ -89,22 +84,22 @@ def by_tp(curves: Sequence[Curve], loads: Sequence[int] = (32, 48, 64)) -> Order
 def winners(curves: Mapping[str, Curve]) -> list[tuple[str, float]]:
     """(who serves most per node at equal TPOT, from which TPOT on), as TPOT grows."""
     drawn = {name: list(each.values()) for name, each in curves.items()}
-    found: list[tuple[str, float]] = []
+    leaders: list[tuple[str, float]] = []
     for tpot_s in TARGETS_S:
         rates = {name: rate for name, each in drawn.items() if (rate := throughput_at(each, tpot_s)) is not None}
         best = max(rates, key=lambda name: rates[name])
-        if not found or found[-1][0] != best:
-            found.append((best, tpot_s))
-    return found
+        if not leaders or leaders[-1][0] != best:
+            leaders.append((best, tpot_s))
+    return leaders
 
 
 def by_ratio(curves: Mapping[str, Curve]) -> Ordering:
     """``curves``: by P:D, and collocated."""
-    found = winners(curves)
+    leaders = winners(curves)
     return Ordering(
         "most per node at equal TPOT, from the lowest TPOT up: P:D 1:3, 1:2, 1:1, collocated (all TP2)",
-        [name for name, _ in found] == ["1:3", "1:2", "1:1", "collocated"],
-        ", ".join(f"{name} from {1e3 * tpot_s:g} ms" for name, tpot_s in found),
+        [name for name, _ in leaders] == ["1:3", "1:2", "1:1", "collocated"],
+        ", ".join(f"{name} from {1e3 * tpot_s:g} ms" for name, tpot_s in leaders),
     )
 
 
@@ -158,11 +153,11 @@ def orderings() -> list[Ordering]:
 
 
 def main() -> int:
-    found = orderings()
+    compared = orderings()
     print("| reported | simulated | holds |\n|---|---|---|")
-    for each in found:
+    for each in compared:
         print(f"| {each.reported} | {each.simulated} | {'yes' if each.holds else 'no'} |")
-    return 0 if all(each.holds for each in found) else 1
+    return 0 if all(each.holds for each in compared) else 1
 
 
 if __name__ == "__main__":

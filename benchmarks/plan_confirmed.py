@@ -38,18 +38,18 @@ def scene() -> Scene:
     return Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
 
 
-def poisson_per_gpu(found: Candidate, of: Scene, requests: int) -> float:
+def poisson_per_gpu(candidate: Candidate, of: Scene, requests: int) -> float:
     """Highest requests/s per GPU of the whole at which the SLO's share of requests meets it, by halving."""
 
     def share(rate_rps: float) -> float:
         level = Level(load=Open(rate_rps=rate_rps), num_requests=requests, seed=7)
         (done,) = simulate(
-            found.deployment, [level], of.workload, of.hardware, of.shape, seed=7, scattered=of.scattered
+            candidate.deployment, [level], of.workload, of.hardware, of.shape, seed=7, scattered=of.scattered
         )
         part = slice(requests // 5, requests * 9 // 10)
         return float((stresses(columns(done), of.slo)[part] <= 1).mean())
 
-    high = found.best_or_nearest.load.value
+    high = candidate.best_or_nearest.load.value
     while share(high) >= of.slo.quantile:
         high *= 1.5
     low = high / 1.5
@@ -58,7 +58,7 @@ def poisson_per_gpu(found: Candidate, of: Scene, requests: int) -> float:
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if share(middle) >= of.slo.quantile else (low, middle)
-    return low * found.copies / found.total_gpus
+    return low * candidate.copies / candidate.total_gpus
 
 
 def main() -> int:
@@ -67,12 +67,12 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10000)
     args = parser.parse_args()
     aged = scene()
-    found = plan(aged, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), GPUS)
-    rank = {candidate.deployment.label: n for n, candidate in enumerate(found.candidates, start=1)}
-    depending = {candidate.deployment.label for candidate in found.other}
-    shown = list(found.candidates[: args.top])
-    shown += [c for c in found.candidates if c.deployment.label in depending and c not in shown]
-    shown += [candidate for candidate in found.candidates if candidate.collocated and candidate not in shown]
+    planned = plan(aged, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), GPUS)
+    rank = {candidate.deployment.label: n for n, candidate in enumerate(planned.candidates, start=1)}
+    depending = {candidate.deployment.label for candidate in planned.other}
+    shown = list(planned.candidates[: args.top])
+    shown += [c for c in planned.candidates if c.deployment.label in depending and c not in shown]
+    shown += [candidate for candidate in planned.candidates if candidate.collocated and candidate not in shown]
     print("| rank | deployment | plan, closed loop | plan, goodput | long, aged | long, young |")
     print("|---|---|---|---|---|---|", flush=True)
     for candidate in shown:

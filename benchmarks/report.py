@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--experiments", type=int, default=30, help="how many (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="openings and filters (default %(default)s)")
     args = parser.parse_args()
-    found = browser.find()
-    if found is None:
+    executable = browser.find()
+    if executable is None:
         sys.exit(f"no browser of {', '.join(browser.NAMES)} is installed")
     with tempfile.TemporaryDirectory(prefix="pdlab-report-") as name:
         made = [
@@ -69,21 +69,21 @@ def main() -> None:
         made_s = time.perf_counter() - begin
         size_mb = file.stat().st_size / 1e6
         print(f"{args.experiments} experiments, 8 loads, 3 repeats: made in {made_s:.1f} s, {size_mb:.2f} MB")
-        with browser.page(found) as page:
+        with browser.page(executable) as page:
             page.size(1280, 900)
             opened = []
             for _ in range(args.rounds):
                 page.open(file)
                 opened.append(page.evaluate(OPENED))
-            told("open, until drawn", opened)
+            print_times("open, until drawn", opened)
             texts = ["collocated", "spread", "", "experiment-1", "", "tp4", "nothing", ""] * (args.rounds // 4 or 1)
-            told("filter, until laid out", page.evaluate(FILTER % json.dumps(texts)))
-            told("hover, until laid out", page.evaluate(HOVER % (10 * args.rounds)))
+            print_times("filter, until laid out", page.evaluate(FILTER % json.dumps(texts)))
+            print_times("hover, until laid out", page.evaluate(HOVER % (10 * args.rounds)))
             assert page.messages == [], page.messages
 
 
-def told(what: str, times_ms: list[float]) -> None:
-    print(f"{what}: median {statistics.median(times_ms):.1f} ms, worst of {len(times_ms)} {max(times_ms):.1f} ms")
+def print_times(name: str, times_ms: list[float]) -> None:
+    print(f"{name}: median {statistics.median(times_ms):.1f} ms, worst of {len(times_ms)} {max(times_ms):.1f} ms")
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ class Shape(NamedTuple):
     route: str = "/v1/completions"
 
 
-class Got(NamedTuple):
+class Answer(NamedTuple):
     """An answer without what differs from run to run: ids, times, log-probabilities apart."""
 
     status: int
-    said: Any
+    content: Any
     logprobs: tuple[float, ...] = ()
 
 
@@ -154,8 +154,8 @@ def shapes(prompts: Prompts) -> list[Shape]:
         if name.startswith("stream") and name.endswith("usage"):
             body["stream_options"] = {"include_usage": True}
     common = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
-    found = [Shape(name, {**common, **body}) for name, body in bodies.items()]
-    for shape in found:
+    all_shapes = [Shape(name, {**common, **body}) for name, body in bodies.items()]
+    for shape in all_shapes:
         if shape.body.get("echo"):  # vLLM leaves the echoed text out where token ids are asked for
             shape.body.pop("return_token_ids")
     chat = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0, "messages": [{"role": "user", "content": text}]}
@@ -167,9 +167,9 @@ def shapes(prompts: Prompts) -> list[Shape]:
         "chat, stream, usage": {"stream": True, "stream_options": {"include_usage": True}},
         "chat, stream, n=2": {"stream": True, "n": 2, **best},
     }
-    found += [Shape(name, {**chat, **template, **body}, "/v1/chat/completions") for name, body in chats.items()]
-    found += [Shape("tokenize", {"model": MODEL, "prompt": text}, "/tokenize")]
-    return found
+    all_shapes += [Shape(name, {**chat, **template, **body}, "/v1/chat/completions") for name, body in chats.items()]
+    all_shapes += [Shape("tokenize", {"model": MODEL, "prompt": text}, "/tokenize")]
+    return all_shapes
 
 
 def post(url: str, shape: Shape) -> tuple[int, bytes]:
@@ -184,15 +184,15 @@ def post(url: str, shape: Shape) -> tuple[int, bytes]:
             return error.code, error.read()
 
 
-def ask(url: str, shape: Shape) -> Got:
+def ask(url: str, shape: Shape) -> Answer:
     """The answer to one shape, in the form in which it is compared."""
     status, body = post(url, shape)
     if status != 200:
-        return Got(status, body.decode(errors="replace"))
+        return Answer(status, body.decode(errors="replace"))
     if shape.route == "/tokenize":
-        return Got(status, json.loads(body)["tokens"])
+        return Answer(status, json.loads(body)["tokens"])
     chunks = _chunks(body) if shape.body.get("stream") else [json.loads(body)]
-    return _said(status, chunks)
+    return _answer_of(status, chunks)
 
 
 def _chunks(body: bytes) -> list[dict[str, Any]]:
@@ -201,9 +201,9 @@ def _chunks(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events[:-1]]
 
 
-def _said(status: int, chunks: list[dict[str, Any]]) -> Got:
+def _answer_of(status: int, chunks: list[dict[str, Any]]) -> Answer:
     if any("error" in chunk for chunk in chunks):
-        return Got(status, chunks)
+        return Answer(status, chunks)
     choices: dict[int, dict[str, Any]] = {}
     numbers: list[tuple[int, float]] = []
     usage = None
@@ -227,18 +227,20 @@ def _said(status: int, chunks: list[dict[str, Any]]) -> Got:
         usage = {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")}
     ids = {chunk["id"] for chunk in chunks}
     assert len(ids) == 1, ids
-    return Got(status, {"choices": [choices[i] for i in sorted(choices)], "usage": usage}, tuple(v for _, v in numbers))
+    return Answer(
+        status, {"choices": [choices[i] for i in sorted(choices)], "usage": usage}, tuple(v for _, v in numbers)
+    )
 
 
 def _logprobs(choice: dict[str, Any]) -> tuple[list[Any], list[float]]:
     """Which tokens log-probabilities are given for, and the values of the chosen ones."""
     tokens: list[Any] = []
     values: list[float] = []
-    given = choice.get("logprobs") or {}
-    for token, value in zip(given.get("tokens") or (), given.get("token_logprobs") or (), strict=True):
+    logprobs = choice.get("logprobs") or {}
+    for token, value in zip(logprobs.get("tokens") or (), logprobs.get("token_logprobs") or (), strict=True):
         tokens.append(token)
         values.append(0.0 if value is None else value)
-    for item in given.get("content") or ():
+    for item in logprobs.get("content") or ():
         tokens.append(item["token"])
         values.append(item["logprob"])
     for position in choice.get("prompt_logprobs") or ():
@@ -247,32 +249,32 @@ def _logprobs(choice: dict[str, Any]) -> tuple[list[Any], list[float]]:
     return tokens, values
 
 
-def differs(mine: Got, alone: Got) -> str | None:
+def differs(mine: Answer, alone: Answer) -> str | None:
     """How an answer differs from the one of an engine alone; None when it does not."""
     if mine.status != alone.status:
-        return f"HTTP {mine.status} instead of {alone.status}: {str(mine.said)[:300]} / {str(alone.said)[:300]}"
+        return f"HTTP {mine.status} instead of {alone.status}: {str(mine.content)[:300]} / {str(alone.content)[:300]}"
     if mine.status != 200:
         return None
-    if mine.said != alone.said:
-        return f"{str(mine.said)[:600]} instead of {str(alone.said)[:600]}"
+    if mine.content != alone.content:
+        return f"{str(mine.content)[:600]} instead of {str(alone.content)[:600]}"
     if len(mine.logprobs) != len(alone.logprobs):
         return f"{len(mine.logprobs)} log-probabilities instead of {len(alone.logprobs)}"
     off = max((abs(a - b) for a, b in zip(mine.logprobs, alone.logprobs, strict=True)), default=0.0)
     return f"log-probabilities are off by up to {off:.2f}" if off > LOGPROB_TOLERANCE else None
 
 
-def describe(got: Got) -> str:
+def describe(answer: Answer) -> str:
     """One cell of the table."""
-    if got.status != 200:
+    if answer.status != 200:
         try:
-            error = json.loads(got.said)
-            said = error.get("error", error).get("message", got.said)
+            error = json.loads(answer.content)
+            message = error.get("error", error).get("message", answer.content)
         except (ValueError, AttributeError):
-            said = got.said
-        return f"{got.status}: {' '.join(str(said).split())[:110]}".replace("|", "\\|")
-    if isinstance(got.said, list):
-        return f"{len(got.said)} tokens"
-    choices = got.said["choices"]
+            message = answer.content
+        return f"{answer.status}: {' '.join(str(message).split())[:110]}".replace("|", "\\|")
+    if isinstance(answer.content, list):
+        return f"{len(answer.content)} tokens"
+    choices = answer.content["choices"]
     return f"{len(choices)} choice{'s' if len(choices) > 1 else ''}, ends: {', '.join(str(c['end']) for c in choices)}"
 
 
@@ -287,14 +289,14 @@ def main() -> int:
     port = str(number)
     launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", port]
     url = f"http://127.0.0.1:{port}"
-    asked: list[Shape] = []
-    answers: dict[str, list[Got]] = {}
+    sent: list[Shape] = []
+    answers: dict[str, list[Answer]] = {}
     try:
         for mode in ("--collocated", "--pd-spread"):
             subprocess.run([*launch, mode, "--local", "--detach", *args.flags.split()], check=True)
-            if not asked:
-                asked = [shape for shape in shapes(decisive(url)) if args.only in shape.name]
-            answers[mode] = [ask(url, shape) for shape in asked]
+            if not sent:
+                sent = [shape for shape in shapes(decisive(url)) if args.only in shape.name]
+            answers[mode] = [ask(url, shape) for shape in sent]
     finally:
         subprocess.run([*launch, "--shutdown"], check=True)
         held.close()
@@ -302,13 +304,13 @@ def main() -> int:
         Path(args.keep).write_text(json.dumps(answers, indent=1))
     rows = ["| request | PD | one engine alone | the same |", "|---|---|---|---|"]
     wrong = 0
-    for shape, alone, mine in zip(asked, answers["--collocated"], answers["--pd-spread"], strict=True):
-        how = differs(mine, alone)
-        wrong += how is not None
-        same = "yes" if how is None else "NO"
+    for shape, alone, mine in zip(sent, answers["--collocated"], answers["--pd-spread"], strict=True):
+        difference = differs(mine, alone)
+        wrong += difference is not None
+        same = "yes" if difference is None else "NO"
         rows.append(f"| {shape.name} | {describe(mine)} | {describe(alone)} | {same} |")
-        if how:
-            print(f"{shape.name}: {how}", file=sys.stderr)
+        if difference:
+            print(f"{shape.name}: {difference}", file=sys.stderr)
     table = "\n".join(rows)
     print(table)
     if args.doc:

@@ -85,7 +85,7 @@ def measure(
     client: LoadClient, target: dict[str, str], levels: Sequence[int], args: argparse.Namespace, run: int
 ) -> list[Figures]:
     """One warm-up, then every level; no prompt is used twice in a run of this script."""
-    found = []
+    figures = []
     for index, concurrency in enumerate((4, *levels)):
         count = 16 if index == 0 else args.prompts * concurrency
         answer = client.run(
@@ -108,8 +108,8 @@ def measure(
         tokens = sum(record.output_tokens for record in records)
         tpot = statistics.median(record.tpot_s or 0.0 for record in records)
         ttft = statistics.median(record.ttft_s or 0.0 for record in records)
-        found.append(Figures(tokens / duration_s, 1e3 * tpot, 1e3 * ttft))
-    return found[1:]
+        figures.append(Figures(tokens / duration_s, 1e3 * tpot, 1e3 * ttft))
+    return figures[1:]
 
 
 def print_table(levels: Sequence[int], rows: Sequence[tuple[str, list[Figures]]]) -> None:

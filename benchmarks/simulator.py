@@ -49,12 +49,12 @@ print(len(names), sorted(best, key=best.get)[-1])
 
 def timed(work: Callable[[], list[SimulatedLevel]], repeats: int = 5) -> tuple[float, list[SimulatedLevel]]:
     """(least CPU seconds of a few, result)."""
-    best_s, found = float("inf"), []
+    best_s, levels = float("inf"), []
     for _ in range(repeats):
         began_s = time.process_time()
-        found = work()
+        levels = work()
         best_s = min(best_s, time.process_time() - began_s)
-    return best_s, found
+    return best_s, levels
 
 
 def sweep(deployment: Deployment) -> Callable[[], list[SimulatedLevel]]:
@@ -80,10 +80,10 @@ def main() -> None:
         print(f"six levels of {label}: {1e3 * took_s:.0f} ms, {rate:.1f} million output tokens/s")
     began_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     program = STORY.format(root=str(ROOT))
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     wall_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{told[0]} deployments x 6 levels and the best, start-up included: {wall_s:.2f} s, CPU {cpu_s:.2f} s")
+    print(f"{printed[0]} deployments x 6 levels and the best, start-up included: {wall_s:.2f} s, CPU {cpu_s:.2f} s")
     for count in (2_000, 4_000, 8_000):
         took_s, _ = timed(open_loop(load_deployment("collocated-4xtp2"), 10, count), 2)
         print(f"{count} requests on 4 replicas: {1e6 * took_s / count:.0f} us per request")

@@ -36,7 +36,7 @@ from pdlab.sim.level import columns  # noqa: E402
 from pdlab.sim.simulator import simulate  # noqa: E402
 
 SERVICE_S = 0.1
-TRUTH_REQUESTS, TOLD = 20_000, 10
+TRUTH_REQUESTS, PRINT_EVERY = 20_000, 10
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ def simulated_case(name: str) -> Case:
 
     def share(rate_rps: float) -> float:
         level = Level(load=Open(rate_rps=rate_rps), num_requests=TRUTH_REQUESTS, seed=99)
-        found = drive(level)
-        part = slice(len(found) // 5, len(found) * 9 // 10)
-        return float((judging.stresses(found, slo)[part] <= 1).mean())
+        requests = drive(level)
+        part = slice(len(requests) // 5, len(requests) * 9 // 10)
+        return float((judging.stresses(requests, slo)[part] <= 1).mean())
 
     high = 1.0
     while share(high) >= slo.quantile:
@@ -138,10 +138,10 @@ def simulated_case(name: str) -> Case:
     return Case(f"{name} {label}", slo, workload, drive, truth, math.inf, truth / 4)
 
 
-def held(found: SloSearch, truth_rps: float) -> tuple[bool, bool]:
+def held(search: SloSearch, truth_rps: float) -> tuple[bool, bool]:
     """(the truth is inside the bracket, the lower end is above it)."""
-    above = found.low_rps is not None and found.low_rps > truth_rps
-    return not above and (found.high_rps is None or found.high_rps >= truth_rps), above
+    above = search.low_rps is not None and search.low_rps > truth_rps
+    return not above and (search.high_rps is None or search.high_rps >= truth_rps), above
 
 
 def trial(case: Case, searches: int, seed: int, hold_s: float) -> None:
@@ -149,29 +149,29 @@ def trial(case: Case, searches: int, seed: int, hold_s: float) -> None:
     seconds = [0.0]
 
     def drive(level: Level) -> Columns:
-        found = case.drive(level)
-        seconds[0] += float(found.arrival_s[-1])
-        return found
+        requests = case.drive(level)
+        seconds[0] += float(requests.arrival_s[-1])
+        return requests
 
     search = Search(slo=case.slo, start_rps=case.start_rps)
     began_s, inside, above, beyond, finished, widths, counts = time.process_time(), 0, 0, 0, 0, [], []
     for number in range(searches):
-        found = search_over(drive, search, case.workload, label=case.name, seed=seed + number, hold_s=hold_s)
-        within, over = held(found, case.truth_rps)
-        inside, above, finished = inside + within, above + over, finished + found.finished
-        beyond += found.low_rps is not None and found.low_rps > case.above_rps
-        counts.append(sum(point.looks for point in found.points))
-        if found.low_rps and found.high_rps:
-            widths.append(found.high_rps / found.low_rps)
-        if (number + 1) % TOLD == 0 or number + 1 == searches:
+        answer = search_over(drive, search, case.workload, label=case.name, seed=seed + number, hold_s=hold_s)
+        within, over = held(answer, case.truth_rps)
+        inside, above, finished = inside + within, above + over, finished + answer.finished
+        beyond += answer.low_rps is not None and answer.low_rps > case.above_rps
+        counts.append(sum(point.looks for point in answer.points))
+        if answer.low_rps and answer.high_rps:
+            widths.append(answer.high_rps / answer.low_rps)
+        if (number + 1) % PRINT_EVERY == 0 or number + 1 == searches:
             width = f"{median(widths):.2f}" if widths else "-"
             over_capacity = "-" if math.isinf(case.above_rps) else str(beyond)
-            told = (
+            row = (
                 f"| {case.name} | {case.truth_rps:.3g} | {inside} of {number + 1} | {above} | {over_capacity} | "
                 f"{finished} | {width} | {median(counts):g} | {seconds[0] / (number + 1):.0f} | "
                 f"{time.process_time() - began_s:.0f} |"
             )
-            print(told, file=sys.stderr if number + 1 < searches else sys.stdout, flush=True)
+            print(row, file=sys.stderr if number + 1 < searches else sys.stdout, flush=True)
 
 
 def cases(only: str) -> list[Callable[[], Case]]:

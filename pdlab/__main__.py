@@ -32,8 +32,8 @@ COMMANDS = {
 def usage() -> str:
     """The commands, one per line."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(["usage: python -m pdlab COMMAND [FLAGS]; COMMAND --help says more", "", *lines])
+    lines = [f"  {name.ljust(width)}  {description}" for name, description in COMMANDS.items()]
+    return "\n".join(["usage: python -m pdlab COMMAND [FLAGS]; COMMAND --help lists its flags", "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0
     if not words or words[0] not in COMMANDS:
-        what = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}" if words else "no command given"
-        print(f"error: {what} (all commands: python -m pdlab --help)", file=sys.stderr)
+        problem = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}" if words else "no command given"
+        print(f"error: {problem} (all commands: python -m pdlab --help)", file=sys.stderr)
         return 2
     module = import_module(f"pdlab.cli.{words[0].replace('-', '_')}")
     code: int = module.main(words[1:])

@@ -20,8 +20,8 @@ def test_what_a_benchmark_imports_exists(path: Path) -> None:
         for alias in node.names
     ]
     for module, name in taken:
-        found = import_module(module)
-        if not hasattr(found, name):
+        benchmark = import_module(module)
+        if not hasattr(benchmark, name):
             import_module(f"{module}.{name}")
 
 

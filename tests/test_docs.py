@@ -43,10 +43,10 @@ def test_links_lead_somewhere(document: Path) -> None:
         if target.startswith(("https://", "http://")):
             continue
         path, _, section = target.partition("#")
-        found = (document.parent / path).resolve() if path else document
-        assert found.exists(), target
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), target
         if section:
-            assert section in {anchor(line.lstrip("# ")) for line in found.read_text().splitlines() if line[:1] == "#"}
+            assert section in {anchor(line.lstrip("# ")) for line in file.read_text().splitlines() if line[:1] == "#"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -43,9 +43,9 @@ def test_nothing_of_the_machine_is_seen(outside: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert all("=" in line for line in lines), "a file was found"
-    seen = dict(line.split("=", 1) for line in lines)
-    assert seen["PIP_RETRIES"] == "7" and seen["https_proxy"] == "p:1" and "RAY_ADDRESS" not in seen
-    assert seen["HOME"].startswith(str(outside))
+    settings = dict(line.split("=", 1) for line in lines)
+    assert settings["PIP_RETRIES"] == "7" and settings["https_proxy"] == "p:1" and "RAY_ADDRESS" not in settings
+    assert settings["HOME"].startswith(str(outside))
 
 
 @needs_namespaces

@@ -13,6 +13,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,13 @@ MAX_UNREACHED = 0.05
 
 PointFigure = Callable[[Point], Estimate | None]
 RepeatValues = Callable[[Point], Sequence[float]]
+
+
+class LevelFigure(NamedTuple):
+    """A figure of a level: its estimate, and its values in the level's repeats."""
+
+    estimate: PointFigure
+    repeats: RepeatValues
 
 
 def highest(x: Array, y: Array, bounds: Array) -> Array:
@@ -93,15 +101,15 @@ class Line:
 def line(
     curve: Curve,
     points: Sequence[Point],
-    x: Sequence[tuple[PointFigure, RepeatValues]],
-    y: tuple[PointFigure, RepeatValues],
+    x: Sequence[LevelFigure],
+    y: LevelFigure,
     x_factor: float = 1.0,
     y_factor: float = 1.0,
 ) -> Line | None:
     """The line through ``points``, all figures known at each; None without points.
 
-    A figure is its estimate at a level, and its values in the level's repeats. With a single repeat
-    anywhere, a scatter between repeats is assumed, of latencies and of rates, common to all levels of the curve.
+    With a single repeat anywhere, a scatter between repeats is assumed, of latencies and of rates, common to all levels
+    of the curve.
     """
     if not points:
         return None

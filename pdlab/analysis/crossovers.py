@@ -219,7 +219,16 @@ def _crossing(before: _Offer, after: _Offer, last_step: int, grid: Array) -> flo
 
 
 REGIME_STEPS = 80
-ThroughputCurve = Sequence[tuple[float, float]]  # (output tokens/s per node, TPOT s), by throughput
+
+
+class ThroughputPoint(NamedTuple):
+    """A level of a curve; output tokens/s are per node."""
+
+    tokens_per_s: float
+    tpot_s: float
+
+
+ThroughputCurve = Sequence[ThroughputPoint]  # by throughput
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +241,8 @@ class Regime:
     label: str
     from_tokens_per_s: float
     to_tokens_per_s: float
-    tpot_s: tuple[float, float]
+    from_tpot_s: float
+    to_tpot_s: float
     rivals: tuple[str, ...]
 
 
@@ -241,8 +251,8 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
     drawn = {label: curve for label, curve in curves.items() if curve}
     if not drawn:
         return []
-    low = min(curve[0][0] for curve in drawn.values())
-    top = max(curve[-1][0] for curve in drawn.values())
+    low = min(curve[0].tokens_per_s for curve in drawn.values())
+    top = max(curve[-1].tokens_per_s for curve in drawn.values())
     grid = [*(low + (top - low) * step / REGIME_STEPS for step in range(REGIME_STEPS)), top]
     offered = {label: tpot_at(curve, grid) for label, curve in drawn.items()}
     tpots = [
@@ -263,9 +273,7 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
         end, _ = reach(label)
         rivals = set.intersection(*close[start:end]) - {label}
         regimes.append(
-            Regime(
-                label, grid[start], grid[end - 1], (tpots[start][label], tpots[end - 1][label]), tuple(sorted(rivals))
-            )
+            Regime(label, grid[start], grid[end - 1], tpots[start][label], tpots[end - 1][label], tuple(sorted(rivals)))
         )
         start = end
     return regimes

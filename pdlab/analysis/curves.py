@@ -204,7 +204,7 @@ class Point(Figures):
         value = self.ms(metric, statistic)
         if value is None:
             return None
-        if not self.tells_scatter(statistic):
+        if not self.supports_interval(statistic):
             return Estimate(value=value)
         within = self.samples[0].scatter(metric, statistic) if self.repeats == 1 else None
         return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
@@ -213,7 +213,7 @@ class Point(Figures):
         """Whether every repeat has enough requests beyond a tail percentile for the figure to mean something."""
         return self._beyond(statistic, MIN_BEYOND)
 
-    def tells_scatter(self, statistic: str) -> bool:
+    def supports_interval(self, statistic: str) -> bool:
         """Whether an interval of that statistic would hold: a tail takes more requests than its figure alone; a single
         run of an open loop does not tell its own tail, whose slow requests come in bursts."""
         if is_tail(statistic) and self.repeats == 1 and self.kind != "concurrency":
@@ -229,7 +229,7 @@ class Point(Figures):
         value = self.latency(view)
         if value is None:
             return None
-        if not self.tells_scatter(view.statistic):
+        if not self.supports_interval(view.statistic):
             return Estimate(value=value)
         within = self._scatter(view) if self.repeats == 1 else None
         key = ("latency", view.latency_mode, view.chunk_size, view.use_interactivity, view.statistic)
@@ -300,7 +300,7 @@ class Curve(Frozen):
         """GPUs by which the view divides: of whole nodes or those used, or a role's. Raises StoreError, see `scale`."""
         gpus = self.gpus.counted(view.count) if view.role == "all" else self.gpus.of(view.role)
         if not gpus:
-            raise StoreError(f"{self.name}: nothing is known to be its {view.role} {self.gpus.unit}s")
+            raise StoreError(f"{self.name}: the number of its {view.role} {self.gpus.unit}s is not known")
         return gpus
 
     def has_role(self, view: View) -> bool:
@@ -524,11 +524,11 @@ def _pool(pool: Pool) -> str:
 
 
 def workload_name(experiment: Experiment) -> str:
-    found = dict.fromkeys(
+    labels = dict.fromkeys(
         run.workload.label + ("" if run.workload.mode == "mixed" else f" {run.workload.mode}")
         for run in experiment.runs
     )
-    return ", ".join(found)
+    return ", ".join(labels)
 
 
 def per_million_tokens(price_per_gpu_hour: float, gpus: float, tokens_per_s: Estimate) -> Estimate:

@@ -26,10 +26,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlab.analysis.bootstrap import Line, line
+from pdlab.analysis.bootstrap import LevelFigure, Line, line
 from pdlab.analysis.curves import Curve, Figures, Point, View
 from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
-from pdlab.analysis.ranking import Ranked, own, rank
+from pdlab.analysis.ranking import LabelledEstimate, Ranked, own, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.core.bounds import Metric
@@ -233,7 +233,7 @@ def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop) -> Pick:
         loop=loop,
         capacities=tuple(capacities),
         ranking=rank(
-            [(each.label, each.throughput) for each in capacities],
+            [LabelledEstimate(each.label, each.throughput) for each in capacities],
             view.confidence,
             {each.label: each.interval for each in capacities if each.searches},
         ),
@@ -289,7 +289,11 @@ def _line(
         return Estimate(value=value, standard_error=error, dof=1.0 if error is not None else None)
 
     drawn = line(
-        curve, points, [(misses, each_misses)], (rates, lambda p: [rate(s) for s in p.samples]), y_factor=factor
+        curve,
+        points,
+        [LevelFigure(misses, each_misses)],
+        LevelFigure(rates, lambda p: [rate(s) for s in p.samples]),
+        y_factor=factor,
     )
     assert drawn is not None, "a curve without points was asked for"
     return drawn

@@ -98,8 +98,15 @@ def goodput_map(
 def cell(served: Served, slo: Slo) -> Cell:
     """`crossing` of the levels, per GPU."""
     levels = sorted(served.levels, key=lambda level: level.served_rps)
-    most, more = crossing([(level.served_rps, level.share(slo)) for level in levels], slo.quantile)
+    most, more = crossing([ShareAtRate(level.served_rps, level.share(slo)) for level in levels], slo.quantile)
     return Cell(most / served.gpus, more)
+
+
+class ShareAtRate(NamedTuple):
+    """``share`` of the requests is within the bounds at ``rate_rps``."""
+
+    rate_rps: float
+    share: float
 
 
 class Crossing(NamedTuple):
@@ -109,17 +116,17 @@ class Crossing(NamedTuple):
     all_meet: bool
 
 
-def crossing(levels: Sequence[tuple[float, float]], quantile: float) -> Crossing:
-    """Of (rate, share within the bounds) by rate: the highest rate at which the share is at least the quantile, below
+def crossing(levels: Sequence[ShareAtRate], quantile: float) -> Crossing:
+    """Of levels by rate: the highest rate at which the share is at least the quantile, below
     the first that misses, straight between the two."""
-    most, before = 0.0, None
-    for rate_rps, share in levels:
-        if share < quantile:
-            if before is not None:
-                part = (before[1] - quantile) / (before[1] - share)
-                most = before[0] + part * (rate_rps - before[0])
+    most, meeting = 0.0, None
+    for level in levels:
+        if level.share < quantile:
+            if meeting is not None:
+                part = (meeting.share - quantile) / (meeting.share - level.share)
+                most = meeting.rate_rps + part * (level.rate_rps - meeting.rate_rps)
             return Crossing(most, False)
-        most, before = rate_rps, (rate_rps, share)
+        most, meeting = level.rate_rps, level
     return Crossing(most, bool(levels))
 
 
@@ -138,6 +145,6 @@ def measured(loaded: Loaded) -> Served | None:
         label=experiment.manifest.label,
         origin="simulated" if experiment.manifest.origin == "simulated" else "measured",
         gpus=gpus_of(experiment).total,
-        output_tokens=workload.mean_tokens[1] if workload else 1.0,
+        output_tokens=workload.mean_tokens.output if workload else 1.0,
         levels=tuple(levels),
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pdlab.analysis.curves import Curve, Point, Sample, View
 from pdlab.analysis.intervals import Comparison, Estimate, compare
@@ -37,15 +37,22 @@ class Ratio(Frozen):
     second: Estimate | None = None
 
 
+class Repeats(NamedTuple):
+    """How often a deployment and the reference were measured."""
+
+    deployment: int
+    reference: int
+
+
 class Against(Frozen):
     """One deployment against the reference. ``loads`` entered, each of the whole deployment or ``per_gpu``;
-    ``left_out`` counts further loads of the two. ``repeats`` are those of the deployment and of the reference."""
+    ``left_out`` counts further loads of the two."""
 
     label: str
     loads: tuple[float, ...]
     per_gpu: bool
     left_out: int
-    repeats: tuple[int, int]
+    repeats: Repeats
     ratios: tuple[Ratio, ...]
 
     def ratio(self, figure: Figure) -> Comparison | None:
@@ -149,7 +156,7 @@ def _against(line: _Line, reference: _Line, view: View, comparisons: int) -> Aga
         loads=tuple(loads),
         per_gpu=per_gpu,
         left_out=len(levels[0].keys() | levels[1].keys()) - len(loads),
-        repeats=(len(repeats[0]), len(repeats[1])),
+        repeats=Repeats(len(repeats[0]), len(repeats[1])),
         ratios=tuple(ratios),
     )
 

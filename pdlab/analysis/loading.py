@@ -38,15 +38,15 @@ def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: boo
     """
     with ThreadPoolExecutor(THREADS) as pool:
         experiments = list(pool.map(lambda f: possible(load_experiment(f, gpus.get(f.resolve().name))), folders))
-        wanted_runs = [
+        runs_with_requests = [
             (i, folder, run)
             for i, (folder, experiment) in enumerate(zip(folders, experiments, strict=True))
             if (folder / MANIFEST).is_file()
             for run in _runs_needing_requests(experiment, every_request)
         ]
-        request_tables = pool.map(lambda item: load_requests(item[1], item[2]), wanted_runs)
+        request_tables = pool.map(lambda item: load_requests(item[1], item[2]), runs_with_requests)
         requests: list[dict[RunKey, Requests]] = [{} for _ in folders]
-        for (i, _, run), columns in zip(wanted_runs, request_tables, strict=True):
+        for (i, _, run), columns in zip(runs_with_requests, request_tables, strict=True):
             if columns is not None:
                 requests[i][run.key] = columns
     return [Loaded(*item) for item in zip(folders, experiments, requests, strict=True)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
@@ -75,8 +76,15 @@ def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
     return tuple(levels)
 
 
-def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[Implied, ...]]:
-    """The prefill rate used (its best level) and the ratio at every decode level.
+class ImpliedRatios(NamedTuple):
+    """The prefill rate used, that of its best level, and the ratio at every decode level."""
+
+    prefill: PhaseRate
+    levels: tuple[Implied, ...]
+
+
+def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
+    """The ratios of replicas that the rates of the two phases imply.
 
     Raises UsageError when the two are of different models or prompt lengths.
     """
@@ -88,8 +96,8 @@ def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[I
         )
     if p_workload.lengths != d_workload.lengths:
         raise UsageError(
-            f"{prefill.name} has lengths {p_workload.lengths.asked}, {decode.name} {d_workload.lengths.asked}: "
-            "the phases must be of the same workload"
+            f"{prefill.name} has lengths {p_workload.lengths.flag_value}, "
+            f"{decode.name} {d_workload.lengths.flag_value}: the phases must be of the same workload"
         )
     best = max(rates(prefill, "prefill-only"), key=lambda rate: rate.per_replica_rps)
     p_gpus, d_gpus = _pool(prefill).gpus_per_replica, _pool(decode).gpus_per_replica
@@ -104,7 +112,7 @@ def implied(prefill: Experiment, decode: Experiment) -> tuple[PhaseRate, tuple[I
                 decode=rate, prefill_per_decode=quotient, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus)
             )
         )
-    return best, tuple(levels)
+    return ImpliedRatios(best, tuple(levels))
 
 
 def nearest(prefill_per_decode: float) -> Fraction:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import Line, PointFigure, RepeatValues, line
+from pdlab.analysis.bootstrap import LevelFigure, Line, line
 from pdlab.analysis.curves import Curve, Point, View
 from pdlab.analysis.intervals import (
     Comparison,
@@ -116,19 +116,19 @@ def frontiers(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Sp
 
 def _valid_spots(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Spot]]:
     """By kind of load: what a closed loop serves beats nothing that arrives by itself, nor the other way."""
-    found: dict[LoadKind, list[Spot]] = {}
+    spots_by_kind: dict[LoadKind, list[Spot]] = {}
     for spot in spots(own(all_curves), view):
         if spot.point.valid:
-            found.setdefault(spot.point.kind, []).append(spot)
-    return found
+            spots_by_kind.setdefault(spot.point.kind, []).append(spot)
+    return spots_by_kind
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
     """Every valid point with its intervals and how often the draws have it on the frontier of its kind of load."""
     return [
-        found
+        spot
         for kind, valid in _valid_spots(all_curves, view).items()
-        for found in _frontier_points(valid, _shares(own(all_curves), kind, view), view)
+        for spot in _frontier_points(valid, _shares(own(all_curves), kind, view), view)
     ]
 
 
@@ -183,8 +183,8 @@ def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
     return line(
         curve,
         points,
-        [(lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples])],
-        (lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        [LevelFigure(lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples])],
+        LevelFigure(lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
         sign,
         curve.scale(view),
     )
@@ -203,20 +203,20 @@ def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: Vie
     what was measured.
     """
     metric = view.throughput_metric
-    figures: list[tuple[PointFigure, RepeatValues]] = [_bounded(bound) for bound in bounds.bounds]
+    figures = [_bounded(bound) for bound in bounds.bounds]
     drawn = line(
         curve,
         [point for point in points if point.valid and bounds.known(point)],
         figures,
-        (lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        LevelFigure(lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
         y_factor=curve.scale(view),
     )
     limits = np.array([[bound.ms for bound in bounds.bounds]])
     return drawn.estimates(drawn.reach(limits))[0] if drawn else None
 
 
-def _bounded(bound: Bound) -> tuple[PointFigure, RepeatValues]:
-    return (
+def _bounded(bound: Bound) -> LevelFigure:
+    return LevelFigure(
         lambda p: p.ms_estimate(bound.metric, bound.statistic),
         lambda p: [s.ms(bound.metric, bound.statistic) or 0.0 for s in p.samples],
     )
@@ -260,14 +260,21 @@ class Reading(Frozen):
         return tuple(ranked.label for ranked in self.ranking if ranked.tied)
 
 
+class LabelledEstimate(NamedTuple):
+    """``estimate`` is of the configuration ``label``."""
+
+    label: str
+    estimate: Estimate
+
+
 def rank(
-    estimates: Sequence[tuple[str, Estimate]], confidence: float, searched: Mapping[str, IntervalAt] | None = None
+    estimates: Sequence[LabelledEstimate], confidence: float, searched: Mapping[str, IntervalAt] | None = None
 ) -> tuple[Ranked, ...]:
     """Highest first, each compared with the first; the comparisons share the error (Bonferroni).
 
     ``searched`` are figures known by the bracket of a search, by label: they are compared by their ends.
     """
-    ordered = sorted(estimates, key=lambda item: -item[1].value)
+    ordered = sorted(estimates, key=lambda each: -each.estimate.value)
     if not ordered:
         return ()
     (best, most), *challengers = ordered
@@ -337,7 +344,11 @@ def _reading(
         return None
     known = [(curve, usable) for curve, valid in measured if (usable := [p for p in valid if bounds.known(p)])]
     estimates = moderate_all([estimate_at(curve, points, bounds, view) for curve, points in known])
-    values = [(curve.label, value) for (curve, _), value in zip(known, estimates, strict=True) if value is not None]
+    values = [
+        LabelledEstimate(curve.label, value)
+        for (curve, _), value in zip(known, estimates, strict=True)
+        if value is not None
+    ]
     ranking = rank(values, view.confidence)
     beyond = [item for item, value in zip(known, estimates, strict=True) if value is None]
     unsure = tuple(curve.label for curve, points in beyond if _may_reach(curve, points, bounds, view, ranking))

@@ -33,7 +33,7 @@ _GAPS = b',"itl_s":['
 _NUMBER = re.compile(rb"-?\d[\d.]*")
 _OF_NUMBERS = b"0123456789.-"
 _COMMAS = bytes.maketrans(b"\n", b",")
-_WANTED = b'{"arrival_s":', b',"first_token_s":', b',"finish_s":', b',"output_tokens":'
+_TIME_AND_TOKEN_KEYS = b'{"arrival_s":', b',"first_token_s":', b',"finish_s":', b',"output_tokens":'
 
 # A size claimed beyond this is not believed before it is read.
 MAX_GUESS = 1 << 28
@@ -77,8 +77,8 @@ class Requests:
         """Mean and percentiles in seconds with the scatter within this run; empty when not defined."""
         if latency not in self._estimates:
             values = self.latency_s(latency)
-            found = of_requests(values, PERCENTILES, self.together) if len(values) else {}
-            self._estimates[latency] = found
+            estimates = of_requests(values, PERCENTILES, self.together) if len(values) else {}
+            self._estimates[latency] = estimates
         return self._estimates[latency]
 
     @property
@@ -120,13 +120,13 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     kept = table.shape[1]
     if kept < run.completed:
         raise StoreError(
-            f"{path}: holds {kept} requests, its level completed {run.completed}; it is not whole: restore it, or "
-            "delete it and do without goodput and intervals of that level"
+            f"{path}: holds {kept} requests, its level completed {run.completed}; the file is incomplete: restore "
+            "it, or delete it and do without goodput and intervals of that level"
         )
     if kept == 0:
         return None
-    found = window(table, run.load, steady=run.steady is not None)
-    return replace(found, sha256=hashlib.sha256(text).hexdigest())
+    requests = window(table, run.load, steady=run.steady is not None)
+    return replace(requests, sha256=hashlib.sha256(text).hexdigest())
 
 
 def unpack(packed: bytes) -> bytes:
@@ -164,7 +164,7 @@ def _numbers(bare: bytes) -> Array | None:
     count = lines.count(b"\n") - 1
     parts = _NUMBER.split(bare.partition(b"\n")[0])
     start, between, end = parts[0], parts[1:-1], parts[-1]
-    if b'"error":' in bare or not set(_WANTED) < set(parts) or end not in (b"}", b"]}"):
+    if b'"error":' in bare or not set(_TIME_AND_TOKEN_KEYS) < set(parts) or end not in (b"}", b"]}"):
         return None
     if lines.translate(None, _OF_NUMBERS) != b"\n" + b"".join([*parts, b"\n"]) * count:  # an exponent is more
         return None
@@ -173,7 +173,7 @@ def _numbers(bare: bytes) -> Array | None:
         return None
     letters = bytes({*b"".join(names)} - {*b",\n"})
     rows = np.array(from_json(b"[" + bare.translate(_COMMAS, letters) + b"]"), dtype=np.float64).reshape(count, -1)
-    return rows[:, [parts.index(name) for name in _WANTED]].T
+    return rows[:, [parts.index(name) for name in _TIME_AND_TOKEN_KEYS]].T
 
 
 def _without_gaps(text: bytes) -> bytes:

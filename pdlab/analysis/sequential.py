@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pdlab.analysis.headline import Against, Figure, Headline, Ratio
 from pdlab.analysis.intervals import Comparison, Estimate, compare
@@ -103,9 +103,15 @@ def _at(estimate: Estimate, repeats: int) -> Estimate:
     return estimate._replace(standard_error=error, dof=float(repeats - 1))
 
 
-def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> tuple[float, int] | None:
-    """Standard deviation from start to start of the logarithm of a figure, pooled over deployments, and its degrees of
-    freedom; None where nothing was repeated."""
+class Scatter(NamedTuple):
+    """Standard deviation from start to start of the logarithm of a figure, and its degrees of freedom."""
+
+    log_sd: float
+    dof: int
+
+
+def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> Scatter | None:
+    """Pooled over deployments; None where nothing was repeated."""
     estimates: dict[str, Estimate] = {}
     for headline in headlines:
         for each in headline.against:
@@ -117,4 +123,4 @@ def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> tup
     dof = math.fsum(part[1] for part in parts)
     if not dof:
         return None
-    return math.sqrt(math.fsum(variance * weight for variance, weight in parts) / dof), round(dof)
+    return Scatter(math.sqrt(math.fsum(variance * weight for variance, weight in parts) / dof), round(dof))

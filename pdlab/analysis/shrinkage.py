@@ -59,7 +59,7 @@ class Study(Generic[S]):
         for level in self._levels:
             values = [value for sample in level if (value := value_of(sample)) is not None]
             if len(values) == len(level) and (variance := _relative_variance(values)):
-                variances.append((variance, len(values) - 1))
+                variances.append(LevelVariance(variance, len(values) - 1))
         return estimate_prior(variances)
 
 
@@ -71,7 +71,7 @@ def moderate_all(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
     """
     usable = [e for e in estimates if e and e.basis == "repeats" and e.dof and e.relative_error is not None]
     usable = [e for e in usable if not e.edge and not math.isinf(e.relative_error or 0.0)]
-    witnesses = [(_variance(e), round(e.dof or 1)) for e in usable if _variance(e) > 0]
+    witnesses = [LevelVariance(_variance(e), round(e.dof or 1)) for e in usable if _variance(e) > 0]
     prior = estimate_prior(witnesses)
     if prior is None:
         return list(estimates)
@@ -98,8 +98,15 @@ def _moved(estimate: Estimate, prior: Prior, most_dof: float) -> Estimate:
     )
 
 
-def estimate_prior(variances: Sequence[tuple[float, int]]) -> Prior | None:
-    """Smyth's moments of log variances: (variance > 0, its degrees of freedom) per level; None for too few."""
+class LevelVariance(NamedTuple):
+    """A level's variance, above 0, and its degrees of freedom."""
+
+    variance: float
+    dof: int
+
+
+def estimate_prior(variances: Sequence[LevelVariance]) -> Prior | None:
+    """Smyth's moments of log variances; None for too few."""
     count = len(variances)
     if count < LEAST:
         return None

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from pdlab.bench import levels
 from pdlab.core.errors import UsageError
+from pdlab.core.text import duration
 from pdlab.core.workload import Workload
 
 FillCache = Literal["auto", "yes", "no"]
@@ -43,7 +44,7 @@ def planned(
     mode: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
 ) -> str:
     """What `fill` is going to do, in words."""
-    how = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
+    prompts = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
     if smoke:
         return "not filled: a smoke test is short"
     if mode == "no":
@@ -53,19 +54,23 @@ def planned(
     if mode == "auto" and local:
         return ON_CPUS
     if mode == "yes":
-        return f"filled once before the first level ({how}), however long that takes"
+        return f"filled once before the first level ({prompts}), however long that takes"
     return (
-        f"filled once before the first level ({how}) where that takes at most {_minutes(AUTO_S)} by the pace of the "
-        "first ones, and not on CPUs of this machine"
+        f"filled once before the first level ({prompts}) where that takes at most {duration(AUTO_S)} by the pace of "
+        "the first ones, and not on CPUs of this machine"
     )
 
 
 def fill(
-    driver: Filled, workload: Workload, mode: FillCache, attempt: int, say: Callable[[str], None] = lambda text: None
+    driver: Filled,
+    workload: Workload,
+    mode: FillCache,
+    attempt: int,
+    print_line: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Fill the KV pools by ``mode``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
-    pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``say`` is told how
-    long it is going to take.
+    pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``print_line``
+    gets how long it is going to take.
 
     Raises UsageError where they are to be filled and the size of one is not known.
     """
@@ -75,10 +80,10 @@ def fill(
     if left is None:
         if mode == "yes":
             raise UsageError(
-                "--fill-cache yes: the engines' metrics do not tell how much their KV pools hold; launch with "
+                "--fill-cache yes: the engines' metrics do not report the size of their KV pools; launch with "
                 "launch_gptoss.py, or leave --fill-cache out"
             )
-        return "not filled, for the engines' metrics do not tell what they hold"
+        return "not filled, because the engines' metrics do not report the size of the pools"
     if left <= 0:
         return "filled before, every engine has been given more tokens than its pool holds"
     if mode == "auto" and driver.local:
@@ -92,25 +97,23 @@ def fill(
         parts += 1
         left = driver.to_fill
         if left is None:
-            return "not known to be filled: the engines' metrics no longer tell"
+            return "filling not verified: the engines' metrics no longer report the size of the pools"
         needed = _requests(left, tokens)
         if pace_rps is None:
-            return "not filled, for prompts that fill them failed"
+            return "not filled, because prompts that fill them failed"
         if mode == "auto" and needed / pace_rps > AUTO_S:
             return (
-                f"not filled, for that takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens "
-                f"(filled by themselves up to {_minutes(AUTO_S)}; --fill-cache yes fills them)"
+                f"not filled, because that takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} "
+                f"tokens (filled by themselves up to {duration(AUTO_S)}; --fill-cache yes fills them)"
             )
         if parts == 1 and left > 0:
-            say(f"filling KV pools takes about {_minutes(needed / pace_rps)}, {needed} prompts of {tokens} tokens")
+            print_line(
+                f"filling KV pools takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} tokens"
+            )
     if left > 0:
-        return f"not all filled: some engine is given few of the requests, and {left:.0f} tokens are missing"
-    return "filled once, so that they are as they are after some minutes of serving"
+        return f"not all filled: an engine gets few of the requests, and {left:.0f} tokens are missing"
+    return "filled once, to the state that they have after some minutes of serving"
 
 
 def _requests(tokens: float, each: int) -> int:
     return max(FEWEST, math.ceil(SPARE * tokens / each))
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

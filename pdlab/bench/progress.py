@@ -19,7 +19,7 @@ class Progress:
         self._title = ""
         self._total = self._finished = self._level_total = 0
         self._levels = self._level = 0
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line_s = time.monotonic()
         self._loaded: tuple[float, int] | None = None  # when the first level began, and requests done before
 
     def begin(self, total: int, levels: int) -> None:
@@ -45,7 +45,7 @@ class Progress:
             self._loaded = (time.monotonic(), self._finished)
         self._level_total = requests
         self._title = f"[{self._level}/{self._levels}] {title}" if counts else title
-        self._said = time.monotonic()
+        self._last_line_s = time.monotonic()
         if self._bar is not None:
             self._bar.set_description(self._title)
         else:
@@ -58,8 +58,8 @@ class Progress:
                 self._bar.set_postfix_str(f"{failed} failed", refresh=False)
             self._bar.n = self._finished + done
             self._bar.refresh()
-        elif time.monotonic() - self._said >= PLAIN_EVERY_S:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._last_line_s >= PLAIN_EVERY_S:
+            self._last_line_s = time.monotonic()
             words = f", {failed} failed" if failed else ""
             self._print(f"{self._title}: {done}/{self._level_total} requests{words}{self._clock(done)}")
 
@@ -182,8 +182,8 @@ class ExperimentProgress(Progress):
             self._stream.write(f"\r\x1b[K{line[:width]}")
             self._stream.flush()
             self._shown = 1
-        elif now_ or moment - self._said >= 15.0:
-            self._said = moment
+        elif now_ or moment - self._last_line_s >= 15.0:
+            self._last_line_s = moment
             print(line, file=self._stream, flush=True)
 
     def _clear(self) -> None:

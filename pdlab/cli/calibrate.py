@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("what was measured").add_argument
     add("--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published")
-    add("--model", metavar="NAME", help="model that was measured (default: the one that the runs say)")
+    add("--model", metavar="NAME", help="model that was measured (default: the one that the runs record)")
     add(
         "--prompts",
         choices=("fresh", "repeated"),
@@ -142,10 +142,10 @@ def _run(args: argparse.Namespace) -> int:
     for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
         print(f"note: {text}: give --start", file=sys.stderr)
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    fitted = fit(start, shape, experiments, rounds=args.rounds, say=say)
+    fitted = fit(start, shape, experiments, rounds=args.rounds, print_line=print_line)
     inside = [point for experiment in experiments for point in compare(fitted, shape, experiment)]
     print("fitted to all:", errors_text(median_errors(inside)))
     print(rankings_text(rankings(experiments, inside, start.gpus_per_node)))
@@ -181,5 +181,5 @@ def _run(args: argparse.Namespace) -> int:
         changed = {"name": args.name or start.name, "fitted_on": tuple(e.name for e in experiments), "error": error}
         text = to_yaml(fitted.model_copy(update=changed))
         write_output(args.out, text, "--out")
-        say(f"wrote {args.out}")
+        print_line(f"wrote {args.out}")
     return 0

@@ -64,7 +64,7 @@ MEMORY_PEAK_BYTES = 6.6e9
 MEMORY_NEED_BYTES = 4e9
 DISK_NEED_BYTES = 1e9
 STOPPED = "the demo was interrupted"
-SAY_EVERY_S = 20.0
+REPORT_EVERY_S = 20.0
 END_WAIT_S = 120.0
 POLL_S = 0.5
 # Measured on two idle cores; what finished steps really took corrects them.
@@ -160,15 +160,15 @@ def _main(args: argparse.Namespace) -> int:
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; choose another folder")
     with _port(args.port) as chosen:
-        here = machine.look()
-        refuse_if_too_small(here, (out, cache_dir(), Path(tempfile.gettempdir())))
+        host = machine.look()
+        refuse_if_too_small(host, (out, cache_dir(), Path(tempfile.gettempdir())))
         if _nodes_are_up():
             raise UsageError(
                 "a deployment on local Ray nodes is up, and the demo would take its place; "
                 "stop it first: python launch_gptoss.py --shutdown"
             )
-        choice = choose(here, requested)
-        print(f"This machine: {describe(here, out)}")
+        choice = choose(host, requested)
+        print(f"This machine: {describe(host, out)}")
         for line in choice.why:
             print(f"- {line}")
         print(
@@ -176,12 +176,12 @@ def _main(args: argparse.Namespace) -> int:
             flush=True,
         )
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        return _Demo(out, chosen, choice.levels, str(args.itl), str(args.otl), here).run()
+        return _Demo(out, chosen, choice.levels, str(args.itl), str(args.otl), host).run()
 
 
-def refuse_if_too_small(here: Machine, folders: Sequence[Path]) -> None:
+def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
     """Raises UsageError where the demo cannot work: too little memory or disk."""
-    free = here.memory_free_bytes
+    free = host.memory_free_bytes
     if free is not None and free < MEMORY_NEED_BYTES:
         raise UsageError(
             f"{free / 1e9:.1f} GB of memory are free, the demo needs {MEMORY_NEED_BYTES / 1e9:.0f} GB at least "
@@ -197,67 +197,67 @@ def refuse_if_too_small(here: Machine, folders: Sequence[Path]) -> None:
             )
 
 
-def choose(here: Machine, requested: tuple[int, ...] | None) -> Choice:
+def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
     """Levels and engines for this machine."""
     why = [
         f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many collocated "
         "ones to compare with; more would share the same cores"
-        if here.cores < 8
+        if host.cores < 8
         else f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many "
         "collocated ones to compare with; the demo stays short"
     ]
     if requested is not None:
         levels, reason = requested, "as asked"
-    elif here.cores < 2:
-        levels, reason = FEWER_LEVELS, f"without {LEVELS[-1]}, because {_cores(here.cores)} for all processes is few"
-    elif here.idle_cores is not None and here.idle_cores < 1:
+    elif host.cores < 2:
+        levels, reason = FEWER_LEVELS, f"without {LEVELS[-1]}, because {_cores(host.cores)} for all processes is few"
+    elif host.idle_cores is not None and host.idle_cores < 1:
         levels = FEWER_LEVELS
-        reason = f"without {LEVELS[-1]}, because other programs leave {here.idle_cores:.1f} of {_cores(here.cores)}"
+        reason = f"without {LEVELS[-1]}, because other programs leave {host.idle_cores:.1f} of {_cores(host.cores)}"
     else:
         levels, reason = LEVELS, "from an idle deployment to one that queues"
     why.append(f"concurrency {', '.join(map(str, levels))} ({reason})")
-    if here.busy:
-        names = ", ".join(f"{each.name} (pid {each.pid}) {each.cores:.1f}" for each in here.busy[:3])
+    if host.busy:
+        names = ", ".join(f"{each.name} (pid {each.pid}) {each.cores:.1f}" for each in host.busy[:3])
         why.append(
             f"other programs use cores: {names}; figures measured beside them are worse, and levels may be invalid: "
             "those are measured once more"
         )
-    if here.memory_free_bytes is not None and here.memory_free_bytes < MEMORY_PEAK_BYTES:
+    if host.memory_free_bytes is not None and host.memory_free_bytes < MEMORY_PEAK_BYTES:
         why.append(
-            f"memory is scarce: {here.memory_free_bytes / 1e9:.1f} GB are free, and the demo used up to "
+            f"memory is scarce: {host.memory_free_bytes / 1e9:.1f} GB are free, and the demo used up to "
             f"{MEMORY_PEAK_BYTES / 1e9:.1f} GB where it was measured; an engine may be killed"
         )
     return Choice(levels, tuple(why))
 
 
-def conditions(here: Machine) -> list[str]:
+def conditions(host: Machine) -> list[str]:
     """What whoever sees the plot alone must know."""
     notes = [ON_THE_PLOT]
-    if here.busy and here.idle_cores is not None:
+    if host.busy and host.idle_cores is not None:
         notes.append(
-            f"Other programs were running: {here.idle_cores:.1f} of {_cores(here.cores)} were idle at the beginning."
+            f"Other programs were running: {host.idle_cores:.1f} of {_cores(host.cores)} were idle at the beginning."
         )
     return notes
 
 
-def slower_by(here: Machine) -> float:
+def slower_by(host: Machine) -> float:
     """Factor on the times of two idle cores, for the first estimate."""
-    idle = here.cores if here.idle_cores is None else here.idle_cores
+    idle = host.cores if host.idle_cores is None else host.idle_cores
     return max(1.0, ESTIMATED_CORES / max(0.5, idle))
 
 
-def describe(here: Machine, out: Path) -> str:
+def describe(host: Machine, out: Path) -> str:
     """One line: cores, memory, disk, load."""
-    parts = [_cores(here.cores)]
-    if here.idle_cores is not None:
-        parts[0] += f" ({here.idle_cores:.1f} idle)"
-    if here.memory_free_bytes is not None and here.memory_bytes is not None:
-        parts.append(f"{here.memory_free_bytes / 1e9:.1f} of {here.memory_bytes / 1e9:.1f} GB memory free")
+    parts = [_cores(host.cores)]
+    if host.idle_cores is not None:
+        parts[0] += f" ({host.idle_cores:.1f} idle)"
+    if host.memory_free_bytes is not None and host.memory_bytes is not None:
+        parts.append(f"{host.memory_free_bytes / 1e9:.1f} of {host.memory_bytes / 1e9:.1f} GB memory free")
     disk = machine.disk_free_bytes(out)
     if disk is not None:
         parts.append(f"{disk / 1e9:.0f} GB disk free")
-    if here.load_average is not None:
-        parts.append(f"load average {here.load_average:.1f}")
+    if host.load_average is not None:
+        parts.append(f"load average {host.load_average:.1f}")
     return ", ".join(parts)
 
 
@@ -343,9 +343,9 @@ class Clock:
 class _Demo:
     """One run of the demo. A signal to stop reaches the running command once, and the commands after it not at all."""
 
-    def __init__(self, out: Path, port: int, levels: Sequence[int], itl: str, otl: str, here: Machine) -> None:
-        slower = slower_by(here)
-        self._conditions = conditions(here)
+    def __init__(self, out: Path, port: int, levels: Sequence[int], itl: str, otl: str, host: Machine) -> None:
+        slower = slower_by(host)
+        self._conditions = conditions(host)
         self._out = out
         self._port = port
         self._levels = levels
@@ -355,14 +355,14 @@ class _Demo:
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]
         self._clock = Clock(steps * len(DEPLOYMENTS))
         self._parts: list[DemoPart] = []
-        self._stopping = self._said_stopping = False
+        self._stopping = self._stopping_printed = False
         self._to_interrupt: list[subprocess.Popen[bytes]] = []
         self._mute = False
 
     def run(self) -> int:
         """All deployments, the plot, the tables, what they mean; returns the exit code."""
         about = math.ceil(self._clock.left_s() / 60)
-        self._say(f"- it takes about {about} minutes; Ctrl-C ends it with a plot of what was measured")
+        self._print(f"- it takes about {about} minutes; Ctrl-C ends it with a plot of what was measured")
         with self._signals():
             try:
                 for number, shown in enumerate(DEPLOYMENTS):
@@ -375,10 +375,10 @@ class _Demo:
                 part.runs = kept(self._out / part.name)
             plot = self._draw()
         if plot:
-            self._say(meaning([part.name for part in self._parts if part.runs]))
-        self._say(self._summary())
-        self._say(f"\nplot: {plot or 'none: nothing could be drawn'}\nlogs: {self._out / 'logs'}")
-        self._say(f"took {self._clock.elapsed_s / 60:.1f} minutes")
+            self._print(meaning([part.name for part in self._parts if part.runs]))
+        self._print(self._summary())
+        self._print(f"\nplot: {plot or 'none: nothing could be drawn'}\nlogs: {self._out / 'logs'}")
+        self._print(f"took {self._clock.elapsed_s / 60:.1f} minutes")
         if self._stopping:
             return INTERRUPTED
         if plot is None:
@@ -393,7 +393,7 @@ class _Demo:
                 part.error = STOPPED
                 return
             self._clock.begin(2 * number + step)
-            self._say(f"\n[{self._clock.step + 1} of {self._clock.steps}; {self._clock}] {kind} of {shown.name}")
+            self._print(f"\n[{self._clock.step + 1} of {self._clock.steps}; {self._clock}] {kind} of {shown.name}")
             log = self._out / "logs" / f"{kind}-{shown.name}.log"
             code, lines = self._command(words, log)
             if code in fine:
@@ -405,7 +405,7 @@ class _Demo:
                 failed = "did not start" if kind == "launch" else "its sweep failed"
                 where = [_shown_path(path) for path in (log, self._keep_logs(lines, shown.name)) if path]
                 part.error = f"{failed}: {complaint(lines, code)}; logs: {', '.join(where)}"
-                self._say(f"\n{shown.name} {part.error}\nthe demo continues without it")
+                self._print(f"\n{shown.name} {part.error}\nthe demo continues without it")
                 self._stop()  # what is left of it must not spoil the next one
                 return
 
@@ -464,7 +464,7 @@ class _Demo:
 
         ``to_its_end``: whoever wants to stop the demo waits for it.
         """
-        self._say(f"\n$ {shlex.join(['python', *words])}")
+        self._print(f"\n$ {shlex.join(['python', *words])}")
         with log.open("ab") as file:
             # A session of its own: Ctrl-C in a terminal reaches this process alone, which passes it on once.
             process = subprocess.Popen(
@@ -500,29 +500,29 @@ class _Demo:
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
                 lines.append(line.decode(errors="replace"))
-                self._say(lines[-1])
+                self._print(lines[-1])
             if over and not data:
                 if rest:
                     lines.append(rest.decode(errors="replace"))
-                    self._say(lines[-1])
+                    self._print(lines[-1])
                 return
             if ended:
                 time.sleep(POLL_S / 5)
             now = time.monotonic()
-            if now - last_report >= SAY_EVERY_S and not self._stopping:
+            if now - last_report >= REPORT_EVERY_S and not self._stopping:
                 last_report = now
-                self._say(f"-- demo: step {self._clock.step + 1} of {self._clock.steps}, {self._clock}")
+                self._print(f"-- demo: step {self._clock.step + 1} of {self._clock.steps}, {self._clock}")
             if self._stopping:
                 if stopping_since is None:
                     stopping_since = now
-                    self._say_stopping()
+                    self._print_stopping()
                 if now - stopping_since > END_WAIT_S:
                     return
 
-    def _say_stopping(self) -> None:
-        if not self._said_stopping:
-            self._said_stopping = True
-            self._say("stopping; the plot of what was measured follows")
+    def _print_stopping(self) -> None:
+        if not self._stopping_printed:
+            self._stopping_printed = True
+            self._print("stopping; the plot of what was measured follows")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -544,7 +544,7 @@ class _Demo:
         with contextlib.suppress(IndexError):
             self._to_interrupt.pop().send_signal(signal.SIGINT)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         """Print; without a reader continue to the clean end."""
         if self._mute:
             return

@@ -17,7 +17,7 @@ from pdlab.core.arguments import OneLineParser, backends, check_writable, exit_c
 from pdlab.core.errors import ClusterError
 from pdlab.core.files import write_output
 
-CANNOT_RUN, FOUND_ERRORS = 5, 3
+CANNOT_RUN, HAS_ERRORS = 5, 3
 RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked at
 
 EPILOG = """\
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add("--here", action="store_true", help="ask this machine alone, without Ray")
     add("--backends", type=backends, default=("UCX",), metavar="NAME[,NAME]",
         help="NIXL backends to create (default UCX)")  # fmt: skip
-    add("--quick", action="store_true", help="read only what is there: no process that loads NIXL")
+    add("--quick", action="store_true", help="read files and settings alone: start no process that loads NIXL")
     add = p.add_argument_group("output").add_argument
     add("--json", type=Path, metavar="FILE", help="write all facts and findings there")
     return p
@@ -54,23 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from pdlab.transfer.doctor import diagnosis
+    from pdlab.transfer.doctor.settings_rules import QueryClock
 
     if args.json is not None:
         check_writable(args.json, "--json")
     if args.quick:
         not_for(args, parser(), ["--backends"], "--quick, which creates none")
-    before = time.time()
-    facts = _here(args.quick, args.backends) if args.here else _nodes(args.quick, args.backends)
+    before_s = time.time()
+    facts = _this_machine(args.quick, args.backends) if args.here else _nodes(args.quick, args.backends)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
-    findings = diagnosis.diagnose(facts, query_clock_s=(before, time.time()))
+    findings = diagnosis.diagnose(facts, query_clock=QueryClock(before_s, time.time()))
     print(diagnosis.render(facts, findings))
     if args.json is not None:
         text = json.dumps(diagnosis.as_json(facts, findings), indent=1)
         write_output(args.json, text, "--json")
-    return FOUND_ERRORS if any(finding.severity == "error" for finding in findings) else 0
+    return HAS_ERRORS if any(finding.severity == "error" for finding in findings) else 0
 
 
-def _here(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _this_machine(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     from pdlab.remote import node as node_probe
 
     ports = _ports()
@@ -101,7 +102,7 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             if local or "RAY_ADDRESS" in os.environ:
                 raise  # somebody said that there is one
             print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
-            return _here(quick, backends)
+            return _this_machine(quick, backends)
         otherwise = ", or ask this machine alone with --here"
         if quick:
             return cluster.ask_every_node(node_probe.quick, _ports(), otherwise=otherwise)

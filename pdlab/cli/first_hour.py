@@ -13,9 +13,9 @@ from pdlab.core.arguments import OneLineParser, check_folder, exit_code, port
 from pdlab.core.catalog import known_models
 from pdlab.core.errors import UsageError
 from pdlab.core.files import ROOT, cache_dir
-from pdlab.core.text import choices
+from pdlab.core.text import choices, duration
 from pdlab.first_hour import archive
-from pdlab.first_hour.run import State, minutes, open_state, run
+from pdlab.first_hour.run import State, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RAN, Step, plan, total_s
 
 INCOMPLETE = 3
@@ -98,10 +98,10 @@ def describe(steps: Sequence[Step], state: State | None = None) -> str:
         needs = f"; needs {', '.join(step.needs)}" if step.needs else ""
         needs += f"; needs one of {', '.join(step.any_of)}" if step.any_of else ""
         lines.append(f"{number:2d} {step.name}: {step.title}{done}")
-        lines.append(f"     about {minutes(step.estimate_s)}, ended after {minutes(step.limit_s)}{needs}")
+        lines.append(f"     about {duration(step.estimate_s)}, ended after {duration(step.limit_s)}{needs}")
         lines.append(f"     {shlex.join(['python', '-m', 'pdlab', *step.command])}")
     total = total_s(tuple(steps))
-    lines.append(f"estimate: {minutes(total)} in all (of at most {minutes(MOST_TOTAL_S)})")
+    lines.append(f"estimate: {duration(total)} in all (of at most {duration(MOST_TOTAL_S)})")
     return "\n".join(lines)
 
 

@@ -274,13 +274,13 @@ def _applies(args: argparse.Namespace) -> None:
     blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
         unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks, *count]
-        not_for(args, parser(), unused, "--predict: the file's columns say it")
+        not_for(args, parser(), unused, "--predict, whose file has columns for it")
     elif args.compare:
         not_for(
             args,
             parser(),
             ["--out", *cluster, *load, *slo, *blocks],
-            "--compare: the measured runs say what is predicted",
+            "--compare, which predicts the measured runs",
         )
     elif args.explain:
         not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:], *count], "--explain")
@@ -470,7 +470,7 @@ def _measured(args: argparse.Namespace) -> list[Served]:
     from pdlab.cli.whole_nodes import counted_gpus
     from pdlab.results.store import experiment_folders
 
-    workload, found = _workload(args), []
+    workload, loads = _workload(args), []
     for loaded in loading.load(experiment_folders(args.measured), {}, every_request=True):
         theirs = loaded.experiment.manifest.workload
         if theirs is not None and theirs.label != workload.label:
@@ -485,8 +485,8 @@ def _measured(args: argparse.Namespace) -> list[Served]:
                 "with run_bm.sh -t request-rate"
             )
         gpus = counted_gpus(gpus_of(loaded.experiment), loaded.experiment.manifest.deployment)
-        found.append(replace(served, gpus=gpus.counted(args.count_gpus)))
-    return found
+        loads.append(replace(served, gpus=gpus.counted(args.count_gpus)))
+    return loads
 
 
 def _draw_map(args: argparse.Namespace, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from pdlab.bench.experiment.schedule import Part, Schedule
 from pdlab.bench.slo_offline import search_over
@@ -25,21 +26,35 @@ FIX = "give the rate to begin at (--slo-start RATE; start_rps in a file)"
 QUICK = {"confidence": 0.8, "resolution": 0.2, "max_points": 12, "longest_s": 60.0, "requests": None}
 
 
-def from_plan(search: Search, workload: Workload, base_url: str) -> tuple[Search, str]:
+class StartedSearch(NamedTuple):
+    """The search with its start and a small first step, and in words what the simulator predicted."""
+
+    search: Search
+    sentence: str
+
+
+class StartedExperiment(NamedTuple):
+    """The schedule, each of its searches that starts from the simulator with its start, and a sentence for each."""
+
+    schedule: Schedule
+    sentences: list[str]
+
+
+def from_plan(search: Search, workload: Workload, base_url: str) -> StartedSearch:
     """`begun` on what is deployed at ``base_url``. Raises UsageError where that is not known, too."""
     running = load_running(base_url)
     if running is None or running.manifest.deployment is None:
         raise UsageError(
-            f"--start-from plan: nothing says what is deployed at {base_url}; launch it with launch_gptoss.py, or {FIX}"
+            f"--start-from plan: no record names the deployment at {base_url}; launch it with "
+            f"launch_gptoss.py, or {FIX}"
         )
     return begun(search, workload, running.manifest.deployment, local=running.manifest.local)
 
 
-def of_experiment(plan: Schedule) -> tuple[Schedule, list[str]]:
-    """The plan of an experiment, each of its searches that starts from the simulator with its start, and what the
-    simulator said. Raises UsageError."""
+def of_experiment(plan: Schedule) -> StartedExperiment:
+    """`begun` for the searches of an experiment. Raises UsageError."""
     parts: dict[str, Part] = {}
-    words = []
+    sentences = []
     for visit in plan.visits:
         for part in visit.parts:
             if part.folder in parts:
@@ -53,17 +68,17 @@ def of_experiment(plan: Schedule) -> tuple[Schedule, list[str]]:
                         search, sentence = begun(search, workload, visit.configuration.deployment, local=local)
                     except UsageError as error:
                         raise UsageError(f"{plan.path}: {part.folder}: {error}") from None
-                    words.append(f"{part.folder}: {sentence}")
+                    sentences.append(f"{part.folder}: {sentence}")
                 searches.append(search)
             parts[part.folder] = part.model_copy(update={"searches": tuple(searches)})
     visits = [
         visit.model_copy(update={"parts": tuple(parts[part.folder] for part in visit.parts)}) for visit in plan.visits
     ]
-    return plan.model_copy(update={"visits": tuple(visits)}), words
+    return StartedExperiment(plan.model_copy(update={"visits": tuple(visits)}), sentences)
 
 
-def begun(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> tuple[Search, str]:
-    """The search with its start and a small first step, and what the simulator said, in words.
+def begun(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> StartedSearch:
+    """Start the search where the simulator finds the highest rate.
 
     Raises UsageError where the simulator knows nothing of what is deployed, or of what is asked.
     """
@@ -74,7 +89,7 @@ def begun(search: Search, workload: Workload, deployment: Deployment, *, local: 
     start_rps = math.prod(ends) ** (1 / len(ends))
     started = {"start_rps": start_rps, "step": STEP, "start_from": None, "hardware": None}
     sentence = f"{search.slo.label}: on the simulator {simulated_search.detail.split(';')[0]}; measuring begins there"
-    return search.model_copy(update=started), sentence
+    return StartedSearch(search.model_copy(update=started), sentence)
 
 
 def simulated(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> SloSearch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from pdlab.bench.experiment.run import RunOptions, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, visit_s
@@ -14,8 +15,6 @@ from pdlab.core.errors import BenchError
 from pdlab.core.text import counted
 from pdlab.results.schema import ExperimentRecord, Tried, Tuning
 from pdlab.results.store import Store
-
-CONFIDENCE = 0.95
 
 
 def tuned(plan: Schedule, options: RunOptions) -> Schedule:
@@ -30,10 +29,10 @@ def tuned(plan: Schedule, options: RunOptions) -> Schedule:
     if earlier is not None and earlier.tuned:
         return tuned_plan(plan, earlier.tuned)  # what is measured by now has these settings
     done = run(search.plan, options)
-    found = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
-    for name, tuning in found.items():
+    tunings = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
+    for name, tuning in tunings.items():
         print(f"{name}: {tuning_text(tuning)}", *(f"  {tried_text(tried)}" for tried in tuning.tried), sep="\n")
-    return tuned_plan(plan, found)
+    return tuned_plan(plan, tunings)
 
 
 def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) -> Tuning:
@@ -46,16 +45,16 @@ def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) ->
 
     candidates, bounds = search.of(name), parse_bounds(search.at, "p50")
     errors = {visit.deployment: visit.error for visit in record.visits if visit.error}
-    there = [each for each in candidates if next(Store(folder / each.name).levels(), None) is not None]
-    loaded = load([folder / each.name for each in there], {})
+    measured = [each for each in candidates if next(Store(folder / each.name).levels(), None) is not None]
+    loaded = load([folder / each.name for each in measured], {})
     made = curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    named = [curve.model_copy(update={"label": each.name}) for curve, each in zip(made, there, strict=True)]
+    named = [curve.model_copy(update={"label": each.name}) for curve, each in zip(made, measured, strict=True)]
     valid = {curve.label for curve in named if any(point.valid for point in curve.points)}
     if not valid:
         why = next(iter(errors.values()), "no level is valid")
         raise BenchError(f"{folder}: nothing was measured of {name}, which tune_baseline is for: {why}")
-    found = readings(named, bounds, View(normalized=False, confidence=CONFIDENCE))
-    ranking = {ranked.label: ranked for reading in found for ranked in reading.ranking}
+    readings_by_bounds = readings(named, bounds, View(normalized=False))
+    ranking = {ranked.label: ranked for reading in readings_by_bounds for ranked in reading.ranking}
     tried = {
         each.name: Tried(
             settings=each.settings,
@@ -83,11 +82,18 @@ def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) ->
     )
 
 
-def described(plan: Schedule, out: Path) -> tuple[list[str], float]:
-    """The search that comes first, in words, and the seconds that it takes; nothing without one. Raises UsageError."""
+class Description(NamedTuple):
+    """A search in words, and the seconds that it takes."""
+
+    lines: list[str]
+    seconds: float
+
+
+def described(plan: Schedule, out: Path) -> Description:
+    """The search that comes first; nothing without one. Raises UsageError."""
     search = search_of(plan)
     if search is None:
-        return [], 0.0
+        return Description([], 0.0)
     folder = out / search.plan.file.name
     seconds = sum(visit_s(search.plan, visit, folder) for visit in search.plan.visits)
     loads = ", ".join(title(load) for load in search.plan.visits[0].parts[0].loads)
@@ -98,4 +104,4 @@ def described(plan: Schedule, out: Path) -> tuple[list[str], float]:
         f"wins, by {loads} of {search.workload.label}",
         *(f"  {each.name}" for each in search.candidates),
     ]
-    return lines, seconds
+    return Description(lines, seconds)

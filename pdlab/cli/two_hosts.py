@@ -93,8 +93,8 @@ def _down() -> None:
     print("stopped the two hosts and everything on them" if nodes else "no two hosts were up")
 
 
-def _shell(nodes: LocalNodes, which: str, command: list[str]) -> int:
-    host = nodes.host(1 if which == "a" else 2)
+def _shell(nodes: LocalNodes, host_name: str, command: list[str]) -> int:
+    host = nodes.host(1 if host_name == "a" else 2)
     words = command or [os.environ.get("SHELL") or "/bin/sh"]
     env = environment_on(host, nodes)
     try:

@@ -23,10 +23,10 @@ DEFAULT_CAP = 12
 LEAST_LOOK = 2  # repeats: one tells no scatter
 NAMES: dict[str, Figure] = {"lead": "throughput", "ttft": "ttft", "tpot": "tpot"}
 SHOWN = {"throughput": "output tokens/s", "ttft": "TTFT p50", "tpot": "TPOT p50"}
-SAID = {
+OUTCOME_TEXT = {
     "lead": "resolved",
     "alike": "no difference of that size",
-    "unresolvable": "not resolved, nor would it be",
+    "unresolvable": "not resolved, and further repeats would not resolve it",
     "open": "not resolved yet",
 }
 
@@ -111,7 +111,9 @@ class Stopping:
         ]
         for each in self.last:
             ratio = f" {ratio_text(each.comparison)}" if each.comparison else ""
-            lines.append(f"  {each.label} over {each.reference}, {SHOWN[each.figure]}{ratio}: {SAID[each.outcome]}")
+            lines.append(
+                f"  {each.label} over {each.reference}, {SHOWN[each.figure]}{ratio}: {OUTCOME_TEXT[each.outcome]}"
+            )
         return "\n".join(lines) if self.last else f"--until {self._until.text}: nothing can be compared yet"
 
 
@@ -124,14 +126,14 @@ def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
     from pdlab.results.store import Store
 
     parts = {part.folder: part.workload.name for visit in plan.visits for part in visit.parts}
-    found: list[Headline] = []
+    compared: list[Headline] = []
     for workload in dict.fromkeys(parts.values()):
         folders = [folder / name for name, its in parts.items() if its == workload]
         measured = [path for path in folders if path.is_dir() and next(Store(path).levels(), None) is not None]
         loaded = load(measured, {})
         its_curves = curves([each.experiment for each in loaded], [each.requests for each in loaded])
-        found += headlines([on_whole_nodes(curve) for curve in its_curves], View(confidence=CONFIDENCE))
-    return found
+        compared += headlines([on_whole_nodes(curve) for curve in its_curves], View(confidence=CONFIDENCE))
+    return compared
 
 
 def sight(plan: Schedule, folder: Path, until: Until | None) -> list[str]:
@@ -142,22 +144,22 @@ def sight(plan: Schedule, folder: Path, until: Until | None) -> list[str]:
     sd, source = _scatter(plan, folder)
     among = f", {counted(count, 'comparison')} sharing the error" if count > 1 else ""
 
-    def sees(repeats: int, level: float) -> str:
+    def percent_text(repeats: int, level: float) -> str:
         return f"{float(f'{100 * (detectable(sd, repeats, level, count) - 1):.2g}'):,g} %"
 
     sure = f"{100 * POWER:g} % of cases at {100 * CONFIDENCE:g} % confidence{among}"
     repeats = plan.file.repeats if until is None else until.looks.first
     lines = [
-        f"what it can see: with {counted(repeats, 'repeat')} a difference of {sees(repeats, CONFIDENCE)} between two "
-        f"deployments over all loads, in {sure}, if starts scatter by {100 * sd:.2g} % ({source})"
+        f"detectable: with {counted(repeats, 'repeat')} a difference of {percent_text(repeats, CONFIDENCE)} "
+        f"between two deployments over all loads, in {sure}, if starts scatter by {100 * sd:.2g} % ({source})"
     ]
     if until is None:
         return lines
     level = until.looks.level(CONFIDENCE)
     lines[0] = (
-        f"what it can see: {sees(repeats, level)} between two deployments over all loads after {repeats} repeats, "
-        f"{sees(until.looks.cap, level)} after {until.looks.cap}, in {sure}, shared by {until.looks.count} looks, if "
-        f"starts scatter by {100 * sd:.2g} % ({source})"
+        f"detectable: {percent_text(repeats, level)} between two deployments over all loads after {repeats} "
+        f"repeats, {percent_text(until.looks.cap, level)} after {until.looks.cap}, in {sure}, shared by "
+        f"{until.looks.count} looks, if starts scatter by {100 * sd:.2g} % ({source})"
     )
     for figure, target in until.targets.items():
         needed = repeats_for(1 + target, sd, level, count)
@@ -174,9 +176,9 @@ def _scatter(plan: Schedule, folder: Path) -> tuple[float, str]:
         from pdlab.analysis.sequential import scatter
 
         measured = scatter(headlines_of(plan, folder))
-        if measured is not None and measured[0]:
-            return measured[0], f"output tokens/s measured in {folder}, {measured[1]} degrees of freedom"
+        if measured is not None and measured.log_sd:
+            return measured.log_sd, f"output tokens/s measured in {folder}, {measured.dof} degrees of freedom"
     local = plan.file.where.local is not None
     where = "this machine" if local else "this cluster"
-    known = "of levels measured on CPUs" if local else "of published H100 runs on different days"
-    return SINGLE_REPEAT_SD["cpu" if local else "gpu"], f"an assumption, {known}; of {where} nothing is known"
+    known = "levels measured on CPUs" if local else "published H100 runs on different days"
+    return SINGLE_REPEAT_SD["cpu" if local else "gpu"], f"assumed from {known}; the scatter of {where} was not measured"

@@ -56,7 +56,7 @@ Formulas and units of every figure: docs/metrics.md
 """
 
 
-FOUND_WRONG = 3
+HAS_FINDINGS = 3
 
 
 def parser() -> argparse.ArgumentParser:
@@ -250,7 +250,7 @@ def _audit(args: argparse.Namespace) -> int:
     _note(unfinished(path) for path in measured)
     findings = rules.audit(folders)
     print(rules.render(findings, len(folders)))
-    return FOUND_WRONG if findings else 0
+    return HAS_FINDINGS if findings else 0
 
 
 def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
@@ -264,7 +264,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.report import chaos as chaos_report
     from pdlab.report import sections, soaks, tables, verdicts
     from pdlab.results import chaos as chaos_results
-    from pdlab.results.store import asked_at, experiment_folders, stopped, tuning_of, unfinished
+    from pdlab.results.store import bounds_in_files, experiment_folders, stopped, tuning_of, unfinished
 
     if args.chunk_size is not None and args.latency_mode != "chunk":
         raise UsageError("--chunk-size goes with --latency-mode chunk; add it, or leave --chunk-size out")
@@ -330,8 +330,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     _note(stopped(path) for path in measured)
     _note(tuning_of(path) for path in measured)
     if not at:
-        asked = asked_at(measured)
-        at = list(dict.fromkeys(parse_bounds(text, args.stat, f"{folder}, at:") for folder, text in asked))
+        entries = bounds_in_files(measured)
+        at = list(dict.fromkeys(parse_bounds(each.text, args.stat, f"{each.folder}, at:") for each in entries))
     loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:
@@ -452,8 +452,8 @@ def _doubt(paths: Sequence[Path], hashes: Mapping[Path, str]) -> str | None:
     named = list(map(str, paths)) if len(paths) <= 4 else ["DIR..."]
     more = "" if len(paths) <= 4 else " with these folders"
     return (
-        f"the audit finds what makes a plot of these wrong ({kinds}): {shlex.join(['python', 'viz.py', '--audit'])} "
-        f"{shlex.join(named) if not more else named[0]}{more} says where"
+        f"the audit has findings that make a plot of these folders wrong ({kinds}): "
+        f"{shlex.join(['python', 'viz.py', '--audit'])} {shlex.join(named) if not more else named[0]}{more} lists them"
     )
 
 
@@ -494,7 +494,7 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     except (OSError, ValueError):
         folder = False  # told where it is tried
     if path.name.endswith("."):
-        raise UsageError(f"--plot-path {path}: the suffix says the format; use .png, .svg or .pdf")
+        raise UsageError(f"--plot-path {path}: the suffix selects the format; use .png, .svg or .pdf")
     if folder:
         raise UsageError(f"--plot-path {path} is a folder; give a file in it, for example {path / 'viz.png'}")
     if suffix in ("png", "svg", "pdf"):

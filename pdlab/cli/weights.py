@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"{args.model} is built by pdlab at the first launch: there is nothing to fetch")
         return 0
     harmony = shape is not None and shape.architecture.startswith("GptOss")
-    nodes = _here(args, source, harmony) if args.here else _nodes(args, source, harmony)
+    nodes = _this_machine(args, source, harmony) if args.here else _nodes(args, source, harmony)
     for name, node in nodes.items():
         print(line(name, source, node))
     if not any(node["missing"] for node in nodes.values()):
@@ -70,7 +70,7 @@ def line(name: str, source: str, node: dict[str, Any]) -> str:
     return f"{name} ({node['host']}): MISSING of {source}: {shown}{error}"
 
 
-def _here(args: argparse.Namespace, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
+def _this_machine(args: argparse.Namespace, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
     from pdlab.remote import weights
 
     return {"here": weights.fetch(source, args.timeout_s, harmony) if args.fetch else weights.look(source)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import select
@@ -44,14 +45,14 @@ class OneLineParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
-        self.given: dict[str, str] = {}
+        self.options_by_dest: dict[str, str] = {}
         self._unknown: list[str] = []
         for name in (None, "store"):
             self.register("action", name, _Once)
         self.register("action", argparse.BooleanOptionalAction, _OneWay)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self.given = {}
+        self.options_by_dest = {}
         words = sys.argv[1:] if args is None else list(args)
         names = [word.partition("=")[0] for word in words if word.startswith("--")]
         self._unknown = [name for name in names if name not in self._option_string_actions]
@@ -68,9 +69,9 @@ class OneLineParser(argparse.ArgumentParser):
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(self._told(message))
+        raise UsageError(self._reworded(message))
 
-    def _told(self, message: str) -> str:
+    def _reworded(self, message: str) -> str:
         """argparse's complaint in the words of every other one."""
         flag, rest = "", message
         if match := re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL):
@@ -89,8 +90,8 @@ class OneLineParser(argparse.ArgumentParser):
             both = f"{near} " if near.startswith("did") else ""
             return f"{flag} {match[1]}: {both}choose from {', '.join(known)}"
         if match := re.fullmatch(r"invalid (\w+) value: (.*)", rest, re.DOTALL):
-            what = {"int": "a whole number", "float": "a number"}.get(match[1], f"a {match[1]}")
-            return f"{flag}: {match[2]} is not {what}"
+            number_text = {"int": "a whole number", "float": "a number"}.get(match[1], f"a {match[1]}")
+            return f"{flag}: {match[2]} is not {number_text}"
         if match := re.fullmatch(r"not allowed with argument (.*)", rest):
             return f"{flag} and {match[1].rpartition('/')[2]} exclude each other: leave one out"
         if re.fullmatch(r"expected (one|at least one) arguments?", rest):
@@ -113,13 +114,13 @@ class _Once(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         if option is not None and isinstance(parser, OneLineParser):
-            before = parser.given.get(self.dest)
+            before = parser.options_by_dest.get(self.dest)
             if before is not None:
                 metavar = self.metavar if isinstance(self.metavar, str) else ""
                 several = ", its values with commas between" if "," in metavar else ""
-                what = f"{option} is given twice" if before == option else f"{before} and {option} are the same flag"
-                raise UsageError(f"{what}: give it once{several}")
-            parser.given[self.dest] = option
+                problem = f"{option} is given twice" if before == option else f"{before} and {option} are the same flag"
+                raise UsageError(f"{problem}: give it once{several}")
+            parser.options_by_dest[self.dest] = option
         setattr(namespace, self.dest, values)
 
 
@@ -130,7 +131,7 @@ class _OneWay(argparse.BooleanOptionalAction):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         if option is not None and isinstance(parser, OneLineParser):
-            before = parser.given.setdefault(self.dest, option)
+            before = parser.options_by_dest.setdefault(self.dest, option)
             if before.startswith("--no-") != option.startswith("--no-"):
                 raise UsageError(f"{before} and {option} exclude each other: leave one out")
         super().__call__(parser, namespace, values, option)
@@ -201,9 +202,9 @@ def check_writable(path: Path, flag: str) -> None:
             raise UsageError(f"{flag} {path}: no folder {file.parent}; make it, or choose another")
         if file.is_dir():
             raise UsageError(f"{flag} {path}: is a folder; give a file in it")
-        there = file.exists()
+        existed = file.exists()
         file.open("ab").close()  # permissions alone do not tell of a read-only file system, nor root of anything
-        if not there:
+        if not existed:
             file.unlink()
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
@@ -212,15 +213,15 @@ def check_writable(path: Path, flag: str) -> None:
 def check_folder(path: Path, flag: str) -> None:
     """Said before the work: raises UsageError where ``path`` cannot be a folder that files are written to."""
     try:
-        there = path.resolve()
+        folder = path.resolve()
         broken = [part for part in (path, *path.parents) if part.is_symlink() and not part.exists()]
         if broken:
             raise UsageError(f"{flag} {path}: {broken[0]} is a link to nothing; give a folder")
-        while not there.exists():
-            there = there.parent
-        if not there.is_dir():
-            raise UsageError(f"{flag} {path}: {there} is a file; give a folder")
-        probe = there / f".pdlab-{os.getpid()}"
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise UsageError(f"{flag} {path}: {folder} is a file; give a folder")
+        probe = folder / f".pdlab-{os.getpid()}"
         probe.open("xb").close()
         probe.unlink()
     except (OSError, ValueError, RuntimeError) as error:
@@ -233,8 +234,8 @@ def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
     ``make_folder``: its folder is made where it is missing.
     """
     if path.suffix.lower() not in PICTURES:
-        what = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix says the format"
-        raise UsageError(f"{flag} {path}: {what}; use {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
+        problem = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix selects the format"
+        raise UsageError(f"{flag} {path}: {problem}; use {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
     check_output(path, flag) if make_folder else check_writable(path, flag)
 
 
@@ -255,15 +256,15 @@ def _reason(error: Exception) -> str:
 
 def distinct(paths: list[Path], flag: str) -> list[Path]:
     """The paths. Raises UsageError where one is named twice."""
-    seen: set[Path] = set()
+    resolved_paths: set[Path] = set()
     for path in paths:
         try:
             real = path.resolve()
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"{flag} {path}: cannot be read ({_reason(error)}); give another") from error
-        if real in seen:
+        if real in resolved_paths:
             raise UsageError(f"{flag} names {path} twice; name each folder once")
-        seen.add(real)
+        resolved_paths.add(real)
     return paths
 
 
@@ -277,26 +278,26 @@ def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Se
 
 def positive(text: str) -> int:
     """A whole number of at least 1. Raises argparse.ArgumentTypeError, as all of these do."""
-    if not re.fullmatch(r"\s*[0-9]{1,18}\s*", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    return _whole_number(text, 1, 10**18 - 1, "a whole number of at least 1")
 
 
 def whole(low: int, high: int, what: str = "a whole number") -> Callable[[str], int]:
     """A type for whole numbers within bounds."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*[0-9]{1,20}\s*", text) or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {low} to {high}")
-        return int(text)
+        return _whole_number(text, low, high, f"{what} from {low} to {high}")
 
     return parse
 
 
 def seed(text: str) -> int:
     """A seed of random numbers: a whole number from 0."""
-    if not re.fullmatch(r"\s*[0-9]{1,19}\s*", text) or int(text) > MAX_SEED:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a seed: a whole number from 0 to {MAX_SEED}")
+    return _whole_number(text, 0, MAX_SEED, f"a seed: a whole number from 0 to {MAX_SEED}")
+
+
+def _whole_number(text: str, low: int, high: int, expected: str) -> int:
+    if not re.fullmatch(r"\s*[0-9]{1,20}\s*", text) or not low <= int(text) <= high:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return int(text)
 
 
@@ -311,32 +312,17 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def above_zero(text: str) -> float:
     """A number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
 def share(text: str) -> float:
     """A number above 0 and below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number above 0 and below 1, such as 0.95")
-    return value
+    return _number(text, lambda value: 0 < value < 1, "a share: a number above 0 and below 1, such as 0.95")
 
 
 def seconds(text: str) -> float:
     """A number of seconds above 0."""
-    try:
-        return above_zero(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0") from error
+    return _number(text, lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
 def lengths(text: str) -> LengthDistribution:
@@ -351,21 +337,21 @@ def lengths(text: str) -> LengthDistribution:
 
 def milliseconds(text: str) -> float:
     """A number of milliseconds, 0 too."""
-    return _from_zero(text, "milliseconds")
+    return _number(text, lambda value: 0 <= value < math.inf, "a number of milliseconds from 0")
 
 
 def seconds_or_none(text: str) -> float:
     """A number of seconds, 0 too."""
-    return _from_zero(text, "seconds")
+    return _number(text, lambda value: 0 <= value < math.inf, "a number of seconds from 0")
 
 
-def _from_zero(text: str, unit: str) -> float:
+def _number(text: str, accepts: Callable[[float], bool], expected: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} from 0")
+        value = math.nan
+    if not accepts(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return value
 
 

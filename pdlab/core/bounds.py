@@ -53,8 +53,8 @@ class Bounds(Frozen):
     @property
     def with_ttft(self) -> str:
         """The same bounds as a user writes them, with one more on TTFT."""
-        given = [f"{bound.metric}_{bound.statistic}_ms={bound.ms:g}" for bound in self.bounds]
-        return ",".join([*given, "ttft_p95_ms=2000"])
+        parts = [f"{bound.metric}_{bound.statistic}_ms={bound.ms:g}" for bound in self.bounds]
+        return ",".join([*parts, "ttft_p95_ms=2000"])
 
     def known(self, figures: Figures) -> bool:
         """Whether every bounded figure is known there."""

@@ -100,9 +100,9 @@ def _acquired(path: Path, resource: str, fix: str) -> int:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            who = _described(file)
+            holder = _described(file)
             os.close(file)
-            raise UsageError(f"{resource} is held by {who}; {fix} (lock {path})") from error
+            raise UsageError(f"{resource} is held by {holder}; {fix} (lock {path})") from error
         except OSError as error:
             os.close(file)
             raise StoreError(f"{path}: this file system has no locks ({error.strerror or error})") from error

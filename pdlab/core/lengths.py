@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,15 @@ from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 
 Pair = tuple[int, int]
+
+
+class MeanTokens(NamedTuple):
+    """Expected tokens of a request."""
+
+    input: float
+    output: float
+
+
 """Input and output tokens of one request."""
 
 # What published traces and data sets call them.
@@ -43,7 +52,7 @@ OUTSIDE = NORMAL.cdf(-CUT)
 class LengthDistribution(Frozen):
     """What all kinds of lengths have. ``nominal`` is the workload's pair: `Pairs` alone does without it.
 
-    ``label`` follows ``input:output`` in tables; ``asked`` is the text that `parse_lengths` takes; ``identity``
+    ``label`` follows ``input:output`` in tables; ``flag_value`` is the text that `parse_lengths` takes; ``identity``
     is equal for what draws equal lengths.
     """
 
@@ -53,15 +62,14 @@ class LengthDistribution(Frozen):
 
     @property
     @abstractmethod
-    def asked(self) -> str: ...
+    def flag_value(self) -> str: ...
 
     @property
     def identity(self) -> str:
-        return self.asked
+        return self.flag_value
 
     @abstractmethod
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        """Expected input and output tokens."""
+    def mean(self, nominal: Pair) -> MeanTokens: ...
 
     @abstractmethod
     def shortest_input(self, nominal: Pair) -> int: ...
@@ -92,11 +100,11 @@ class Fixed(LengthDistribution):
         return ""
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         return "fixed"
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        return nominal
+    def mean(self, nominal: Pair) -> MeanTokens:
+        return MeanTokens(*nominal)
 
     def shortest_input(self, nominal: Pair) -> int:
         return nominal[0]
@@ -133,14 +141,14 @@ class Uniform(LengthDistribution):
         return f"uniform {_share(self.low)}-{_share(self.high)}"
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         return f"uniform:{_share(self.low)}-{_share(self.high)}"
 
     def _ends(self, tokens: int) -> Pair:
         return max(1, round(self.low * tokens)), max(1, round(self.high * tokens))
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        return sum(self._ends(nominal[0])) / 2, sum(self._ends(nominal[1])) / 2
+    def mean(self, nominal: Pair) -> MeanTokens:
+        return MeanTokens(*(sum(self._ends(tokens)) / 2 for tokens in nominal))
 
     def shortest_input(self, nominal: Pair) -> int:
         return self._ends(nominal[0])[0]
@@ -180,7 +188,7 @@ class Lognormal(LengthDistribution):
         return " ".join(words)
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         words = [f"lognormal:{self.sigma:g}"]
         words += ["median"] if self.nominal == "median" else []
         words += [f"max={self.most_tokens}"] if self.most_tokens is not None else []
@@ -208,7 +216,7 @@ class Lognormal(LengthDistribution):
         outputs = min(outputs, self.most_tokens - 1)
         return min(inputs, self.most_tokens - outputs), outputs
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
+    def mean(self, nominal: Pair) -> MeanTokens:
         return _mean_of(self, nominal)
 
     def shortest_input(self, nominal: Pair) -> int:
@@ -228,13 +236,13 @@ class Lognormal(LengthDistribution):
 
 
 @lru_cache(maxsize=64)
-def _mean_of(lengths: Lognormal, nominal: Pair) -> tuple[float, float]:
+def _mean_of(lengths: Lognormal, nominal: Pair) -> MeanTokens:
     """Over a grid of quantiles: rounding and clipping have no closed form."""
     inputs, outputs = ([lengths._tokens(tokens, (k + 0.5) / GRID) for k in range(GRID)] for tokens in nominal)
     if lengths.most_tokens is None:
-        return fmean(inputs), fmean(outputs)
+        return MeanTokens(fmean(inputs), fmean(outputs))
     pairs = [lengths._clipped(a, b) for a in inputs for b in outputs]
-    return fmean(a for a, _ in pairs), fmean(b for _, b in pairs)
+    return MeanTokens(fmean(a for a, _ in pairs), fmean(b for _, b in pairs))
 
 
 class Pairs(LengthDistribution):
@@ -265,15 +273,15 @@ class Pairs(LengthDistribution):
         return f"file {self.name} {self.sha256[:8]}"
 
     @property
-    def asked(self) -> str:
+    def flag_value(self) -> str:
         return f"file:{self.path or self.name}"
 
     @property
     def identity(self) -> str:
         return f"file {self.sha256}"
 
-    def mean(self, nominal: Pair) -> tuple[float, float]:
-        return self.mean_tokens
+    def mean(self, nominal: Pair) -> MeanTokens:
+        return MeanTokens(*self.mean_tokens)
 
     def shortest_input(self, nominal: Pair) -> int:
         return self.input_range[0]
@@ -287,8 +295,8 @@ class Pairs(LengthDistribution):
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         if not self.pairs:
             raise UsageError(
-                f"the lengths in {self.name} are not kept with results, so requests of these cannot be drawn again; "
-                f"only what is given --lengths file:{self.name} draws them"
+                f"the lengths in {self.name} are not kept with results, so their requests cannot be drawn again; "
+                f"give --lengths file:{self.name}"
             )
         count = len(self.pairs)
         while True:
@@ -334,10 +342,10 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs:
 
 def beside(workload: Any, folder: Path) -> Any:
     """A workload as read from a YAML file in ``folder``, where a file of pairs may be named relative to that."""
-    given = workload.get("lengths") if isinstance(workload, Mapping) else None
-    if not isinstance(given, str) or not given.startswith("file:"):
+    lengths = workload.get("lengths") if isinstance(workload, Mapping) else None
+    if not isinstance(lengths, str) or not lengths.startswith("file:"):
         return workload
-    path = folder / given.removeprefix("file:").strip()
+    path = folder / lengths.removeprefix("file:").strip()
     return {**workload, "lengths": f"file:{path}"} if path.is_file() else workload
 
 
@@ -353,7 +361,8 @@ def read_pairs(path: Path) -> Pairs:
         raise UsageError(f"{path}: cannot be read ({why}); give a CSV or JSON Lines file of lengths") from error
     rows = _json_rows(path, text) if path.suffix.lower() in (".jsonl", ".json") else _csv_rows(path, text)
     pairs = tuple(
-        (whole_tokens(given_in, where), whole_tokens(given_out, where)) for where, given_in, given_out in rows
+        (whole_tokens(input_tokens, where), whole_tokens(output_tokens, where))
+        for where, input_tokens, output_tokens in rows
     )
     if not 1 <= len(pairs) <= MOST_PAIRS:
         raise UsageError(f"{path}: holds {len(pairs)} requests; from 1 to {MOST_PAIRS} can be drawn from")

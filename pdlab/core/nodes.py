@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -73,6 +74,11 @@ class ClusterNode(Frozen):
         return self
 
     @property
+    def total_slots(self) -> int:
+        """Slots of the node when nothing runs on it: GPUs, or whole CPUs of a node without GPUs."""
+        return self.gpus or int(self.cpus)
+
+    @property
     def slots(self) -> tuple[int, ...]:
         """What an engine rank can take: free GPU indexes, or free CPU numbers on a node without GPUs."""
         if self.gpus:
@@ -136,11 +142,7 @@ class ReplicaPlacement(Frozen):
     @property
     def slots(self) -> dict[str, tuple[int, ...]]:
         """Node id -> all slot indexes of the replica, sorted."""
-        merged: dict[str, list[int]] = {}
-        for group in self.groups:
-            for node, slots in group.slots.items():
-                merged.setdefault(node, []).extend(slots)
-        return {node: tuple(sorted(slots)) for node, slots in merged.items()}
+        return _merged(group.slots for group in self.groups)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -164,11 +166,15 @@ class Placement(Frozen):
     @property
     def used_slots(self) -> dict[str, tuple[int, ...]]:
         """Node id -> slots in use, all replicas together, sorted."""
-        slots_by_node: dict[str, list[int]] = {}
-        for replica in self.replicas:
-            for node, slots in replica.slots.items():
-                slots_by_node.setdefault(node, []).extend(slots)
-        return {node: tuple(sorted(slots)) for node, slots in slots_by_node.items()}
+        return _merged(replica.slots for replica in self.replicas)
+
+
+def _merged(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, tuple[int, ...]]:
+    slots_by_node: dict[str, list[int]] = {}
+    for part in parts:
+        for node, slots in part.items():
+            slots_by_node.setdefault(node, []).extend(slots)
+    return {node: tuple(sorted(slots)) for node, slots in slots_by_node.items()}
 
 
 NODE_ID_LABEL = "ray.io/node-id"

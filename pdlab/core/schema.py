@@ -28,14 +28,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen = set()
+    names = set()
     for key, _ in node.value:
         if key.tag == "tag:yaml.org,2002:merge":
             continue
         name = loader.construct_object(key, deep=True)
-        if isinstance(name, Hashable) and name in seen:
+        if isinstance(name, Hashable) and name in names:
             raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is there twice", key.start_mark)
-        seen.add(name if isinstance(name, Hashable) else None)
+        names.add(name if isinstance(name, Hashable) else None)
     loader.flatten_mapping(node)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=deep)
 
@@ -78,7 +78,7 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
     ``names``: what the keys are called where they come from, such as the flags of a command line.
     """
     if not isinstance(data, dict):
-        raise UsageError(f"{where}: expected a mapping of keys for {kind.__name__}, found {_what(data)}")
+        raise UsageError(f"{where}: expected a mapping of keys for {kind.__name__}, found {_kind_of(data)}")
     if key := _boolean_for_number(kind, data):
         raise UsageError(
             f"{where}: {key}: must be a number; YAML takes yes, no, on, off, true and false for other values"
@@ -91,7 +91,7 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
         raise UsageError(complaint if flagged else f"{where}: {complaint}") from error
 
 
-def _what(data: Any) -> str:
+def _kind_of(data: Any) -> str:
     """The kind of a YAML value in words."""
     kinds = {type(None): "nothing", str: "text", list: "a list", bool: "true or false", int: "a number"}
     return kinds.get(type(data), "a single value")
@@ -132,10 +132,10 @@ def one_line(
     key = (names or {}).get(key, key)
     value = first.get("input")
     # The input of what is missing, or of a whole that contradicts itself, is all of it.
-    got = (
+    value_text = (
         "" if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel) else _shown(value)
     )
-    complaint = f"{rule(first, kind)}{got}"
+    complaint = f"{rule(first, kind)}{value_text}"
     more = f" (and {len(others)} more)" if others else ""
     return f"{key}: {complaint}{more}" if key else f"{complaint}{more}"
 

@@ -49,6 +49,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """``45 s``, ``6 minutes``."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
 def plain(value: float) -> str:
     return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
 

@@ -7,12 +7,22 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from pdlab.core.errors import UsageError
-from pdlab.core.lengths import FIXED, Fixed, LengthDistribution, Lengths, Lognormal, Pair, Pairs, parse_lengths
+from pdlab.core.lengths import (
+    FIXED,
+    Fixed,
+    LengthDistribution,
+    Lengths,
+    Lognormal,
+    MeanTokens,
+    Pair,
+    Pairs,
+    parse_lengths,
+)
 from pdlab.core.schema import Frozen, validate
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
@@ -101,10 +111,12 @@ class Workload(Frozen):
         return self._sent(*self._nominal)[1]
 
     @property
-    def mean_tokens(self) -> tuple[float, float]:
-        """Expected input and output tokens of a request as sent."""
-        inputs, outputs = self.lengths.mean(self._nominal)
-        return 1.0 if self.mode == "decode-approx" else inputs, 1.0 if self.mode == "prefill-only" else outputs
+    def mean_tokens(self) -> MeanTokens:
+        """Of a request as sent."""
+        mean = self.lengths.mean(self._nominal)
+        if self.mode == "decode-approx":
+            return mean._replace(input=1.0)
+        return mean._replace(output=1.0) if self.mode == "prefill-only" else mean
 
     @property
     def typical(self) -> Pair:
@@ -128,7 +140,7 @@ class Workload(Frozen):
     @property
     def declared_cached_share(self) -> float:
         """Share of the prompt tokens that the prefix cache may answer: the shared prefix of the input."""
-        return self.shared_prefix_tokens / self.mean_tokens[0]
+        return self.shared_prefix_tokens / self.mean_tokens.input
 
     @property
     def label(self) -> str:
@@ -141,8 +153,8 @@ class Workload(Frozen):
         nominal = f"--itl {self.input_tokens} --otl {self.output_tokens}"
         if not self.varied:
             return nominal
-        asked = f"--lengths {shlex.quote(self.lengths.asked)}"
-        return asked if isinstance(self.lengths, Pairs) else f"{nominal} {asked}"
+        lengths_flag = f"--lengths {shlex.quote(self.lengths.flag_value)}"
+        return lengths_flag if isinstance(self.lengths, Pairs) else f"{nominal} {lengths_flag}"
 
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
@@ -174,8 +186,8 @@ def workload_of_flags(
 
     Nominal lengths that are not given are those of ``default``; ``more``: other fields. Raises UsageError.
     """
-    given = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
-    fields = {name: value for name, value in given.items() if value is not None}
+    flags = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
+    fields = {name: value for name, value in flags.items() if value is not None}
     if isinstance(lengths, Pairs):
         for name, value in fields.items():
             if name != "lengths":
@@ -303,11 +315,16 @@ class Slo(Frozen):
 
     def stress_of(self, latencies: Sequence[Latencies], tpot: float = 1.0, ttft: float = 1.0) -> float:
         """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
-        ordered = sorted(self.stress(t * ttft, p * tpot, e * tpot) for t, p, e in latencies)
+        ordered = sorted(self.stress(each.ttft_s * ttft, each.tpot_s * tpot, each.e2el_s * tpot) for each in latencies)
         return ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)]
 
 
-Latencies = tuple[float, float, float]  # TTFT, TPOT, E2EL of one request, seconds
+class Latencies(NamedTuple):
+    """Of one request; ``tpot_s`` is of no meaning where it was answered with one token."""
+
+    ttft_s: float
+    tpot_s: float
+    e2el_s: float
 
 
 def parse_slo(text: str, quantile: float) -> Slo:

@@ -20,12 +20,13 @@ from pydantic import Field
 from pdlab.core.errors import UsageError
 from pdlab.core.files import ROOT, cache_dir, replace
 from pdlab.core.schema import Frozen, validate
+from pdlab.core.text import duration
 from pdlab.first_hour.steps import RAN, Step, StepVerdict, left, missing
 
 STATE = "first-hour.json"
 LOGS, FAILURES = "logs", "failed-replicas"
 END_WAIT_S = 90.0  # a launch that is ended takes what it started down again
-SAY_EVERY_S = 30.0
+REPORT_EVERY_S = 30.0
 POLL_S = 0.2
 LINE_CHARS = 300
 
@@ -82,7 +83,7 @@ def _words(settings: Mapping[str, Any]) -> str:
 
 
 def run(
-    steps: tuple[Step, ...], out: Path, state: State, say: Callable[[str], None], python: Sequence[str] = ()
+    steps: tuple[Step, ...], out: Path, state: State, print_line: Callable[[str], None], python: Sequence[str] = ()
 ) -> State:
     """Run what is left; a step that fails stops those alone that need it.
 
@@ -103,15 +104,15 @@ def run(
         facts = {"command": shown, "estimate_s": step.estimate_s, "limit_s": step.limit_s}
         if why:
             outcome = Outcome(name=step.name, verdict="skipped", detail=why, next_action="--resume", **facts)
-            say(f"{number}/{len(steps)} {step.name}: skipped, {why}")
+            print_line(f"{number}/{len(steps)} {step.name}: skipped, {why}")
         else:
-            say(f"{number}/{len(steps)} {step.name}: {step.title} (about {minutes(step.estimate_s)}): {shown}")
-            outcome, stopped = _run_step(step, number, [*front, *_adapted(step, out)], out, facts, say)
+            print_line(f"{number}/{len(steps)} {step.name}: {step.title} (about {duration(step.estimate_s)}): {shown}")
+            outcome, stopped = _run_step(step, number, [*front, *_adapted(step, out)], out, facts, print_line)
             interrupted = interrupted or stopped
-            say(f"{number}/{len(steps)} {step.name}: {outcome.verdict.upper()} after {minutes(outcome.took_s or 0.0)}: "
-                f"{outcome.detail}")  # fmt: skip
+            took = duration(outcome.took_s or 0.0)
+            print_line(f"{number}/{len(steps)} {step.name}: {outcome.verdict.upper()} after {took}: {outcome.detail}")
             if outcome.next_action:
-                say(f"    next: {outcome.next_action}")
+                print_line(f"    next: {outcome.next_action}")
         verdicts[step.name] = outcome.verdict
         state = state.model_copy(update={"outcomes": {**state.outcomes, step.name: outcome}})
         replace(out / STATE, state.model_dump_json(indent=1).encode())
@@ -121,7 +122,7 @@ def run(
 
 
 def _run_step(
-    step: Step, number: int, command: Sequence[str], out: Path, facts: dict[str, Any], say: Callable[[str], None]
+    step: Step, number: int, command: Sequence[str], out: Path, facts: dict[str, Any], print_line: Callable[[str], None]
 ) -> tuple[Outcome, bool]:
     """The outcome, and whether it was interrupted."""
     log = out / LOGS / f"{number:02d}-{step.name.replace(' ', '-')}.log"
@@ -141,10 +142,10 @@ def _run_step(
                 if now - began > step.limit_s:
                     verdict = "timed out"
                     _end(process)
-                elif now - last_report > SAY_EVERY_S:
+                elif now - last_report > REPORT_EVERY_S:
                     last_report = now
-                    say(
-                        f"    {minutes(now - began)} of at most {minutes(step.limit_s)}: "
+                    print_line(
+                        f"    {duration(now - began)} of at most {duration(step.limit_s)}: "
                         f"{last_line(log) or 'no output yet'}"
                     )
         except KeyboardInterrupt:
@@ -205,7 +206,7 @@ def backends(path: Path) -> dict[str, int]:
 
 def _detail(step: Step, out: Path, log: Path, verdict: StepVerdict, code: int) -> str:
     if verdict == "timed out":
-        return f"not done within {minutes(step.limit_s)}; last: {last_line(log) or 'no output'}"
+        return f"not done within {duration(step.limit_s)}; last: {last_line(log) or 'no output'}"
     summary = _summary(out / step.summary) if step.summary else None
     return summary or last_line(log) or f"exit code {code}, no output"
 
@@ -240,8 +241,3 @@ def _stamp(folder: Path) -> int | None:
         return folder.stat().st_ctime_ns
     except OSError:
         return None
-
-
-def minutes(seconds: float) -> str:
-    """``45 s``, ``6 min``."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -87,7 +87,7 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
     """All steps. ``lengths``: input and output tokens of a request."""
     where: Literal["local", "cluster"] = "local" if local else "cluster"
     backends = "UCX" if local else "UCX,LIBFABRIC"
-    here = ("--here",) if local else ()
+    here_flag = ("--here",) if local else ()
     steps: list[Step] = [
         Step(
             name="doctor",
@@ -108,7 +108,7 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
         Step(
             name="weights",
             title="weights on every node",
-            command=("weights", "--model", model, *here),
+            command=("weights", "--model", model, *here_flag),
             estimate_s=30.0,
             advice=f"python -m pdlab weights --model {model} --fetch, then go on with --resume",
             codes={0: "ok"},
@@ -247,8 +247,8 @@ def missing(step: Step, verdicts: Mapping[str, StepVerdict]) -> str | None:
 def left(steps: tuple[Step, ...], verdicts: Mapping[str, StepVerdict]) -> list[Step]:
     """Steps of a resumed hour: those that did not end well, and the launches that these need."""
     open_names = {step.name for step in steps if verdicts.get(step.name) not in RAN or step.always}
-    wanted = open_names | {need for step in steps if step.name in open_names for need in step.needs
+    needed = open_names | {need for step in steps if step.name in open_names for need in step.needs
                            if any(other.serves and other.name == need for other in steps)}  # fmt: skip
-    if wanted <= {step.name for step in steps if step.always}:
+    if needed <= {step.name for step in steps if step.always}:
         return []
-    return [step for step in steps if step.name in wanted]
+    return [step for step in steps if step.name in needed]

@@ -11,7 +11,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.text import listed
 from pdlab.core.vllm_limits import check_divisibility
-from pdlab.placement.solver import cpus_per_group, eligible, groups_on, node_size, spans_nodes
+from pdlab.placement.solver import cpus_per_group, eligible, groups_on, spans_nodes
 
 Fits = Callable[[Deployment, ClusterView], bool]
 
@@ -33,7 +33,7 @@ def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
             nothing = "none of the changes that were tried"
     change = "; or ".join(way for way in ways if way) or nothing
     return (
-        f"{deployment.label} does not fit {view.name}: asked for {_demand(deployment, view)}; "
+        f"{deployment.label} does not fit {view.name}: it requires {_demand(deployment, view)}; "
         f"free: {_free(deployment, view)}; what would fit: {change}"
     )
 
@@ -85,7 +85,7 @@ def _free(deployment: Deployment, view: ClusterView) -> str:
     unit = _unit(view)
     same: dict[str, list[str]] = {}
     for node in view.engine_nodes:
-        text = f"{len(node.slots)} of {node_size(node)} {unit}s"
+        text = f"{len(node.slots)} of {node.total_slots} {unit}s"
         if any(pool.gpu_type for pool in deployment.pools.values()):
             text += f" ({node.gpu_type})"
         if short := _short_of_cpus(deployment, node):
@@ -179,7 +179,7 @@ def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | N
 
 def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
     """The GPUs or CPUs that others would have to release: the fewest on one node, or else on several."""
-    held_elsewhere = {node.id: node_size(node) - len(node.slots) for node in view.engine_nodes}
+    held_elsewhere = {node.id: node.total_slots - len(node.slots) for node in view.engine_nodes}
     busy = [node for node in view.engine_nodes if held_elsewhere[node.id] or node.available_cpus < node.cpus]
     unit = _unit(view)
 
@@ -223,8 +223,8 @@ def _with_free(node: ClusterNode, count: int) -> ClusterNode:
 def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
     """How many further free nodes would suffice, each like the biggest that the deployment may use."""
     usable = [node for pool in deployment.pools.values() for node in eligible(pool, view.engine_nodes)]
-    biggest = max(usable, key=node_size, default=None)
-    if biggest is None or (deployment.mode == "pd-pack" and len(biggest.slots) == node_size(biggest)):
+    biggest = max(usable, key=lambda node: node.total_slots, default=None)
+    if biggest is None or (deployment.mode == "pd-pack" and len(biggest.slots) == biggest.total_slots):
         return None
     fresh = biggest.model_copy(update={"free_gpus": None, "free_cpus": None})
 
@@ -239,4 +239,4 @@ def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | 
         middle = (low + high) // 2
         low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
     nodes = "1 more node" if low == 1 else f"{low} more nodes"
-    return f"{nodes} with {node_size(biggest)} free {_unit(view)}s{'' if low == 1 else ' each'}"
+    return f"{nodes} with {biggest.total_slots} free {_unit(view)}s{'' if low == 1 else ' each'}"

@@ -20,7 +20,7 @@ from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import ClusterNode, ClusterView, Placement, ReplicaPlacement, Role, TpGroup, rate_text
 from pdlab.core.schema import Frozen
 from pdlab.placement.explain import explain
-from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill, node_size
+from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill
 
 # Per replica its TP groups, each as the ids of the nodes it is on.
 Layout = list[list[tuple[str, ...]]]
@@ -166,7 +166,7 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
         pool = deployment.pools[role]
         spanning = [replica for replica in placement.of(role) if len(replica.nodes) > 1]
         ids = dict.fromkeys(node for replica in spanning for node in replica.nodes)
-        ragged = [i for i in ids if pool.tp < node_size(view.node(i)) and len(view.node(i).slots) % pool.tp]
+        ragged = [i for i in ids if pool.tp < view.node(i).total_slots and len(view.node(i).slots) % pool.tp]
         if ragged and any(len(nodes) > 1 for nodes in bundle_nodes(pool, placement, role)):
             warnings.append(
                 f"{role}: replicas span nodes whose free GPUs are not a multiple of TP {pool.tp} "

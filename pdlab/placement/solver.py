@@ -17,11 +17,6 @@ from pdlab.core.deployment import Pool
 from pdlab.core.nodes import ClusterNode
 
 
-def node_size(node: ClusterNode) -> int:
-    """Slots of the node when nothing runs on it: GPUs, or whole CPUs of a node without GPUs."""
-    return node.gpus or int(node.cpus)
-
-
 def cpus_per_group(node: ClusterNode, tp: int) -> int:
     """CPUs that a TP group takes beside its slots: one per worker and one for the engine process.
 
@@ -44,7 +39,7 @@ def eligible(pool: Pool, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
 
 def spans_nodes(pool: Pool, nodes: Sequence[ClusterNode]) -> bool:
     """Whether one TP group is larger than the biggest of ``nodes``."""
-    return pool.tp > max((node_size(node) for node in nodes), default=0)
+    return pool.tp > max((node.total_slots for node in nodes), default=0)
 
 
 @dataclass(frozen=True)
@@ -96,13 +91,13 @@ def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[Offer]:
 
 def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> Iterator[Offer]:
     """TP larger than a node: a group takes whole free nodes, all of one size that divides TP."""
-    for size in sorted({node_size(node) for node in nodes}, reverse=True):
+    for size in sorted({node.total_slots for node in nodes}, reverse=True):
         if not size or pool.tp % size:
             continue
         units = {
             node.id: 1
             for node in nodes
-            if node_size(node) == len(node.slots) == size and node.available_cpus >= cpus_per_group(node, size)
+            if node.total_slots == len(node.slots) == size and node.available_cpus >= cpus_per_group(node, size)
         }
         nodes_per_group = pool.tp // size
         per_replica = pool.pp * pool.dp * nodes_per_group

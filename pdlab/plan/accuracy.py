@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pdlab.core.deployment import Deployment
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
-from pdlab.plan.prediction_intervals import error_parts, half_width
+from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width
 from pdlab.sim.hardware import ErrorParts
 from pdlab.sim.simulator import Prompts
 
@@ -94,15 +94,15 @@ class Coverage(NamedTuple):
 
 def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
     """What the errors of each metric consist of (`pdlab.plan.prediction_intervals.error_parts`), if that is known."""
-    found = {}
+    parts = {}
     for name in NAMES:
-        errors = defaultdict[str, list[tuple[float, float]]](list)
+        errors = defaultdict[str, list[LevelError]](list)
         for point in _compared(points) if skip_first else points:
             if point.metric == name:
-                errors[point.experiment].append((point.log_error, point.scatter))
+                errors[point.experiment].append(LevelError(point.log_error, point.scatter))
         if made := error_parts(list(errors.values())):
-            found[name] = made
-    return found
+            parts[name] = made
+    return parts
 
 
 def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None) -> dict[str, Coverage]:
@@ -128,15 +128,15 @@ def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float]
     }
 
 
-def parts_text(found: Mapping[str, ErrorParts]) -> str:
+def parts_text(parts: Mapping[str, ErrorParts]) -> str:
     return "errors common to a configuration, and of a level beyond its known scatter: " + ", ".join(
-        f"{name} {each.common_percent:.1f} and {each.level_percent:.1f} %" for name, each in found.items()
+        f"{name} {each.common_percent:.1f} and {each.level_percent:.1f} %" for name, each in parts.items()
     )
 
 
-def coverage_text(found: Mapping[str, Coverage]) -> str:
+def coverage_text(coverages: Mapping[str, Coverage]) -> str:
     return "90 % intervals, each experiment's from the others' errors, hold " + ", ".join(
-        f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in found.items()
+        f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in coverages.items()
     )
 
 
@@ -168,14 +168,14 @@ Rows = dict[tuple[str, str], dict[str, PredictedPoint]]
 
 
 def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
-    """Predicted and measured (TPOT s, requests/s per node) by load, of levels that have both."""
+    """Predicted and measured, of levels that have both."""
     scale = node_gpus / experiment.deployment.gpus
     loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
     level_rows = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
     pairs = [(row["TPOT"], row["requests/s"]) for row in level_rows if {"TPOT", "requests/s"} <= row.keys()]
     return (
-        [(tpot.predicted, scale * rate.predicted) for tpot, rate in pairs],
-        [(tpot.measured, scale * rate.measured) for tpot, rate in pairs],
+        [LevelPoint(tpot.predicted, scale * rate.predicted) for tpot, rate in pairs],
+        [LevelPoint(tpot.measured, scale * rate.measured) for tpot, rate in pairs],
     )
 
 
@@ -231,7 +231,13 @@ def rankings_text(by_lengths: dict[str, list[AtTarget]]) -> str:
 TARGETS_S = (0.007, 0.008, 0.009, 0.010, 0.011, 0.012)
 FEWEST = 3  # configurations: two are in order or in reverse, whatever the model
 
-Curve = Sequence[tuple[float, float]]  # (TPOT s, throughput per node) of each level, by load
+
+class LevelPoint(NamedTuple):
+    tpot_s: float
+    per_node_rps: float
+
+
+Curve = Sequence[LevelPoint]  # by load
 
 
 class AtTarget(NamedTuple):
@@ -244,13 +250,13 @@ class AtTarget(NamedTuple):
 
 def throughput_at(curve: Curve, tpot_s: float) -> float | None:
     """Highest throughput at that TPOT, linear between neighbouring levels; None if the curve does not reach it."""
-    found: list[float] = []
+    values: list[float] = []
     for (x0, y0), (x1, y1) in pairwise(curve):
         if x0 == x1 == tpot_s:
-            found += [y0, y1]
+            values += [y0, y1]
         elif min(x0, x1) <= tpot_s <= max(x0, x1):
-            found.append(y0 + (y1 - y0) * (tpot_s - x0) / (x1 - x0))
-    return max(found, default=None)
+            values.append(y0 + (y1 - y0) * (tpot_s - x0) / (x1 - x0))
+    return max(values, default=None)
 
 
 def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:

@@ -30,7 +30,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
-from pdlab.plan.prediction_intervals import scatter
+from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -47,7 +47,6 @@ ASIDE = 0.1  # of a constant's logarithm: the simulator's jumps are small beside
 FARTHEST = 0.5
 SHARES = 1.0, 0.5, 0.25  # of a step
 ENOUGH = 0.01  # of the loss: a step that gains less is not taken
-SEEDS = (0, 1, 2, 3)
 SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
 
 
@@ -169,14 +168,14 @@ def residuals(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]
 ) -> NDArray[np.float64]:
     """Those of `Slopes`. Raises UsageError where the experiment cannot run."""
-    found = []
+    rows = []
     predicted_values = predict(hardware, shape, experiment, seeds)
     for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
         importance = FIRST_LEVEL if number == 0 else 1.0
         for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
             if value is not None and truth is not None:
-                found.append((importance * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE))
-    return np.array(found)
+                rows.append((importance * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE))
+    return np.array(rows)
 
 
 def fitted_names(hardware: Hardware) -> list[str]:
@@ -187,12 +186,13 @@ def fitted_names(hardware: Hardware) -> list[str]:
 def slopes(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = SEEDS) -> Slopes:
     """Over a tenth to either side of each fitted constant."""
 
-    def seen(name: str, factor: float) -> NDArray[np.float64]:
+    def residuals_at(name: str, factor: float) -> NDArray[np.float64]:
         changed = hardware.with_values({name: hardware.value(name) * factor})
         return residuals(changed, shape, experiment, seeds)[:, 1]
 
     each = [
-        (seen(name, math.exp(ASIDE)) - seen(name, math.exp(-ASIDE))) / (2 * ASIDE) for name in fitted_names(hardware)
+        (residuals_at(name, math.exp(ASIDE)) - residuals_at(name, math.exp(-ASIDE))) / (2 * ASIDE)
+        for name in fitted_names(hardware)
     ]
     return Slopes(residuals(hardware, shape, experiment, seeds), np.array(each).T)
 
@@ -211,7 +211,7 @@ def fit(
     *,
     seeds: Sequence[int] = SEEDS,
     rounds: int = 12,
-    say: Callable[[str], None] = lambda _: None,
+    print_line: Callable[[str], None] = lambda _: None,
     known: Sequence[Slopes] | None = None,
 ) -> Hardware:
     """``start`` with its fitted constants set to the values that fit the experiments best.
@@ -224,30 +224,32 @@ def fit(
     def at(moved: NDArray[np.float64]) -> Hardware:
         return start.with_values(dict(zip(names, map(float, origin * np.exp(moved)), strict=True)))
 
-    def seen(moved: NDArray[np.float64]) -> NDArray[np.float64]:
+    def weighted_residuals(moved: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.concatenate([residuals(at(moved), shape, experiment, seeds) for experiment in experiments])
 
-    def moves(here: NDArray[np.float64], tilt: NDArray[np.float64], moved: NDArray[np.float64]) -> _Place | None:
+    def moves(weighted: NDArray[np.float64], tilt: NDArray[np.float64], moved: NDArray[np.float64]) -> _Place | None:
         """A better place along the step from here; None where none is found."""
-        step, best = _gauss_newton(here, tilt, moved), _loss(here, moved)
+        step, best = _gauss_newton(weighted, tilt, moved), _loss(weighted, moved)
         for share in SHARES:
             trial = moved + share * step
             try:
-                there = seen(trial)
+                trial_residuals = weighted_residuals(trial)
             except UsageError:  # a KV pool that holds no request any more
                 continue
-            if (trial_loss := _loss(there, trial)) < (1 - ENOUGH) * best:
-                return _Place(trial, there, trial_loss)
+            if (trial_loss := _loss(trial_residuals, trial)) < (1 - ENOUGH) * best:
+                return _Place(trial, trial_residuals, trial_loss)
         return None
 
     place = _Place(np.zeros(len(names)), np.empty((0, 2)), math.inf)
     for number in range(rounds if names else 0):
-        found = known if known and not number else [slopes(at(place.moved), shape, each, seeds) for each in experiments]
-        here, tilt = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        place, before = _Place(place.moved, here, _loss(here, place.moved)), place.loss
+        slopes_of_each = (
+            known if known and not number else [slopes(at(place.moved), shape, each, seeds) for each in experiments]
+        )
+        weighted, tilt = (np.concatenate(parts) for parts in zip(*slopes_of_each, strict=True))
+        place, before = _Place(place.moved, weighted, _loss(weighted, place.moved)), place.loss
         while better := moves(place.residuals, tilt, place.moved):
             place = better
-        say(f"round {number + 1} of {rounds}: {place.loss:.2f}")
+        print_line(f"round {number + 1} of {rounds}: {place.loss:.2f}")
         if place.loss > (1 - ENOUGH) * before:
             break
     return at(place.moved).with_values({name: float(f"{at(place.moved).value(name):.4g}") for name in names})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
@@ -20,7 +21,7 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
-from pdlab.plan.rate_matching import Matcher, Unit
+from pdlab.plan.rate_matching import Matcher, Unit, UnitKind
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
 
@@ -102,6 +103,13 @@ def bounds(matcher: Matcher, shapes: Iterable[Pool], tpot_s: float | None) -> tu
     return (*(factor * fastest_s for factor in LOOSER), math.inf)
 
 
+class Shortlist(NamedTuple):
+    """The deployments to simulate, and how many units fit."""
+
+    deployments: list[Sized]
+    units: int
+
+
 def shortlist(
     matcher: Matcher,
     model: str,
@@ -110,8 +118,8 @@ def shortlist(
     shapes: Sequence[Pool],
     tpot_s: float | None,
     placement: PlacementKind | None,
-) -> tuple[list[Sized], int]:
-    """(deployments to simulate, number of units that fit).
+) -> Shortlist:
+    """The deployments that are worth a simulation.
 
     All collocated ones; for each TPOT bound of `bounds` the units that serve most per GPU, no more than a few of
     the same two kinds of engines; and the best of every two kinds that serves at least half of the most.
@@ -144,10 +152,10 @@ def shortlist(
         order: list[tuple[float, int, int, Unit]] = []
         for unit in every:
             if unit.decode is not None:
-                rps, _ = matcher.serves(unit, bound_s)
+                rps = matcher.serves(unit, bound_s).rps
                 order.append((-rps * (gpus // unit.gpus) / gpus, unit.gpus, len(order), unit))
         order.sort()
-        kept_per_kind: dict[tuple[Pool, Pool | None], int] = {}
+        kept_per_kind: dict[UnitKind, int] = {}
         for value, _, _, unit in order:
             if value == 0 and kept_per_kind:
                 break
@@ -156,7 +164,7 @@ def shortlist(
             alone = last_bound and not already and value <= order[0][0] / 2
             if (among_best or alone) and take(unit):
                 kept_per_kind[unit.kind] = already + 1
-    return list(chosen.values()), len(every)
+    return Shortlist(list(chosen.values()), len(every))
 
 
 def _sized(

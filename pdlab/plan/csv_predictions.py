@@ -26,7 +26,6 @@ from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import simulate
 
-SEEDS = (0, 1, 2, 3)
 PUBLISHED_LADDER = (4, 8, 16, 32, 48, 64)
 
 COLUMNS = (
@@ -49,7 +48,7 @@ NOTE = "prediction_note"  # why a row has no figures, or what they leave out
 
 
 def predict(
-    requested: Sequence[RequestedRow], hardware: Hardware, seeds: Sequence[int] = SEEDS
+    requested: Sequence[RequestedRow], hardware: Hardware, seeds: Sequence[int] = prediction_intervals.SEEDS
 ) -> list[dict[str, Any]]:
     """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError if no row can run."""
     sweeps: dict[tuple[str, ...], list[int]] = {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdlab.analysis.goodput_map import RateLevel, Served, crossing
+from pdlab.analysis.goodput_map import RateLevel, Served, ShareAtRate, crossing
 from pdlab.core.deployment import Deployment
 from pdlab.plan.scene import LoadResult, Scene, crossing_share
 
@@ -37,9 +37,9 @@ def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: 
     high: LoadResult | None = None
     rate_rps = BEGIN * capacity_rps
     while len(tried) < TRIES:
-        found = tried[rate_rps] = scene.outcome(deployment, scene.at_rate(rate_rps), stays_s)
-        low, high = (found, high) if found.meets else (low, found)
-        if found.meets and found.good_share <= scene.slo.quantile + ENOUGH:
+        outcome = tried[rate_rps] = scene.outcome(deployment, scene.at_rate(rate_rps), stays_s)
+        low, high = (outcome, high) if outcome.meets else (low, outcome)
+        if outcome.meets and outcome.good_share <= scene.slo.quantile + ENOUGH:
             break
         if low and high:
             if high.load.value <= CLOSE * low.load.value:
@@ -47,14 +47,14 @@ def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: 
             rate_rps = _between(low, high)
         else:
             # Latencies grow slowly at first: by the square where there is room.
-            far = max(found.stress, 1e-9) ** -2 if found.meets else found.stress
+            far = max(outcome.stress, 1e-9) ** -2 if outcome.meets else outcome.stress
             step = min(max(far, LEAST_STEP), MOST_STEP)
-            rate_rps *= step if found.meets else 1 / step
+            rate_rps *= step if outcome.meets else 1 / step
     levels = tuple(tried[rate] for rate in sorted(tried))
     quantile = scene.slo.quantile
     # Just above what is served a queue grows too slowly to show in one run: no more than at a rate at which it does.
     piled_up = [level.requests_per_s for level in levels if not level.meets and level.good_share >= quantile]
-    most_rps, _ = crossing([(level.load.value, level.good_share) for level in levels], quantile)
+    most_rps, _ = crossing([ShareAtRate(level.load.value, level.good_share) for level in levels], quantile)
     return Goodput(min([most_rps, *piled_up]), levels)
 
 
@@ -75,7 +75,7 @@ def under_rates(scene: Scene, deployment: Deployment, most_rps: float, gpus: flo
         label=deployment.label,
         origin="simulated",
         gpus=gpus,
-        output_tokens=scene.workload.mean_tokens[1],
+        output_tokens=scene.workload.mean_tokens.output,
         levels=tuple(map(_rate_level, outcomes)),
     )
 

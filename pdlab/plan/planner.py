@@ -209,37 +209,37 @@ def plan(
     for number, (under, sized) in enumerate(cases):
         on_progress(number, steps, sized.deployment.label)
         candidates.append(evaluate(under, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
-    here = range(len(chosen))
+    assumed = range(len(chosen))
     confirmed = set(range(len(cases)))
     if rate_rps is None and not concurrencies and scene.slo.bounded:
         confirmed.clear()
         per_gpu = [candidate.copies / candidate.total_gpus for candidate in candidates]
         matched = [sized.matched_rps * each for sized, each in zip(chosen, per_gpu, strict=False)]
-        for number in _to_confirm(matched, candidates, here):
+        for number in _to_confirm(matched, candidates, assumed):
             on_progress(len(cases) + len(confirmed), steps, candidates[number].deployment.label)
             candidates[number] = under_poisson(cases[number][0], candidates[number])
             confirmed.add(number)
     ranked, other, screened = (
         tuple(sorted(some, key=_order))
         for some in (
-            [candidates[number] for number in here if number in confirmed],
+            [candidates[number] for number in assumed if number in confirmed],
             [candidates[number] for number in range(len(chosen), len(cases)) if number in confirmed],
-            [candidates[number] for number in here if number not in confirmed],
+            [candidates[number] for number in assumed if number not in confirmed],
         )
     )
     return Plan(ranked, possible, scene.slo, rate_rps, other, screened)
 
 
-def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], here: range) -> Iterator[int]:
+def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], assumed: range) -> Iterator[int]:
     """Which candidates are to be looked at under Poisson arrivals, one after another: ``candidates`` has what was found
-    of the earlier ones. Those ``here`` are ranked, the rest are some of them under the other assumption."""
+    of the earlier ones. Those ``assumed`` are ranked, the rest are some of them under the other assumption."""
     per_gpu = [candidate.capacity_per_gpu or 0.0 for candidate in candidates]
     by_capacity = sorted(range(len(candidates)), key=lambda number: -per_gpu[number])
     # A closed loop of equal requests may march in step, which rate matching does not know.
-    by_both = sorted(here, key=lambda number: -per_gpu[number] * matched_per_gpu[number])
+    by_both = sorted(assumed, key=lambda number: -per_gpu[number] * matched_per_gpu[number])
     looked_at: list[int] = []
     for collocated, capable, likely in ((True, COLLOCATED, 0), (False, BY_CAPACITY, BY_BOTH)):
-        some = [number for number in by_capacity if number in here and candidates[number].collocated is collocated]
+        some = [number for number in by_capacity if number in assumed and candidates[number].collocated is collocated]
         first = some[:capable]
         first += [n for n in by_both if candidates[n].collocated is collocated and n not in first][:likely]
         most = 0.0
@@ -249,10 +249,10 @@ def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], h
             looked_at.append(number)
             yield number
             most = max(most, candidates[number].served_per_gpu)
-    for number in [number for number in by_capacity if number not in here][:DEPENDENT]:
+    for number in [number for number in by_capacity if number not in assumed][:DEPENDENT]:
         yield number
         label = candidates[number].deployment.label
-        yield from (n for n in here if n not in looked_at and candidates[n].deployment.label == label)
+        yield from (n for n in assumed if n not in looked_at and candidates[n].deployment.label == label)
 
 
 def under_poisson(scene: Scene, candidate: Candidate) -> Candidate:
@@ -260,10 +260,10 @@ def under_poisson(scene: Scene, candidate: Candidate) -> Candidate:
     if candidate.closed is None or not candidate.capacity_rps:
         return replace(candidate, goodput_rps=0.0)
     stays_s = candidate.closed.load.value / candidate.closed.requests_per_s
-    found_rps, rates = open_loop.goodput(scene, candidate.deployment, candidate.capacity_rps, stays_s)
+    goodput_rps, rates = open_loop.goodput(scene, candidate.deployment, candidate.capacity_rps, stays_s)
     meeting = [level for level in rates if level.meets]
-    below = [level for level in meeting if level.load.value <= found_rps * MORE] or meeting[:1]
-    return replace(candidate, goodput_rps=found_rps, rates=rates, best=below[-1] if below else None)
+    below = [level for level in meeting if level.load.value <= goodput_rps * MORE] or meeting[:1]
+    return replace(candidate, goodput_rps=goodput_rps, rates=rates, best=below[-1] if below else None)
 
 
 def _order(candidate: Candidate) -> tuple[float, float, int, str]:

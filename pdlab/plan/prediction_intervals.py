@@ -17,12 +17,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pdlab.sim.hardware import TO_SD, ErrorParts, FitError
 
 # What a block that is copied alone costs: the two levels with a wrapped pool ask for 0.7 and 1.5 of the value used.
 POOL = 0.4
 NORMAL_90 = 1.6449
+SEEDS = (0, 1, 2, 3)  # of the simulations whose mean is a prediction
 
 
 def scatter(values: Sequence[float], merged: float | None = None) -> float:
@@ -34,8 +36,15 @@ def scatter(values: Sequence[float], merged: float | None = None) -> float:
     return math.hypot(chance, POOL * gap)
 
 
-def error_parts(configurations: Sequence[Sequence[tuple[float, float]]]) -> ErrorParts | None:
-    """Of the errors of each configuration's levels: (logarithm of measured over predicted, `scatter`).
+class LevelError(NamedTuple):
+    """``error``: logarithm of measured over predicted; ``known``: its `scatter`."""
+
+    error: float
+    known: float
+
+
+def error_parts(configurations: Sequence[Sequence[LevelError]]) -> ErrorParts | None:
+    """Of the errors of each configuration's levels.
 
     The mean error is taken to be 0, since no prediction is corrected by it. None for fewer than two configurations, or
     where none has two levels: what they have in common cannot be told from the rest then.
@@ -43,18 +52,18 @@ def error_parts(configurations: Sequence[Sequence[tuple[float, float]]]) -> Erro
     groups = [group for group in configurations if group]
     if len(groups) < 2 or all(len(group) == 1 for group in groups):
         return None
-    found = []
+    fits = []
     for level in TRIED:
         sums = [_sums(group, level) for group in groups]
-        found += [(sum(_unlikely(common, *each) for each in sums), common, level) for common in TRIED]
-    _, common, level = min(found)
+        fits += [(sum(_unlikely(common, *each) for each in sums), common, level) for common in TRIED]
+    _, common, level = min(fits)
     return ErrorParts(common_percent=round(100 * common, 2), level_percent=round(100 * level, 2))
 
 
-def _sums(group: Sequence[tuple[float, float]], level: float) -> tuple[float, float, float]:
+def _sums(group: Sequence[LevelError], level: float) -> tuple[float, float, float]:
     """Of a configuration's levels by their variances: sums of weights and of weighted errors, and the rest of -2 times
     the logarithm of the likelihood."""
-    variances = [level**2 + known**2 + LEAST**2 for _, known in group]
+    variances = [level**2 + each.known**2 + LEAST**2 for each in group]
     weighted = [error / variance for (error, _), variance in zip(group, variances, strict=True)]
     rest = sum(math.log(variance) for variance in variances)
     rest += sum(error * each for (error, _), each in zip(group, weighted, strict=True))

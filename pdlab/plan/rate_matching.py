@@ -57,8 +57,22 @@ class Unit(NamedTuple):
         return self.prefill.gpus * self.prefills + (self.decode.gpus * self.decodes if self.decode else 0)
 
     @property
-    def kind(self) -> tuple[Pool, Pool | None]:
-        return self.prefill, self.decode
+    def kind(self) -> UnitKind:
+        return UnitKind(self.prefill, self.decode)
+
+
+class UnitKind(NamedTuple):
+    """The kinds of engines of a unit, whatever their number."""
+
+    prefill: Pool
+    decode: Pool | None
+
+
+class UnitRate(NamedTuple):
+    """Requests/s of one copy of a unit, and its requests in flight; both 0 when a bound cannot be met."""
+
+    rps: float
+    in_flight: float
 
 
 class Matcher:
@@ -170,22 +184,22 @@ class Matcher:
         decode_rps, _ = self.decode(decode, tpot_s)
         return Rates(self.prefill(prefill), decode_rps)
 
-    def serves(self, unit: Unit, tpot_s: float) -> tuple[float, float]:
-        """(requests/s of one copy, its requests in flight) by rate matching; (0, 0) when a bound cannot be met."""
+    def serves(self, unit: Unit, tpot_s: float) -> UnitRate:
+        """By rate matching."""
         prefill_s = self.prefill_s(unit.prefill)
         if unit.decode is None:
             replica_rps, batch = self.collocated(unit.prefill, tpot_s)
             limit = self.prefill(unit.prefill) * self.share(unit.prefill, unit.prefills)
             rps = unit.prefills * min(replica_rps, limit)
             engines = unit.prefills * unit.prefill.engines_per_replica
-            return rps, (batch * engines + rps * prefill_s if rps else 0.0)
+            return UnitRate(rps, batch * engines + rps * prefill_s if rps else 0.0)
         replica_rps, batch = self.decode(unit.decode, tpot_s)
         supply = unit.prefills * self.prefill(unit.prefill) * self.share(unit.prefill, unit.prefills)
         rps = min(supply, unit.decodes * replica_rps)
         engines = unit.decodes * unit.decode.engines_per_replica
         busy = rps / (unit.decodes * replica_rps) if replica_rps else 0.0
         waits_s = 2 * prefill_s if self.ttft_s is None else min(2 * prefill_s, self.ttft_s)
-        return rps, busy * batch * engines + rps * waits_s
+        return UnitRate(rps, busy * batch * engines + rps * waits_s)
 
 
 def unit_of(deployment: Deployment) -> Unit:

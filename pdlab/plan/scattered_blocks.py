@@ -72,12 +72,14 @@ def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: in
         raise UsageError(f"{where}: is of {plan['shape']['name']}, the plan of {model}; check with --model {model}")
     run = next((each for each in runs if each.get("exit_code") == 0), None)
     if run is None:
-        said = [each["error"]["text"] if "error" in each else each["verdict"]["text"] for each in runs]
-        raise UsageError(f"{where}: the check did not pass ({'; '.join(said) or 'it has no run'}); make it pass first")
-    if bool(run["vram"]) == cpu:
-        here, there = ("memory of the host", "GPUs") if not cpu else ("memory of GPUs", "CPUs")
+        reasons = [each["error"]["text"] if "error" in each else each["verdict"]["text"] for each in runs]
         raise UsageError(
-            f"{where}: was measured in {here}, the plan is of {there}; check on nodes like the planned ones"
+            f"{where}: the check did not pass ({'; '.join(reasons) or 'it has no run'}); make it pass first"
+        )
+    if bool(run["vram"]) == cpu:
+        measured_in, planned_on = ("memory of the host", "GPUs") if not cpu else ("memory of GPUs", "CPUs")
+        raise UsageError(
+            f"{where}: was measured in {measured_in}, the plan is of {planned_on}; check on nodes like the planned ones"
         )
     sizes = [size for size in run["sizes"] if size["size"]["tokens"] and size["contiguous_s"]]
     if not sizes:
@@ -93,7 +95,7 @@ def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: in
 
 def _each_s(seconds: Sequence[float], concurrent: int) -> float:
     """Of one request; ``seconds`` are of all that were in flight together. Raises ValueError for no time."""
-    found = median(float(value) for value in seconds) / concurrent
-    if not 0 < found < math.inf:
-        raise ValueError(f"a transfer of {found} s")
-    return found
+    each_s = median(float(value) for value in seconds) / concurrent
+    if not 0 < each_s < math.inf:
+        raise ValueError(f"a transfer of {each_s} s")
+    return each_s

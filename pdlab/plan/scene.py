@@ -122,7 +122,7 @@ class Scene:
         )[0]
         part = judged(simulated, recorded=trace is not None)
         latencies = tuple(
-            (first_s - arrival_s, (finish_s - first_s) / max(tokens - 1, 1), finish_s - arrival_s)
+            Latencies(first_s - arrival_s, (finish_s - first_s) / max(tokens - 1, 1), finish_s - arrival_s)
             for arrival_s, first_s, finish_s, tokens in zip(
                 simulated.arrival_s[part],
                 simulated.first_token_s[part],
@@ -132,14 +132,14 @@ class Scene:
             )
         )
         # An answer of one token has no TPOT.
-        tpots_s = [tpot_s for (_, tpot_s, _), n in zip(latencies, simulated.output_tokens[part], strict=True) if n > 1]
-        good_share = sum(within(self.slo, *request_latencies) for request_latencies in latencies) / len(latencies)
+        tpots_s = [each.tpot_s for each, n in zip(latencies, simulated.output_tokens[part], strict=True) if n > 1]
+        good_share = sum(within(self.slo, *each) for each in latencies) / len(latencies)
         per_s, keeps_up = _served(simulated, part)
         return LoadResult(
             load=load,
             requests_per_s=per_s,
-            output_tokens_per_s=per_s * self.workload.mean_tokens[1],
-            ttft_s=sum(request_latencies[0] for request_latencies in latencies) / len(latencies),
+            output_tokens_per_s=per_s * self.workload.mean_tokens.output,
+            ttft_s=sum(each.ttft_s for each in latencies) / len(latencies),
             tpot_s=statistics.fmean(tpots_s) if tpots_s else 0.0,
             good_share=good_share,
             meets=keeps_up and good_share >= self.slo.quantile,

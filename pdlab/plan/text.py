@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pdlab.analysis.crossovers import Regime, ThroughputCurve, stretches
+from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
 from pdlab.core.deployment import Disaggregated
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
@@ -180,16 +180,16 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
     if not plan.other:
         return []
     base = plan.best_candidate(collocated=True)
-    here = {candidate.deployment.label: candidate for candidate in plan.candidates}
+    by_label = {candidate.deployment.label: candidate for candidate in plan.candidates}
 
     def cells(candidate: Candidate) -> list[str]:
-        found = gain(candidate, base, scene) if base is not None else None
+        advantage = gain(candidate, base, scene) if base is not None else None
         goodput = f"{candidate.served_per_gpu:.2f}" if candidate.best else "-"
-        return [goodput, percent(found) if found else "-"]
+        return [goodput, percent(advantage) if advantage else "-"]
 
     rows = []
     for other in plan.other[:DEPENDENT]:
-        copied, merged = here[other.deployment.label], other
+        copied, merged = by_label[other.deployment.label], other
         if not scene.scattered:
             copied, merged = merged, copied
         rows.append([other.deployment.label, *cells(copied), *cells(merged)])
@@ -198,12 +198,12 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
     return [
         "~: KV pools are simulated as they are once each has served more tokens than it holds (minutes): free blocks "
         "lie apart.",
-        "With vLLM 0.11 a decode engine copied such blocks one by one within a node; no other version was looked at.",
+        "With vLLM 0.11 a decode engine copied such blocks one by one within a node; no other version was measured.",
         f"The ranking takes it {ranked}:",
         "",
         table(head, rows, left=(0,)),
         "",
-        f"What it is on your nodes: debug/test_nixl_connector_ray.py --strategy pack --compare-blocks --model "
+        f"To measure the cost on your nodes: debug/test_nixl_connector_ray.py --strategy pack --compare-blocks --model "
         f"{scene.shape.name} --json blocks.json, then this plan with --blocks blocks.json.",
     ]
 
@@ -211,23 +211,23 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
 def if_otherwise(plan: Plan, scene: Scene) -> str:
     """What would be first if scattered blocks behaved the other way; empty where that changes nothing."""
     first, label = plan.candidates[0], plan.candidates[0].deployment.label
-    here = {candidate.deployment.label: candidate for candidate in plan.other}
-    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in here]
+    other_by_label = {candidate.deployment.label: candidate for candidate in plan.other}
+    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in other_by_label]
     best = max([*plan.other, *rest], key=lambda candidate: candidate.served_per_gpu)
     if not best.best or not first.best or best.deployment.label == label:
         return ""
     case = "merge" if scene.scattered else "are copied one by one"
     return (
         f" Where scattered blocks {case}, {best.deployment.label} is first, with {best.served_per_gpu:.2f} "
-        f"{served(plan)} per GPU ({label}: {here.get(label, first).served_per_gpu:.2f})."
+        f"{served(plan)} per GPU ({label}: {other_by_label.get(label, first).served_per_gpu:.2f})."
     )
 
 
 def verdict(plan: Plan, scene: Scene) -> str:
     """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied.
     Nobody is named while TTFT is unbounded."""
-    said = _verdict(plan, scene)
-    return said if _queues_unbounded(plan.slo) else said + if_otherwise(plan, scene)
+    verdict = _verdict(plan, scene)
+    return verdict if _queues_unbounded(plan.slo) else verdict + if_otherwise(plan, scene)
 
 
 def _queues_unbounded(slo: Slo) -> bool:
@@ -256,9 +256,9 @@ def _verdict(plan: Plan, scene: Scene) -> str:
         return _verdict_at_rate(split, base, scene, plan.rate_rps)
     advantage = gain(split, base, scene)
     assert advantage is not None
-    what = served(plan).removesuffix("/s")
+    unit = served(plan).removesuffix("/s")
     comparison = (
-        f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} {what} per GPU, "
+        f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} {unit} per GPU, "
         "90 % interval from the errors of the model"
     )
     if advantage.low > 0:
@@ -275,11 +275,11 @@ def _without_ttft(plan: Plan, split: Candidate, base: Candidate | None) -> str:
         return f"{candidate.deployment.label} {candidate.served_per_gpu:.2f}"
 
     sizes = " and ".join(words(candidate) for candidate in (split, base) if candidate is not None and candidate.best)
-    what = f"{plan.rate_rps:g} requests/s take" if plan.rate_rps is not None else f"{served(plan)} per GPU:"
+    figure = f"{plan.rate_rps:g} requests/s take" if plan.rate_rps is not None else f"{served(plan)} per GPU:"
     alone = "" if base is not None and base.best else "; no collocated deployment meets the SLO"
     return (
         "No winner is named while TTFT is unbounded: bound it too, for example --slo-ttft-ms 2000 "
-        f"({what} {sizes}{alone})."
+        f"({figure} {sizes}{alone})."
     )
 
 
@@ -314,7 +314,7 @@ def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
 
 
 def _regime(regime: Regime) -> list[str]:
-    first_ms, last_ms = (1e3 * value for value in regime.tpot_s)
+    first_ms, last_ms = 1e3 * regime.from_tpot_s, 1e3 * regime.to_tpot_s
     rivals = ", ".join(regime.rivals[:2]) + (f" and {len(regime.rivals) - 2} more" if len(regime.rivals) > 2 else "")
     return [
         f"{regime.from_tokens_per_s:.0f} to {regime.to_tokens_per_s:.0f}",
@@ -442,4 +442,4 @@ def curve_of(candidate: Candidate, node_gpus: int, slo: Slo) -> ThroughputCurve:
     scale = candidate.copies * node_gpus / candidate.total_gpus
     ttft_slo = Slo(ttft_s=slo.ttft_s, quantile=slo.quantile)
     within_ttft = [o for o in candidate.outcomes if ttft_slo.stress_of(o.latencies) <= 1]
-    return sorted((o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)
+    return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)

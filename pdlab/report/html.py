@@ -38,7 +38,7 @@ from pdlab.results.store import read_record
 if TYPE_CHECKING:
     import jinja2
 
-HERE = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parent / "assets"
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
     ("ttft", "p50"),
     ("ttft", "p99"),
@@ -179,7 +179,7 @@ def _faults(each: Chaos) -> dict[str, Any]:
 
 
 def _asset(suffix: str) -> str:
-    return (HERE / f"report.{suffix}").read_text(encoding="utf-8")
+    return (ASSETS / f"report.{suffix}").read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

@@ -84,7 +84,7 @@ def tail_notes(curves: Sequence[Curve]) -> list[str]:
     if not scarce:
         return []
     needs = listed([f"{statistic} takes {requests_for(statistic)}" for statistic in scarce])
-    return [f"Tails that too few requests carry are left out (-): {needs} in every repeat of a level."]
+    return [f"Percentiles of too few requests are left out (-): {needs} in every repeat of a level."]
 
 
 def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:

@@ -41,8 +41,8 @@ def draw(plan: TransferPlan, results: list[BackendResult], path: Path) -> None:
 def _backend(axes: Any, result: BackendResult, color: str, marker: str) -> None:
     sizes = [size.bytes / 1e6 for size in result.sizes]
     medians = [size.gb_per_s for size in result.sizes]
-    low = [m - size.spread_gb_per_s[0] for m, size in zip(medians, result.sizes, strict=True)]
-    high = [size.spread_gb_per_s[1] - m for m, size in zip(medians, result.sizes, strict=True)]
+    low = [m - size.spread_gb_per_s.slowest for m, size in zip(medians, result.sizes, strict=True)]
+    high = [size.spread_gb_per_s.fastest - m for m, size in zip(medians, result.sizes, strict=True)]
     wire = result.wire.name if result.wire else result.verdict.wire
     label = f"{result.backend} over {wire}"
     axes.errorbar(sizes, medians, yerr=(low, high), color=color, marker=marker, capsize=3, label=label)

@@ -11,57 +11,63 @@ from pdlab.core.text import counted, listed, percent, plain
 from pdlab.results.schema import Tried, Tuning
 
 
-def baseline_text(found: Headline, curves: Sequence[Curve]) -> str | None:
+def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
     """``Baseline A: tuned, ...`` or ``not tuned, ...``; None where the reference is not collocated, or no PD deployment
     is compared with it."""
     by_label = {curve.label: curve.deployment for curve in curves}
-    reference = next(curve for curve in curves if curve.label == found.reference)
-    others = [by_label[label] for label in (*(each.label for each in found.against), *found.apart)]
+    reference = next(curve for curve in curves if curve.label == headline.reference)
+    others = [by_label[label] for label in (*(each.label for each in headline.against), *headline.apart)]
     if reference.deployment is None or reference.deployment.mode != "collocated":
         return None
     if all(other is None or other.mode == "collocated" for other in others):
         return None
     if reference.tuning is not None:
-        return f"Baseline {found.reference}: {tuning_text(reference.tuning)}."
+        return f"Baseline {headline.reference}: {tuning_text(reference.tuning)}."
     if reference.origin == "imported":
-        return f"Baseline {found.reference}: whether it was tuned is not known."
-    given = dict(reference.deployment.engine_kwargs)
+        return f"Baseline {headline.reference}: whether it was tuned is not known."
+    settings = dict(reference.deployment.engine_kwargs)
     for pool in reference.deployment.pools.values():
-        given |= pool.engine_kwargs
-    how = f"as launched, with {settings_text(given)}" if given else "the defaults of vLLM and of the launcher"
-    return f"Baseline {found.reference}: not tuned, {how} (tune_baseline: in an experiment's file tunes it)."
+        settings |= pool.engine_kwargs
+    settings_words = (
+        f"as launched, with {settings_text(settings)}" if settings else "the defaults of vLLM and of the launcher"
+    )
+    return (
+        f"Baseline {headline.reference}: not tuned, {settings_words} (tune_baseline: in an experiment's file tunes it)."
+    )
 
 
-def tuning_text(found: Tuning) -> str:
+def tuning_text(tuning: Tuning) -> str:
     """``tuned, max_num_seqs=64 is the best of 7 settings at TPOT p50 <= 12 ms (...)``: its margins over the second and
     over the settings as launched, the grid, and where the levels are."""
-    grid = listed([f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in found.grid.items()])
-    how = f"{counted(found.repeats, 'repeat')} at {', '.join(found.loads)}; tried: {grid}; levels in {found.folder}"
-    known = [tried for tried in found.tried if tried.tokens_per_s is not None]
-    many = f"{len(found.tried)} settings at {found.bounds}"
+    grid = listed([f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in tuning.grid.items()])
+    evidence = (
+        f"{counted(tuning.repeats, 'repeat')} at {', '.join(tuning.loads)}; tried: {grid}; levels in {tuning.folder}"
+    )
+    known = [tried for tried in tuning.tried if tried.tokens_per_s is not None]
+    many = f"{len(tuning.tried)} settings at {tuning.bounds}"
     if not known:
-        return f"tuned without a result, none of {many} is within the bounds at any load ({how})"
+        return f"tuned without a result, none of {many} is within the bounds at any load ({evidence})"
     margin = ""
-    if found.settings and found.over_launched:
-        ratio, low, high = found.over_launched
-        ends = f"{percent(low - 1)} to {percent(high - 1)} %" if found.resolved else "not distinguishable"
+    if tuning.settings and tuning.over_launched:
+        ratio, low, high = tuning.over_launched
+        ends = f"{percent(low - 1)} to {percent(high - 1)} %" if tuning.resolved else "not distinguishable"
         margin = f"{percent(ratio - 1)} % above as launched ({ends}); "
-    elif found.settings:
+    elif tuning.settings:
         margin = "as launched it is not within the bounds, or not measured; "
     second = ""
     if len(known) > 1 and known[1].tokens_per_s:
         ahead = (known[0].tokens_per_s or 0.0) / known[1].tokens_per_s - 1
         second = f"{percent(ahead)} % above the second, {settings_text(known[1].settings)}; "
-    return f"tuned, {settings_text(found.settings)} is the best of {many} ({margin}{second}{how})"
+    return f"tuned, {settings_text(tuning.settings)} is the best of {many} ({margin}{second}{evidence})"
 
 
 def tried_text(tried: Tried) -> str:
     """``max_num_seqs=64: 1,234 output tokens/s``"""
     if tried.tokens_per_s is not None:
-        said = f"{plain(tried.tokens_per_s)} output tokens/s"
+        result = f"{plain(tried.tokens_per_s)} output tokens/s"
     else:
-        said = f"not measured ({tried.error})" if tried.error else "not within the bounds at any load"
-    return f"{settings_text(tried.settings)}: {said}"
+        result = f"not measured ({tried.error})" if tried.error else "not within the bounds at any load"
+    return f"{settings_text(tried.settings)}: {result}"
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

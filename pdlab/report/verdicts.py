@@ -69,17 +69,21 @@ def apart_text(compared: Headline) -> list[str]:
 
 def entered(each: Against, compared: Headline) -> str:
     """Which loads and repeats a comparison rests on, and at what level."""
-    what = "requests/s" if compared.kind == "rate" else "in flight"
+    unit = "requests/s" if compared.kind == "rate" else "in flight"
     loads = listed_all([f"{load:.3g}" for load in each.loads])
     per = " per GPU" if each.per_gpu else ""
     out = f" ({each.left_out} more {'is' if each.left_out == 1 else 'are'} not shared)" if each.left_out else ""
-    repeats = each.repeats[0] if each.repeats[0] == each.repeats[1] else " and ".join(map(str, each.repeats))
+    repeats = (
+        each.repeats.deployment
+        if each.repeats.deployment == each.repeats.reference
+        else " and ".join(map(str, each.repeats))
+    )
     many = f"{repeats} repeat{'' if each.repeats == (1, 1) else 's'} each"
     if 1 in each.repeats:
         many += ", whose scatter from start to start is assumed"
     together = ", all comparisons of a figure together" if len(compared.against) + len(compared.apart) > 1 else ""
     level = f"{100 * compared.confidence:g} % intervals{together}"
-    return f"mean ratio over {loads} {what}{per}{out}, {many}, {level}"
+    return f"mean ratio over {loads} {unit}{per}{out}, {many}, {level}"
 
 
 def listed_all(words: Sequence[str]) -> str:
@@ -118,7 +122,7 @@ def ratio_text(comparison: Comparison) -> str:
     """``0.97 (0.86-1.11)``, as exact as the verdict needs."""
     middle = f"{comparison.ratio:.2f}" if comparison.verdict == "not distinguishable" else _factor(comparison.ratio)
     if is_too_wide(comparison) and comparison.verdict == "not distinguishable":
-        return f"{middle} (too wide to say)"
+        return f"{middle} (interval too wide)"
     if has_no_scatter(comparison):
         return f"{middle} (no scatter)"
     return f"{middle} ({_factor(comparison.low)}-{_factor(comparison.high)})"
@@ -227,9 +231,9 @@ def unknown(bounds: Bounds) -> str:
 def _who(reading: Reading, rate: str) -> str:
     if not reading.ranking:
         if not reading.missed:
-            return f"nothing is known ({unknown(reading.bounds)})"
+            return f"no figure is known ({unknown(reading.bounds)})"
         of = f"{listed(reading.unknown)} ({unknown(reading.bounds)})" if reading.unknown else ""
-        more = f", and nothing is known of {of}" if of else ""
+        more = f", and no figure is known of {of}" if of else ""
         return f"no configuration can be named: no measured level of {listed(reading.missed)} is within{more}"
     best, *runners_up = reading.ranking
     most = f"about {plain(best.estimate.value)} {rate}"
@@ -303,7 +307,7 @@ def lead(ahead: Comparison) -> str:
     """The interval of a lead, as exact as the verdict needs: ``3 to 12 %``, ``-0.4 to 9 %``, ``above 60 %``."""
     low, high = ahead.low - 1, ahead.high - 1
     if is_too_wide(ahead):
-        return f"above {percent(low)} %" if ahead.verdict == "better" else "too wide to say"
+        return f"above {percent(low)} %" if ahead.verdict == "better" else "interval too wide"
     if has_no_scatter(ahead) and ahead.basis != "search":
         return "no scatter between repeats"
     return f"{percent(low)} to {percent(high)} %"
@@ -312,7 +316,7 @@ def lead(ahead: Comparison) -> str:
 def lead_factor(ahead: Comparison) -> str:
     """The same as a factor: ``1.12 x (1.03 to 1.21)``."""
     if is_too_wide(ahead):
-        ends = f"above {_factor(ahead.low)}" if ahead.verdict == "better" else "too wide to say"
+        ends = f"above {_factor(ahead.low)}" if ahead.verdict == "better" else "interval too wide"
     else:
         ends = f"{_factor(ahead.low)} to {_factor(ahead.high)}"
     return f"{_factor(ahead.ratio)} x ({ends})"

@@ -90,8 +90,8 @@ class Columns:
     def e2el_s(self) -> Column:
         return self.finish_s - self.arrival_s
 
-    def part(self, which: Mask | slice) -> Columns:
-        return Columns(*(getattr(self, name)[which] for name in self.__slots__))
+    def part(self, selected: Mask | slice) -> Columns:
+        return Columns(*(getattr(self, name)[selected] for name in self.__slots__))
 
 
 def columns(records: Iterable[RequestRecord]) -> Columns:
@@ -262,9 +262,17 @@ def _or_nan(moment_s: float | None) -> float:
     return math.nan if moment_s is None else moment_s
 
 
-def delays_s(requests: Columns) -> tuple[float, float] | None:
-    """Median E2EL of the first and of the last fifth of the arrivals; None with fewer than 3 answers in either. It
-    says that a rate is far above what is served where answers take too long to leave a window."""
+class DelaysS(NamedTuple):
+    """Median E2EL of the first and of the last fifth of the arrivals, seconds."""
+
+    first: float
+    last: float
+
+
+def delays_s(requests: Columns) -> DelaysS | None:
+    """None with fewer than 3 answers in either fifth.
+
+    It says that a rate is far above what is served where answers take too long to leave a window."""
     import numpy as np
 
     part = len(requests) // 5
@@ -274,7 +282,7 @@ def delays_s(requests: Columns) -> tuple[float, float] | None:
         if len(known) < PER_SLICE:
             return None
         ends.append(float(np.median(known)))
-    return ends[0], ends[1]
+    return DelaysS(*ends)
 
 
 def trend(records: Sequence[RequestRecord], load: Load) -> Trend | None:

@@ -61,7 +61,7 @@ def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
     if _is_ours(files[0]):
-        raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels say nothing; restore it")
+        raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels cannot be read; restore it")
     return _published(path, files, gpus)
 
 
@@ -70,10 +70,10 @@ def require_folder(path: Path) -> None:
     with searched(path):
         if path.is_dir():
             return
-        there = path.exists()
+        exists = path.exists()
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
     near = choices(path.name, (name for name in beside if not name.startswith(".")))
-    if there:
+    if exists:
         raise StoreError(f"{path} is a file; give the folder of an experiment, for example bm_results/collocated-4xtp2")
     hint = (
         near if near.startswith("did") else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
@@ -101,7 +101,9 @@ def _own(path: Path, gpus: int | None) -> Experiment:
     if gpus is not None and stated not in (None, gpus):
         raise UsageError(f"{path}: its {MANIFEST} says {stated} GPUs, --gpus says {gpus}; leave --gpus out for it")
     if stated is None and gpus is None:
-        raise StoreError(f"{path}: {MANIFEST} does not say how many GPUs were used; add --gpus {_folder_name(path)}=N")
+        raise StoreError(
+            f"{path}: {MANIFEST} does not record how many GPUs were used; add --gpus {_folder_name(path)}=N"
+        )
     if not experiment.runs:
         raise StoreError(f"{path} has a {MANIFEST}, but no finished level yet; run the sweep again with --resume")
     return experiment.model_copy(update={"manifest": manifest.model_copy(update={"gpus": stated or gpus})})
@@ -116,7 +118,7 @@ def _published(path: Path, files: list[Path], gpus: int | None) -> Experiment:
     total = gpus if gpus is not None else (_gpus(topology) if topology else None)
     if total is None:
         raise StoreError(
-            f"{path}: the folder's name does not say the configuration (expected it to end in 4xtp2, or in "
+            f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
             f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's --gpus {name}=N"
         )
     contents = [(file, _read(file)) for file in files]
@@ -289,8 +291,8 @@ def _workload(
     )
     # A tokenizer turns some random prompts back into a token more or fewer: 2 % is not a contradiction.
     reasons = [
-        f"the folder's name says {expected} {what} tokens per request, the file has {actual}"
-        for what, expected, actual in (
+        f"the folder's name says {expected} {side} tokens per request, the file has {actual}"
+        for side, expected, actual in (
             ("input", workload.sent_input_tokens, sent_input),
             ("output", workload.sent_output_tokens, sent_output),
         )
@@ -299,10 +301,10 @@ def _workload(
     return workload, reasons
 
 
-def _contradiction(what: str, named: float | None, actual: float) -> list[str]:
+def _contradiction(name: str, named: float | None, actual: float) -> list[str]:
     if named is None or math.isclose(named, actual, rel_tol=1e-6):
         return []
-    return [f"the file's name says {what} {named:g}, its content {actual:g}"]
+    return [f"the file's name says {name} {named:g}, its content {actual:g}"]
 
 
 def _distribution(data: dict[str, Any], metric: str) -> Distribution | None:

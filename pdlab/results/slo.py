@@ -152,19 +152,24 @@ def within(slo: Slo, ttft_s: Any, tpot_s: Any, e2el_s: Any) -> Any:
     return met
 
 
+class ShareBounds(NamedTuple):
+    low: float
+    high: float
+
+
 @lru_cache(maxsize=4096)
-def share_bounds(met: int, judged: int, confidence: float) -> tuple[float, float]:
+def share_bounds(met: int, judged: int, confidence: float) -> ShareBounds:
     """Clopper-Pearson bounds of a share: each holds by itself with ``confidence``; (0, 1) without requests.
 
     Lower: the share p at which ``met`` or more of ``judged`` has probability 1 - confidence; upper: at
     which ``met`` or fewer has.
     """
     if not judged:
-        return 0.0, 1.0
+        return ShareBounds(0.0, 1.0)
     error = 1 - confidence
     low = 0.0 if not met else _solve(lambda p: 1 - _at_most(met - 1, judged, p), error, rising=True)
     high = 1.0 if met == judged else _solve(lambda p: _at_most(met, judged, p), error, rising=False)
-    return low, high
+    return ShareBounds(low, high)
 
 
 def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int) -> SloPoint:
@@ -180,8 +185,8 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     size = point.judged if point.effective is None else point.effective
     one_sided = 1 - (1 - confidence) / 2 / error_shares
     # Whole requests, rounded against either conclusion.
-    low = share_bounds(math.floor(point.share * size + 1e-9), size, one_sided)[0]
-    high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided)[1]
+    low = share_bounds(math.floor(point.share * size + 1e-9), size, one_sided).low
+    high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided).high
     latest = point.share if point.latest is None else point.latest
     earlier = point.effective is None
     verdict: SloVerdict = "undecided"

@@ -110,7 +110,7 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
             break
         blocks -= 1
     if blocks < FEWEST_BLOCKS:
-        return Change(verdict="undecided", reason="too few requests to tell: hold the load longer")
+        return Change(verdict="undecided", reason="too few requests for a verdict: hold the load longer")
     first, last = ([math.log(fmean(block)) for block in third] for third in thirds)
     off = [_levelled(third) for third in (first, last)]
     alike = _alike(off)

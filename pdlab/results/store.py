@@ -15,7 +15,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -228,15 +228,22 @@ def tuning_of(folder: Path) -> str | None:
     )
 
 
-def asked_at(paths: Iterable[Path]) -> list[tuple[Path, str]]:
-    """The bounds (``at:``) in the files of the whole experiments that ``paths`` are, or are part of, each with the
-    experiment's folder."""
-    texts: list[tuple[Path, str]] = []
+class BoundsInFile(NamedTuple):
+    """One entry of ``at:`` of an experiment's file; ``folder`` is the experiment's."""
+
+    folder: Path
+    text: str
+
+
+def bounds_in_files(paths: Iterable[Path]) -> list[BoundsInFile]:
+    """The bounds (``at:``) in the files of the whole experiments that ``paths`` are, or are part of."""
+    entries: list[BoundsInFile] = []
     for folder in dict.fromkeys(each for path in paths for each in (path.resolve(), path.resolve().parent)):
         record = read_record(folder)
-        given = record.experiment.get("at") if record else None
-        texts += [(folder, text) for text in given if isinstance(text, str)] if isinstance(given, list) else []
-    return texts
+        bounds = record.experiment.get("at") if record else None
+        if isinstance(bounds, list):
+            entries += [BoundsInFile(folder, text) for text in bounds if isinstance(text, str)]
+    return entries
 
 
 def write_record(folder: Path, record: ExperimentRecord) -> None:

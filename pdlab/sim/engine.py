@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from pdlab.sim.router import ReportedLoad
 from pdlab.sim.step_time import StepCosts
 
 MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre GPU
@@ -87,7 +88,7 @@ class Engine:
     stall_s: float = 0.0
     allocated: float = 0.0
     load: int = 0
-    told: dict[int, tuple[int, float]] = field(default_factory=dict)  # router -> (load, when it heard of it)
+    reported_loads: dict[int, ReportedLoad] = field(default_factory=dict)  # by router
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0

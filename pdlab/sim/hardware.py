@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -33,6 +33,13 @@ class ErrorParts(Frozen):
     level_percent: float = Field(ge=0)
 
 
+class PercentErrors(NamedTuple):
+    """The median error on held-out points, and the median difference between days."""
+
+    held_out: float
+    days: float
+
+
 class FitError(Frozen):
     """Median absolute percentage errors over the held-out points of a cross-validation; ``..._days_percent``: median
     difference of two measurements of one configuration on different days (0: not known). ``parts``: of what the errors
@@ -48,12 +55,12 @@ class FitError(Frozen):
     requests_per_s_days_percent: float = 0.0
     parts: dict[str, ErrorParts] = Field(default_factory=dict)
 
-    def percent(self, metric: str) -> tuple[float, float]:
-        """(error on held-out points, difference between days) of TPOT, mean TTFT or requests/s."""
+    def percent(self, metric: str) -> PercentErrors:
+        """Those of TPOT, mean TTFT or requests/s."""
         return {
-            "TPOT": (self.tpot_percent, self.tpot_days_percent),
-            "mean TTFT": (self.ttft_percent, self.ttft_days_percent),
-            "requests/s": (self.requests_per_s_percent, self.requests_per_s_days_percent),
+            "TPOT": PercentErrors(self.tpot_percent, self.tpot_days_percent),
+            "mean TTFT": PercentErrors(self.ttft_percent, self.ttft_days_percent),
+            "requests/s": PercentErrors(self.requests_per_s_percent, self.requests_per_s_days_percent),
         }[metric]
 
 
@@ -77,7 +84,7 @@ class Hardware(Frozen):
         try:
             return self.constants[name].value
         except KeyError as error:
-            raise UsageError(f"hardware {self.name}: constant {name!r} is missing; have {_names(self)}") from error
+            raise UsageError(f"hardware {self.name}: constant {name!r} is missing; known are {_names(self)}") from error
 
     def with_values(self, values: Mapping[str, float]) -> Hardware:
         """The same hardware with some constants replaced (their basis stays)."""

@@ -130,11 +130,11 @@ def gaps(level: SimulatedLevel) -> Distribution | None:
     total = sum(tokens for _, tokens in ordered)
     if not total:
         return None
-    percentiles_s, seen, wanted = {}, 0, list(PERCENTILES)
+    percentiles_s, counted, left = {}, 0, list(PERCENTILES)
     for gap_s, tokens in ordered:
-        seen += tokens
-        while wanted and seen >= wanted[0] / 100 * total:
-            percentiles_s[f"p{wanted.pop(0)}"] = gap_s
+        counted += tokens
+        while left and counted >= left[0] / 100 * total:
+            percentiles_s[f"p{left.pop(0)}"] = gap_s
     mean_s = sum(gap_s * tokens for gap_s, tokens in ordered) / total
     return Distribution(mean_s=mean_s, percentiles_s=percentiles_s)
 

@@ -1,7 +1,7 @@
 """Routing of requests to the replicas of a simulated deployment, as Ray Serve does it. Times in seconds.
 
 Every replica of the ingress has a router of its own. A router draws two replicas at random and takes the one whose
-queue is shorter by what it remembers: the length that a replica told when this router last asked it or sent it a
+queue is shorter by what it remembers: the length that a replica reported when this router last asked it or sent it a
 request. Where it remembers nothing of both, or for longer than Ray's time limit, it asks both; where of one alone, it
 takes the other, however long that queue, and asks for next time (`_select_from_candidate_replicas` of Ray Serve's
 request router). So many routers, or few requests, spread load almost at random.
@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
+
+
+class ReportedLoad(NamedTuple):
+    """The requests at a replica when a router last learned of them, and when that was."""
+
+    requests: int
+    at_s: float
 
 
 class Replica(Protocol):
-    """``load`` requests are at the replica; ``told``: router -> (the load when it last heard of it, and when)."""
+    """``load`` requests are at the replica; ``reported_loads``: router -> what it remembers of the replica."""
 
     load: int
-    told: dict[int, tuple[int, float]]
+    reported_loads: dict[int, ReportedLoad]
 
 
 R = TypeVar("R", bound=Replica)
@@ -49,17 +56,17 @@ class Router:
         replica_a, replica_b = replicas[first_index], replicas[second_index]
         known_a, known_b = self._known(replica_a, router, now_s), self._known(replica_b, router, now_s)
         if known_a is None:
-            replica_a.told[router] = replica_a.load, now_s
+            replica_a.reported_loads[router] = ReportedLoad(replica_a.load, now_s)
         if known_b is None:
-            replica_b.told[router] = replica_b.load, now_s
+            replica_b.reported_loads[router] = ReportedLoad(replica_b.load, now_s)
         if known_a is None and known_b is None:
             known_a, known_b = replica_a.load, replica_b.load
         takes_a = known_b is None or (known_a is not None and known_a <= known_b)
         chosen = replica_a if takes_a else replica_b
-        chosen.told[router] = (chosen.load + 1, now_s)
+        chosen.reported_loads[router] = ReportedLoad(chosen.load + 1, now_s)
         return chosen
 
     def _known(self, replica: Replica, router: int, now_s: float) -> int | None:
         """What the router remembers; None: nothing, or for too long."""
-        told = replica.told.get(router)
-        return told[0] if told is not None and now_s - told[1] < self.memory_s else None
+        reported = replica.reported_loads.get(router)
+        return reported.requests if reported is not None and now_s - reported.at_s < self.memory_s else None

@@ -160,7 +160,7 @@ class _System(EngineSurroundings):
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
             engine.preemptions = 0
-            engine.told.clear()
+            engine.reported_loads.clear()
         self.closed = isinstance(level.load, Closed) and not trace
         self.next = count
         if trace:

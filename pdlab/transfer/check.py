@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pdlab.core.errors import TransferError
 from pdlab.remote.network import RankHost
@@ -79,6 +79,13 @@ class Ranks(Protocol):
         """Each rank's address, as other nodes reach it."""
 
 
+class SpreadGbPerS(NamedTuple):
+    """Rates of the slowest and of the fastest repeat; GB are 10^9 bytes."""
+
+    slowest: float
+    fastest: float
+
+
 @dataclass(frozen=True)
 class SizeResult:
     """Warm repeats of one size. ``seconds`` per repeat: from the first post to the last byte of all requests.
@@ -109,9 +116,8 @@ class SizeResult:
         return self.bytes / median(self.seconds) / 1e9
 
     @property
-    def spread_gb_per_s(self) -> tuple[float, float]:
-        """The slowest and the fastest repeat."""
-        return self.bytes / max(self.seconds) / 1e9, self.bytes / min(self.seconds) / 1e9
+    def spread_gb_per_s(self) -> SpreadGbPerS:
+        return SpreadGbPerS(self.bytes / max(self.seconds) / 1e9, self.bytes / min(self.seconds) / 1e9)
 
 
 @dataclass(frozen=True)
@@ -150,10 +156,10 @@ class BackendResult:
 
 
 def run_backend(
-    plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+    plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None] = lambda _: None
 ) -> BackendResult:
     """Run the plan on running ranks. Raises TransferError; corruption is a finding, not an error."""
-    return _Run(plan, options, ranks, say).run()
+    return _Run(plan, options, ranks, print_line).run()
 
 
 def verdict_of(observed: Observed, findings: Sequence[Inspection]) -> Verdict:
@@ -192,9 +198,9 @@ def with_wire_of(result: BackendResult, probe: BackendResult) -> BackendResult:
 
 class _Run:
     def __init__(
-        self, plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, say: Callable[[str], None]
+        self, plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None]
     ) -> None:
-        self.plan, self.options, self.ranks, self.say = plan, options, ranks, say
+        self.plan, self.options, self.ranks, self.print_line = plan, options, ranks, print_line
         self.everyone = list(range(len(options)))
         self.prefill = [i for i in self.everyone if options[i].side == "prefill"]
         self.decode = [i for i in self.everyone if options[i].side == "decode"]
@@ -230,7 +236,7 @@ class _Run:
         for size in plan.sizes:
             results.append(self._size(size))
             cold_s = results[0].first_s if cold_s is None else cold_s
-            self.say(f"{plan.strategy}: {_size_text(size)}: {results[-1].gb_per_s:.3g} GB/s")
+            self.print_line(f"{plan.strategy}: {_size_text(size)}: {results[-1].gb_per_s:.3g} GB/s")
             if self._corrupt():
                 break
         memcpy = median(self.copies) if self.copies else None

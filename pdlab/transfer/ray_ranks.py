@@ -18,7 +18,7 @@ from typing import Any
 from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
 from pdlab.core.errors import TransferError
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView
 from pdlab.transfer.check import BackendResult, TransferPlan, probe_plan, run_backend, wire_unreported, with_wire_of
 from pdlab.transfer.rank.actor import RankActor, end_ranks
 from pdlab.transfer.rank.messages import RankOptions
@@ -75,7 +75,7 @@ def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
         placements = [places for _, places in sorted(fitting, key=lambda pair: pair[0])]
     if not placements:
         free_slots = (
-            "; ".join(f"{_short(node.id)} {len(node.slots)} free of {_total(node)}" for node in nodes) or "no node"
+            "; ".join(f"{_short(node.id)} {len(node.slots)} free of {node.total_slots}" for node in nodes) or "no node"
         )
         raise TransferError(
             "placement", f"--strategy {plan.strategy} needs {requirement}, and the cluster has ({kind}s): {free_slots}"
@@ -85,10 +85,6 @@ def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
 
 def _short(node_id: str) -> str:
     return node_id if len(node_id) < 20 else node_id[:8]
-
-
-def _total(node: ClusterNode) -> int:
-    return node.gpus or int(node.cpus)
 
 
 @contextlib.contextmanager
@@ -113,12 +109,12 @@ def stopped_by_signals() -> Iterator[Callable[[], None]]:
     the process.
     """
 
-    def stop_here(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     def install() -> None:
         for number in STOPS:
-            signal.signal(number, stop_here)
+            signal.signal(number, interrupt)
 
     before = {number: signal.getsignal(number) for number in STOPS}
     install()
@@ -130,7 +126,7 @@ def stopped_by_signals() -> Iterator[Callable[[], None]]:
 
 
 def check(
-    plan: TransferPlan, local: int | None, say: Callable[[str], None] = lambda _: None, command_s: float = 0.0
+    plan: TransferPlan, local: int | None, print_line: Callable[[str], None] = lambda _: None, command_s: float = 0.0
 ) -> list[BackendOutcome]:
     """Run every backend of the plan in turn, on ``local`` Ray nodes of this machine or on the running Ray (None).
 
@@ -153,7 +149,7 @@ def check(
             try:
                 with RayRanks(options, view, places) as ranks:
                     ray_s = time.monotonic() - began
-                    result = run_backend(plan, options, ranks, say)
+                    result = run_backend(plan, options, ranks, print_line)
                 if wire_unreported(result):
                     proto_options = [replace(rank_options, proto_info="y") for rank_options in options]
                     with RayRanks(proto_options, view, places) as ranks:

@@ -100,8 +100,8 @@ def result_json(plan: TransferPlan, result: BackendResult, model: KvShape) -> di
         asdict(size)
         | {
             "gb_per_s": size.gb_per_s,
-            "gb_per_s_slowest": size.spread_gb_per_s[0],
-            "gb_per_s_fastest": size.spread_gb_per_s[1],
+            "gb_per_s_slowest": size.spread_gb_per_s.slowest,
+            "gb_per_s_fastest": size.spread_gb_per_s.fastest,
             "scattered_over_contiguous": size.scattered_over_contiguous,
         }
         for size in result.sizes
@@ -186,8 +186,8 @@ def _wire(result: BackendResult) -> str:
     counters = f"interfaces counted {counted} of {_size(result.payload_bytes)}"
     if result.wire is None:
         return counters
-    how = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
-    return f"{result.wire.protocol} over {result.wire.name} ({how}); {counters}"
+    evidence = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
+    return f"{result.wire.protocol} over {result.wire.name} ({evidence}); {counters}"
 
 
 def _for_pd(prediction: ForPd) -> str:

@@ -88,9 +88,9 @@ def judge(run: Observed) -> Verdict:
     wrong = not transports or not set(transports) <= set(right_transports)
     emulated = run.wire is not None and run.wire.emulated and not set(transports) <= {"tcp"}
     if wrong or emulated or contradiction:
-        how = f"{protocol} over {name}" if protocol else name
+        wire_text = f"{protocol} over {name}" if protocol else name
         cause, remedy = contradiction or _cause(run, transports, expected, emulated)
-        return verdict(SLOW, f"WRONG WIRE: {run.strategy} by {how}, {speed}; expected {expected}", cause, remedy)
+        return verdict(SLOW, f"WRONG WIRE: {run.strategy} by {wire_text}, {speed}; expected {expected}", cause, remedy)
     protocol_text = f", {protocol}" if protocol else ""
     if run.wire is not None and run.wire.emulated:
         protocol_text += " (UCX has no other read over tcp)"

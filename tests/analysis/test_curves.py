@@ -211,8 +211,8 @@ def test_of_several_looks_in_one_start_the_longest_stands_for_it() -> None:
 def test_frontier_is_over_all_valid_points() -> None:
     fast = experiment("collocated-8xtp1", closed(4, 1, 5), closed(8, 2, 9))
     slow = experiment("collocated-4xtp2", closed(4, 1.5, 6), closed(8, 2.5, 20), closed(16, 9, 7, reasons=("bad",)))
-    found = ranking.frontiers(curves([fast, slow]), View())["concurrency"]
-    assert [(spot.x, spot.y) for spot in found] == [(5, 10), (6, 15), (9, 20), (20, 25)]
+    spots = ranking.frontiers(curves([fast, slow]), View())["concurrency"]
+    assert [(spot.x, spot.y) for spot in spots] == [(5, 10), (6, 15), (9, 20), (20, 25)]
     by_interactivity = ranking.frontiers(curves([fast, slow]), View(use_interactivity=True))["concurrency"]
     assert {id(s.point) for s in by_interactivity} and [s.y for s in by_interactivity] == [25, 20, 15, 10]
 
@@ -243,13 +243,13 @@ def test_every_bound_holds_between_levels_too() -> None:
     assert throughput_at(9, 1000) is None
 
 
-def said(pair: Sequence[Curve], tpot_ms: float = 14.0, ttft_ms: float | None = 1000.0) -> str:
+def sentence(pair: Sequence[Curve], tpot_ms: float = 14.0, ttft_ms: float | None = 1000.0) -> str:
     (text,) = verdicts.at_sentences(pair, within(tpot_ms, ttft_ms), View())
     return text
 
 
 def verdict(first: list[Run], second: list[Run]) -> str:
-    return said(curves([experiment("collocated-8xtp1", *first), experiment("collocated-4xtp2", *second)]))
+    return sentence(curves([experiment("collocated-8xtp1", *first), experiment("collocated-4xtp2", *second)]))
 
 
 def test_a_clear_winner_is_named() -> None:
@@ -269,7 +269,7 @@ def test_no_winner_is_named_while_ttft_is_unbounded() -> None:
             experiment("collocated-4xtp2", closed(4, 2, 10), closed(8, 4, 20)),
         ]
     )
-    text = said(pair, ttft_ms=None)
+    text = sentence(pair, ttft_ms=None)
     assert (
         "no winner is named while TTFT is unbounded: bound it too, for example --at tpot_p50_ms=14,ttft_p95_ms" in text
     )
@@ -294,7 +294,7 @@ def test_no_winner_within_what_repeats_show() -> None:
 
 def test_one_experiment_and_none() -> None:
     alone = "At TPOT p50 <= 10 ms and TTFT p50 <= 1,000 ms 4xTP1 collocated gives about 20 output tokens/s per node"
-    assert said([one(closed(4, 1, 10))], 10.0) == (
+    assert sentence([one(closed(4, 1, 10))], 10.0) == (
         f"{alone} (8 GPUs); 4xTP1 collocated might give more: nothing was measured at higher load."
     )
     bad = [one(closed(4, 1, 10, reasons=("bad",)))]
@@ -306,11 +306,11 @@ def test_what_does_not_reach_the_bound_is_said() -> None:
     quick = experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 12))
     slow = experiment("collocated-4xtp2", closed(4, 3, 30), closed(8, 4, 40))
     wide = experiment("collocated-2xtp4", closed(4, 0.5, 5), closed(8, 1.5, 50))
-    found = read(curves([quick, slow]), 21.0)
-    assert (found.missed, found.capped) == (("4xTP2 collocated",), ("8xTP1 collocated",))
-    assert "it is the only one that is that fast" in said(curves([quick, slow]), 21.0)
-    assert "; not reached by 4xTP2 collocated" in said(curves([quick, slow, wide]), 21.0)
-    nobody = said(curves([quick, slow]), 1.0)
+    reading = read(curves([quick, slow]), 21.0)
+    assert (reading.missed, reading.capped) == (("4xTP2 collocated",), ("8xTP1 collocated",))
+    assert "it is the only one that is that fast" in sentence(curves([quick, slow]), 21.0)
+    assert "; not reached by 4xTP2 collocated" in sentence(curves([quick, slow, wide]), 21.0)
+    nobody = sentence(curves([quick, slow]), 1.0)
     assert (
         "no configuration can be named: no measured level of 8xTP1 collocated and 4xTP2 collocated is within" in nobody
     )
@@ -320,9 +320,9 @@ def test_a_bound_within_the_noise_of_what_just_misses_it_names_no_winner() -> No
     quick = experiment("collocated-8xtp1", closed(4, 1, 10))
     close = experiment("collocated-4xtp2", closed(4, 1, 10.4))
     slow = experiment("collocated-2xtp4", closed(4, 1, 30))
-    found = read(curves([quick, close, slow]), 10.0)
-    assert (found.unsure, found.missed) == (("4xTP2 collocated",), ("2xTP4 collocated",))
-    text = said(curves([quick, close, slow]), 10.0)
+    reading = read(curves([quick, close, slow]), 10.0)
+    assert (reading.unsure, reading.missed) == (("4xTP2 collocated",), ("2xTP4 collocated",))
+    text = sentence(curves([quick, close, slow]), 10.0)
     assert "no winner can be named: 8xTP1 collocated (about" in text and "and 4xTP2 collocated are not" in text
     assert "the bounds are within the noise of the nearest level of 4xTP2 collocated" in text
     assert "; not reached by 2xTP4 collocated" in text

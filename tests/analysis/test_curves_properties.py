@@ -119,19 +119,19 @@ def offered(of: Curve, throughput: float) -> float | None:
 def test_the_best_by_throughput_is_the_lowest_offer(
     curves: list[list[tuple[float, float]]], data: st.DataObject
 ) -> None:
-    given_curves = [curve(levels, str(i)) for i, levels in enumerate(curves)]
-    found = crossovers(given_curves, View())
-    assert found is not None
-    lows, highs = [r.low for r in found.reigns], [r.high for r in found.reigns]
+    labelled_curves = [curve(levels, str(i)) for i, levels in enumerate(curves)]
+    crossed = crossovers(labelled_curves, View())
+    assert crossed is not None
+    lows, highs = [r.low for r in crossed.reigns], [r.high for r in crossed.reigns]
     assert all(low <= high for low, high in zip(lows, highs, strict=True))
     assert lows[1:] == highs[:-1], "no throughput between the first and the last without a best one"
     tops = [max(y for _, y in levels) for levels in curves]
     assert (lows[0], highs[-1]) == (min(min(y for _, y in levels) for levels in curves), max(tops))
-    reign = data.draw(st.sampled_from(found.reigns))
+    reign = data.draw(st.sampled_from(crossed.reigns))
     # Away from its ends, which are found to a step of the grid.
     at = (reign.low + reign.high) / 2
     if reign.high - reign.low > 0.05 * (highs[-1] - lows[0]):
-        offers = {c.label: offer for c in given_curves if (offer := offered(c, at)) is not None}
+        offers = {c.label: offer for c in labelled_curves if (offer := offered(c, at)) is not None}
         assert offers[reign.label] == pytest.approx(min(offers.values()), rel=0.25)
 
 
@@ -142,13 +142,13 @@ def test_the_storys_takeovers_are_found() -> None:
         curve([(a + b * y, y) for y in np.linspace(10, 400, 14).tolist()], label)
         for label, (a, b) in zip(("1:3", "1:2", "1:1", "collocated"), slopes, strict=True)
     ]
-    found = crossovers(curves, View())
-    assert found is not None
-    assert [reign.label for reign in found.reigns] == ["1:3", "1:2", "1:1", "collocated"]
-    assert [each.throughput for each in found.takeovers] == pytest.approx([100, 200, 300], rel=1e-3)
-    assert all(each.kind == "crosses" for each in found.takeovers)
+    crossed = crossovers(curves, View())
+    assert crossed is not None
+    assert [reign.label for reign in crossed.reigns] == ["1:3", "1:2", "1:1", "collocated"]
+    assert [each.throughput for each in crossed.takeovers] == pytest.approx([100, 200, 300], rel=1e-3)
+    assert all(each.kind == "crosses" for each in crossed.takeovers)
     # One repeat: clear where the two are more than 15 % apart on both sides, which the later ones are not.
-    assert [each.clear for each in found.takeovers] == [True, False, False]
+    assert [each.clear for each in crossed.takeovers] == [True, False, False]
 
 
 def test_a_crossing_beyond_the_noise_is_clear_and_its_interval_holds_it() -> None:
@@ -168,9 +168,9 @@ def test_a_crossing_beyond_the_noise_is_clear_and_its_interval_holds_it() -> Non
             points.append(point.model_copy(update={"samples": samples, "latency_ms": mean}))
         return one.model_copy(update={"points": tuple(points)})
 
-    found = crossovers([repeated(5, 0.05, "steep"), repeated(10, 0.025, "flat")], View())
-    assert found is not None
-    (change,) = found.takeovers
+    crossed = crossovers([repeated(5, 0.05, "steep"), repeated(10, 0.025, "flat")], View())
+    assert crossed is not None
+    (change,) = crossed.takeovers
     assert (change.before, change.after, change.kind, change.clear) == ("steep", "flat", "crosses", True)
     assert change.low is not None and change.high is not None
     assert change.low < 200 < change.high
@@ -178,9 +178,9 @@ def test_a_crossing_beyond_the_noise_is_clear_and_its_interval_holds_it() -> Non
 
 
 def test_a_curve_that_ends_says_so() -> None:
-    found = crossovers([curve([(5, 10), (6, 100)], "small"), curve([(7, 10), (9, 300)], "large")], View())
-    assert found is not None
-    (change,) = found.takeovers
+    crossed = crossovers([curve([(5, 10), (6, 100)], "small"), curve([(7, 10), (9, 300)], "large")], View())
+    assert crossed is not None
+    (change,) = crossed.takeovers
     assert (change.kind, change.throughput, change.after) == ("ends", 100, "large")
 
 

@@ -41,7 +41,7 @@ def shared(met: float, count: int = 100) -> Requests:
 
 
 def point(
-    load: float, rps: float, given: list[Requests] | None = None, percentiles: dict[str, float] | None = None
+    load: float, rps: float, repeats: list[Requests] | None = None, percentiles: dict[str, float] | None = None
 ) -> Point:
     """``rps`` per repeat; ``percentiles``: TTFT and TPOT p90 in ms."""
     latency = {} if percentiles is None else {metric: {"p90": value} for metric, value in percentiles.items()}
@@ -54,7 +54,7 @@ def point(
             latency_ms=latency,
             requests=each,
         )
-        for r, each in enumerate(given or [None])  # type: ignore[list-item]
+        for r, each in enumerate(repeats or [None])  # type: ignore[list-item]
     )
     return Point(
         kind="concurrency",
@@ -73,10 +73,10 @@ def curve(label: str, *points: Point, gpus: int = 8) -> Curve:
 
 
 def test_a_request_meets_every_bound_or_is_not_good() -> None:
-    given = requests([0.1, 0.6, 0.1, 0.6, 0.5], [0.01, 0.01, 0.03, 0.03, 0.02])
-    assert met_share(given, SLO) == pytest.approx(2 / 5), "the bounds themselves are within"
-    assert met_share(given, Slo(ttft_s=0.5)) == pytest.approx(3 / 5)
-    assert met_share(given, Slo(e2el_s=0.5)) == pytest.approx(2 / 5)
+    five = requests([0.1, 0.6, 0.1, 0.6, 0.5], [0.01, 0.01, 0.03, 0.03, 0.02])
+    assert met_share(five, SLO) == pytest.approx(2 / 5), "the bounds themselves are within"
+    assert met_share(five, Slo(ttft_s=0.5)) == pytest.approx(3 / 5)
+    assert met_share(five, Slo(e2el_s=0.5)) == pytest.approx(2 / 5)
 
 
 def test_failed_requests_are_not_good_and_one_token_has_no_tpot() -> None:
@@ -102,11 +102,11 @@ def test_share_and_goodput_of_a_level() -> None:
 
 def test_capacity_is_where_the_share_crosses_the_quantile() -> None:
     falling = curve("a", point(1, 1, [shared(1.0)]), point(2, 2, [shared(0.95)]), point(4, 4, [shared(0.85)]))
-    found = capacity(falling, SLO, View(), "closed")
-    assert not isinstance(found, str)
-    assert (found.how, found.capped) == ("requests", False)
-    assert found.throughput.value == pytest.approx(30)  # halfway between 2 and 4 requests/s, 10 tokens each
-    assert found.requests_per_gpu_s.value == pytest.approx(3 / 8)
+    most = capacity(falling, SLO, View(), "closed")
+    assert not isinstance(most, str)
+    assert (most.how, most.capped) == ("requests", False)
+    assert most.throughput.value == pytest.approx(30)  # halfway between 2 and 4 requests/s, 10 tokens each
+    assert most.requests_per_gpu_s.value == pytest.approx(3 / 8)
     never = curve("b", point(1, 1, [shared(0.5)]))
     assert capacity(never, SLO, View(), "closed") == "missed"
     always = capacity(curve("c", point(1, 1, [shared(1.0)])), SLO, View(), "closed")
@@ -117,11 +117,11 @@ def test_percentiles_stand_in_where_no_request_was_kept() -> None:
     known = curve(
         "a", point(1, 1, percentiles={"ttft": 100, "tpot": 10}), point(2, 2, percentiles={"ttft": 900, "tpot": 15})
     )
-    found = capacity(known, SLO, View(), "closed")
-    assert not isinstance(found, str)
-    assert found.how == "percentiles"
+    most = capacity(known, SLO, View(), "closed")
+    assert not isinstance(most, str)
+    assert most.how == "percentiles"
     # The worst of both ratios goes from 0.5 (TPOT) to 1.8 (TTFT); it is 1 after 0.5 / 1.3 of the way.
-    assert found.throughput.value == pytest.approx(10 * (1 + 0.5 / 1.3))
+    assert most.throughput.value == pytest.approx(10 * (1 + 0.5 / 1.3))
     assert capacity(known, Slo(ttft_s=1, quantile=0.95), View(), "closed") == "unknown"
 
 
@@ -148,13 +148,13 @@ def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
         point(16, 16, [shared(0.0), shared(0.95), shared(0.3)]),
     ]
     same = [curve("one", *levels), curve("two", *levels)]
-    found = pick(same, SLO, View(), "closed")
-    assert found.best is None
-    text = verdicts.slo_sentence(found, same, View())
+    picked = pick(same, SLO, View(), "closed")
+    assert picked.best is None
+    text = verdicts.slo_sentence(picked, same, View())
     assert "one" in text and "two are not distinguishable" in text
     assert "the repeats differ too much there" in text and "to" not in text.split("factor of")[1]
-    table = sections.slo_text(found, same, View())
-    assert "1.00 x (too wide to say), not distinguishable" in table
+    table = sections.slo_text(picked, same, View())
+    assert "1.00 x (interval too wide), not distinguishable" in table
 
 
 def test_what_misses_and_what_is_unknown_is_said() -> None:
@@ -163,12 +163,12 @@ def test_what_misses_and_what_is_unknown_is_said() -> None:
         curve("bad", point(1, 1, [shared(0.1)])),
         curve("blind", point(1, 1)),
     ]
-    found = pick(curves, SLO, View(), "closed")
-    assert (found.missed, found.unknown) == (("bad",), ("blind",))
-    text = verdicts.slo_sentence(found, curves, View())
+    picked = pick(curves, SLO, View(), "closed")
+    assert (picked.missed, picked.unknown) == (("bad",), ("blind",))
+    text = verdicts.slo_sentence(picked, curves, View())
     assert "good gives about" in text
     assert "not met by bad" in text and "not known for blind" in text and "good might give more" in text
-    table = sections.slo_text(found, curves, View())
+    table = sections.slo_text(picked, curves, View())
     assert ">= 10.0" in table and "requests counted" in table
 
 
@@ -194,47 +194,47 @@ def with_search(label: str, *searches: SloSearch, gpus: int = 8) -> Curve:
 def test_a_search_answers_in_place_of_the_line() -> None:
     one = searched("a", {7.0: 0.99, 7.4: 0.92, 7.7: 0.6})
     assert (one.low_rps, one.best_rps, one.high_rps) == (7.0, 7.4, 7.7)
-    found = capacity(with_search("a", one), SLO, View(), "open")
-    assert not isinstance(found, str)
-    assert (found.how, found.capped, found.bracket_rps) == ("search", False, (7.0, 7.7))
-    assert found.throughput.value == pytest.approx(74) and found.requests_per_gpu_s.value == pytest.approx(7.4 / 8)
-    interval = found.interval(0.95)
+    most = capacity(with_search("a", one), SLO, View(), "open")
+    assert not isinstance(most, str)
+    assert (most.how, most.capped, most.bracket_rps) == ("search", False, (7.0, 7.7))
+    assert most.throughput.value == pytest.approx(74) and most.requests_per_gpu_s.value == pytest.approx(7.4 / 8)
+    interval = most.interval(0.95)
     assert interval is not None and interval.basis == "search"
     assert (interval.low, interval.high) == pytest.approx((70, 77)), "10 output tokens a request, one node of 8 GPUs"
-    surer = found.interval(1 - 1e-9)
+    surer = most.interval(1 - 1e-9)
     assert surer is not None and surer.low <= interval.low and surer.high >= interval.high
 
 
 def test_a_search_for_another_slo_answers_nothing() -> None:
     other = searched("a", {7.0: 0.99, 7.7: 0.6}, slo=Slo(ttft_s=0.5, tpot_s=0.02, quantile=0.95))
-    found = capacity(with_search("a", other), SLO, View(), "closed")
-    assert not isinstance(found, str)
-    assert found.how == "requests" and found.throughput.value == pytest.approx(30)
+    most = capacity(with_search("a", other), SLO, View(), "closed")
+    assert not isinstance(most, str)
+    assert most.how == "requests" and most.throughput.value == pytest.approx(30)
 
 
 def test_searches_of_several_repeats_reach_from_the_lowest_end_to_the_highest() -> None:
-    found = capacity(
+    most = capacity(
         with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}), searched("a", {6.0: 0.99, 6.6: 0.6}, repeat=1)),
         SLO,
         View(),
         "open",
     )
-    assert not isinstance(found, str)
-    assert found.bracket_rps == (6.0, 7.7) and found.throughput.value == pytest.approx(65)
-    assert verdicts.bracket(found) == "between 6 and 7.7 requests/s (95 % confidence, each of 2 repeats)"
+    assert not isinstance(most, str)
+    assert most.bracket_rps == (6.0, 7.7) and most.throughput.value == pytest.approx(65)
+    assert verdicts.bracket(most) == "between 6 and 7.7 requests/s (95 % confidence, each of 2 repeats)"
 
 
 def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
     low, high = searched("low", {5.0: 0.99, 5.5: 0.6}), searched("high", {7.0: 0.99, 7.7: 0.6})
     clear = [with_search("low", low), with_search("high", high)]
-    found = pick(clear, SLO, View(), "open")
-    margin = found.ranking[1].best_over_it
-    assert found.best == "high" and margin is not None
+    picked = pick(clear, SLO, View(), "open")
+    margin = picked.ranking[1].best_over_it
+    assert picked.best == "high" and margin is not None
     assert (margin.low, margin.high) == pytest.approx((7 / 5.5, 7.7 / 5)) and margin.level == 0.95
-    text = verdicts.slo_sentence(found, clear, View())
+    text = verdicts.slo_sentence(picked, clear, View())
     assert "the best is high with about 70 output tokens/s" in text and "27 to 54 %" in text
     assert "low between 5 and 5.5 requests/s (95 % confidence)" in text
-    table = sections.slo_text(found, clear, View())
+    table = sections.slo_text(picked, clear, View())
     assert "search: between 7 and 7.7 requests/s (95 % confidence)" in table
 
     touching = [with_search("low", searched("low", {6.0: 0.99, 7.2: 0.6})), with_search("high", high)]
@@ -257,9 +257,9 @@ def test_a_search_against_a_sweep_of_rates() -> None:
     points = [point(n, n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85))]  # 3/s, without scatter
     sweep = curve("sweep", *(each.model_copy(update={"kind": "rate"}) for each in points))
     search = with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6}))
-    found = pick([search, sweep], SLO, View(), "open")
-    margin = found.ranking[1].best_over_it
-    assert found.best == "searched" and margin is not None and margin.basis == "search"
+    picked = pick([search, sweep], SLO, View(), "open")
+    margin = picked.ranking[1].best_over_it
+    assert picked.best == "searched" and margin is not None and margin.basis == "search"
 
 
 def test_in_no_kind_of_loop_a_winner_is_named_while_ttft_is_unbounded() -> None:
@@ -271,13 +271,13 @@ def test_in_no_kind_of_loop_a_winner_is_named_while_ttft_is_unbounded() -> None:
             closed = [point(n, times * n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85))]
             rates = [each.model_copy(update={"kind": "rate"}) for each in closed]
             curves.append(curve(label, *closed, *rates))
-        found = goodput.picks(curves, slo, View())
-        return [each.loop for each in found], [verdicts.slo_sentence(each, curves, View()) for each in found]
+        picks = goodput.picks(curves, slo, View())
+        return [each.loop for each in picks], [verdicts.slo_sentence(each, curves, View()) for each in picks]
 
     unbounded = "no winner is named while TTFT is unbounded: bound it too, for example --slo tpot_ms=20,ttft_ms=2000"
-    loops, said = both(Slo(tpot_s=0.02, quantile=0.9))
-    assert loops == ["open", "closed"] and all(unbounded in each and "the best is" not in each for each in said)
-    assert "by goodput of open loops" in said[0] and "by capacity of closed loops" in said[1]
+    loops, sentences = both(Slo(tpot_s=0.02, quantile=0.9))
+    assert loops == ["open", "closed"] and all(unbounded in each and "the best is" not in each for each in sentences)
+    assert "by goodput of open loops" in sentences[0] and "by capacity of closed loops" in sentences[1]
     for bounded in (SLO, Slo(tpot_s=0.02, e2el_s=0.6, quantile=0.9)):
         assert all("the best is fast" in each for each in both(bounded)[1])
 
@@ -291,10 +291,10 @@ def test_goodput_is_never_ranked_against_what_a_closed_loop_gets_through() -> No
         "open", ["searched"], ("closed",)
     )  # fmt: skip
     assert second.loop == "closed" and [each.how for each in second.capacities] == ["requests", "requests"]
-    said = verdicts.slo_sentence(first, both, View())
-    assert "by goodput of open loops, searched gives" in said and "not measured at request rates: closed" in said
+    text = verdicts.slo_sentence(first, both, View())
+    assert "by goodput of open loops, searched gives" in text and "not measured at request rates: closed" in text
     assert "by capacity of closed loops" in verdicts.slo_sentence(second, both, View())
-    tables = [sections.slo_text(found, both, View()) for found in (first, second)]
+    tables = [sections.slo_text(picked, both, View()) for picked in (first, second)]
     assert "7 and 7.7 requests/s" in tables[0] and "By level" not in tables[0] and "By level" in tables[1]
     (only,) = goodput.picks([closed], SLO, View())
     assert only.loop == "closed" and not only.elsewhere
@@ -306,17 +306,17 @@ def test_searches_that_found_nothing_or_no_end() -> None:
     unknown = with_search("unknown", searched("u", {}))
     assert capacity(unknown, SLO, View(), "open") == "unknown"
     open_ended = with_search("open", searched("o", {7.0: 0.99}))
-    found = capacity(open_ended, SLO, View(), "open")
-    assert not isinstance(found, str) and found.capped and found.bracket_rps == (7.0, None)
-    assert verdicts.bracket(found) == "at least 7 requests/s (95 % confidence)"
+    most = capacity(open_ended, SLO, View(), "open")
+    assert not isinstance(most, str) and most.capped and most.bracket_rps == (7.0, None)
+    assert verdicts.bracket(most) == "at least 7 requests/s (95 % confidence)"
     closed = with_search("closed", searched("c", {5.0: 0.99, 5.5: 0.6}))
     ranked = pick([open_ended, closed], SLO, View(), "open")
     assert ranked.best == "open", "its lower end is above the other's upper end"
     text = verdicts.slo_sentence(ranked, [open_ended, closed], View())
     assert "above 27 %" in text and "inf" not in text and "open might give more" in text
     unproven = with_search("unproven", searched("d", {5.0: 0.91, 5.5: 0.6}))
-    found = capacity(unproven, SLO, View(), "open")
-    assert not isinstance(found, str) and verdicts.bracket(found) == "below 5.5 requests/s (95 % confidence)"
+    most = capacity(unproven, SLO, View(), "open")
+    assert not isinstance(most, str) and verdicts.bracket(most) == "below 5.5 requests/s (95 % confidence)"
     assert pick([unproven, closed], SLO, View(), "open").best is None
 
 
@@ -325,14 +325,14 @@ def test_bounds_on_gaps_are_answered_by_a_search_alone() -> None:
     level = point(2, 2, [shared(0.95)])
     assert capacity(curve("a", level), slo, View(), "closed") == "unknown"
     assert share_at(level, slo) is None and goodput_at(level, slo) is None
-    found = capacity(with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}, slo=slo)), slo, View(), "open")
-    assert not isinstance(found, str) and found.bracket_rps == (7.0, 7.7)
+    most = capacity(with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}, slo=slo)), slo, View(), "open")
+    assert not isinstance(most, str) and most.bracket_rps == (7.0, 7.7)
 
 
 def test_published_tables_are_never_picked() -> None:
     other = curve("else", point(1, 9, [shared(1.0)])).model_copy(update={"published": "a report"})
-    found = pick([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View(), "closed")
-    assert [each.label for each in found.capacities] == ["ours"]
+    picked = pick([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View(), "closed")
+    assert [each.label for each in picked.capacities] == ["ours"]
 
 
 def test_slo_is_read() -> None:
@@ -341,7 +341,7 @@ def test_slo_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "quantile", "said"),
+    ("text", "quantile", "message"),
     [
         ("", 0.95, "is no bound"),
         ("ttft=2000", 0.95, "'ttft=2000' is no bound"),
@@ -351,6 +351,6 @@ def test_slo_is_read() -> None:
         ("ttft_ms=1", 1.0, "quantile"),
     ],
 )
-def test_bad_slo(text: str, quantile: float, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_bad_slo(text: str, quantile: float, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_slo(text, quantile)

@@ -59,22 +59,22 @@ def test_a_map_says_who_has_most_and_who_is_as_good() -> None:
     fast = served(level(4, 0.2, 0.03), label="fast")
     smooth = served(level(2, 1.5, 0.01), label="smooth")
     near = served(level(4.1, 0.2, 0.03), label="near")
-    found = goodput_map.goodput_map([fast, smooth, near], (0.5, 2.0), (0.015, 0.04), 0.9)
-    assert [[found.winners(row, column) for column in range(2)] for row in range(2)] == [
+    mapped = goodput_map.goodput_map([fast, smooth, near], (0.5, 2.0), (0.015, 0.04), 0.9)
+    assert [[mapped.winners(row, column) for column in range(2)] for row in range(2)] == [
         [(), (1,)],
         [(2, 0), (2, 0)],
     ]
-    assert found.cells[1][0][1] == Cell(1.0, more=True)
+    assert mapped.cells[1][0][1] == Cell(1.0, more=True)
 
 
 def test_looser_bounds_never_serve_less() -> None:
     rng = np.random.default_rng(3)
     levels = [RateLevel(r, rng.exponential(0.1 * r, 200), rng.exponential(0.002 * r, 200)) for r in (1.0, 2, 4, 8)]
     bounds = (0.1, 0.3, 1.0, 3.0)
-    found = np.array(
+    shares = np.array(
         [[cell(served(*levels), Slo(ttft_s=t, tpot_s=p / 50, quantile=0.9)).goodput for t in bounds] for p in bounds]
     )
-    assert (np.diff(found, axis=0) >= 0).all() and (np.diff(found, axis=1) >= 0).all() and found.max() > 0
+    assert (np.diff(shares, axis=0) >= 0).all() and (np.diff(shares, axis=1) >= 0).all() and shares.max() > 0
 
 
 def test_measured_levels_at_request_rates_alone_are_taken(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_measured_levels_at_request_rates_alone_are_taken(tmp_path: Path) -> Non
         )  # fmt: skip
         store.write(run, records)
     (loaded,) = loading.load([folder], {}, every_request=True)
-    found = measured(loaded)
-    assert found is not None and (found.label, found.origin, found.gpus) == (deployment.label, "measured", 1)
-    (only,) = found.levels
+    mapped = measured(loaded)
+    assert mapped is not None and (mapped.label, mapped.origin, mapped.gpus) == (deployment.label, "measured", 1)
+    (only,) = mapped.levels
     assert only.served_rps == pytest.approx(5, rel=0.05) and only.share(Slo(ttft_s=0.2, tpot_s=0.06)) == 1

@@ -82,12 +82,12 @@ def drawn(label: str, rng: np.random.Generator, factors: Mapping[str, float], re
 
 
 def headline(*curves: Curve, view: View | None = None) -> Headline:
-    (found,) = headlines(curves, view or View())
-    return found
+    (compared,) = headlines(curves, view or View())
+    return compared
 
 
-def only(found: Headline) -> Against:
-    (each,) = found.against
+def only(compared: Headline) -> Against:
+    (each,) = compared.against
     return each
 
 
@@ -109,8 +109,8 @@ def test_equals_are_told_apart_no_more_often_than_stated_however_many_there_are(
     wrong = 0
     for _ in range(TRIALS):
         others = [drawn(f"pd-pack-p1xtp1-d1xtp1 {i}", rng, {}) for i in range(4)]
-        found = headline(drawn("collocated-2xtp1", rng, {}), *others)
-        verdicts_ = [each.ratio("throughput") for each in found.against]
+        compared = headline(drawn("collocated-2xtp1", rng, {}), *others)
+        verdicts_ = [each.ratio("throughput") for each in compared.against]
         wrong += any(each and each.verdict != "not distinguishable" for each in verdicts_)
     assert wrong <= TRIALS - LEAST
 
@@ -119,8 +119,8 @@ def test_levels_of_one_start_are_not_taken_for_independent_witnesses() -> None:
     """A start that is 20 % faster at all of eight loads is one start: with two of them nothing is resolved."""
     levels = {float(load): [sample(0, 100, 10, 1), sample(1, 120, 10, 1)] for load in range(1, 9)}
     slower = {load: [sample(r, 90, 10, 1) for r in range(2)] for load in levels}
-    found = only(headline(curve("collocated-2xtp1", levels), curve("pd-pack-p1xtp1-d1xtp1", slower)))
-    throughput = found.ratio("throughput")
+    against = only(headline(curve("collocated-2xtp1", levels), curve("pd-pack-p1xtp1-d1xtp1", slower)))
+    throughput = against.ratio("throughput")
     assert throughput and throughput.verdict == "not distinguishable"
 
 
@@ -177,9 +177,9 @@ def test_the_reference_is_the_collocated_one_that_gives_most() -> None:
         curve("collocated-2xtp1", level(100)),
         curve("collocated-1xtp2", level(110)),
     ]
-    found = headline(*curves)
-    assert found.reference == "collocated-1xtp2"
-    assert [each.label for each in found.against] == ["pd-pack-p1xtp1-d1xtp1", "collocated-2xtp1"]
+    compared = headline(*curves)
+    assert compared.reference == "collocated-1xtp2"
+    assert [each.label for each in compared.against] == ["pd-pack-p1xtp1-d1xtp1", "collocated-2xtp1"]
     apart = curve("pd-pack-p1xtp1-d1xtp1 far", {64.0: [sample(0, 1, 1, 1)]})
     assert headline(*curves, apart).apart == ("pd-pack-p1xtp1-d1xtp1 far",)
 

@@ -58,9 +58,9 @@ def test_requests_within_one_run_are_covered_though_neighbours_are_alike() -> No
     truth = {"mean": 0.0, "p50": 0.0, "p90": 1.2816}
     for _ in range(TRIALS):
         values = _autocorrelated(rng, 600, 0.6)
-        found = of_requests(values, (50, 90), least=16)
+        estimates = of_requests(values, (50, 90), least=16)
         for name in hits:
-            interval = _signed(found[name])
+            interval = _signed(estimates[name])
             hits[name] += interval[0] <= truth[name] <= interval[1]
     assert min(hits.values()) >= LEAST - 6, hits  # 20 blocks of 30: a few per cent short of independence
 
@@ -83,11 +83,11 @@ def _signed(estimate: Estimate) -> tuple[float, float]:
 
 def test_tails_and_short_runs_have_no_error_rather_than_a_wrong_one() -> None:
     values = np.random.default_rng(0).normal(10, 1, 200)
-    found = of_requests(values, (50, 99), least=8)
-    assert found["p50"].basis == "requests"
-    assert found["p99"].standard_error is None, "two requests lie beyond it"
+    estimates = of_requests(values, (50, 99), least=8)
+    assert estimates["p50"].basis == "requests"
+    assert estimates["p99"].standard_error is None, "two requests lie beyond it"
     assert of_requests(values, (50,), least=64)["p50"].standard_error is None, "three blocks"
-    assert found["p99"].interval(LEVEL) is None
+    assert estimates["p99"].interval(LEVEL) is None
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_the_tail_of_a_queue_is_covered_where_its_sample_carries_it(
 ) -> None:
     """Three repeats of an M/D/1 queue, whose slow requests come in bursts: not independent draws."""
     for quantile in (0.9, 0.99):
-        found = md1_tail(utilisation, quantile, round(beyond / (1 - quantile)), 3, TRIALS, seed=3)
-        held = sum(interval.holds(1.0) for row in found if (interval := of_repeats(row).interval(LEVEL))) / TRIALS
-        error = float(np.mean(found)) - 1
+        ratios = md1_tail(utilisation, quantile, round(beyond / (1 - quantile)), 3, TRIALS, seed=3)
+        held = sum(interval.holds(1.0) for row in ratios if (interval := of_repeats(row).interval(LEVEL))) / TRIALS
+        error = float(np.mean(ratios)) - 1
         if worst_error is None:
             assert held < 0.85 and error < -0.12
         else:
@@ -120,23 +120,23 @@ def test_equal_configurations_are_told_apart_no_more_often_than_stated(repeats: 
     rng = np.random.default_rng([3, repeats])
     wrong = 0
     for _ in range(TRIALS):
-        found = _compared(rng.normal(100, 5, repeats), rng.normal(100, 10, repeats))
-        wrong += found.verdict != "not distinguishable"
+        comparison = _compared(rng.normal(100, 5, repeats), rng.normal(100, 10, repeats))
+        wrong += comparison.verdict != "not distinguishable"
     assert wrong <= TRIALS - LEAST
 
 
 def test_a_real_difference_is_found_and_its_size_covered() -> None:
     rng = np.random.default_rng(5)
-    found = [_compared(rng.normal(130, 4, 3), rng.normal(100, 4, 3)) for _ in range(TRIALS)]
-    assert sum(each.verdict == "better" for each in found) > 0.95 * TRIALS
-    assert sum(each.low <= 1.3 <= each.high for each in found) >= LEAST
-    assert not any(each.verdict == "worse" for each in found)
+    comparisons = [_compared(rng.normal(130, 4, 3), rng.normal(100, 4, 3)) for _ in range(TRIALS)]
+    assert sum(each.verdict == "better" for each in comparisons) > 0.95 * TRIALS
+    assert sum(each.low <= 1.3 <= each.high for each in comparisons) >= LEAST
+    assert not any(each.verdict == "worse" for each in comparisons)
 
 
 def _compared(first: Array, second: Array) -> Comparison:
-    found = compare(of_repeats(list(first)), of_repeats(list(second)), LEVEL)
-    assert found is not None
-    return found
+    comparison = compare(of_repeats(list(first)), of_repeats(list(second)), LEVEL)
+    assert comparison is not None
+    return comparison
 
 
 def test_several_comparisons_for_one_statement_share_the_error() -> None:
@@ -151,8 +151,8 @@ def test_what_has_no_scatter_is_not_compared() -> None:
     assert compare(Estimate(value=1), of_repeats([1, 2]), LEVEL) is None
     assert of_repeats([3.0]).interval(LEVEL) is None
     edge = Estimate(value=2, standard_error=math.inf, dof=2, basis="repeats")
-    found = compare(edge, of_repeats([1, 1.1]), LEVEL)
-    assert found and (found.verdict, found.low, found.high) == ("not distinguishable", 0, math.inf)
+    comparison = compare(edge, of_repeats([1, 1.1]), LEVEL)
+    assert comparison and (comparison.verdict, comparison.low, comparison.high) == ("not distinguishable", 0, math.inf)
 
 
 def test_draws_have_the_standard_error_and_the_correlation_of_the_repeats() -> None:

@@ -59,5 +59,5 @@ def test_an_impossible_level_is_not_ranked(tmp_path: Path, change: dict[str, Any
 
 def test_what_is_possible_is_as_it_was(tmp_path: Path) -> None:
     folder = folders.write(tmp_path / "one", folders.deployments(1)[0])
-    (found,) = load([folder], {})
-    assert all(run.validity.valid for run in found.experiment.runs)
+    (loaded,) = load([folder], {})
+    assert all(run.validity.valid for run in loaded.experiment.runs)

@@ -23,31 +23,31 @@ def beats(a: Point, b: Point, lower_x: bool) -> bool:
 
 
 @given(points, st.booleans())
-def test_exactly_the_unbeaten_points(given_points: list[Point], lower_x: bool) -> None:
-    unbeaten = {i for i, p in enumerate(given_points) if not any(beats(q, p, lower_x) for q in given_points)}
-    found = pareto(given_points, lower_x)
-    assert set(found) == unbeaten
-    assert len(found) == len(unbeaten)
+def test_exactly_the_unbeaten_points(all_points: list[Point], lower_x: bool) -> None:
+    unbeaten = {i for i, p in enumerate(all_points) if not any(beats(q, p, lower_x) for q in all_points)}
+    best = pareto(all_points, lower_x)
+    assert set(best) == unbeaten
+    assert len(best) == len(unbeaten)
 
 
 @given(points, st.booleans())
-def test_ordered_and_monotone(given_points: list[Point], lower_x: bool) -> None:
-    front = [given_points[i] for i in pareto(given_points, lower_x)]
+def test_ordered_and_monotone(all_points: list[Point], lower_x: bool) -> None:
+    front = [all_points[i] for i in pareto(all_points, lower_x)]
     xs, ys = [x for x, _ in front], [y for _, y in front]
     assert xs == sorted(xs)
     assert ys == sorted(ys, reverse=not lower_x)
 
 
 @given(points)
-def test_direction_is_a_mirror(given_points: list[Point]) -> None:
-    mirrored = [(-x, y) for x, y in given_points]
-    assert set(pareto(given_points, True)) == set(pareto(mirrored, False))
+def test_direction_is_a_mirror(all_points: list[Point]) -> None:
+    mirrored = [(-x, y) for x, y in all_points]
+    assert set(pareto(all_points, True)) == set(pareto(mirrored, False))
 
 
 @given(points, st.tuples(coordinate, coordinate))
-def test_another_point_never_brings_a_beaten_one_back(given_points: list[Point], more: Point) -> None:
-    before, after = set(pareto(given_points)), set(pareto([*given_points, more]))
-    assert after - {len(given_points)} <= before
+def test_another_point_never_brings_a_beaten_one_back(all_points: list[Point], more: Point) -> None:
+    before, after = set(pareto(all_points)), set(pareto([*all_points, more]))
+    assert after - {len(all_points)} <= before
 
 
 def test_one_point_and_none() -> None:

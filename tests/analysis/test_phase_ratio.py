@@ -53,16 +53,16 @@ PD = (
 
 
 def test_the_ratio_at_every_decode_level() -> None:
-    best, found = phase_ratio.implied(PREFILL, DECODE)
+    best, rates = phase_ratio.implied(PREFILL, DECODE)
     assert (best.value, best.per_replica_rps) == (2, 6)
-    assert [item.decode.per_replica_rps for item in found] == [2, 13], (
+    assert [item.decode.per_replica_rps for item in rates] == [2, 13], (
         "two replicas share the rate; repeats are averaged"
     )
-    assert [item.decode.repeats for item in found] == [1, 2]
-    assert [item.prefill_per_decode for item in found] == pytest.approx([2 / 6, 13 / 6])
-    assert [item.ratio for item in found] == [Fraction(1, 3), Fraction(7, 3)]
+    assert [item.decode.repeats for item in rates] == [1, 2]
+    assert [item.prefill_per_decode for item in rates] == pytest.approx([2 / 6, 13 / 6])
+    assert [item.ratio for item in rates] == [Fraction(1, 3), Fraction(7, 3)]
     # 1:3: three decode replicas of 2 requests/s match one prefill replica of 6, on 2 + 3 GPUs.
-    assert found[0].rps_per_gpu == pytest.approx(6 / 5)
+    assert rates[0].rps_per_gpu == pytest.approx(6 / 5)
 
 
 def test_what_was_measured_stands_beside_it() -> None:
@@ -100,14 +100,14 @@ def test_phases_must_be_phases_of_one_workload() -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for found in (PREFILL, DECODE, *PD):
-        store = Store(tmp_path / found.name)
-        store.write_manifest(found.manifest)
-        for one in found.runs:
+    for experiment in (PREFILL, DECODE, *PD):
+        store = Store(tmp_path / experiment.name)
+        store.write_manifest(experiment.manifest)
+        for one in experiment.runs:
             store.write(one, [])
     names = {"--prefill": "p", "--decode": "d"}
     words = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
-    measured = [str(tmp_path / found.name) for found in PD]
+    measured = [str(tmp_path / experiment.name) for experiment in PD]
     assert bench.main(["ratio", *words, "--measured", *measured]) == 0
     assert "decode alone (d), and the rate-matched ratio" in capsys.readouterr().out
     assert bench.main(["ratio", "--prefill", str(tmp_path / "p")]) == 2

@@ -17,14 +17,14 @@ def test_a_detectable_difference_is_detected_that_often(repeats: int, comparison
     sd, trials = 0.05, 1000
     ratio = detectable(sd, repeats, 0.95, comparisons)
     rng = np.random.default_rng([51, repeats, comparisons])
-    seen = 0
+    detected = 0
     for first, second in zip(
         ratio * np.exp(rng.normal(0, sd, (trials, repeats))), np.exp(rng.normal(0, sd, (trials, repeats))), strict=True
     ):
-        found = compare(of_repeats(first.tolist()), of_repeats(second.tolist()), 0.95, comparisons)
-        assert found
-        seen += found.verdict == "better"
-    assert POWER - 0.04 <= seen / trials <= POWER + 0.04
+        comparison = compare(of_repeats(first.tolist()), of_repeats(second.tolist()), 0.95, comparisons)
+        assert comparison
+        detected += comparison.verdict == "better"
+    assert POWER - 0.04 <= detected / trials <= POWER + 0.04
 
 
 def test_more_repeats_see_less_and_more_comparisons_see_more() -> None:

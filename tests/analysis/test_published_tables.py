@@ -29,20 +29,20 @@ from pdlab.core.errors import StoreError, UsageError
     ],
 )
 def test_notations(text: str, label: str, gpus: tuple[int, int]) -> None:
-    found = notation.parse(text)
-    assert isinstance(found, Disaggregated)
-    assert (found.label, (found.prefill.gpus, found.decode.gpus)) == (label, gpus)
+    deployment = notation.parse(text)
+    assert isinstance(deployment, Disaggregated)
+    assert (deployment.label, (deployment.prefill.gpus, deployment.decode.gpus)) == (label, gpus)
 
 
 def test_collocated_and_instances() -> None:
     assert isinstance(notation.parse("4xTP2"), Collocated)
-    found = notation.parse("3P1D", prefill_instance="tp4", decode_instance="dp8ep", placement="pack")
-    assert found.label == "pd-pack-p3xtp4-d1xdp8ep"
+    deployment = notation.parse("3P1D", prefill_instance="tp4", decode_instance="dp8ep", placement="pack")
+    assert deployment.label == "pd-pack-p3xtp4-d1xdp8ep"
     assert notation.parse("P2D1", gpus_per_node=4, tp=4).label == "pd-spread-p1xtp4dp2ep-d1xtp4"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "expected P4D9"),
         ("P0D4", "expected P4D9"),
@@ -52,10 +52,10 @@ def test_collocated_and_instances() -> None:
         ("1xtp2-3xqq", "pool '3xqq'"),
     ],
 )
-def test_no_notation(text: str, said: str) -> None:
+def test_no_notation(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         notation.parse(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @given(st.tuples(*[st.integers(1, 20)] * 4), st.sampled_from([1, 2, 4, 8]), st.sampled_from([4, 8]))
@@ -67,14 +67,14 @@ def test_nodes(numbers: tuple[int, int, int, int], tp: int, per_node: int) -> No
         f"{letter}{nodes}" if groups == 1 else f"({letter}{nodes}x{groups})"
         for letter, nodes, groups in (("P", p_nodes, p_groups), ("D", d_nodes, d_groups))
     )
-    found = notation.parse(text, gpus_per_node=per_node, tp=tp)
-    assert isinstance(found, Disaggregated)
-    assert [(pool.replicas, pool.gpus_per_replica) for pool in (found.prefill, found.decode)] == [
+    deployment = notation.parse(text, gpus_per_node=per_node, tp=tp)
+    assert isinstance(deployment, Disaggregated)
+    assert [(pool.replicas, pool.gpus_per_replica) for pool in (deployment.prefill, deployment.decode)] == [
         (p_groups, p_nodes * per_node),
         (d_groups, d_nodes * per_node),
     ]
-    assert found.prefill.gpus == p_nodes * p_groups * per_node
-    assert found.decode.gpus == d_nodes * d_groups * per_node
+    assert deployment.prefill.gpus == p_nodes * p_groups * per_node
+    assert deployment.decode.gpus == d_nodes * d_groups * per_node
 
 
 HEAD = "source,configuration,input_tokens,output_tokens,concurrency"
@@ -135,7 +135,7 @@ def test_one_rate_gives_the_others(per: str, rate: float, input_tokens: int, out
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([], "has no table"),
         (["# only a comment"], "has no table"),
@@ -158,10 +158,10 @@ def test_one_rate_gives_the_others(per: str, rate: float, input_tokens: int, out
         ),
     ],
 )
-def test_bad_tables(lines: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_tables(lines: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         published_tables.load(table(tmp_path, *lines))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

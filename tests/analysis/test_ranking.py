@@ -8,7 +8,7 @@ from support.curves import most, read
 
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
-from pdlab.analysis.ranking import frontier_points, frontiers, rank
+from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank
 from pdlab.analysis.shrinkage import moderate_all
 
 TRIALS = 200
@@ -75,8 +75,8 @@ def test_moderated_scatter_covers_too(noise: tuple[float, ...], least: int) -> N
     covered = [0] * len(noise)
     for _ in range(TRIALS):
         curves = [measured(rng, 3, label=str(i), noise=factor) for i, factor in enumerate(noise)]
-        for i, found in enumerate(moderate_all([most(curve, 15.0) for curve in curves])):
-            covered[i] += _holds(found)
+        for i, estimate in enumerate(moderate_all([most(curve, 15.0) for curve in curves])):
+            covered[i] += _holds(estimate)
     assert sum(covered) / len(noise) >= LEAST, covered
     assert min(covered) >= least, covered
 
@@ -118,8 +118,8 @@ def test_moderation_narrows_what_chance_made_wide() -> None:
     together = in_one_study(alone)
 
     def widths(curves: tuple[Curve, ...] | list[Curve]) -> Array:
-        found = [p.rate_estimate("output").interval(0.95) for c in curves for p in c.points]
-        return np.array([interval.high / interval.low - 1 for interval in found if interval])
+        intervals = [p.rate_estimate("output").interval(0.95) for c in curves for p in c.points]
+        return np.array([interval.high / interval.low - 1 for interval in intervals if interval])
 
     assert np.median(widths(together)) < 0.7 * np.median(widths(alone))
     assert np.std(widths(together)) < 0.5 * np.std(widths(alone))
@@ -132,8 +132,8 @@ def test_no_winner_among_equals(moderated: bool) -> None:
     named = 0
     for _ in range(TRIALS):
         curves = [measured(rng, 3, label=str(i)) for i in range(4)]
-        found = read(in_one_study(curves) if moderated else curves, 15.0)
-        named += len(found.tied) == 1
+        reading = read(in_one_study(curves) if moderated else curves, 15.0)
+        named += len(reading.tied) == 1
     assert named <= TRIALS - LEAST
 
 
@@ -141,9 +141,9 @@ def test_a_winner_by_a_clear_margin_is_named() -> None:
     rng = np.random.default_rng(23)
     named = 0
     for _ in range(TRIALS):
-        found = read(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), 15.0)
-        named += found.tied == ("b",)
-        assert not found.single_repeat
+        reading = read(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), 15.0)
+        named += reading.tied == ("b",)
+        assert not reading.single_repeat
     assert named > 0.9 * TRIALS
 
 
@@ -163,7 +163,10 @@ def test_a_bound_at_the_edge_of_the_measurement_is_no_basis_for_a_verdict() -> N
     edge = most(low, low.points[0].ms("tpot", "p50") or 0.0)
     assert edge is not None and edge.edge
     sure = Estimate(value=edge.value / 2, standard_error=0.01 * edge.value, dof=2.0, basis="repeats")
-    first, second = [("edge", edge), ("b", sure)], [("b", sure.scaled(10)), ("edge", edge)]
+    at_edge, slower, faster = (
+        LabelledEstimate(label, estimate) for label, estimate in (("edge", edge), ("b", sure), ("b", sure.scaled(10)))
+    )
+    first, second = [at_edge, slower], [faster, at_edge]
     assert rank(first, 0.95)[1].tied, "another start of the first might not reach the bound"
     assert not rank(second, 0.95)[1].tied, "what may not reach the bound at all is no better for it"
 
@@ -174,9 +177,9 @@ def test_one_repeat_carries_the_scatter_of_latencies_into_what_is_read_at_a_late
     steep, flat = (curve(10 + levels * wide, 100 + 300 * levels) for wide in (2.0, 50.0))
     errors = []
     for each, bound in ((steep, 11.0), (flat, 35.0)):
-        found = most(each, bound)
-        assert found is not None and found.relative_error is not None
-        errors.append(found.relative_error)
+        estimate = most(each, bound)
+        assert estimate is not None and estimate.relative_error is not None
+        errors.append(estimate.relative_error)
     assert errors[0] > 2 * errors[1] > 0.08
 
 
@@ -201,8 +204,8 @@ def test_closed_and_open_loops_have_frontiers_of_their_own() -> None:
     by_rate = worse.model_copy(
         update={"points": tuple(point.model_copy(update={"kind": "rate"}) for point in worse.points)}
     )
-    found = frontiers([closed, by_rate], View())
-    assert {kind: [spot.curve.label for spot in best] for kind, best in found.items()} == {
+    spots_by_kind = frontiers([closed, by_rate], View())
+    assert {kind: [spot.curve.label for spot in best] for kind, best in spots_by_kind.items()} == {
         "concurrency": ["a"] * 3,
         "rate": ["b"] * 3,
     }
@@ -212,9 +215,9 @@ def test_closed_and_open_loops_have_frontiers_of_their_own() -> None:
 
 def test_a_curve_that_does_not_scatter_stands_beside_one_that_does() -> None:
     rng = np.random.default_rng(29)
-    found = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b", noise=0.0)], View())
-    assert [each.on_it for each in found[:3]] == [True] * 3 and min(each.share or 0 for each in found[:3]) > 0.9
-    assert [(each.on_it, each.share) for each in found[4:]] == [(False, 0.0)] * 2
+    spots = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b", noise=0.0)], View())
+    assert [each.on_it for each in spots[:3]] == [True] * 3 and min(each.share or 0 for each in spots[:3]) > 0.9
+    assert [(each.on_it, each.share) for each in spots[4:]] == [(False, 0.0)] * 2
 
 
 def test_identical_points_are_both_on_the_frontier() -> None:

@@ -65,17 +65,17 @@ def test_the_same_figures_as_from_records(level: tuple[list[RequestRecord], Load
         if summary is None:
             continue
         text = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records)
-        found = requests.window(requests.parse(text.encode()), load, is_steady)
-        assert len(found.finish_s) == summary.completed
-        assert found.window_s == pytest.approx(summary.duration_s)
-        assert found.rate.value == pytest.approx(summary.requests_per_s)
+        columns = requests.window(requests.parse(text.encode()), load, is_steady)
+        assert len(columns.finish_s) == summary.completed
+        assert columns.window_s == pytest.approx(summary.duration_s)
+        assert columns.rate.value == pytest.approx(summary.requests_per_s)
         wanted: dict[requests.Latency, Distribution | None] = {
             "ttft": summary.ttft,
             "tpot": summary.tpot,
             "e2el": summary.e2el,
         }
         for latency, distribution in wanted.items():
-            figures = {name: estimate.value for name, estimate in found.estimates(latency).items()}
+            figures = {name: estimate.value for name, estimate in columns.estimates(latency).items()}
             if distribution is None:
                 assert figures == {}
             else:
@@ -123,10 +123,10 @@ def test_damaged_records_are_judged_as_one_by_one(damage: list[tuple[int, int, i
         except (KeyError, TypeError, ValueError):
             return None
 
-    found = parsed()
+    table = parsed()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(requests, "_numbers", lambda bare: None)
-        assert found == parsed()
+        assert table == parsed()
 
 
 def kept(tmp_path: Path, records: list[RequestRecord]) -> tuple[Store, Run]:
@@ -163,11 +163,11 @@ def simple(count: int) -> list[RequestRecord]:
 
 def test_read_from_the_store(tmp_path: Path) -> None:
     store, run = kept(tmp_path, simple(40))
-    found = requests.load_requests(store.folder, run)
-    assert found is not None
-    assert set(found.ttft_s) == {0.25}
-    assert set(found.tpot_s) == {0.25}
-    assert found.failed == 0
+    columns = requests.load_requests(store.folder, run)
+    assert columns is not None
+    assert set(columns.ttft_s) == {0.25}
+    assert set(columns.tpot_s) == {0.25}
+    assert columns.failed == 0
     store.records_path(run.key).unlink()
     assert requests.load_requests(store.folder, run) is None
 
@@ -177,8 +177,8 @@ def test_several_gzip_members_are_read_to_the_end(tmp_path: Path) -> None:
     path = store.records_path(run.key)
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(gzip.compress(b"".join(lines[:10])) + gzip.compress(b"".join(lines[10:])))
-    found = requests.load_requests(store.folder, run.model_copy(update={"steady": None}))
-    assert found is not None and len(found) == 40
+    columns = requests.load_requests(store.folder, run.model_copy(update={"steady": None}))
+    assert columns is not None and len(columns) == 40
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def stopped(rng: np.random.Generator, ratio: float, sd: float, target: float = 0
     first = ratio * np.exp(rng.normal(0, sd, LOOKS.cap))
     second = np.exp(rng.normal(0, sd, LOOKS.cap))
     for repeats in range(LOOKS.first, LOOKS.cap + 1):
-        found = [headline(first[:repeats], second[:repeats])]
-        (each,) = judge(found, {"throughput": target}, LOOKS, repeats, 0.95)
+        looks = [headline(first[:repeats], second[:repeats])]
+        (each,) = judge(looks, {"throughput": target}, LOOKS, repeats, 0.95)
         if each.outcome != "open":
             return each, repeats
     raise AssertionError("the last look leaves nothing open")
@@ -63,9 +63,9 @@ def test_a_clear_lead_stops_early_and_a_small_one_goes_on() -> None:
 
 def test_what_no_number_of_repeats_within_the_cap_resolves_is_given_up_before_it() -> None:
     rng = np.random.default_rng(64)
-    found = [stopped(rng, 1.0, 0.3) for _ in range(100)]
-    assert sum(each.outcome == "unresolvable" for each, _ in found) > 90
-    assert np.mean([n for _, n in found]) < LOOKS.cap
+    results = [stopped(rng, 1.0, 0.3) for _ in range(100)]
+    assert sum(each.outcome == "unresolvable" for each, _ in results) > 90
+    assert np.mean([n for _, n in results]) < LOOKS.cap
 
 
 def test_an_open_loop_has_no_lead_in_output_tokens() -> None:
@@ -77,8 +77,8 @@ def test_an_open_loop_has_no_lead_in_output_tokens() -> None:
 
 def test_scatter_is_pooled_over_deployments() -> None:
     rng = np.random.default_rng(65)
-    found = headline(np.exp(rng.normal(0, 0.08, 400)), np.exp(rng.normal(0, 0.02, 400)))
-    pooled = scatter([found])
+    compared = headline(np.exp(rng.normal(0, 0.08, 400)), np.exp(rng.normal(0, 0.02, 400)))
+    pooled = scatter([compared])
     assert pooled is not None
     assert pooled[0] == pytest.approx((0.08**2 / 2 + 0.02**2 / 2) ** 0.5, rel=0.1) and pooled[1] == 798
     assert scatter([]) is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdlab.analysis.intervals import of_repeats
-from pdlab.analysis.shrinkage import Study, digamma, estimate_prior, inverse_trigamma, trigamma
+from pdlab.analysis.shrinkage import LevelVariance, Study, digamma, estimate_prior, inverse_trigamma, trigamma
 
 
 def test_special_functions() -> None:
@@ -25,7 +25,7 @@ def test_the_planted_prior_is_found() -> None:
     rng = np.random.default_rng(1)
     true = 0.03**2 * 6 / rng.chisquare(6, 4000)
     measured = true * rng.chisquare(2, 4000) / 2
-    prior = estimate_prior([(float(v), 2) for v in measured])
+    prior = estimate_prior([LevelVariance(float(v), 2) for v in measured])
     assert prior is not None
     assert prior.dof == pytest.approx(6, rel=0.15)
     assert prior.variance == pytest.approx(0.03**2, rel=0.1)
@@ -33,8 +33,10 @@ def test_the_planted_prior_is_found() -> None:
 
 def test_equal_scatter_is_pooled() -> None:
     rng = np.random.default_rng(2)
-    found = [estimate_prior([(float(v), 2) for v in 0.05**2 * rng.chisquare(2, 30) / 2]) for _ in range(40)]
-    pooled = [prior for prior in found if prior and math.isinf(prior.dof)]
+    priors = [
+        estimate_prior([LevelVariance(float(v), 2) for v in 0.05**2 * rng.chisquare(2, 30) / 2]) for _ in range(40)
+    ]
+    pooled = [prior for prior in priors if prior and math.isinf(prior.dof)]
     assert len(pooled) > 15, "half of the time the logs lie closer together than chance has them on average"
     assert np.mean([prior.variance for prior in pooled]) == pytest.approx(0.05**2, rel=0.1)
 
@@ -45,9 +47,9 @@ def test_degrees_of_freedom_never_exceed_the_independent_repeats() -> None:
     study = Study(curves)
     for curve in curves:
         for level in curve:
-            found = study.moderate(of_repeats(level), "x", lambda value: value)
-            assert found.dof is not None and 2 <= found.dof <= 6
-            assert found.value == of_repeats(level).value
+            moderated = study.moderate(of_repeats(level), "x", lambda value: value)
+            assert moderated.dof is not None and 2 <= moderated.dof <= 6
+            assert moderated.value == of_repeats(level).value
 
 
 def test_too_little_to_learn_from_changes_nothing() -> None:
@@ -56,19 +58,19 @@ def test_too_little_to_learn_from_changes_nothing() -> None:
     single = of_repeats([1.0])
     many = Study([[[1.0, 1.2], [2.0, 2.1], [3.0, 3.2], [1.0, 1.1], [1.0, 1.4]]])
     assert many.moderate(single, "x", lambda value: value) == single
-    assert estimate_prior([(0.1, 2), (0.2, 2), (0.1, 2), (0.3, 2)]) is None
+    assert estimate_prior([LevelVariance(variance, 2) for variance in (0.1, 0.2, 0.1, 0.3)]) is None
 
 
 def test_nothing_scatters_less_than_it_was_seen_to() -> None:
     rng = np.random.default_rng(5)
     quiet = [[list(rng.normal(100, 1, 3)) for _ in range(6)] for _ in range(3)]
     noisy = of_repeats([80.0, 100.0, 120.0])
-    found = Study([*quiet, [[80.0, 100.0, 120.0]]]).moderate(noisy, "x", lambda value: value)
-    assert found.standard_error == pytest.approx(noisy.standard_error)
+    moderated = Study([*quiet, [[80.0, 100.0, 120.0]]]).moderate(noisy, "x", lambda value: value)
+    assert moderated.standard_error == pytest.approx(noisy.standard_error)
 
 
 def test_identical_repeats_are_not_certain() -> None:
     rng = np.random.default_rng(4)
     curves = [[list(rng.normal(100, 5, 3)) for _ in range(6)] for _ in range(3)] + [[[100.0, 100.0, 100.0]]]
-    found = Study(curves).moderate(of_repeats([100.0, 100.0, 100.0]), "x", lambda value: value)
-    assert found.standard_error is not None and found.standard_error > 1
+    moderated = Study(curves).moderate(of_repeats([100.0, 100.0, 100.0]), "x", lambda value: value)
+    assert moderated.standard_error is not None and moderated.standard_error > 1

@@ -64,43 +64,43 @@ def pd_run(repeat: int = 0) -> Run:
     )
 
 
-def parts(found: Split | None) -> dict[str, Range]:
-    assert found is not None
-    return {name: part for name in PARTS if (part := getattr(found, name)) is not None}
+def parts(breakdown: Split | None) -> dict[str, Range]:
+    assert breakdown is not None
+    return {name: part for name in PARTS if (part := getattr(breakdown, name)) is not None}
 
 
-def exact(found: Split | None) -> dict[str, float]:
+def exact(breakdown: Split | None) -> dict[str, float]:
     """Parts that are points."""
-    known = parts(found)
+    known = parts(breakdown)
     assert all(part.low_s == part.high_s for part in known.values())
     return {name: part.low_s for name, part in known.items()}
 
 
 def test_prefill_decode() -> None:
-    found = split(pd_run())
-    assert exact(found) == pytest.approx(
+    breakdown = split(pd_run())
+    assert exact(breakdown) == pytest.approx(
         {"queue": 0.05, "prefill": 0.2, "kv_transfer": 0.06, "decode_wait": 0.02, "first_step": 0.01}
     )
-    assert found is not None and found.rest_low_s == found.rest_high_s == pytest.approx(0.06)
+    assert breakdown is not None and breakdown.rest_low_s == breakdown.rest_high_s == pytest.approx(0.06)
 
 
 def test_an_engine_s_own_time_to_first_token_is_the_whole_of_its_part() -> None:
     level = pd_run()
     after = level.engines_after
-    told = {
+    counters = {
         "prefill": grown(after["prefill"], ttft_s=14.0, ttft_count=50),
         "decode": grown(after["decode"], ttft_s=5.0, ttft_count=50),
     }
-    found = split(level.model_copy(update={"engines_after": told}))
-    assert (exact(found)["engine"], exact(found)["decode_engine"]) == pytest.approx((0.28, 0.1))
-    assert found is not None and found.rest_high_s == pytest.approx(0.4 - 0.28 - 0.1)
+    breakdown = split(level.model_copy(update={"engines_after": counters}))
+    assert (exact(breakdown)["engine"], exact(breakdown)["decode_engine"]) == pytest.approx((0.28, 0.1))
+    assert breakdown is not None and breakdown.rest_high_s == pytest.approx(0.4 - 0.28 - 0.1)
 
 
 def test_collocated() -> None:
     after = grown(PREFILL, queue_s=2.5, queue_count=50, prefill_s=10.0, prefill_count=50)
-    found = split(run({"collocated": PREFILL}, {"collocated": after}))
-    assert exact(found) == pytest.approx({"queue": 0.05, "prefill": 0.2})
-    assert found is not None and found.rest_low_s == pytest.approx(0.15)
+    breakdown = split(run({"collocated": PREFILL}, {"collocated": after}))
+    assert exact(breakdown) == pytest.approx({"queue": 0.05, "prefill": 0.2})
+    assert breakdown is not None and breakdown.rest_low_s == pytest.approx(0.15)
     fresh = split(run({}, {"collocated": after}))
     assert exact(fresh)["prefill"] == pytest.approx(30 / 150), "engines that had served nothing before"
 
@@ -131,9 +131,9 @@ def test_the_mean_is_within_its_range(seconds: list[float]) -> None:
     ends = [0.01, 0.1, 0.3, 1.0, 10.0]
     counts = {f"{end:g}": float(sum(value <= end for value in seconds)) for end in ends} | {"+Inf": float(len(seconds))}
     level = run({}, {"collocated": EngineCounters(buckets={"prefill": counts})})
-    found = parts(split(level))["prefill"]
+    prefill = parts(split(level))["prefill"]
     mean_s = sum(seconds) / len(seconds)
-    assert found.high_s is not None and found.low_s - 1e-9 <= mean_s <= found.high_s + 1e-9
+    assert prefill.high_s is not None and prefill.low_s - 1e-9 <= mean_s <= prefill.high_s + 1e-9
 
 
 def test_the_transfer_is_taken_out_of_decode_s_queue_range_by_range() -> None:
@@ -154,8 +154,8 @@ def test_unknown_is_none_and_never_zero() -> None:
 
 
 def test_more_than_the_client_saw_is_shown_as_it_is() -> None:
-    found = split(run({}, {"collocated": PREFILL}, ttft_s=0.1))
-    assert found is not None and found.rest_high_s == pytest.approx(0.1 - 0.03 - 0.2)
+    breakdown = split(run({}, {"collocated": PREFILL}, ttft_s=0.1))
+    assert breakdown is not None and breakdown.rest_high_s == pytest.approx(0.1 - 0.03 - 0.2)
 
 
 def test_mean_over_repeats_and_table() -> None:

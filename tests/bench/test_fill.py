@@ -49,22 +49,22 @@ class Unknown(Pools):
 
 
 def test_every_pool_is_filled_with_prompts_of_several_seeds() -> None:
-    pools, said = Pools([1e6, 0.9e6]), []
-    assert fill(pools, WORKLOAD, "auto", 0, said.append).startswith("filled once")
+    pools, lines = Pools([1e6, 0.9e6]), []
+    assert fill(pools, WORKLOAD, "auto", 0, lines.append).startswith("filled once")
     assert max(pools.missing) <= 0
     assert sum(pools.sent) == pytest.approx(2000, rel=0.06), "no more than needed, and what is spare"
     assert len(set(pools.seeds)) == len(pools.seeds)
-    assert said == ["filling KV pools takes about 21 s, 2084 prompts of 1000 tokens"]
+    assert lines == ["filling KV pools takes about 21 s, 2084 prompts of 1000 tokens"]
     other = Pools([1e6, 0.9e6])
     fill(other, WORKLOAD, "auto", 1)
     assert not {*other.seeds} & {*pools.seeds}, "another sweep of the same start has other prompts"
 
 
 @pytest.mark.parametrize(
-    ("asked", "pools", "parts", "words"),
+    ("mode", "pools", "parts", "words"),
     [
         ("no", Pools([1e6]), 0, "not filled (--fill-cache no)"),
-        ("auto", Unknown([1e6]), 0, "do not tell what they hold"),
+        ("auto", Unknown([1e6]), 0, "do not report the size of the pools"),
         ("auto", Pools([-1.0, 0.0]), 0, "filled before"),
         ("auto", Pools([1e6], local=True), 0, "not filled on CPUs of this machine"),
         ("yes", Pools([1e6], local=True), 2, "filled once"),
@@ -74,8 +74,8 @@ def test_every_pool_is_filled_with_prompts_of_several_seeds() -> None:
         ("auto", Pools([1e3]), 1, "filled once"),
     ],
 )
-def test_what_is_done_and_why(asked: FillCache, pools: Pools, parts: int, words: str) -> None:
-    assert words in fill(pools, WORKLOAD, asked, 0)
+def test_what_is_done_and_why(mode: FillCache, pools: Pools, parts: int, words: str) -> None:
+    assert words in fill(pools, WORKLOAD, mode, 0)
     assert len(pools.sent) == parts
 
 
@@ -90,7 +90,7 @@ def test_uneven_routing_is_made_up_for_and_an_engine_without_requests_ends_it() 
 
 
 def test_asked_for_and_unknown_is_refused() -> None:
-    with pytest.raises(UsageError, match="--fill-cache yes: the engines' metrics do not tell"):
+    with pytest.raises(UsageError, match="--fill-cache yes: the engines' metrics do not report"):
         fill(Unknown([1.0]), WORKLOAD, "yes", 0)
 
 

@@ -90,9 +90,9 @@ def test_prompts_per_level_wins() -> None:
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"prompts_per_level": 0}, {"loads": []}])
 def test_nothing_asked(wrong: dict[str, Any]) -> None:
-    asked = {"loads": [Closed(concurrency=1)], **wrong}
+    arguments = {"loads": [Closed(concurrency=1)], **wrong}
     with pytest.raises(UsageError):
-        levels.build_sweep(WORKLOAD, **asked)
+        levels.build_sweep(WORKLOAD, **arguments)
 
 
 def test_seeds_never_meet() -> None:
@@ -176,21 +176,21 @@ def test_incomplete_client_levels(wrong: dict[str, Any]) -> None:
 def test_client_level_sends_what_the_mode_sends() -> None:
     workload = Workload(input_tokens=512, output_tokens=64, mode="decode-approx")
     (level,) = levels.build_sweep(workload, [Open(rate_rps=2, burstiness=0.5)]).levels
-    asked = protocol.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
-    assert (asked.input_tokens, asked.output_tokens) == (1, 64)
-    assert (asked.rate_rps, asked.burstiness, asked.concurrency, asked.request_timeout_s) == (2, 0.5, None, 9)
-    assert asked.seed == level.seed and asked.name == "rate2"
+    sent = protocol.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
+    assert (sent.input_tokens, sent.output_tokens) == (1, 64)
+    assert (sent.rate_rps, sent.burstiness, sent.concurrency, sent.request_timeout_s) == (2, 0.5, None, 9)
+    assert sent.seed == level.seed and sent.name == "rate2"
 
 
 def test_client_level_has_the_lengths_that_the_workload_draws() -> None:
     workload = Workload(input_tokens=512, output_tokens=64, lengths=parse_lengths("uniform:0.5-1.5"))
-    asked = []
+    client_levels = []
     for attempt in (0, 1):
         (level,) = levels.build_sweep(workload, [Closed(concurrency=4)], attempt=attempt).levels
-        asked.append(
+        client_levels.append(
             protocol.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
         )
-        assert asked[-1].lengths == workload.draw(level) and len(set(asked[-1].lengths or ())) > 10
-    assert asked[0].seed != asked[1].seed and asked[0].lengths == asked[1].lengths
+        assert client_levels[-1].lengths == workload.draw(level) and len(set(client_levels[-1].lengths or ())) > 10
+    assert client_levels[0].seed != client_levels[1].seed and client_levels[0].lengths == client_levels[1].lengths
     with pytest.raises(ValidationError, match="2 lengths for 40 requests"):
-        ClientLevel.model_validate({**asked[0].model_dump(), "lengths": [(1, 1), (2, 2)]})
+        ClientLevel.model_validate({**client_levels[0].model_dump(), "lengths": [(1, 1), (2, 2)]})

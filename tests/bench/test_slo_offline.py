@@ -24,13 +24,13 @@ SEARCHES = 12
 def test_the_bracket_of_a_known_queue_holds_the_truth(bound_s: float, decode_s: float) -> None:
     truth = highest_rate(bound_s - SERVICE_S + 1e-9, SERVICE_S, 0.8)
     search = Search(slo=Slo(ttft_s=bound_s, quantile=0.8), confidence=0.9, max_points=14, longest_s=200)
-    found = [
+    answers = [
         slo_offline.search_over(
             lambda level: served(level, SERVICE_S, decode_s), search, WORKLOAD, label="x", seed=seed, hold_s=30
         )
         for seed in range(SEARCHES)
     ]
-    lows, highs = [each.low_rps or 0.0 for each in found], [each.high_rps or 1e9 for each in found]
+    lows, highs = [each.low_rps or 0.0 for each in answers], [each.high_rps or 1e9 for each in answers]
     # Each end may be wrong with 5 %: three of twelve have a probability of 2 %.
     assert sum(low > truth for low in lows) <= 2 and sum(high < truth for high in highs) <= 2
     assert max(lows) < 1 / SERVICE_S
@@ -41,11 +41,11 @@ def test_the_bracket_of_a_known_queue_holds_the_truth(bound_s: float, decode_s: 
 def test_a_server_without_a_limit_has_no_upper_end() -> None:
     """Answers that take 12 s: the windows of an earlier rule said that requests piled up."""
     search = Search(slo=Slo(ttft_s=1.0, quantile=0.8), max_points=4)
-    found = slo_offline.search_over(
+    answer = slo_offline.search_over(
         lambda level: served(level, 0.0, 12.0), search, WORKLOAD, label="x", hold_s=30, guess_rps=1.0
     )
-    assert found.high_rps is None and found.low_rps == 8
-    assert "the upper end is unknown" in found.detail and not found.finished
+    assert answer.high_rps is None and answer.low_rps == 8
+    assert "the upper end is unknown" in answer.detail and not answer.finished
 
 
 @pytest.mark.parametrize("guess_rps", [4.0, 5.2])
@@ -55,13 +55,13 @@ def test_a_bound_that_overload_does_not_touch_is_never_met_above_the_service_rat
     search = Search(slo=Slo(tpot_s=0.05, quantile=0.8), max_points=14)
     lows = []
     for seed in range(SEARCHES):
-        found = slo_offline.search_over(
+        answer = slo_offline.search_over(
             lambda level: served(level, SERVICE_S, 0.01), search, WORKLOAD, label="x", seed=seed, guess_rps=guess_rps
         )
-        assert found.low_rps is not None and found.low_rps < 1 / SERVICE_S, found.detail
-        assert found.high_rps is not None and 1 / SERVICE_S <= found.high_rps <= 16, found.detail
-        assert found.best_rps is None or found.best_rps < 1 / SERVICE_S
-        lows.append(found.low_rps)
+        assert answer.low_rps is not None and answer.low_rps < 1 / SERVICE_S, answer.detail
+        assert answer.high_rps is not None and 1 / SERVICE_S <= answer.high_rps <= 16, answer.detail
+        assert answer.best_rps is None or answer.best_rps < 1 / SERVICE_S
+        lows.append(answer.low_rps)
     assert sum(low >= 8 for low in lows) >= SEARCHES - 3, "and it says something"
 
 
@@ -72,18 +72,20 @@ def test_what_is_judged_began_in_a_filled_system_however_long_answers_take(answe
     count = levels.num_requests(load, hold_s=60.0, e2el_s=answers_s)
     for seed in range(20):
         level = Level(load=load, num_requests=count, seed=seed)
-        found = served(level, SERVICE_S, answers_s)
-        run = slo_offline.run_of(level, found, WORKLOAD, "x")
-        window = window_over(found, load)
+        columns = served(level, SERVICE_S, answers_s)
+        run = slo_offline.run_of(level, columns, WORKLOAD, "x")
+        window = window_over(columns, load)
         assert window is not None and window.opens_s >= 2 * answers_s
-        judged = window.judges(found.arrival_s, found.finish_s, load)
+        judged = window.judges(columns.arrival_s, columns.finish_s, load)
         assert judged.sum() > 0.55 * count, "most of what was sent is of use"
-        assert found.finish_s[~judged].max() >= found.arrival_s[judged].max() or answers_s < 1, "the load is kept up"
+        assert columns.finish_s[~judged].max() >= columns.arrival_s[judged].max() or answers_s < 1, (
+            "the load is kept up"
+        )
         moments = np.linspace(window.opens_s, window.closes_s, 50)[:, None]
-        in_flight = ((found.arrival_s <= moments) & (found.finish_s > moments)).sum(axis=1).mean()
-        stays_s = found.e2el_s[judged].mean()
+        in_flight = ((columns.arrival_s <= moments) & (columns.finish_s > moments)).sum(axis=1).mean()
+        stays_s = columns.e2el_s[judged].mean()
         assert in_flight == pytest.approx(5.0 * stays_s, rel=0.25, abs=0.5), "Little's law: nothing fills or drains"
-        taken = slo_search.sample_of(run, found, stresses(found, slo), slo)
+        taken = slo_search.sample_of(run, columns, stresses(columns, slo), slo)
         assert taken.steady is True and taken.share > 0.99 and taken.judged == judged.sum()
 
 
@@ -93,9 +95,9 @@ def test_overload_is_never_taken_for_steady(answers_s: float) -> None:
     count = levels.num_requests(load, hold_s=60.0, e2el_s=answers_s)
     for seed in range(20):
         level = Level(load=load, num_requests=count, seed=seed)
-        found = served(level, SERVICE_S, answers_s)
-        run = slo_offline.run_of(level, found, WORKLOAD, "x")
-        assert slo_search.sample_of(run, found, stresses(found, slo), slo).steady is not True
+        requests = served(level, SERVICE_S, answers_s)
+        run = slo_offline.run_of(level, requests, WORKLOAD, "x")
+        assert slo_search.sample_of(run, requests, stresses(requests, slo), slo).steady is not True
 
 
 def test_levels_have_seeds_of_their_own_and_are_held() -> None:

@@ -80,21 +80,21 @@ def trial(seed: int, share: Callable[[float], float], search: Search = SEARCH) -
 
 def test_the_interval_holds_the_truth_at_its_confidence() -> None:
     """Over 200 seeded trials of independent requests; each may miss with 5 %: up to 18 misses have 99.5 %."""
-    found = [trial(seed, truth) for seed in range(200)]
+    trials = [trial(seed, truth) for seed in range(200)]
     missed = sum(
-        not ((f.low_rps is None or f.low_rps <= 7.3) and (f.high_rps is None or f.high_rps >= 7.3)) for f in found
+        not ((f.low_rps is None or f.low_rps <= 7.3) and (f.high_rps is None or f.high_rps >= 7.3)) for f in trials
     )
     assert missed <= 18
-    assert sum(f.low_rps is not None and f.high_rps is not None for f in found) >= 190
+    assert sum(f.low_rps is not None and f.high_rps is not None for f in trials) >= 190
 
 
 @pytest.mark.parametrize("knee", [0.013, 0.8, 3.0, 250.0])
 def test_a_sharp_knee_is_found_to_the_resolution_and_both_ends_are_confirmed(knee: float) -> None:
-    found = trial(1, lambda rate: 1.0 if rate <= knee else 0.0)
-    assert found.finished and found.low_rps <= knee < found.high_rps
-    assert found.high_rps / found.low_rps <= (1 + SEARCH.resolution) * 1.01
-    assert f"between {found.low_rps:g} and {found.high_rps:g} requests/s (95% confidence)" in found.detail
-    assert {p.rate_rps for p in found.points if p.looks == 2} == {found.low_rps, found.high_rps}
+    search = trial(1, lambda rate: 1.0 if rate <= knee else 0.0)
+    assert search.finished and search.low_rps <= knee < search.high_rps
+    assert search.high_rps / search.low_rps <= (1 + SEARCH.resolution) * 1.01
+    assert f"between {search.low_rps:g} and {search.high_rps:g} requests/s (95% confidence)" in search.detail
+    assert {p.rate_rps for p in search.points if p.looks == 2} == {search.low_rps, search.high_rps}
 
 
 def rate_after(samples: list[LevelSample], search: Search = SEARCH, guess: float | None = None) -> float | None:
@@ -191,9 +191,9 @@ def test_none_meets_above_what_was_served_where_requests_piled_up() -> None:
     low, near, top = points([sample(2, True), sample(3, True, clear=True), piled], SEARCH)
     assert (low.verdict, near.verdict, top.verdict) == ("meets", "undecided", "undecided")
     assert near.reason == "not more than 2.9 requests/s were served at a higher rate" and top.served_rps == 2.9
-    found = answer([sample(2, True), sample(3, True), piled, piled.model_copy(update={"look": 1})])
-    assert (found.low_rps, found.high_rps, found.best_rps) == (2, 4, 2)
-    assert results_slo.bracket_at(found, 0.9) == (2, 4), "and judged again at another confidence"
+    search = answer([sample(2, True), sample(3, True), piled, piled.model_copy(update={"look": 1})])
+    assert (search.low_rps, search.high_rps, search.best_rps) == (2, 4, 2)
+    assert results_slo.bracket_at(search, 0.9) == (2, 4), "and judged again at another confidence"
     far = sample(8, True, steady=False, served_rps=1.0)
     assert points([sample(2, True), piled, far], SEARCH)[0].verdict == "meets", "what a flood serves may be less"
 
@@ -230,10 +230,10 @@ def test_who_misses_alone_is_not_asked_at_lower_rates() -> None:
 def test_a_point_that_cannot_be_judged_ends_the_search() -> None:
     samples = [sample(1, True), sample(2, True, invalid="load generator saturated")]
     assert rate_after(samples) is None
-    found = answer(samples)
-    assert not found.finished
-    assert found.detail.startswith("at least 1 requests/s (95% confidence); the upper end is unknown")
-    assert "; 2 requests/s could not be judged (load generator saturated)" in found.detail
+    search = answer(samples)
+    assert not search.finished
+    assert search.detail.startswith("at least 1 requests/s (95% confidence); the upper end is unknown")
+    assert "; 2 requests/s could not be judged (load generator saturated)" in search.detail
 
 
 def test_nothing_misses_and_nothing_meets() -> None:
@@ -245,8 +245,8 @@ def test_nothing_misses_and_nothing_meets() -> None:
 
 
 def test_a_rate_that_meets_above_one_that_misses_is_not_believed() -> None:
-    found = answer([sample(1, True), sample(2, False), sample(4, True)])
-    assert (found.low_rps, found.high_rps, found.best_rps) == (1, 2, 1)
+    search = answer([sample(1, True), sample(2, False), sample(4, True)])
+    assert (search.low_rps, search.high_rps, search.best_rps) == (1, 2, 1)
 
 
 def test_enough_requests_for_the_quantile() -> None:
@@ -307,10 +307,10 @@ def test_levels_become_samples(gates: tuple[str, ...], unchecked: Any, steady: b
     records = arriving(40)
     records[20] = records[20].model_copy(update={"first_token_s": records[20].arrival_s + 0.4})
     run = level_of(records, reasons=gates, failed_gates=gates, unchecked=unchecked)
-    found = slo_search.sample(run, records, SLO)
+    judged = slo_search.sample(run, records, SLO)
     # Filled after two E2ELs of 0.2 s; the last of 40 arrives at 9.75 s and ends after that.
-    assert (found.judged, found.met, found.steady, found.invalid is None) == (37, 36, steady, usable)
-    assert (found.look, found.in_flight) == (1, pytest.approx(0.8, rel=0.1))
+    assert (judged.judged, judged.met, judged.steady, judged.invalid is None) == (37, 36, steady, usable)
+    assert (judged.look, judged.in_flight) == (1, pytest.approx(0.8, rel=0.1))
 
 
 @pytest.mark.parametrize("slo", [SLO, Slo(e2el_s=0.4), Slo(tpot_s=0.001)])
@@ -318,16 +318,16 @@ def test_records_and_columns_say_the_same(slo: Slo) -> None:
     records = arriving(200, tpot_s=0.02)
     records[30] = record(0.0, 0.0, arrival_s=7.5, error="planted")
     records[31] = records[31].model_copy(update={"output_tokens": 1})
-    run, found = level_of(records), metrics.columns(records)
-    worst_of = results_slo.stresses(found, slo)
+    run, columns = level_of(records), metrics.columns(records)
+    worst_of = results_slo.stresses(columns, slo)
     assert worst_of == pytest.approx([results_slo.stress(each, slo) for each in records])
-    assert slo_search.sample_of(run, found, worst_of, slo) == slo_search.sample(run, records, slo)
+    assert slo_search.sample_of(run, columns, worst_of, slo) == slo_search.sample(run, records, slo)
 
 
 def test_without_a_window_all_requests_are_judged_and_can_only_miss() -> None:
     records = arriving(40, ttft_s=8.0)
-    found = slo_search.sample(level_of(records), records, SLO)
-    assert (found.judged, found.met, found.steady) == (40, 0, None)
+    judged = slo_search.sample(level_of(records), records, SLO)
+    assert (judged.judged, judged.met, judged.steady) == (40, 0, None)
 
 
 def worst(records: list[RequestRecord], slo: Slo = SLO) -> Any:
@@ -380,12 +380,12 @@ def test_the_autocorrelation_time_of_a_known_process() -> None:
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0]), st.integers(0, 150)), max_size=8))
 def test_no_order_of_points_breaks_it(raw: list[tuple[float, int]]) -> None:
     samples = [LevelSample(rate_rps=rate, repeat=0, look=i, judged=150, met=met) for i, (rate, met) in enumerate(raw)]
-    found = points(samples, SEARCH)
-    chosen = next_step(found, SEARCH)
-    assert chosen is None or chosen.look == sum(point.looks for point in found if point.rate_rps == chosen.rate_rps)
-    low, high = results_slo.bracket(found)
+    rates = points(samples, SEARCH)
+    chosen = next_step(rates, SEARCH)
+    assert chosen is None or chosen.look == sum(point.looks for point in rates if point.rate_rps == chosen.rate_rps)
+    low, high = results_slo.bracket(rates)
     assert low is None or high is None or low < high
-    assert answer(samples).points == tuple(sorted(found, key=lambda p: p.rate_rps))
+    assert answer(samples).points == tuple(sorted(rates, key=lambda p: p.rate_rps))
 
 
 def test_points_are_values() -> None:

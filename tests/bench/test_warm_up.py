@@ -34,7 +34,7 @@ def sweep(
 
 
 @pytest.mark.parametrize(
-    ("faults", "said"),
+    ("faults", "message"),
     [
         ({"fail_every": 1}, 'is answered with HTTP 500: {"error": "planted"}'),
         ({"no_model": 1}, 'is answered with HTTP 404: {"error": {"message": "The model `oracle` does not exist."}}'),
@@ -46,10 +46,10 @@ def sweep(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_fault_of_every_level_ends_the_sweep(oracle: Oracle, cache: Path, faults: Faults, said: str) -> None:
+def test_a_fault_of_every_level_ends_the_sweep(oracle: Oracle, cache: Path, faults: Faults, message: str) -> None:
     done, measured = sweep(oracle, cache, faults)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert said in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
     assert measured == []
     assert not list((cache / "bm").glob("*/concurrency*"))
 

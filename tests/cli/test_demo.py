@@ -186,8 +186,8 @@ def test_a_sweep_that_fails_midway(fake: Fake, capsys: pytest.CaptureFixture[str
 
 
 def test_nothing_starts(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    told = {"error": "no HAProxy"}
-    assert fake.run({f"launch {mode}": told for mode in ("--pd-spread", "--pd-pack", "--collocated")}) == 1
+    errors = {"error": "no HAProxy"}
+    assert fake.run({f"launch {mode}": errors for mode in ("--pd-spread", "--pd-pack", "--collocated")}) == 1
     output = capsys.readouterr().out
     assert not fake.plot.exists() and "nothing could be drawn" in output
     assert output.count("did not start: no HAProxy") == 6
@@ -210,12 +210,12 @@ def test_interrupted(plan: dict[str, Any], drawn: list[str], fake: Fake, capsys:
     assert (fake.state / "signals").read_text() == "1", "the running command must be interrupted once"
     assert not (fake.state / "up").exists(), "what was started is left up"
     assert fake.plot.exists() == bool(drawn)
-    found = [words for words in fake.commands() if words[0] == "viz.py"]
-    assert [Path(word).name for words in found for word in words if word.startswith(str(fake.out / "p"))] == drawn
+    drawing = [words for words in fake.commands() if words[0] == "viz.py"]
+    assert [Path(word).name for words in drawing for word in words if word.startswith(str(fake.out / "p"))] == drawn
     assert f"{COLLOCATED}: the demo was interrupted" in output or not drawn
     assert signal.getsignal(signal.SIGINT) is handler
     after = [words[0] for words in fake.commands()]
-    assert after[-1 - len(found)] == "launch_gptoss.py" and fake.commands()[-1 - len(found)][1] == "--shutdown"
+    assert after[-1 - len(drawing)] == "launch_gptoss.py" and fake.commands()[-1 - len(drawing)][1] == "--shutdown"
 
 
 @pytest.mark.parametrize("plan", [{"shutdown": True}, {f"sweep {COLLOCATED}": {"ends anyway": True}}])
@@ -250,8 +250,8 @@ def test_what_it_chooses(here: Machine, levels: tuple[int, ...], reason: str) ->
 
 
 def test_scarce_memory_is_said() -> None:
-    told = " ".join(demo.choose(IDLE._replace(memory_free_bytes=5 * 10**9), None).why)
-    assert "memory is scarce: 5.0 GB are free" in told
+    reasons = " ".join(demo.choose(IDLE._replace(memory_free_bytes=5 * 10**9), None).why)
+    assert "memory is scarce: 5.0 GB are free" in reasons
     assert "memory" not in " ".join(demo.choose(IDLE, None).why)
 
 
@@ -263,16 +263,16 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "words", "told"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
+@pytest.mark.parametrize(("changes", "words", "messages"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
 def test_refused_in_one_line(
-    changes: dict[str, Any], words: list[str], told: list[str], fake: Fake, capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any], words: list[str], messages: list[str], fake: Fake, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(machine, "look", lambda: IDLE._replace(**changes))
     assert fake.run({}, *words) == 2
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 1
-    assert all(word in captured.err for word in told)
+    assert all(word in captured.err for word in messages)
     assert not fake.out.exists() and not (fake.state / "commands").exists()
 
 

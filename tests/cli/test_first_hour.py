@@ -24,17 +24,17 @@ def test_a_dry_run_shows_every_step_and_starts_nothing(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--model", "nonsense"], "not in configs/models/"),
         (["--local", "--model", "gpt-oss-120b"], "--local serves tiny-gptoss"),
         (["--resume"], "has no first-hour.json"),
     ],
 )
-def test_bad_input(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert first_hour.main([*words, "--out", str(tmp_path)]) == 2
     err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1
 
 
 def planted(out: Path, **_: object) -> tuple[Step, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support import folders
 
-from pdlab.analysis.crossovers import stretches
+from pdlab.analysis.crossovers import ThroughputPoint, stretches
 from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
@@ -46,9 +46,9 @@ collocated,4,2,,,,,16,80,d
 
 
 def shape(name: str = "gpt-oss-120b") -> ModelShape:
-    found = load_model(name)
-    assert found is not None
-    return found
+    model = load_model(name)
+    assert model is not None
+    return model
 
 
 def hardware() -> Hardware:
@@ -90,8 +90,8 @@ class TestPredict:
     @pytest.mark.parametrize("known", [True, False])
     def test_intervals_are_there_when_the_error_is_known(self, known: bool) -> None:
         error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=2, points=1, how="")
-        asked = csv_rows.read(CONFIGURATIONS, "in.csv")[2][:1]
-        (row,) = csv_predictions.predict(asked, hardware().model_copy(update={"error": error if known else None}))
+        rows = csv_rows.read(CONFIGURATIONS, "in.csv")[2][:1]
+        (row,) = csv_predictions.predict(rows, hardware().model_copy(update={"error": error if known else None}))
         for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s"):
             low, value, high = (row[f"predicted_{name}{end}"] for end in ("_low", "", "_high"))
             assert 0 < float(low) < float(value) < float(high) if known else low == high == ""
@@ -122,7 +122,7 @@ class TestPredict:
         assert tcp < srd / 4
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             ("", "empty"),
             ("mode,num,tp,concurrency\n", "no rows"),
@@ -141,23 +141,25 @@ class TestPredict:
         ],
     )
     def test_a_bad_file_is_one_line(
-        self, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = tmp_path / "in.csv"
         path.write_text(text)
         assert plan.main(["--predict", str(path)]) == 2
         error = capsys.readouterr().err
-        assert said in error and error.count("\n") == 1
+        assert message in error and error.count("\n") == 1
 
 
 def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folders.write(tmp_path / "own", folders.deployments(1)[0])
     assert plan.main(["--compare", str(path)]) == 0
-    told = capsys.readouterr()
-    assert "predicted for tiny-gptoss on H100 SXM 80 GB (h100-vllm-0.11) / measured" in told.out and not told.err
+    output = capsys.readouterr()
+    assert "predicted for tiny-gptoss on H100 SXM 80 GB (h100-vllm-0.11) / measured" in output.out and not output.err
     assert plan.main(["--model", "gpt-oss-120b", "--compare", str(path)]) == 0
-    told = capsys.readouterr()
-    assert "predicted for gpt-oss-120b on" in told.out and "is of tiny-gptoss, predicted as gpt-oss-120b" in told.err
+    output = capsys.readouterr()
+    assert (
+        "predicted for gpt-oss-120b on" in output.out and "is of tiny-gptoss, predicted as gpt-oss-120b" in output.err
+    )
     stranger = folders.write(
         tmp_path / "other", folders.deployments(1)[0].model_copy(update={"model": "someone/else-7b"})
     )
@@ -192,7 +194,7 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--gpus 0", "from 1 to 1024"),
         ("--gpus many", "from 1 to 1024"),
@@ -233,10 +235,10 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
         ("--frobnicate", "is not a flag"),
     ],
 )
-def test_bad_input_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(shlex.split(words)) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and "Traceback" not in error
+    assert message in error and error.count("\n") == 1 and "Traceback" not in error
 
 
 class TestEnumeration:
@@ -272,9 +274,9 @@ class TestEnumeration:
 
     def test_a_unit_has_no_common_factor_and_fits(self) -> None:
         kinds = engine_shapes(hardware(), shape(), 16, Workload())
-        found = list(units(kinds, 16, 8, shape()))
-        assert len(set(found)) == len(found)
-        for unit in found:
+        all_units = list(units(kinds, 16, 8, shape()))
+        assert len(set(all_units)) == len(all_units)
+        for unit in all_units:
             assert unit.gpus <= 16
             assert unit.decode is None or math.gcd(unit.prefills, unit.decodes) == 1
 
@@ -328,37 +330,39 @@ class TestRanking:
         assert goodput == sorted(goodput, reverse=True)
 
     def test_the_best_rate_meets_the_slo_and_a_goodput_never_meets_a_closed_loops_capacity(self) -> None:
-        asked = scene(tpot_s=0.012, ttft_s=2.0)
-        found = planner.plan(asked, "gpt-oss-120b", nodes(1), 8)
-        assert found.loop == "open" and {candidate.loop for candidate in (*found.candidates, *found.other)} == {"open"}
-        served = [candidate.served_per_gpu for candidate in found.candidates]
+        bounded = scene(tpot_s=0.012, ttft_s=2.0)
+        planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8)
+        assert planned.loop == "open" and {candidate.loop for candidate in (*planned.candidates, *planned.other)} == {
+            "open"
+        }
+        served = [candidate.served_per_gpu for candidate in planned.candidates]
         assert served == sorted(served, reverse=True)
-        for candidate in found.candidates[:4]:
+        for candidate in planned.candidates[:4]:
             assert candidate.best is not None and candidate.best.meets and candidate.best.load.kind == "rate"
             assert candidate.goodput_rps is not None and candidate.closed is not None
             assert candidate.best.load.value <= 1.02 * candidate.goodput_rps
             assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.3)
-        assert found.screened and all(candidate.loop == "closed" for candidate in found.screened)
-        assert not {c.deployment.label for c in found.screened} & {c.deployment.label for c in found.candidates}
-        assert found.screened[0].served_per_gpu < found.candidates[0].served_per_gpu, "else it might come first"
+        assert planned.screened and all(candidate.loop == "closed" for candidate in planned.screened)
+        assert not {c.deployment.label for c in planned.screened} & {c.deployment.label for c in planned.candidates}
+        assert planned.screened[0].served_per_gpu < planned.candidates[0].served_per_gpu, "else it might come first"
         with pytest.raises(ValueError, match="different loops"):
-            gain(found.candidates[0], found.screened[0], asked)
-        said = text.ranking(found, asked, nodes(1), 8)
-        assert "goodput/s per GPU  closed loop" in said and "more were simulated in a closed loop alone" in said
+            gain(planned.candidates[0], planned.screened[0], bounded)
+        ranking = text.ranking(planned, bounded, nodes(1), 8)
+        assert "goodput/s per GPU  closed loop" in ranking and "more were simulated in a closed loop alone" in ranking
 
     def test_what_was_asked_of_closed_loops_is_called_their_capacity(self) -> None:
-        asked = scene(tpot_s=0.012)
-        found = planner.plan(asked, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
-        assert found.loop == "closed" and not found.screened
-        said = text.ranking(found, asked, nodes(1), 8)
-        assert "closed-loop capacity/s per GPU" in said and "goodput" not in said
+        bounded = scene(tpot_s=0.012)
+        planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
+        assert planned.loop == "closed" and not planned.screened
+        ranking = text.ranking(planned, bounded, nodes(1), 8)
+        assert "closed-loop capacity/s per GPU" in ranking and "goodput" not in ranking
 
     def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
         """It knows no queues: the loads that it gives for a bound on TTFT alone miss it in collocated engines."""
-        found = evaluate(scene(ttft_s=0.3), replace(sized("collocated-4xtp2"), in_flight=150.0), 8)
-        loads = [outcome.load.value for outcome in found.outcomes]
+        candidate = evaluate(scene(ttft_s=0.3), replace(sized("collocated-4xtp2"), in_flight=150.0), 8)
+        loads = [outcome.load.value for outcome in candidate.outcomes]
         assert loads == sorted(set(loads)) and loads[0] < 15
-        assert found.best is not None and found.best.good_share >= 0.9
+        assert candidate.best is not None and candidate.best.good_share >= 0.9
 
     def test_a_goodput_map_has_what_is_measured_in_place_of_its_simulation(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -368,9 +372,9 @@ class TestRanking:
         drawn: list[tuple[GoodputMap, str]] = []
         draw = picture.draw
 
-        def spy(found: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None) -> None:
-            drawn.append((found, title))
-            draw(found, path, title=title, price_per_gpu_hour=price_per_gpu_hour)
+        def spy(goodput_map: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None) -> None:
+            drawn.append((goodput_map, title))
+            draw(goodput_map, path, title=title, price_per_gpu_hour=price_per_gpu_hour)
 
         monkeypatch.setattr(picture, "draw", spy)
         monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
@@ -398,28 +402,30 @@ class TestRanking:
         )  # fmt: skip
         store.write(run, records)
         out = tmp_path / "map.png"
-        asked = ["--gpus", "8", "--concurrency", "16", "--slo-tpot-ms", "12", "--slo-ttft-ms", "2000", "--top", "1"]
-        asked += ["--goodput-map", str(out), "--price-per-gpu-hour", "2.5"]
-        assert plan.main([*asked, "--measured", str(tmp_path / "mine")]) == 0
+        words = ["--gpus", "8", "--concurrency", "16", "--slo-tpot-ms", "12", "--slo-ttft-ms", "2000", "--top", "1"]
+        words += ["--goodput-map", str(out), "--price-per-gpu-hour", "2.5"]
+        assert plan.main([*words, "--measured", str(tmp_path / "mine")]) == 0
         assert capsys.readouterr().out.endswith(f"Goodput map (measured and simulated): {out}\n")
-        ((found, title),) = drawn
-        origins = {each.label: each.origin for each in found.served}
+        ((goodput_map, title),) = drawn
+        origins = {each.label: each.origin for each in goodput_map.served}
         assert origins.pop("collocated-2xtp4") == "measured" and set(origins.values()) == {"simulated"} and origins
         assert (
-            found.ttft_s == (0.5, 1.0, 2.0, 4.0, 8.0) and "hatched: simulated" in title and "2.5 per GPU hour" in title
+            goodput_map.ttft_s == (0.5, 1.0, 2.0, 4.0, 8.0)
+            and "hatched: simulated" in title
+            and "2.5 per GPU hour" in title
         )
         assert out.stat().st_size > 10_000
-        for cells in found.cells[1:]:
+        for cells in goodput_map.cells[1:]:
             assert max(cell.goodput for line in cells for cell in line) > 0
-        assert plan.main([*asked, "--measured", str(tmp_path / "mine"), "--otl", "100"]) == 2
+        assert plan.main([*words, "--measured", str(tmp_path / "mine"), "--otl", "100"]) == 2
         assert "is of 5000:250 tokens, the plan of 5000:100" in capsys.readouterr().err
         assert plan.main(["--measured", str(tmp_path / "mine")]) == 2
         assert "--measured" in capsys.readouterr().err
 
     def test_what_depends_on_scattered_blocks_is_ranked_by_the_worse_case_and_shown_in_both(self) -> None:
-        asked = scene(tpot_s=0.012, ttft_s=2.0)
+        bounded = scene(tpot_s=0.012, ttft_s=2.0)
         copied, merged = (
-            planner.plan(replace(asked, scattered=case), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 26])
+            planner.plan(replace(bounded, scattered=case), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 26])
             for case in (True, False)
         )
 
@@ -437,12 +443,12 @@ class TestRanking:
         assert all(of(copied.candidates)[label] <= of(copied.other)[label] for label in depending)
         label = "pd-pack-p1xtp2-d1xtp2"
         assert of(copied.candidates)[label] < 0.6 * of(copied.other)[label]
-        said = text.ranking(copied, asked, nodes(1), 8)
-        (row,) = [line.split() for line in said.splitlines() if line.startswith(label + " ")]
+        ranking = text.ranking(copied, bounded, nodes(1), 8)
+        (row,) = [line.split() for line in ranking.splitlines() if line.startswith(label + " ")]
         assert f"{of(copied.other)[label]:.2f}" in row
-        assert "The ranking takes it that they are:" in said and f"{label}~" in said
-        assert "Where scattered blocks merge, pd-pack" in text.verdict(copied, asked)
-        flipped = text.ranking(merged, replace(asked, scattered=False), nodes(1), 8)
+        assert "The ranking takes it that they are:" in ranking and f"{label}~" in ranking
+        assert "Where scattered blocks merge, pd-pack" in text.verdict(copied, bounded)
+        flipped = text.ranking(merged, replace(bounded, scattered=False), nodes(1), 8)
         assert "with --assume-merged that they are not:" in flipped
         assert f"Where scattered blocks are copied one by one, {copied.candidates[0].deployment.label}" in flipped
 
@@ -450,12 +456,12 @@ class TestRanking:
         """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""
         for bounds in ({"ttft_s": 0.3}, {"e2el_s": 3.0}):
             view = nodes(2)
-            found = planner.plan(scene(**bounds), "gpt-oss-120b", view, 16)
-            assert any(c.collocated and c.best for c in found.candidates)
-            for candidate in (*found.candidates, *found.screened):
+            planned = planner.plan(scene(**bounds), "gpt-oss-120b", view, 16)
+            assert any(c.collocated and c.best for c in planned.candidates)
+            for candidate in (*planned.candidates, *planned.screened):
                 if not any(o.stress <= 1 for o in candidate.outcomes):
                     assert candidate.outcomes[0].load.value == 1, candidate.deployment.label
-            for candidate in (candidate for candidate in found.candidates if candidate.rates):
+            for candidate in (candidate for candidate in planned.candidates if candidate.rates):
                 meeting, missing = ([level for level in candidate.rates if level.meets is met] for met in (True, False))
                 near = [level for level in meeting if level.good_share < 0.98]
                 assert near or missing[0].load.value < 1.06 * meeting[-1].load.value, candidate.deployment.label
@@ -469,15 +475,15 @@ class TestRanking:
 
     def test_a_deployment_that_serves_less_than_one_request_at_a_time_is_simulated(self) -> None:
         deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-        found = planner.ladder(scene(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
-        assert found[0].load.value == 1
+        loads = planner.ladder(scene(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
+        assert loads[0].load.value == 1
 
     def test_no_load_is_tried_that_engines_do_not_take_into_a_batch(self) -> None:
         """Rate matching without a bound on TPOT gives tens of thousands for answers of one token."""
         deployment = Deployment(topology=parse_label("collocated-1xtp2"))
         short = replace(scene(ttft_s=0.3), workload=Workload(input_tokens=16, output_tokens=1))
-        found = planner.ladder(short, Sized(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
-        assert found[0].load.value == round(0.1 * 1024)
+        loads = planner.ladder(short, Sized(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
+        assert loads[0].load.value == round(0.1 * 1024)
 
     def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:
         low, high = (
@@ -509,13 +515,13 @@ class TestRanking:
 
     @pytest.mark.parametrize("bounds", [{"tpot_s": 0.012}, {}])
     def test_nobody_is_named_while_ttft_is_unbounded(self, bounds: dict[str, float]) -> None:
-        asked = scene(**bounds)
+        bounded = scene(**bounds)
         for loads in ({"concurrencies": [16]}, {"rate_rps": 2.0}):
-            found = planner.plan(asked, "gpt-oss-120b", nodes(1), 8, **loads)  # type: ignore[arg-type]
-            said = text.verdict(found, asked)
-            assert said.startswith("No winner is named while TTFT is unbounded") and said.count("collocated-") == 1
-            both = replace(found, slo=Slo(**bounds, ttft_s=2.0))
-            assert "No winner is named" not in text.verdict(both, replace(asked, slo=both.slo))
+            planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, **loads)  # type: ignore[arg-type]
+            words = text.verdict(planned, bounded)
+            assert words.startswith("No winner is named while TTFT is unbounded") and words.count("collocated-") == 1
+            both = replace(planned, slo=Slo(**bounds, ttft_s=2.0))
+            assert "No winner is named" not in text.verdict(both, replace(bounded, slo=both.slo))
 
 
 class TestGain:
@@ -527,35 +533,39 @@ class TestGain:
             error = FitError(
                 tpot_percent=percent, ttft_percent=percent, requests_per_s_percent=percent, points=1, how=""
             )
-            found = gain(split, base, replace(plain, hardware=hardware().model_copy(update={"error": error})))
-            assert found is not None and found.low < found.value < found.high
-            widths.append(found.high - found.low)
+            advantage = gain(split, base, replace(plain, hardware=hardware().model_copy(update={"error": error})))
+            assert advantage is not None and advantage.low < advantage.value < advantage.high
+            widths.append(advantage.high - advantage.low)
         assert widths[0] < widths[1]
 
     def test_nothing_is_gained_over_oneself(self) -> None:
         plain = scene(tpot_s=0.012)
         one = evaluate(plain, sized("pd-pack-p1xtp4-d1xtp4"), 8)
-        found = gain(one, one, plain)
-        assert found is not None and found.value == 0 and found.low < 0 < found.high
+        advantage = gain(one, one, plain)
+        assert advantage is not None and advantage.value == 0 and advantage.low < 0 < advantage.high
 
     def test_capacity_is_read_off_between_loads(self) -> None:
-        found = evaluate(scene(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
-        meeting = [o.requests_per_s for o in found.outcomes if o.stress <= 1]
+        best = evaluate(scene(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
+        meeting = [o.requests_per_s for o in best.outcomes if o.stress <= 1]
         assert (
-            max(meeting) <= capacity(found.outcomes, Slo(tpot_s=0.012)) <= max(o.requests_per_s for o in found.outcomes)
+            max(meeting) <= capacity(best.outcomes, Slo(tpot_s=0.012)) <= max(o.requests_per_s for o in best.outcomes)
         )
+
+
+def drawn(*levels: tuple[float, float]) -> list[ThroughputPoint]:
+    return [ThroughputPoint(*level) for level in levels]
 
 
 class TestRegimes:
     def test_two_lines_that_cross(self) -> None:
         """Wins below 15, loses above; nothing beyond the ends."""
-        curves = {"flat": [(10.0, 2.0), (20.0, 2.0)], "steep": [(10.0, 1.0), (20.0, 3.0)]}
+        curves = {"flat": drawn((10.0, 2.0), (20.0, 2.0)), "steep": drawn((10.0, 1.0), (20.0, 3.0))}
         first, second = stretches(curves, tolerance=0.0)
         assert (first.label, second.label) == ("steep", "flat")
         assert first.to_tokens_per_s == pytest.approx(15, abs=0.2) and second.to_tokens_per_s == 20
 
     def test_a_difference_within_the_error_is_no_change(self) -> None:
-        curves = {"a": [(10.0, 1.00), (20.0, 1.02)], "b": [(10.0, 1.01), (20.0, 1.00)]}
+        curves = {"a": drawn((10.0, 1.00), (20.0, 1.02)), "b": drawn((10.0, 1.01), (20.0, 1.00))}
         (only,) = stretches(curves, tolerance=0.03)
         assert {only.label, *only.rivals} == {"a", "b"}
 
@@ -565,9 +575,9 @@ class TestRegimes:
     def test_neighbours_differ(self) -> None:
         plain = scene()
         chosen = [evaluate(plain, sized(label), 8) for label in ("collocated-4xtp2", "pd-pack-p1xtp2-d3xtp2")]
-        found = regimes(chosen, hardware(), Slo())
-        assert found
-        for lower, upper in pairwise(found):
+        regime = regimes(chosen, hardware(), Slo())
+        assert regime
+        for lower, upper in pairwise(regime):
             assert lower.to_tokens_per_s < upper.from_tokens_per_s
             assert lower.label != upper.label
 
@@ -613,8 +623,8 @@ class TestHandOver:
         out = capsys.readouterr().out.splitlines()
         first = next(line for line in out if line.split()[:1] == ["1"]).split()
         sweeps = [shlex.split(line)[1:] for line in out if "run_bm.sh" in line]
-        asked = bench.options(sweeps[0])
-        (search,) = asked.searches
+        options = bench.options(sweeps[0])
+        (search,) = options.searches
         assert search.slo == Slo(ttft_s=2.0, tpot_s=0.012, quantile=0.95)
         copies, per_gpu = int(first[2]), float(first[5])
         assert search.start_rps is not None and search.start_rps * copies / 2 == pytest.approx(per_gpu, abs=0.01)
@@ -661,11 +671,11 @@ class TestProgress:
 
 def test_the_printed_comparison_counts_gpus_as_the_plan_did(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--gpus", "2", "--concurrency", "2", "--top", "1"]
-    for given in ([], ["--count-gpus", "used"], ["--count-gpus", "nodes"]):
-        assert plan.main([*words, *given]) == 0
+    for flags in ([], ["--count-gpus", "used"], ["--count-gpus", "nodes"]):
+        assert plan.main([*words, *flags]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "viz.py" in line]
-        asked = viz.parser().parse_args(shlex.split(line)[2:])
-        assert asked.count_gpus == (given[1] if given else "nodes")
+        arguments = viz.parser().parse_args(shlex.split(line)[2:])
+        assert arguments.count_gpus == (flags[1] if flags else "nodes")
 
 
 def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ def publish(monkeypatch: pytest.MonkeyPatch, cache: Path, model: str = "gpt-oss-
 def test_it_begins_where_the_simulator_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     publish(monkeypatch, tmp_path)
     search = Search(slo=Slo(ttft_s=0.5, stall_s=1.0, quantile=0.8), start_from="plan")
-    found, words = slo_start.from_plan(search, SHORT, URL)
-    assert found.start_rps is not None and 5 < found.start_rps < 200
-    assert found.step == 1.25 and found.slo == search.slo and found.confidence == search.confidence
+    started, words = slo_start.from_plan(search, SHORT, URL)
+    assert started.start_rps is not None and 5 < started.start_rps < 200
+    assert started.step == 1.25 and started.slo == search.slo and started.confidence == search.confidence
     assert words.startswith(f"{search.slo.label}: on the simulator between ")
     again, _ = slo_start.from_plan(search.model_copy(update={"hardware": "h100-vllm-0.11"}), SHORT, URL)
-    assert again == found and found.start_from is None, "the same every time"
+    assert again == started and started.start_from is None, "the same every time"
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_what_is_not_simulated(
 def test_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
     assert bench.main(["--slo", "ttft_ms=500", "--start-from", "plan", "-u", URL]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: --start-from plan: nothing says what is deployed at {URL}; launch it")
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: --start-from plan: no record names the deployment at {URL}; launch it")
 
 
 def experiment(folder: Path, **slo: Any) -> Path:
@@ -92,7 +92,7 @@ def test_an_experiment_begins_each_search_where_its_deployment_ends_on_the_simul
     assert [len(each) for each in starts.values()] == [1, 1], "the same in every repeat"
     (four,), (one,) = starts["collocated-4xtp2"], starts["collocated-1xtp8"]
     assert four > 1.2 * one, "four engines prefill more than one of all GPUs"
-    assert len(words) == 2 and all(": on the simulator " in said for said in words)
+    assert len(words) == 2 and all(": on the simulator " in line for line in words)
     assert schedule.asked_for(begun.file) == schedule.asked_for(plan.file), "the record keeps what was asked"
     untouched = make_schedule(str(experiment(tmp_path)))
     assert slo_start.of_experiment(untouched) == (untouched, [])
@@ -110,8 +110,8 @@ def test_starts_of_a_file_that_cannot_be(
     slo: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli_experiment.main([str(experiment(tmp_path, **slo)), "--dry-run"]) == 2
-    said = capsys.readouterr().err
-    assert words in said and "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert words in printed and "Traceback" not in printed
 
 
 def test_what_cannot_be_simulated_is_said_before_anything_is_launched(
@@ -120,7 +120,7 @@ def test_what_cannot_be_simulated_is_said_before_anything_is_launched(
     monkeypatch.setattr(cli_experiment, "run", lambda plan, options: pytest.fail("launched"))
     path = experiment(tmp_path, start_from="plan", hardware="abacus")
     assert cli_experiment.main([str(path), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert "abacus" in said and "collocated-4xtp2" in said
+    printed = capsys.readouterr().err
+    assert "abacus" in printed and "collocated-4xtp2" in printed
     assert cli_experiment.main([str(path), "--dry-run", "--out", str(tmp_path / "out")]) == 0
     assert "q0.8, from what the simulator finds" in capsys.readouterr().out

@@ -54,8 +54,8 @@ def test_every_command_has_its_module() -> None:
     assert set(COMMANDS) == modules - {"chaos-launch", "slo-start", "tuning", "until", "whole-nodes"}  # parts of others
 
 
-@pytest.mark.parametrize(("words", "said"), [([], "no command given"), (["benhc"], "'benhc' is not a command")])
-def test_what_is_no_command_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "message"), [([], "no command given"), (["benhc"], "'benhc' is not a command")])
+def test_what_is_no_command_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
-    assert out == "" and said in err and err.count("\n") == 1
+    assert out == "" and message in err and err.count("\n") == 1

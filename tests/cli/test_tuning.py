@@ -31,9 +31,9 @@ def search(folder: Path, at: str) -> Search:
         "tune_baseline": {"grid": {"max_num_seqs": [4, 64, 256]}, "at": at},
     }
     path.write_text(yaml.safe_dump(file))
-    found = search_of(make_schedule(str(path)))
-    assert found
-    return found
+    tuning_search = search_of(make_schedule(str(path)))
+    assert tuning_search
+    return tuning_search
 
 
 def measured(folder: Path, repeats: int = 3, **faster: float) -> None:
@@ -45,49 +45,49 @@ def test_the_most_within_the_bounds_wins_and_its_margins_are_told(tmp_path: Path
     measured(tmp_path, as_launched=1.0, seqs4=0.5, seqs64=1.5)
     failed = Visit(deployment="base+seqs256", repeat=0, status="failed", error="out of memory")
     record = NOTHING.model_copy(update={"visits": (failed,)})
-    found = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, record)
-    assert found.settings == {"max_num_seqs": 64} and found.resolved
-    assert found.over_launched is not None
-    ratio, low, high = found.over_launched
+    tuning = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, record)
+    assert tuning.settings == {"max_num_seqs": 64} and tuning.resolved
+    assert tuning.over_launched is not None
+    ratio, low, high = tuning.over_launched
     assert low < ratio < high and ratio > 1.2
-    assert [tried.settings.get("max_num_seqs") for tried in found.tried] == [64, None, 4, 256]
-    assert [tried.error for tried in found.tried] == [None, None, None, "out of memory"]
-    said = tuning_text(found)
-    assert said.startswith("tuned, max_num_seqs=64 is the best of 4 settings at TPOT p50 <= 19 ms (")
-    assert "% above as launched (" in said and "% above the second, as launched; " in said
-    assert "tried: max_num_seqs 4, 64, 256; " in said and said.endswith(f"levels in {tmp_path.name})")
-    assert tried_text(found.tried[-1]) == "max_num_seqs=256: not measured (out of memory)"
+    assert [tried.settings.get("max_num_seqs") for tried in tuning.tried] == [64, None, 4, 256]
+    assert [tried.error for tried in tuning.tried] == [None, None, None, "out of memory"]
+    sentence = tuning_text(tuning)
+    assert sentence.startswith("tuned, max_num_seqs=64 is the best of 4 settings at TPOT p50 <= 19 ms (")
+    assert "% above as launched (" in sentence and "% above the second, as launched; " in sentence
+    assert "tried: max_num_seqs 4, 64, 256; " in sentence and sentence.endswith(f"levels in {tmp_path.name})")
+    assert tried_text(tuning.tried[-1]) == "max_num_seqs=256: not measured (out of memory)"
 
 
 def test_one_repeat_names_the_best_and_says_that_it_may_be_chance(tmp_path: Path) -> None:
     measured(tmp_path, repeats=1, as_launched=1.0, seqs4=0.5, seqs64=1.02, seqs256=1.01)
-    found = judged(search(tmp_path, "e2el_ms=5000"), "base", tmp_path, NOTHING)
-    assert found.settings == found.tried[0].settings and not found.resolved
-    assert "(not distinguishable)" in tuning_text(found) or found.settings == {}
+    tuning = judged(search(tmp_path, "e2el_ms=5000"), "base", tmp_path, NOTHING)
+    assert tuning.settings == tuning.tried[0].settings and not tuning.resolved
+    assert "(not distinguishable)" in tuning_text(tuning) or tuning.settings == {}
 
 
 def test_what_is_as_fast_as_launched_stays_as_launched(tmp_path: Path) -> None:
     measured(tmp_path, as_launched=2.0, seqs4=0.5, seqs64=1.0)
-    found = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, NOTHING)
-    assert found.settings == {} and found.over_launched is None
-    said = tuning_text(found)
-    assert said.startswith("tuned, as launched is the best of 4 settings") and "above as launched" not in said
-    assert "above the second, max_num_seqs=64" in said
-    assert found.tried[-1].error == "no level is valid"
+    tuning = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, NOTHING)
+    assert tuning.settings == {} and tuning.over_launched is None
+    sentence = tuning_text(tuning)
+    assert sentence.startswith("tuned, as launched is the best of 4 settings") and "above as launched" not in sentence
+    assert "above the second, max_num_seqs=64" in sentence
+    assert tuning.tried[-1].error == "no level is valid"
 
 
 def test_settings_that_alone_are_within_the_bounds_win(tmp_path: Path) -> None:
     measured(tmp_path, as_launched=0.1, seqs64=1.0)
-    found = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, NOTHING)
-    assert found.settings == {"max_num_seqs": 64} and found.over_launched is None
-    assert "as launched it is not within the bounds, or not measured" in tuning_text(found)
+    tuning = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, NOTHING)
+    assert tuning.settings == {"max_num_seqs": 64} and tuning.over_launched is None
+    assert "as launched it is not within the bounds, or not measured" in tuning_text(tuning)
 
 
 def test_bounds_that_nothing_meets_leave_it_as_it_was(tmp_path: Path) -> None:
     measured(tmp_path, as_launched=1.0, seqs64=1.5)
-    found = judged(search(tmp_path, "tpot_ms=0.1"), "base", tmp_path, NOTHING)
-    assert found.settings == {} and {tried.tokens_per_s for tried in found.tried} == {None}
-    assert tuning_text(found).startswith("tuned without a result, none of 4 settings at TPOT p50 <= 0.1 ms is within")
+    tuning = judged(search(tmp_path, "tpot_ms=0.1"), "base", tmp_path, NOTHING)
+    assert tuning.settings == {} and {tried.tokens_per_s for tried in tuning.tried} == {None}
+    assert tuning_text(tuning).startswith("tuned without a result, none of 4 settings at TPOT p50 <= 0.1 ms is within")
 
 
 def test_nothing_measured_ends_it(tmp_path: Path) -> None:

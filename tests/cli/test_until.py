@@ -40,7 +40,7 @@ def write(folder: Path, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--until", "lead=5"], "'lead=5' is no difference to resolve; expected lead=5%"),
         (["--until", "lead=0%"], "above 0 %"),
@@ -50,10 +50,10 @@ def write(folder: Path, **changes: Any) -> str:
         (["--max-repeats", "5"], "--max-repeats is for --until"),
     ],
 )
-def test_wrong_words(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert experiment.main([write(tmp_path), "--dry-run", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 def test_what_cannot_be_resolved_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,9 +70,9 @@ def test_a_dry_run_says_what_it_can_see(tmp_path: Path, capsys: pytest.CaptureFi
     path, out = write(tmp_path), ["--out", str(tmp_path / "bm")]
     assert experiment.main([path, "--dry-run", *out]) == 0
     plain = capsys.readouterr().out
-    assert "what it can see: with 3 repeats a difference of" in plain
+    assert "detectable: with 3 repeats a difference of" in plain
     assert (
-        "if starts scatter by 15 % (an assumption, of levels measured on CPUs; of this machine nothing is known)"
+        "if starts scatter by 15 % (assumed from levels measured on CPUs; the scatter of this machine was not measured)"
         in plain
     )
     assert experiment.main([path, "--dry-run", *out, "--until", "lead=5%", "--max-repeats", "6"]) == 0
@@ -81,7 +81,7 @@ def test_a_dry_run_says_what_it_can_see(tmp_path: Path, capsys: pytest.CaptureFi
     assert "a difference of 5 % in output tokens/s would take about" in until and "--max-repeats" in until
     alone = write(tmp_path, deployments=FILE["deployments"][:1])
     assert experiment.main([alone, "--dry-run", *out]) == 0
-    assert "what it can see" not in capsys.readouterr().out
+    assert "detectable:" not in capsys.readouterr().out
 
 
 def test_every_workload_is_a_comparison_of_its_own(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, faster: float, noi
 
     def go(until: str, cap: int) -> tuple[Stopping, list[tuple[str, int]]]:
         path = write(tmp_path)
-        found = parse_until(until, make_schedule(path).file, cap)
+        parsed = parse_until(until, make_schedule(path).file, cap)
         plan = make_schedule(path, repeats=cap)
-        stopping = Stopping(found, plan, tmp_path / "bm" / "x")
+        stopping = Stopping(parsed, plan, tmp_path / "bm" / "x")
         run(plan, RunOptions(out=tmp_path / "bm", resume=True), io.StringIO(), enough=stopping)
         return stopping, visits
 
@@ -146,4 +146,4 @@ def test_without_a_resolution_it_goes_on_to_the_cap(monkeypatch: pytest.MonkeyPa
     stopping, visits = go("lead=1%", 5)
     assert {repeat for _, repeat in visits} == set(range(5))
     assert stopped(tmp_path / "bm" / "x") is None
-    assert stopping(5) is not None and "not resolved, nor would it be" in stopping.text()
+    assert stopping(5) is not None and "not resolved, and further repeats would not resolve it" in stopping.text()

@@ -64,7 +64,7 @@ def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str])
     assert viz.main([*words, "--no-plot"]) == 0
     out, err = capsys.readouterr()
     # The made-up files break Little's law, which the audit finds.
-    assert [line for line in err.splitlines() if not line.startswith("note: the audit finds")] == []
+    assert [line for line in err.splitlines() if not line.startswith("note: the audit has findings")] == []
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         golden.write_text(out, encoding="utf-8")
@@ -192,10 +192,10 @@ BAD: list[tuple[str, list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+@pytest.mark.parametrize(("words", "messages"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_bad_input_is_one_line(
     words: list[str],
-    said: list[str],
+    messages: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -210,7 +210,7 @@ def test_bad_input_is_one_line(
     assert out == ""
     assert len(err.splitlines()) == 1
     assert err.startswith("error: ")
-    for part in said:
+    for part in messages:
         assert part in err
     assert list(tmp_path.iterdir()) == []
 
@@ -262,13 +262,13 @@ def test_a_label_is_nowhere_nearer_to_another_point_than_to_its_own() -> None:
 
 @pytest.mark.parametrize("words", [["--no-plot", "--slo", "ttft_ms=900"], ["--report", "report.html"]])
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"", "is empty (0 bytes)"), (gzip.compress(b""), "holds 0 requests, its level completed 80")],
     ids=["no-bytes", "no-lines"],
 )
 def test_an_empty_file_of_requests_is_one_line(
     content: bytes,
-    said: str,
+    message: str,
     words: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -280,7 +280,7 @@ def test_an_empty_file_of_requests_is_one_line(
     assert viz.main(["--exps", str(folder), *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1
-    assert said in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
+    assert message in err and "concurrency4.records.json.gz" in err and "restore it, or delete it" in err
     assert not (tmp_path / "report.html").exists()
 
 
@@ -328,8 +328,8 @@ def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
 def test_what_an_experiments_file_asks_is_answered_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "whole"
     made = [folders.write(root / deployment.label, deployment) for deployment in folders.deployments(2)]
-    asked = {"at": ["tpot_ms=90,ttft_ms=900", "tpot_p50_ms=90.0,ttft_p50_ms=900", "e2el_ms=7000"]}
-    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=asked, visits=()))
+    bounds = {"at": ["tpot_ms=90,ttft_ms=900", "tpot_p50_ms=90.0,ttft_p50_ms=900", "e2el_ms=7000"]}
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=bounds, visits=()))
     for exps in ([root], made):
         assert viz.main(["--exps", *map(str, exps), "--no-plot", "--report", str(tmp_path / "r.html")]) == 0
         out = capsys.readouterr().out
@@ -338,8 +338,8 @@ def test_what_an_experiments_file_asks_is_answered_unasked(tmp_path: Path, capsy
         assert "At E2EL p50 &lt;= 7,000 ms" in (tmp_path / "r.html").read_text()
     assert viz.main(["--exps", str(root), "--no-plot", "--at", "tpot_ms=5"]) == 0
     assert "E2EL p50 <=" not in capsys.readouterr().out, "what is given takes the place of it"
-    asked = {"at": ["tpot=90"]}
-    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=asked, visits=()))
+    bounds = {"at": ["tpot=90"]}
+    write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment=bounds, visits=()))
     assert viz.main(["--exps", str(root), "--no-plot"]) == 2
     error = capsys.readouterr().err
     assert f"{root}, at: tpot=90: 'tpot=90' is no bound" in error and error.count("\n") == 1
@@ -408,15 +408,15 @@ def test_identical_results_are_drawn_once_with_both_names(tmp_path: Path, capsys
     out, err = capsys.readouterr()
     assert "note: identical results are drawn once: 1xTP1 collocated (first = second)\n" in err
     assert "1xTP1 collocated (second)" not in out
-    audit = f"note: the audit finds what makes a plot of these wrong (identical): python viz.py --audit {first}"
-    assert audit in err and err.count("\n") == 2
+    audit = "note: the audit has findings that make a plot of these folders wrong (identical)"
+    assert f"{audit}: python viz.py --audit {first}" in err and err.count("\n") == 2
 
 
 def test_the_same_files_under_another_name_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, _, renamed, _ = copies(tmp_path)
     assert viz.main(["--exps", str(first), str(renamed), "--no-plot"]) == 0
     err = capsys.readouterr().err
-    assert "the audit finds what makes a plot of these wrong (identical, contradiction)" in err
+    assert "the audit has findings that make a plot of these folders wrong (identical, contradiction)" in err
     assert viz.main(["--audit", str(first), str(renamed)]) == 3
     out = capsys.readouterr().out
     assert "one of the two curves is another configuration's, normalised by" in out and "is a copy" not in out
@@ -427,7 +427,7 @@ def test_many_folders_are_named_by_what_they_are(tmp_path: Path, capsys: pytest.
     fifth = shutil.copytree(made[0], tmp_path / "a fifth")
     assert viz.main(["--exps", *map(str, made), str(fifth), "--no-plot"]) == 0
     err = capsys.readouterr().err
-    assert "python viz.py --audit DIR... with these folders says where" in err
+    assert "python viz.py --audit DIR... with these folders lists them" in err
 
 
 def test_nothing_is_said_of_sound_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

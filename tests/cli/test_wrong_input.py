@@ -89,15 +89,15 @@ FILES = {
 
 
 class Case(NamedTuple):
-    """``says``: parts of the one line, in any order."""
+    """``messages``: parts of the one line, in any order."""
 
     command: str
     words: tuple[str, ...]
-    says: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
-def case(command: str, line: str | tuple[str, ...], *says: str) -> Case:
-    return Case(command, tuple(line.split()) if isinstance(line, str) else line, says)
+def case(command: str, line: str | tuple[str, ...], *messages: str) -> Case:
+    return Case(command, tuple(line.split()) if isinstance(line, str) else line, messages)
 
 
 LAUNCH = [
@@ -308,7 +308,7 @@ PLAN += [
     case("plan", "--predict header.csv", "has a header and no rows"),
     case("plan", "--predict cells.csv", "4 cells for 2 columns"),
     case("plan", "--predict same-column.csv", "column 'config' occurs twice"),
-    case("plan", "--compare stray", "stray: the folder's name does not say the configuration", "rename it"),
+    case("plan", "--compare stray", "stray: the folder's name does not give the configuration", "rename it"),
     case("plan", "--compare array_1xtp2", "array_1xtp2/conc4.json is not a summary of `vllm bench serve`"),
     case("plan", "--compare later", "schema_version: must be one of 1 or 2, got 999"),
     case("plan", "--blocks blocks.json", "not the --json of a KV-transfer check"),
@@ -380,9 +380,9 @@ VIZ = [
 ]
 VIZ += [
     case("viz", "ours", "'ours' stands where no word is expected"),
-    case("viz", "--exps stray", "the folder's name does not say the configuration", "--gpus stray=N"),
+    case("viz", "--exps stray", "the folder's name does not give the configuration", "--gpus stray=N"),
     case("viz", "--exps ours empty", "empty holds no result files"),
-    case("viz", "--exps ours --plot-path x.", "--plot-path x.: the suffix says the format"),
+    case("viz", "--exps ours --plot-path x.", "--plot-path x.: the suffix selects the format"),
     case("viz", "--exps ours --at tpt_ms=5", "'tpt_ms=5' is no bound"),
     case("viz", "--exps ours --at tpot_ms=5,tpot_ms=6", "tpot p50 is there twice"),
     case("viz", "--exps ours --at tpot_ms=5 --at tpot_ms=5", "--at tpot_ms=5 is given twice"),
@@ -622,12 +622,12 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def refused(out: str, err: str, says: tuple[str, ...]) -> None:
+def refused(out: str, err: str, messages: tuple[str, ...]) -> None:
     assert out == ""
     assert err.count("\n") == 1 and err.startswith("error: "), err
     assert "Traceback" not in err and "Input should be" not in err and "Errno" not in err
     assert len(err) < 700
-    missing = [part for part in says if part not in err]
+    missing = [part for part in messages if part not in err]
     assert not missing, f"{missing} not in {err}"
 
 
@@ -639,7 +639,7 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("each", CASES, ids=[f"{c.command} {' '.join(c.words)}"[:70].strip() or "-" for c in CASES])
 def test_one_line_and_nothing_touched(each: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert pdlab.main([each.command, *each.words] if each.command else each.words) == 2
-    refused(*capsys.readouterr(), each.says)
+    refused(*capsys.readouterr(), each.messages)
 
 
 SHIMS = [
@@ -659,7 +659,7 @@ def test_a_script_answers_as_its_command_does(script: list[str], each: Case, pla
     words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words]
     done = subprocess.run([*words, *each.words], capture_output=True, text=True, timeout=300, cwd=place)
     assert done.returncode == 2
-    refused(done.stdout, done.stderr, each.says)
+    refused(done.stdout, done.stderr, each.messages)
 
 
 @pytest.mark.usefixtures("untouched")

@@ -281,9 +281,9 @@ class TestDeployments:
         monkeypatch.setattr(Application, "_details", lambda _: plain)
         state = Application(Cluster()).state()
         assert (state.status, state.deployments) == ("DEPLOYING", {"Decode:m": "UPDATING"})
-        (found,) = state.replicas
-        assert (found.deployment, found.replica, found.state) == ("Decode:m", "abc", "RUNNING")
-        assert (found.node, found.pid) == ("n1", 7)
+        (only_replica,) = state.replicas
+        assert (only_replica.deployment, only_replica.replica, only_replica.state) == ("Decode:m", "abc", "RUNNING")
+        assert (only_replica.node, only_replica.pid) == ("n1", 7)
         assert state.messages == (deployment["message"],)
         monkeypatch.setattr(Application, "_details", lambda _: {**plain, "applications": {}})
         assert Application(Cluster()).state().status == "NOT_STARTED"
@@ -335,7 +335,7 @@ class TestServe:
         assert serve.calls == ["start"]
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             (
                 "HAProxy crashed during startup: [NOTICE] (28810) : haproxy version is 2.8.25\n"
@@ -350,13 +350,13 @@ class TestServe:
         ],
     )
     def test_a_proxy_that_does_not_start(
-        self, serve: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+        self, serve: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, text: str, message: str
     ) -> None:
         def start(**_: Any) -> None:
             raise quietly("ray.exceptions").RayTaskError("ready", text, RuntimeError("x"))
 
         monkeypatch.setattr(quietly("ray.serve"), "start", start)
-        with pytest.raises(ClusterError, match=said):
+        with pytest.raises(ClusterError, match=message):
             Application(Cluster()).start_serve("127.0.0.1", 8000)
 
     def test_haproxys_ports_have_these_names(self) -> None:
@@ -408,8 +408,8 @@ class TestServe:
         def late(*_: Any, timeout: float) -> None:
             raise ray.exceptions.GetTimeoutError("late")
 
-        asked = SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=lambda: None))
-        monkeypatch.setattr(ray, "get_actor", lambda *_, **__: asked)
+        controller = SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=lambda: None))
+        monkeypatch.setattr(ray, "get_actor", lambda *_, **__: controller)
         monkeypatch.setattr(ray, "get", late)
         with pytest.raises(ClusterError, match="does not answer within 30 s"):
             Application(Cluster()).state()

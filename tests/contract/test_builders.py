@@ -90,12 +90,12 @@ def test_builder_accepts(case: Rendered, ray_llm: ModuleType) -> None:
         built = builder(case.app.args)
     assert not ray.is_initialized()
 
-    found = {deployment.name: deployment for deployment in deployments_of(built)}
-    assert len(found) == len(case.deployment.pools) + 1
+    deployments = {deployment.name: deployment for deployment in deployments_of(built)}
+    assert len(deployments) == len(case.deployment.pools) + 1
     for role, pool in case.deployment.pools.items():
         prefix = {"prefill": "Prefill:", "decode": "Decode:"}.get(role, "")
-        (name,) = [n for n in found if n.startswith(prefix) and n != "OpenAiIngress" and (prefix or ":" in n)]
-        made = found[name]
+        (name,) = [n for n in deployments if n.startswith(prefix) and n != "OpenAiIngress" and (prefix or ":" in n)]
+        made = deployments[name]
         assert made.num_replicas == pool.replicas * pool.dp
         config = made._replica_config
         bundles = config.placement_group_bundles
@@ -106,7 +106,7 @@ def test_builder_accepts(case: Rendered, ray_llm: ModuleType) -> None:
             assert sum(bundle["CPU"] for bundle in bundles) == len(bundles) + 1
         else:
             assert sum(bundle["CPU"] for bundle in bundles) == len(bundles)
-    ingress = found["OpenAiIngress"]
+    ingress = deployments["OpenAiIngress"]
     assert ingress.num_replicas == case.deployment.ingress_replicas
     assert ingress.ray_actor_options["resources"] == {HEAD_RESOURCE: HEAD_SHARE}
     assert ingress.ray_actor_options["num_cpus"] == 0
@@ -116,12 +116,12 @@ def deployments_of(built: Any) -> list[Any]:
     """Every deployment of a bound application, the ingress first."""
     from ray.serve.deployment import Application
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
 
     def walk(value: Any) -> None:
         if isinstance(value, Application):
             bound = value._bound_deployment
-            found.setdefault(bound.name, bound)
+            settings.setdefault(bound.name, bound)
             walk([*bound.init_args, *bound.init_kwargs.values()])
         elif isinstance(value, dict):
             walk(list(value.values()))
@@ -130,7 +130,7 @@ def deployments_of(built: Any) -> list[Any]:
                 walk(item)
 
     walk(built)
-    return list(found.values())
+    return list(settings.values())
 
 
 @each_case

@@ -23,10 +23,10 @@ PLAIN = {"int", "float", "str", "bool", "list", "dict", "None"}
 
 
 def vllm_folder() -> Path:
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed here")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def fields(tree: ast.AST, name: str) -> dict[str, ast.AnnAssign]:
@@ -114,10 +114,10 @@ class Reader:
         if owner is None:  # None by default, and handed to the configuration that has a field of that name
             owners = ("CacheConfig", "SchedulerConfig", "ParallelConfig")
             owner = next((each for each in owners if field in self.configs[each]), None)
-        found = self.configs.get(owner or "", {}).get(field)
-        if found is None or not isinstance(found.value, ast.Call):
+        config_field = self.configs.get(owner or "", {}).get(field)
+        if config_field is None or not isinstance(config_field.value, ast.Call):
             return {}
-        limits = {word.arg: word.value for word in found.value.keywords if word.arg in engine_arguments.LIMITS}
+        limits = {word.arg: word.value for word in config_field.value.keywords if word.arg in engine_arguments.LIMITS}
         return {str(limit): ast.literal_eval(value) for limit, value in limits.items()}
 
 
@@ -130,15 +130,15 @@ def frontend(vllm: Path) -> dict[str, dict[str, Any]]:
 
 def test_the_table_is_that_of_the_installed_vllm() -> None:
     vllm = vllm_folder()
-    found = {
+    fields = {
         "vllm": version(packages_distributions()["vllm"][0]).partition("+")[0],
         "arguments": frontend(vllm) | Reader(vllm).table(),
     }
-    text = json.dumps(found, indent=None, separators=(",", ":")).replace('"},', '"},\n').replace("},", "},\n") + "\n"
+    text = json.dumps(fields, indent=None, separators=(",", ":")).replace('"},', '"},\n').replace("},", "},\n") + "\n"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         engine_arguments.TABLE.write_text(text, encoding="utf-8")
     assert json.loads(engine_arguments.TABLE.read_text(encoding="utf-8")) == json.loads(text)
-    assert len(found["arguments"]) > 150
+    assert len(fields["arguments"]) > 150
 
 
 REFUSED = {

@@ -40,10 +40,10 @@ def wheel(distribution: str) -> Wheel:
     folder = os.environ.get("PDLAB_GPU_WHEELS")
     if not folder:
         pytest.skip("PDLAB_GPU_WHEELS names no folder with the GPU packages' wheels (see the top of this file)")
-    found = sorted(Path(folder).glob(f"{distribution}-*.whl"))
-    if not found:
+    wheels = sorted(Path(folder).glob(f"{distribution}-*.whl"))
+    if not wheels:
         pytest.skip(f"{folder} has no wheel of {distribution}")
-    return Wheel(found[-1])
+    return Wheel(wheels[-1])
 
 
 @pytest.fixture(scope="module")

@@ -84,19 +84,19 @@ def test_the_application_that_answers_http_is_guarded(
     else:
         server._asgi_app = app
 
-    async def ask() -> list[int]:
+    async def statuses() -> list[int]:
         made = await server.__serve_build_asgi_app__()
         assert isinstance(made, FastAPI), "Ray adds handlers to it"
-        asked: list[tuple[str, dict[str, Any]]] = [
+        requests: list[tuple[str, dict[str, Any]]] = [
             ("/v1/completions", {"prompt": "x"}),
             ("/detokenize", {}),
             ("/inference/v1/generate", {}),
             ("/v1/completions", {"prompt": "x", "kv_transfer_params": {}}),
             ("/v1/completions", {"prompt": ["x"] * 4}),
         ]
-        return [await status(made, path, body) for path, body in asked]
+        return [await status(made, path, body) for path, body in requests]
 
-    assert asyncio.run(ask()) == [200, 200, 404, 400, 400]
+    assert asyncio.run(statuses()) == [200, 200, 404, 400, 400]
 
 
 @pytest.mark.parametrize("label", ["collocated-1xtp1", "collocated-1xdp2", "pd-spread-p1xtp1-d1xtp1"])
@@ -125,7 +125,7 @@ def test_every_engine_counts_its_kv_pool_once_where_it_stays(
     monkeypatch.setattr(quietly("ray.util.metrics"), "Counter", Counter)
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r7"))
     monkeypatch.setattr(quietly("ray.serve"), "get_replica_context", lambda: replica)
-    made = [found.func_or_class for found in built(label, direct=direct, monkeypatch=monkeypatch)]
+    made = [deployment.func_or_class for deployment in built(label, direct=direct, monkeypatch=monkeypatch)]
     engines = [each for each in made if issubclass(each, base)]
     for each in engines:
         asyncio.run(each.__new__(each).start())
@@ -151,8 +151,8 @@ def test_where_engine_and_pool_are() -> None:
     engine = quietly(f"{SERVE}.engines.vllm.vllm_engine").VLLMEngine
     assert "self._engine_client = self._start_async_llm_engine(" in inspect.getsource(engine.start)
     assert "self.vllm_config = vllm_config" in inspect.getsource(quietly("vllm.v1.engine.async_llm").AsyncLLM.__init__)
-    told = quietly("vllm.config.cache").CacheConfig(block_size=16).metrics_info()
-    assert told["block_size"] == "16" and "num_gpu_blocks" in told
+    labels = quietly("vllm.config.cache").CacheConfig(block_size=16).metrics_info()
+    assert labels["block_size"] == "16" and "num_gpu_blocks" in labels
 
 
 class Engines:
@@ -197,9 +197,9 @@ def decode_server(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Engines]:
     return server, engines
 
 
-def answer(server: Any, engines: Engines, **asked: Any) -> list[Any]:
+def answer(server: Any, engines: Engines, **fields: Any) -> list[Any]:
     async def run() -> list[Any]:
-        request = engines.models.CompletionRequest(model="m", **asked)
+        request = engines.models.CompletionRequest(model="m", **fields)
         return [item async for item in await server.completions(request, None)]
 
     return asyncio.run(run())
@@ -208,10 +208,10 @@ def answer(server: Any, engines: Engines, **asked: Any) -> list[Any]:
 def test_every_prompt_has_transfer_parameters_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     server, engines = decode_server(monkeypatch)
     prompts = ["a", "bb", "ccc"]
-    (found,) = answer(server, engines, prompt=prompts, n=2, seed=3, min_tokens=5)
-    assert [(c.index, c.text) for c in found.choices] == [(i, f"after {prompts[i // 2]}") for i in range(6)]
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (6, 6)
-    assert found.id.count("-") == 1 or not found.id.endswith("-0")
+    (reply,) = answer(server, engines, prompt=prompts, n=2, seed=3, min_tokens=5)
+    assert [(c.index, c.text) for c in reply.choices] == [(i, f"after {prompts[i // 2]}") for i in range(6)]
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (6, 6)
+    assert reply.id.count("-") == 1 or not reply.id.endswith("-0")
     for decode in engines.decode:
         assert decode.kv_transfer_params == {"remote_block_ids": decode.prompt}
     assert sorted(decode.seed for decode in engines.decode) == [3, 3, 3, 4, 4, 4]
@@ -222,27 +222,27 @@ def test_every_prompt_has_transfer_parameters_of_its_own(monkeypatch: pytest.Mon
 
 def test_one_sequence_goes_the_way_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
     server, engines = decode_server(monkeypatch)
-    (found,) = answer(server, engines, prompt="a")
-    assert found.choices[0].text == "after a" and len(engines.prefill) == len(engines.decode) == 1
+    (reply,) = answer(server, engines, prompt="a")
+    assert reply.choices[0].text == "after a" and len(engines.prefill) == len(engines.decode) == 1
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}, {"use_beam_search": True, "n": 2}, {"max_tokens": 0}],
 )
 def test_what_needs_the_whole_prompt_is_not_prefilled_elsewhere(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, engines = decode_server(monkeypatch)
-    answer(server, engines, prompt="a", **asked)
+    answer(server, engines, prompt="a", **fields)
     (request,) = engines.decode
-    assert engines.prefill == [] and request.kv_transfer_params is None and request.n == asked.get("n", 1)
+    assert engines.prefill == [] and request.kv_transfer_params is None and request.n == fields.get("n", 1)
 
 
 def test_an_error_of_one_prompt_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     server, engines = decode_server(monkeypatch)
-    (found,) = answer(server, engines, prompt=["a", "too long"])
-    assert isinstance(found, engines.models.ErrorResponse) and found.error.code == 400
+    (reply,) = answer(server, engines, prompt=["a", "too long"])
+    assert isinstance(reply, engines.models.ErrorResponse) and reply.error.code == 400
 
 
 def test_requests_have_what_is_asked_of_them() -> None:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("nixl")
 
 ROOT = Path(__file__).resolve().parents[2]
-TELL = """
+PROGRAM = """
 import sys
 {first}
 from pdlab.transfer.rank.nixl_import import nixl_api
@@ -23,15 +23,15 @@ print(torch.zeros(2).sum().item())
 """
 
 
-def told(first: str, tensors: bool) -> list[str]:
-    program = TELL.format(first=first, tensors=tensors)
+def printed_words(first: str, tensors: bool) -> list[str]:
+    program = PROGRAM.format(first=first, tensors=tensors)
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-4:]
 
 
 def test_the_same_file_with_torch_and_without() -> None:
-    without, wanted, after = told("", False), told("", True), told("import torch", False)
+    without, wanted, after = printed_words("", False), printed_words("", True), printed_words("import torch", False)
     assert without[:2] == wanted[:2] == after[:2]
     assert [without[2], wanted[2], after[2]] == ["False", "True", "True"]
     assert {without[3], wanted[3], after[3]} == {"0.0"}, "torch can be imported afterwards"

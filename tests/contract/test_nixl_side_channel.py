@@ -41,16 +41,16 @@ def listen(stop: threading.Event, port: int, ready: threading.Event) -> None:
 
 
 def question(rank: int) -> bytes:
-    asked: bytes = quietly("msgspec.msgpack").encode((quietly(f"{NIXL}.base_scheduler").GET_META_MSG, 0, rank))
-    return asked
+    request: bytes = quietly("msgspec.msgpack").encode((quietly(f"{NIXL}.base_scheduler").GET_META_MSG, 0, rank))
+    return request
 
 
 def as_decode(utils: Any, endpoint: str) -> list[bytes]:
     """What a decode rank reads, asked as `NixlBaseConnectorWorker._nixl_handshake` asks."""
-    with utils.zmq_ctx(zmq.REQ, endpoint) as asking:
-        asking.send(question(1))
-        assert asking.poll(60_000), "a decode rank gets no answer"
-        answer: list[bytes] = asking.recv_multipart()
+    with utils.zmq_ctx(zmq.REQ, endpoint) as socket:
+        socket.send(question(1))
+        assert socket.poll(60_000), "a decode rank gets no answer"
+        answer: list[bytes] = socket.recv_multipart()
         return answer
 
 

@@ -40,8 +40,8 @@ class TestView:
         with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 ended, or runs no task within 180 s$"):
             Cluster().view()
         monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {"n1": {"host": "h", "nic": {"kind": "efa", "count": 32}}})
-        (seen,) = Cluster().view().nodes
-        assert (seen.host, seen.nic.kind, seen.nic.count) == ("h", "efa", 32)
+        (only_node,) = Cluster().view().nodes
+        assert (only_node.host, only_node.nic.kind, only_node.nic.count) == ("h", "efa", 32)
 
     def test_what_is_free_on_a_node(self) -> None:
         assert parameters(quietly("ray._private.state").available_resources_per_node) == []
@@ -62,8 +62,8 @@ class TestNodesThatDoNotJoin:
         self, nodes: local_nodes.LocalNodes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(local_nodes, "_belongs", lambda pid, _: pid == os.getpid())
-        said = r"^local Ray node 2 of 2 ended at its start: starting / Exception: .* timed out / during startup\.$"
-        with pytest.raises(ClusterError, match=said):
+        message = r"^local Ray node 2 of 2 ended at its start: starting / Exception: .* timed out / during startup\.$"
+        with pytest.raises(ClusterError, match=message):
             Cluster(nodes).view()
 
     def test_one_that_hangs_is_named_with_its_last_words(
@@ -192,11 +192,11 @@ class TestToken:
     """Cluster.asks_for_token, against servers that answer like Ray's."""
 
     @pytest.mark.parametrize(
-        ("status", "says"),
+        ("status", "message"),
         [("UNAUTHENTICATED", "requires a token .*RAY_AUTH_MODE=token"), ("UNAVAILABLE", "no Ray cluster answers")],
     )
     def test_a_head_that_will_not_answer_is_named(
-        self, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+        self, status: str, message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Somebody else's Ray on this machine: ray.init asks it for many minutes."""
         ray, services = quietly("ray"), quietly("ray._private.services")
@@ -206,7 +206,7 @@ class TestToken:
         calls: list[Any] = []
         with head_that_answers(status, calls) as address:
             monkeypatch.setattr(services, "canonicalize_bootstrap_address", lambda _: address)
-            with pytest.raises(ClusterError, match=says) as refused:
+            with pytest.raises(ClusterError, match=message) as refused:
                 Cluster().__enter__()
         assert len(calls) == 1 and "\n" not in str(refused.value)
 
@@ -217,14 +217,14 @@ class TestToken:
         token = quietly("ray._private.authentication.grpc_authentication_client_interceptor")
         assert isinstance(token._get_authentication_metadata_tuple(), tuple)
 
-    @pytest.mark.parametrize(("status", "asks"), [("UNAUTHENTICATED", True), (None, False), ("NOT_FOUND", False)])
-    def test_asked_without_a_token(self, status: str | None, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("status", "expected"), [("UNAUTHENTICATED", True), (None, False), ("NOT_FOUND", False)])
+    def test_asked_without_a_token(self, status: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         ray = quietly("ray")
         calls: list[Any] = []
         monkeypatch.delenv("RAY_USE_TLS", raising=False)
         with head_that_answers(status, calls) as address:
             monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
-            assert Cluster().asks_for_token() is asks
+            assert Cluster().asks_for_token() is expected
         assert [call.method for call in calls] == ["/ray.rpc.InternalKVGcsService/InternalKVGet"]
         assert "authorization" not in dict(calls[0].invocation_metadata)
         with pytest.raises(ClusterError, match="unknown whether Ray requires a token"):

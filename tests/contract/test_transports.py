@@ -12,10 +12,10 @@ from pdlab.core.transports import BACKENDS, EXTRA_BACKENDS, STORAGE_BACKENDS, TR
 
 
 def site_packages() -> Path:
-    found = importlib.util.find_spec("nixl")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("nixl")
+    if spec is None or spec.origin is None:
         pytest.skip("NIXL is not installed here")
-    return Path(found.origin).parents[1]
+    return Path(spec.origin).parents[1]
 
 
 def test_backends_are_the_plugins_of_the_installed_nixl() -> None:

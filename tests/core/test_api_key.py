@@ -16,25 +16,27 @@ from pdlab.core.errors import UsageError
 KEY = "0123456789abcdef-key"
 
 
-def asked(headers: list[tuple[bytes, bytes]], path: str = "/v1/models", kind: str = "http") -> tuple[list[Any], bool]:
+def authorized(
+    headers: list[tuple[bytes, bytes]], path: str = "/v1/models", kind: str = "http"
+) -> tuple[list[Any], bool]:
     """What the client is sent, and whether the application saw the request."""
     sent: list[Any] = []
-    seen: list[str] = []
+    paths: list[str] = []
 
     async def app(scope: Any, *_: Any) -> None:
-        seen.append(scope["path"])
+        paths.append(scope["path"])
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     guard = api_key.KeyGuard(app, api_key.digest(KEY))
     asyncio.run(guard({"type": kind, "path": path, "headers": headers}, None, send))
-    return sent, bool(seen)
+    return sent, bool(paths)
 
 
 @pytest.mark.parametrize("value", [f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY} "])
 def test_the_key_opens(value: str) -> None:
-    assert asked([(b"Authorization", value.encode())]) == ([], True)
+    assert authorized([(b"Authorization", value.encode())]) == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -53,19 +55,19 @@ def test_the_key_opens(value: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/tokenize", "/metrics", "/", "/health/x", "//ping"])
 def test_nothing_else_does(headers: list[tuple[bytes, bytes]], path: str) -> None:
-    sent, seen = asked(headers, path)
-    assert not seen
+    sent, passed = authorized(headers, path)
+    assert not passed
     assert sent[0]["status"] == 401 and (b"www-authenticate", b"Bearer") in sent[0]["headers"]
     assert "Authorization: Bearer KEY" in json.loads(sent[1]["body"])["error"]["message"]
 
 
 def test_a_websocket_is_closed() -> None:
-    assert asked([], kind="websocket") == ([{"type": "websocket.close", "code": 1008}], False)
+    assert authorized([], kind="websocket") == ([{"type": "websocket.close", "code": 1008}], False)
 
 
 @pytest.mark.parametrize("path", ["/health", "/-/healthz", "/internal/route"])
 def test_whether_it_lives_is_no_secret(path: str) -> None:
-    assert asked([], path) == ([], True)
+    assert authorized([], path) == ([], True)
 
 
 def test_ray_serve_gets_the_digest_alone() -> None:
@@ -99,7 +101,7 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [
         ("short", 0o600, "at least 16 printable ASCII characters"),
         ("with a space in the middle", 0o600, "without spaces"),
@@ -108,12 +110,12 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
         (None, 0o600, "cannot be read"),
     ],
 )
-def test_a_file_that_will_not_do(text: str | None, mode: int, said: str, tmp_path: Path) -> None:
+def test_a_file_that_will_not_do(text: str | None, mode: int, message: str, tmp_path: Path) -> None:
     file = tmp_path / "key"
     if text is not None:
         file.write_text(text, encoding="utf-8")
         file.chmod(mode)
-    with pytest.raises(UsageError, match=said) as refused:
+    with pytest.raises(UsageError, match=message) as refused:
         api_key.chosen(file, {}, needed=True, folder=tmp_path)
     assert "\n" not in str(refused.value) and (text is None or text not in str(refused.value))
 

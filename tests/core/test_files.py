@@ -138,7 +138,7 @@ class TestFullDisk:
         assert str(caught.value).startswith(f"{path} cannot be written")
         assert caught.value.exit_code == 1
         assert path.read_bytes() == b"first"
-        assert [found.name for found in small_disk.iterdir()] == ["kept.json"]
+        assert [file.name for file in small_disk.iterdir()] == ["kept.json"]
 
     def test_of_a_level_that_does_not_fit_no_half_stays(self, small_disk: Path) -> None:
         store = Store(small_disk / "x")

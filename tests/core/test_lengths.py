@@ -166,7 +166,7 @@ def test_what_is_kept_of_a_file_says_that_it_cannot_be_drawn_again(tmp_path: Pat
 )
 def test_what_is_asked_reads_back(text: str) -> None:
     lengths = parse_lengths(text)
-    assert lengths.asked == text and parse_lengths(lengths.asked) == lengths
+    assert lengths.flag_value == text and parse_lengths(lengths.flag_value) == lengths
 
 
 def test_labels() -> None:

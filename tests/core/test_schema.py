@@ -37,7 +37,7 @@ class Outer(Frozen):
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ({}, "f: name: is missing"),
         ({"name": 5}, "f: name: must be text, got 5"),
@@ -61,10 +61,10 @@ class Outer(Frozen):
         ({"nmae": "x"}, "f: nmae: is not a known key; did you mean name? (and 1 more)"),
     ],
 )
-def test_a_complaint_names_the_key_the_rule_and_the_value(data: dict[str, object], told: str) -> None:
+def test_a_complaint_names_the_key_the_rule_and_the_value(data: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as error:
         validate(Outer, data, "f")
-    assert str(error.value) == told
+    assert str(error.value) == message
 
 
 def test_a_flag_stands_in_place_of_the_field() -> None:

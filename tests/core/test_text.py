@@ -10,7 +10,7 @@ MANY = [f"name-{number}" for number in range(20)]
 
 
 @pytest.mark.parametrize(
-    ("word", "known", "told"),
+    ("word", "known", "text"),
     [
         ("pd-pak", ["pd-pack", "collocated"], "did you mean pd-pack?"),
         ("PD-PACK", ["pd-pack", "collocated"], "did you mean pd-pack?"),
@@ -19,5 +19,5 @@ MANY = [f"name-{number}" for number in range(20)]
         ("zzz", MANY, f"known are {', '.join(sorted(MANY)[:8])}, ... (20 in all)"),
     ],
 )
-def test_choices(word: str, known: list[str], told: str) -> None:
-    assert choices(word, known) == told
+def test_choices(word: str, known: list[str], text: str) -> None:
+    assert choices(word, known) == text

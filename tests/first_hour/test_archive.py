@@ -37,12 +37,12 @@ def out(tmp_path: Path) -> Path:
 
 def unpacked(path: Path) -> dict[str, str]:
     with tarfile.open(path) as made:
-        found = {}
+        contents = {}
         for member in made.getmembers():
             file = made.extractfile(member)
             assert file is not None
-            found[member.name.split("/", 1)[1]] = file.read().decode()
-        return found
+            contents[member.name.split("/", 1)[1]] = file.read().decode()
+        return contents
 
 
 def planted(tmp_path: Path) -> set[str]:
@@ -61,8 +61,8 @@ def test_known_secrets(tmp_path: Path) -> None:
 
 
 def test_no_planted_secret_leaves(out: Path, tmp_path: Path) -> None:
-    found = unpacked(archive.write(out, planted(tmp_path)))
-    everything = "\n".join(found.values())
+    contents = unpacked(archive.write(out, planted(tmp_path)))
+    everything = "\n".join(contents.values())
     for secret in (TOKEN, KEY, PASSWORD, HUB, "AKIAABCDEFGHIJKLMNOP", "MIIabc", "0123456789ab"):
         assert secret not in everything, secret
     assert archive.HIDDEN in everything
@@ -76,11 +76,11 @@ def test_what_looks_like_a_secret_is_removed_though_nobody_knows_it(out: Path) -
 
 
 def test_what_helps_is_kept(out: Path, tmp_path: Path) -> None:
-    found = unpacked(archive.write(out, planted(tmp_path)))
-    assert set(found) == set(LEAKS), "no pictures, no requests, no locks"
-    assert "RAY_AUTH_MODE=token" in found["logs/01-doctor.log"]
-    assert json.loads(found["doctor.json"])["environment"]["UCX_TLS"] == "srd"
-    assert json.loads(found["results/x/manifest.json"])["total_tokens"] == 5000
+    contents = unpacked(archive.write(out, planted(tmp_path)))
+    assert set(contents) == set(LEAKS), "no pictures, no requests, no locks"
+    assert "RAY_AUTH_MODE=token" in contents["logs/01-doctor.log"]
+    assert json.loads(contents["doctor.json"])["environment"]["UCX_TLS"] == "srd"
+    assert json.loads(contents["results/x/manifest.json"])["total_tokens"] == 5000
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pdlab.first_hour.run import STATE, State, _adapted, open_state, run
 from pdlab.first_hour.steps import Step
 
 PYTHON = (sys.executable, "-c")
-ASKED: dict[str, Any] = {"model": "m", "local": True, "port": 8000}
+SETTINGS: dict[str, Any] = {"model": "m", "local": True, "port": 8000}
 
 
 def step(name: str, program: str, **more: Any) -> Step:
@@ -32,9 +32,9 @@ def step(name: str, program: str, **more: Any) -> Step:
 
 
 def ran(steps: tuple[Step, ...], out: Path, state: State | None = None) -> tuple[State, list[str]]:
-    said: list[str] = []
-    state = run(steps, out, state or State(asked=ASKED), said.append, PYTHON)
-    return state, said
+    lines: list[str] = []
+    state = run(steps, out, state or State(asked=SETTINGS), lines.append, PYTHON)
+    return state, lines
 
 
 def verdicts(state: State) -> dict[str, str]:
@@ -50,7 +50,7 @@ def test_every_verdict(tmp_path: Path) -> None:
         step("beside", "print('still')", needs=("good",)),
         step("slow", "import time; time.sleep(600)", limit=1.0),
     )
-    state, said = ran(steps, tmp_path)
+    state, lines = ran(steps, tmp_path)
     assert verdicts(state) == {
         "good": "ok", "seen": "finding", "bad": "failed", "after": "skipped", "beside": "ok", "slow": "timed out"
     }  # fmt: skip
@@ -60,7 +60,7 @@ def test_every_verdict(tmp_path: Path) -> None:
     assert outcomes["after"].detail == "it needs bad"
     assert outcomes["slow"].detail.startswith("not done within 1 s; last: ")
     assert (tmp_path / str(outcomes["bad"].log)).read_text() == "error: no luck\nbye\n"
-    assert any(line.startswith("3/6 bad: FAILED") for line in said) and "    next: mend bad" in said
+    assert any(line.startswith("3/6 bad: FAILED") for line in lines) and "    next: mend bad" in lines
     assert State.model_validate_json((tmp_path / STATE).read_text()) == state
 
 
@@ -113,10 +113,10 @@ def test_going_on_keeps_what_ended_well(tmp_path: Path) -> None:
     state, _ = ran(steps, out)
     assert verdicts(state)["sweep"] == "failed" and counted.read_text() == "xx"
     mended.touch()
-    state, _ = ran(steps, out, open_state(out, ASKED, resume=True))
+    state, _ = ran(steps, out, open_state(out, SETTINGS, resume=True))
     assert set(verdicts(state).values()) == {"ok"}
     assert counted.read_text() == "xxx", "the launch again, for the sweep needs it; the first step not"
-    assert ran(steps, out, open_state(out, ASKED, resume=True))[1] == []
+    assert ran(steps, out, open_state(out, SETTINGS, resume=True))[1] == []
 
 
 def test_an_interruption_ends_the_step_and_still_takes_down(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_an_interruption_ends_the_step_and_still_takes_down(tmp_path: Path) -> N
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        run(steps, tmp_path, State(asked=ASKED), lambda _: None, PYTHON)
+        run(steps, tmp_path, State(asked=SETTINGS), lambda _: None, PYTHON)
     state = State.model_validate_json((tmp_path / STATE).read_text())
     assert verdicts(state) == {"long": "interrupted", "next": "skipped", "shutdown": "ok"}
     assert down.exists()
@@ -189,19 +189,19 @@ def test_a_report_leaves_out_folders_that_were_never_made(tmp_path: Path) -> Non
 
 class TestOpenState:
     def test_new(self, tmp_path: Path) -> None:
-        assert open_state(tmp_path / "new", ASKED, resume=False) == State(asked=ASKED)
+        assert open_state(tmp_path / "new", SETTINGS, resume=False) == State(asked=SETTINGS)
 
     def test_refusals(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"has no first-hour\.json"):
-            open_state(tmp_path, ASKED, resume=True)
+            open_state(tmp_path, SETTINGS, resume=True)
         (tmp_path / "mine").touch()
         with pytest.raises(UsageError, match="is not empty"):
-            open_state(tmp_path, ASKED, resume=False)
-        (tmp_path / STATE).write_text(State(asked=ASKED).model_dump_json())
+            open_state(tmp_path, SETTINGS, resume=False)
+        (tmp_path / STATE).write_text(State(asked=SETTINGS).model_dump_json())
         with pytest.raises(UsageError, match="holds an earlier run"):
-            open_state(tmp_path, ASKED, resume=False)
+            open_state(tmp_path, SETTINGS, resume=False)
         with pytest.raises(UsageError, match=r"port 8000, now it is .*port 9000"):
-            open_state(tmp_path, {**ASKED, "port": 9000}, resume=True)
+            open_state(tmp_path, {**SETTINGS, "port": 9000}, resume=True)
         (tmp_path / STATE).write_text("{")
         with pytest.raises(UsageError, match="cannot be read"):
-            open_state(tmp_path, ASKED, resume=True)
+            open_state(tmp_path, SETTINGS, resume=True)

@@ -31,10 +31,10 @@ def test_the_steps_are_within_the_hour_by_estimate(steps: tuple[Step, ...]) -> N
 
 @pytest.mark.parametrize("steps", [CLUSTER, LOCAL], ids=["cluster", "local"])
 def test_what_a_step_needs_comes_before_it(steps: tuple[Step, ...]) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for step in steps:
-        assert {*step.needs, *step.any_of} <= seen
-        seen.add(step.name)
+        assert {*step.needs, *step.any_of} <= names
+        names.add(step.name)
 
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {

@@ -98,8 +98,8 @@ class Stack:
             {"content-type": "application/json"},
         )
         with urllib.request.urlopen(call, timeout=60) as answer:
-            found: list[int] = json.load(answer)["choices"][0]["token_ids"]
-            return found
+            token_ids: list[int] = json.load(answer)["choices"][0]["token_ids"]
+            return token_ids
 
 
 @pytest.fixture(scope="session")

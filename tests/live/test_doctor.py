@@ -93,9 +93,9 @@ def test_what_differs_between_nodes_is_named_with_the_node(unlike: Unlike) -> No
         taken.bind(("", TAKEN_PORT))
         taken.listen()
         assert unlike.run("debug/doctor.py", "--json", str(out)).returncode == 3
-    told: dict[str, Any] = json.loads(out.read_text())
-    assert set(told["nodes"]) == {"local-1", "local-2"}
-    findings = {found["topic"]: Finding(**{**found, "nodes": tuple(found["nodes"])}) for found in told["findings"]}
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert set(report["nodes"]) == {"local-1", "local-2"}
+    findings = {each["topic"]: Finding(**{**each, "nodes": tuple(each["nodes"])}) for each in report["findings"]}
     for name in ("vllm", "nixl"):
         version = findings[f"{name} version"]
         assert version.severity == "error"
@@ -105,7 +105,7 @@ def test_what_differs_between_nodes_is_named_with_the_node(unlike: Unlike) -> No
     port = findings["side-channel port"]
     assert port.severity == "error" and set(port.nodes) == {"local-1", "local-2"}
     assert f"taken: {TAKEN_PORT}" in port.evidence and f"process {os.getpid()}" in port.evidence
-    assert told["nodes"]["local-1"]["loaded"]["backends"] == {"UCX": None}
+    assert report["nodes"]["local-1"]["loaded"]["backends"] == {"UCX": None}
 
 
 @needs_installer
@@ -114,9 +114,9 @@ def test_a_wheel_reaches_every_node(unlike: Unlike) -> None:
     words = (str(wheel(unlike.folder)), "--target", str(target), "--module", "shipped")
     done = unlike.run("debug/install_on_nodes.py", *words)
     assert done.returncode == 0
-    told = dict(line.split(": ", 1) for line in done.stdout.splitlines()[:2])
-    assert set(told) == {"local-1", "local-2"} and len(set(told.values())) == 1
-    assert str(target / "shipped" / "__init__.py") in told["local-1"]
+    values = dict(line.split(": ", 1) for line in done.stdout.splitlines()[:2])
+    assert set(values) == {"local-1", "local-2"} and len(set(values.values())) == 1
+    assert str(target / "shipped" / "__init__.py") in values["local-1"]
     assert (target / "shipped" / "__init__.py").read_text() == "VALUE = 1\n"
 
 

@@ -52,9 +52,9 @@ def own(tmp_path: Path) -> Iterator[Stack]:
 
 
 def record(own: Stack) -> ExperimentRecord:
-    found = read_record(own.folder / "bm" / "live")
-    assert found
-    return found
+    record = read_record(own.folder / "bm" / "live")
+    assert record
+    return record
 
 
 def test_one_fails_one_is_interrupted_and_resumed(own: Stack) -> None:
@@ -119,4 +119,4 @@ def test_pack_against_spread_as_shipped_but_shorter(own: Stack) -> None:
     )  # fmt: skip
     assert shown.code == 0
     page = report.read_text()
-    assert all(said in page for said in ("One repeat", "P1xTP1 D1xTP1 pack", "P1xTP1 D1xTP1 spread"))
+    assert all(text in page for text in ("One repeat", "P1xTP1 D1xTP1 pack", "P1xTP1 D1xTP1 spread"))

@@ -69,7 +69,7 @@ def network(pid: int | str) -> str:
 
 
 def listeners(pids: set[int]) -> set[Listener]:
-    found = set()
+    listening = set()
     tables: dict[str, dict[str, tuple[str, int]]] = {}
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -79,8 +79,8 @@ def listeners(pids: set[int]) -> set[Listener]:
             tables[where] = _table(pid, socket.AF_INET, "tcp") | _table(pid, socket.AF_INET6, "tcp6")
             title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             for inode in {link[8:-1] for link in links} & tables[where].keys():
-                found.add(Listener(*tables[where][inode], title[:400], where))
-    return found
+                listening.add(Listener(*tables[where][inode], title[:400], where))
+    return listening
 
 
 def _links(pid: int) -> Iterator[str]:
@@ -90,14 +90,14 @@ def _links(pid: int) -> Iterator[str]:
 
 
 def _table(pid: int, family: int, name: str) -> dict[str, tuple[str, int]]:
-    found = {}
+    address_by_inode = {}
     for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A":
             words, port = fields[1].split(":")
             raw = b"".join(struct.pack("=I", int(words[i : i + 8], 16)) for i in range(0, len(words), 8))
-            found[fields[9]] = socket.inet_ntop(family, raw), int(port, 16)
-    return found
+            address_by_inode[fields[9]] = socket.inet_ntop(family, raw), int(port, 16)
+    return address_by_inode
 
 
 class Watch:
@@ -105,7 +105,7 @@ class Watch:
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
-        self.seen: set[Listener] = set()
+        self.listeners: set[Listener] = set()
         self.looks = 0
         self.launcher: set[int] = set()
         self._stop = threading.Event()
@@ -121,7 +121,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stop.wait(EVERY_S):
-            self.seen |= listeners(self.pids())
+            self.listeners |= listeners(self.pids())
             self.looks += 1
 
     def pids(self) -> set[int]:
@@ -147,10 +147,10 @@ class Watch:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.launcher = {process.pid}
-        said, _ = process.communicate(timeout=TIMEOUT_S)
-        print(said)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+        print(output)
         assert process.returncode == 0
-        return said
+        return output
 
 
 @pytest.fixture(scope="module")
@@ -198,13 +198,13 @@ def get(stack: Stack, path: str, key: str | None = None, body: Any = None) -> tu
 
 def outward() -> list[str]:
     """Addresses of this machine that others could reach."""
-    found = []
+    addresses = []
     lines = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True).stdout.splitlines()
     for line in lines:
         address = ipaddress.ip_interface(line.split()[3]).ip
         if not address.is_loopback and not address.is_link_local:
-            found.append(str(address))
-    return found
+            addresses.append(str(address))
+    return addresses
 
 
 def opens(host: str, port: int) -> bool:
@@ -214,10 +214,10 @@ def opens(host: str, port: int) -> bool:
 
 
 def nobody_else_hears(watch: Watch, parts: tuple[str, ...]) -> None:
-    titles = [listener.title for listener in watch.seen]
+    titles = [listener.title for listener in watch.listeners]
     assert watch.looks > 10
     assert [part for part in parts if not any(part in title for title in titles)] == []
-    assert sorted(listener for listener in watch.seen if not listener.loopback) == []
+    assert sorted(listener for listener in watch.listeners if not listener.loopback) == []
 
 
 def test_before_the_launch(stack: Stack) -> None:
@@ -226,7 +226,7 @@ def test_before_the_launch(stack: Stack) -> None:
 
 def test_pd_listens_on_loopback_alone(pd: Watch) -> None:
     nobody_else_hears(pd, PD_PARTS)
-    assert {20000, 22000} <= {listener.port for listener in pd.seen}, "the NIXL side channels"
+    assert {20000, 22000} <= {listener.port for listener in pd.listeners}, "the NIXL side channels"
 
 
 def test_no_port_of_it_answers_at_an_outward_address(pd: Watch) -> None:
@@ -271,7 +271,7 @@ def test_nobody_runs_a_job(pd: Watch, tmp_path: Path) -> None:
 
 
 def test_there_is_no_ray_client_server(pd: Watch) -> None:
-    assert not [listener for listener in pd.seen if "ray.util.client" in listener.title or listener.port == 10001]
+    assert not [listener for listener in pd.listeners if "ray.util.client" in listener.title or listener.port == 10001]
 
 
 def test_ray_refuses_who_has_no_token(pd: Watch, stack: Stack) -> None:
@@ -283,7 +283,7 @@ def test_ray_refuses_who_has_no_token(pd: Watch, stack: Stack) -> None:
     for part, method in SERVICES:
         heard = 0
         for port in {listener.port for listener in listeners(pd.pids()) if part in listener.title}:
-            answers = [answer(port, method, given) for given in (None, "0" * 64, token)]
+            answers = [answer(port, method, sent_token) for sent_token in (None, "0" * 64, token)]
             # A process has several servers, and HTTP ones: those of other methods say so whoever asks.
             if set(answers) - {"UNIMPLEMENTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}:
                 assert answers[:2] == ["UNAUTHENTICATED", "UNAUTHENTICATED"], (part, method)
@@ -321,20 +321,25 @@ def test_the_token_is_nowhere_to_be_read(pd: Watch, stack: Stack) -> None:
         assert token.encode() not in text and KEY.encode() not in text, path
 
 
-def asks_for_the_key(stack: Stack) -> None:
-    ask = {"model": "tiny-gptoss", "prompt": "a", "max_tokens": 2}
+def check_key_is_required(stack: Stack) -> None:
+    completion = {"model": "tiny-gptoss", "prompt": "a", "max_tokens": 2}
     for key in (None, "another-key-of-somebody"):
-        for path, body in (("/v1/models", None), ("/v1/completions", ask), ("/tokenize", ask), ("/nowhere", None)):
+        for path, body in (
+            ("/v1/models", None),
+            ("/v1/completions", completion),
+            ("/tokenize", completion),
+            ("/nowhere", None),
+        ):
             assert get(stack, path, key, body)[0] == 401, path
     assert get(stack, "/v1/models", KEY)[0] == 200
-    assert get(stack, "/v1/completions", KEY, ask)[0] == 200
+    assert get(stack, "/v1/completions", KEY, completion)[0] == 200
     sweep = ("-m", "pdlab", "bench", "-t", "concurrency", "-c", "1", "--itl", "32", "--otl", "8", "--smoke")
     done = stack.run(*sweep, "-u", stack.url, "--out", str(stack.folder / "results"))
     assert done.code in (0, 3) and "8/8" in done.text, "the sweep finds the key that the launcher published"
 
 
 def test_direct_streaming_asks_for_the_key(pd: Watch, stack: Stack) -> None:
-    asks_for_the_key(stack)
+    check_key_is_required(stack)
     codes = set()
     # The engine's own server, past the proxy.
     for port in {listener.port for listener in listeners(pd.pids()) if "ServeReplica:pdlab:Decode" in listener.title}:
@@ -350,7 +355,7 @@ def test_direct_streaming_asks_for_the_key(pd: Watch, stack: Stack) -> None:
 def test_collocated_behind_the_ingress_listens_on_loopback_alone_and_asks_for_the_key(stack: Stack) -> None:
     with Watch(stack) as watch:
         watch.launch("--collocated", "--tp", "2", "--no-direct-streaming", "--api-key-file", str(stack.folder / "key"))
-        asks_for_the_key(stack)
+        check_key_is_required(stack)
     # Two ranks: torch's store and gloo listen as well.
     nobody_else_hears(watch, ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker"))
 
@@ -377,7 +382,7 @@ def test_two_hosts_are_out_of_everybodys_reach(stack: Stack) -> None:
     nodes = stack.nodes()
     try:
         ours = network("self")
-        beyond = [listener for listener in watch.seen if not listener.loopback]
+        beyond = [listener for listener in watch.listeners if not listener.loopback]
         assert beyond and [listener for listener in beyond if listener.network == ours] == []
         networks = {network(host.pid) for host in nodes.two_hosts.hosts}
         assert {listener.network for listener in beyond} <= networks and len(networks) == 2
@@ -427,7 +432,7 @@ def stranger(address: str) -> str:
     return done.stdout.strip()
 
 
-ASK = """
+PROBE = """
 import sys
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.connection import Cluster
@@ -443,9 +448,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("mode", "asks"), [("token", True), ("disabled", False)])
-def test_an_open_cluster_is_told_from_one_with_a_token(mode: str, asks: bool, stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "expected"), [("token", True), ("disabled", False)])
+def test_an_open_cluster_is_told_from_one_with_a_token(mode: str, expected: bool, stack: Stack, tmp_path: Path) -> None:
     env = {**stack.env, "PDLAB_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", ASK, mode]
+    command = [sys.executable, "-W", "ignore", "-c", PROBE, mode]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert f"ASKS {asks}" in done.stdout, done.stderr[-2000:]
+    assert f"ASKS {expected}" in done.stdout, done.stderr[-2000:]

@@ -72,9 +72,9 @@ def check_guard(url: str, peer: socket.socket) -> None:
         "remote_port": peer.getsockname()[1],
         "tp_size": 1,
     }
-    asked: list[dict[str, Any]] = [{"do_remote_prefill": True}, remote, {"do_remote_decode": True}]
+    transfer_params: list[dict[str, Any]] = [{"do_remote_prefill": True}, remote, {"do_remote_decode": True}]
     chat = {"model": "tiny-gptoss", "messages": [{"role": "user", "content": "ba"}], "max_tokens": 2}
-    for params in asked:
+    for params in transfer_params:
         for route, body in (("/v1/completions", plain), ("/v1/chat/completions", chat)):
             for hidden in ({"kv_transfer_params": params}, {"vllm_xargs": {"kv_transfer_params": "x"}}):
                 status, text = post(url, route, {**body, **hidden})
@@ -109,11 +109,11 @@ def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None
     assert post(stack.url, "/detokenize", {"model": "tiny-gptoss", "tokens": [300, 301]})[0] != 404
     SHAPES.extend(request_shapes.shapes(request_shapes.decisive(stack.url)))
     ALONE.update({shape.name: request_shapes.ask(stack.url, shape) for shape in SHAPES})
-    assert not {name: got.said for name, got in ALONE.items() if got.status >= 500}
+    assert not {name: answer.content for name, answer in ALONE.items() if answer.status >= 500}
     # A chat request of gpt-oss loads Harmony's vocabulary, which a machine without internet lacks.
     chat = ALONE["chat"]
-    assert chat.status == 200 or (chat.status == 400 and "o200k_base.tiktoken" in chat.said)
-    answered = [name for name, got in ALONE.items() if got.status == 200]
+    assert chat.status == 200 or (chat.status == 400 and "o200k_base.tiktoken" in chat.content)
+    answered = [name for name, reply in ALONE.items() if reply.status == 200]
     assert len(answered) > 30, "shapes that are refused prove nothing"
 
 
@@ -136,7 +136,7 @@ def test_every_shape_is_answered_as_by_one_engine_alone(stack: Stack) -> None:
         if shape.route == "/tokenize":  # Ray's ingress, which the other deployment has, does not serve it
             text = {"model": "tiny-gptoss", "prompt": shape.body["prompt"], "return_token_ids": True, "max_tokens": 1}
             answer = json.loads(post(stack.url, "/v1/completions", text)[1])
-            how = None if mine.said == answer["choices"][0]["prompt_token_ids"] else f"{mine} instead of {answer}"
+            how = None if mine.content == answer["choices"][0]["prompt_token_ids"] else f"{mine} instead of {answer}"
         else:
             how = request_shapes.differs(mine, ALONE[shape.name])
         if how:
@@ -147,17 +147,17 @@ def test_every_shape_is_answered_as_by_one_engine_alone(stack: Stack) -> None:
 def test_a_list_of_prompts_is_answered_in_its_order(stack: Stack) -> None:
     """Not against another deployment: each prompt of the list against the same prompt asked by itself."""
     rng = random.Random(3)
-    asked = [[rng.randrange(10, 1000) for _ in range(length)] for length in (300, 33, 600, 5)]
-    alone = [stack.complete(prompt) for prompt in asked]
-    assert len({tuple(tokens) for tokens in alone}) == len(asked)
-    body = {"model": "tiny-gptoss", "prompt": asked, "max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+    prompts = [[rng.randrange(10, 1000) for _ in range(length)] for length in (300, 33, 600, 5)]
+    alone = [stack.complete(prompt) for prompt in prompts]
+    assert len({tuple(tokens) for tokens in alone}) == len(prompts)
+    body = {"model": "tiny-gptoss", "prompt": prompts, "max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
     status, text = post(stack.url, "/v1/completions", {**body, "return_token_ids": True})
     assert status == 200
-    found = json.loads(text)
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
-    assert [choice["token_ids"] for choice in found["choices"]] == alone
-    assert found["usage"]["prompt_tokens"] == sum(map(len, asked))
-    assert found["usage"]["completion_tokens"] == 64
+    answer = json.loads(text)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["token_ids"] for choice in answer["choices"]] == alone
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    assert answer["usage"]["completion_tokens"] == 64
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.03, 0.15], ids=["at once", "in prefill", "in decode"])
@@ -197,13 +197,13 @@ def gauges(stack: Stack) -> dict[str, float]:
 
     running = stack.running()
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    found = {}
+    values = {}
     for page in read_pages(running.metrics_urls):
         for sample in samples(page):
             replica = sample.label("ReplicaId")
             if sample.name in names and replica in running.replicas:
-                found[f"{running.pools[replica]} {sample.name}"] = sample.value
-    return found
+                values[f"{running.pools[replica]} {sample.name}"] = sample.value
+    return values
 
 
 def engine_pids(stack: Stack) -> set[int]:
@@ -211,10 +211,10 @@ def engine_pids(stack: Stack) -> set[int]:
 
     from pdlab.cluster import local_nodes
 
-    found = set()
+    pids = set()
     for pid in local_nodes.processes(stack.nodes()):
         with contextlib.suppress(OSError):
             if b"ServeReplica" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-    assert found
-    return found
+                pids.add(pid)
+    assert pids
+    return pids

@@ -258,10 +258,10 @@ def _with_children(pid: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found
+    pids = [pid]
+    for parent in pids:
+        pids += [child for child, of in parents.items() if of == parent]
+    return pids
 
 
 def _title(pid: int) -> str:

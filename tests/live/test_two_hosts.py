@@ -92,10 +92,10 @@ def move(source: Host, target: Host, total: int) -> float:
     with near, far:
         sender = threading.Thread(target=near.sendall, args=(bytes(total),))
         sender.start()
-        got = len(far.recv(1))
+        count = len(far.recv(1))
         began = time.monotonic()
-        while got < total:
-            got += len(far.recv(1 << 20))
+        while count < total:
+            count += len(far.recv(1 << 20))
         took = time.monotonic() - began
         sender.join()
     return took
@@ -255,10 +255,10 @@ class TestLink:
                 pair = reshape(pair, parse_shape(rate, delay_ms), folder, os.environ)
                 text = bytes([number]) * 100_000
                 near.sendall(text)
-                got = b""
-                while len(got) < len(text):
-                    got += far.recv(1 << 20)
-                assert got == text
+                received = b""
+                while len(received) < len(text):
+                    received += far.recv(1 << 20)
+                assert received == text
         assert pair.relay is None
 
     def test_loopback_is_not_the_link(self, pair: TwoHosts) -> None:
@@ -480,12 +480,12 @@ def _pids() -> list[int]:
 def _inside(host: Host) -> list[int]:
     """Processes in the host's PID namespace, as this machine counts."""
     own = Path(f"/proc/{host.pid}/ns/pid").readlink()
-    found = []
+    pids = []
     for pid in _pids():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/ns/pid").readlink() == own:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def _command(pid: int) -> bytes:

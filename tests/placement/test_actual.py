@@ -14,7 +14,7 @@ from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
 from pdlab.placement.actual import observe
 from pdlab.placement.place import place
 
-Seen = dict[Role, list[list[str]]]
+Actual = dict[Role, list[list[str]]]
 
 
 def gpu_nodes(*free: int) -> ClusterView:
@@ -26,14 +26,14 @@ def gpu_nodes(*free: int) -> ClusterView:
     return ClusterView(nodes=nodes)
 
 
-def as_planned(plan: Placement, ranks_per_replica: int = 1) -> Seen:
+def as_planned(plan: Placement, ranks_per_replica: int = 1) -> Actual:
     """What Ray says when everything came out as planned, one entry per DP rank."""
-    seen: Seen = {}
+    actual: Actual = {}
     for replica in plan.replicas:
         bundles = [node for group in replica.groups for node, slots in group.slots.items() for _ in slots]
         size = len(bundles) // ranks_per_replica
-        seen.setdefault(replica.role, []).extend(bundles[i : i + size] for i in range(0, len(bundles), size))
-    return seen
+        actual.setdefault(replica.role, []).extend(bundles[i : i + size] for i in range(0, len(bundles), size))
+    return actual
 
 
 def planned(label: str, view: ClusterView) -> Placement:
@@ -86,10 +86,10 @@ def test_dp_ranks_make_up_replicas() -> None:
 def test_a_replica_on_a_stray_node() -> None:
     view = gpu_nodes(8, 8)
     plan = planned("pd-spread-p1xtp4-d1xtp4", view)
-    seen = as_planned(plan)
-    seen["decode"] = seen["prefill"]
+    actual = as_planned(plan)
+    actual["decode"] = actual["prefill"]
     with pytest.raises(DeployError, match="decode: a replica is on n0, planned on n1"):
-        observe(plan, view, seen)
+        observe(plan, view, actual)
 
 
 def test_a_node_that_the_view_does_not_know() -> None:
@@ -110,10 +110,10 @@ def test_another_number_of_ranks(running: int) -> None:
 def test_a_role_that_nothing_was_seen_of() -> None:
     view = gpu_nodes(8, 8)
     plan = planned("pd-spread-p1xtp4-d1xtp4", view)
-    seen = as_planned(plan)
-    del seen["prefill"]
+    actual = as_planned(plan)
+    del actual["prefill"]
     with pytest.raises(DeployError, match="prefill: 0 TP groups run, 1 were planned"):
-        observe(plan, view, seen)
+        observe(plan, view, actual)
 
 
 def test_bundles_are_not_made_up() -> None:
@@ -132,7 +132,7 @@ def test_more_ranks_on_a_node_than_it_had_free() -> None:
 
 
 @st.composite
-def observations(draw: st.DrawFn) -> tuple[Placement, ClusterView, Seen]:
+def observations(draw: st.DrawFn) -> tuple[Placement, ClusterView, Actual]:
     """A plan that has room to spare, and its replicas shuffled and moved within their pool's nodes."""
     nodes = draw(st.integers(2, 4))
     view = gpu_nodes(*draw(st.lists(st.integers(4, 8), min_size=nodes, max_size=nodes)))
@@ -150,16 +150,16 @@ def observations(draw: st.DrawFn) -> tuple[Placement, ClusterView, Seen]:
 
 @settings(max_examples=150, deadline=None)
 @given(observations())
-def test_every_rank_has_a_slot_of_its_own_on_its_node(case: tuple[Placement, ClusterView, Seen]) -> None:
-    plan, view, seen = case
-    came_out = observe(plan, view, seen)
-    on_node = Counter(node for rank in seen["collocated"] for node in rank)
+def test_every_rank_has_a_slot_of_its_own_on_its_node(case: tuple[Placement, ClusterView, Actual]) -> None:
+    plan, view, actual = case
+    came_out = observe(plan, view, actual)
+    on_node = Counter(node for rank in actual["collocated"] for node in rank)
     assert {node: len(slots) for node, slots in came_out.used_slots.items()} == on_node
     for node, slots in came_out.used_slots.items():
         assert len(set(slots)) == len(slots)
         assert set(slots) <= set(view.node(node).slots)
     assert [replica.nodes for replica in came_out.replicas] == [
-        tuple(dict.fromkeys(rank)) for rank in seen["collocated"]
+        tuple(dict.fromkeys(rank)) for rank in actual["collocated"]
     ]
     assert (came_out.device, came_out.ingress_nodes) == (plan.device, plan.ingress_nodes)
     assert observe(came_out, view, as_planned(came_out)) == came_out

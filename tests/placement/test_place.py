@@ -12,12 +12,12 @@ from pdlab.placement import explain
 from pdlab.placement.place import bundle_nodes, cautions, link_kind, links, place
 
 
-def asked(label: str) -> Deployment:
+def deployment_of(label: str) -> Deployment:
     return Deployment(topology=parse_label(label))
 
 
 def on(label: str, cluster: str | ClusterView) -> Placement:
-    return place(asked(label), load_cluster(cluster) if isinstance(cluster, str) else cluster)
+    return place(deployment_of(label), load_cluster(cluster) if isinstance(cluster, str) else cluster)
 
 
 def gpu_nodes(*free: int, cpus: float = 192, kind: str | None = "H100") -> ClusterView:
@@ -33,7 +33,7 @@ def gpu_nodes(*free: int, cpus: float = 192, kind: str | None = "H100") -> Clust
 
 def complaint(label: str, view: ClusterView) -> str:
     with pytest.raises(PlacementError) as caught:
-        place(asked(label), view)
+        place(deployment_of(label), view)
     return str(caught.value)
 
 
@@ -101,7 +101,7 @@ class TestWhere:
         ethernet = Nic(kind="ethernet", gbit_per_s=100)
         nodes[2] = nodes[2].model_copy(update={"gpu_type": "L40S", "nic": ethernet})
         nodes[:2] = [node.model_copy(update={"nic": Nic(kind="efa", count=32)}) for node in nodes[:2]]
-        deployment = asked("pd-spread-p1xtp4-d1xtp4")
+        deployment = deployment_of("pd-spread-p1xtp4-d1xtp4")
         alike = place(deployment, ClusterView(nodes=tuple(nodes)))
         assert set(alike.used_slots) == {"n0", "n1"}
         assert cautions(deployment, alike, ClusterView(nodes=tuple(nodes))) == []
@@ -125,9 +125,9 @@ class TestWhere:
 class TestLinks:
     def test_every_pair_of_nodes_once(self) -> None:
         view = load_cluster("p5.48xlarge-x13")
-        found = links(on("pd-spread-p3xdp24ep-d1xdp32ep", view), view)
-        assert len(found) == 9 * 4 and {link.kind for link in found} == {"EFA/SRD"}
-        assert {link.pairs for link in found} == {1}
+        link_groups = links(on("pd-spread-p3xdp24ep-d1xdp32ep", view), view)
+        assert len(link_groups) == 9 * 4 and {link.kind for link in link_groups} == {"EFA/SRD"}
+        assert {link.pairs for link in link_groups} == {1}
 
     def test_pairs_are_replica_pairs(self) -> None:
         view = load_cluster("p5.48xlarge-x2")
@@ -175,7 +175,7 @@ class TestPins:
 
     def test_caution_where_ray_could_split_a_tp_group(self) -> None:
         view = gpu_nodes(6, 6)
-        risky, pinned = asked("collocated-1xtp4dp2"), asked("collocated-1xtp4pp2")
+        risky, pinned = deployment_of("collocated-1xtp4dp2"), deployment_of("collocated-1xtp4pp2")
         assert "TP 4" in cautions(risky, place(risky, view), view)[0]
         assert cautions(pinned, place(pinned, view), view) == []
 
@@ -245,14 +245,14 @@ class TestAdvice:
         """What is recommended is true: the named flags give a deployment that places."""
         view = gpu_nodes(*free)
         try:
-            place(asked(label), view)
+            place(deployment_of(label), view)
         except PlacementError as error:
             first = str(error).split("what would fit: ")[1].split("; or ")[0]
         else:
             return
         if not first.startswith(("--p-", "--d-", "--num", "--tp")):
             return
-        deployment = asked(label)
+        deployment = deployment_of(label)
         words = first.split(" (")[0].split()
         topology = deployment.topology.model_dump()
         for flag, value in zip(words[::2], words[1::2], strict=True):

@@ -83,12 +83,12 @@ def shares(view: ClusterView, pool: Pool) -> list[dict[str, int]]:
     nodes = candidates(view, pool)
     if any(total(node) >= pool.tp for node in nodes):
         return [{node.id: pool.tp} for node in nodes]
-    found = []
+    placements = []
     for size in {total(node) for node in nodes} - {0}:
         whole = [node for node in nodes if total(node) == size == free_slots(node)]
         if pool.tp % size == 0:
-            found += [{n.id: size for n in chosen} for chosen in itertools.combinations(whole, pool.tp // size)]
-    return found
+            placements += [{n.id: size for n in chosen} for chosen in itertools.combinations(whole, pool.tp // size)]
+    return placements
 
 
 def brute_force(deployment: Deployment, view: ClusterView) -> bool:
@@ -100,15 +100,15 @@ def brute_force(deployment: Deployment, view: ClusterView) -> bool:
         for share_list in [shares(view, pool)]
         for _ in range(pool.replicas * pool.pp * pool.dp)
     ]
-    seen: set[tuple[int, tuple[tuple[str, str, int, int], ...]]] = set()
+    keys: set[tuple[int, tuple[tuple[str, str, int, int], ...]]] = set()
 
     def search(position: int, used: dict[tuple[str, str], tuple[int, int]]) -> bool:
         if position == len(work):
             return True
         key = (position, tuple(sorted((n, r, s, c) for (n, r), (s, c) in used.items())))
-        if key in seen:
+        if key in keys:
             return False
-        seen.add(key)
+        keys.add(key)
         role, options = work[position]
         for share in options:
             after = dict(used)

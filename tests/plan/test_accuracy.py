@@ -28,15 +28,15 @@ def test_ties_share_their_mean_rank() -> None:
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=2, max_size=12))
 def test_only_the_order_counts(pairs: list[tuple[float, float]]) -> None:
     one, other = [a for a, _ in pairs], [b for _, b in pairs]
-    found = spearman(one, other)
+    correlation = spearman(one, other)
     ranked = [sum(b < value for b in other) for value in other]
-    if found is None:
+    if correlation is None:
         assert len(set(one)) == 1 or len(set(other)) == 1
         return
-    assert -1 - 1e-9 <= found <= 1 + 1e-9
-    assert spearman(other, one) == pytest.approx(found)
-    assert spearman(one, [5 * rank - 100 for rank in ranked]) == pytest.approx(found)
-    assert spearman(one, [-b for b in other]) == pytest.approx(-found)
+    assert -1 - 1e-9 <= correlation <= 1 + 1e-9
+    assert spearman(other, one) == pytest.approx(correlation)
+    assert spearman(one, [5 * rank - 100 for rank in ranked]) == pytest.approx(correlation)
+    assert spearman(one, [-b for b in other]) == pytest.approx(-correlation)
 
 
 def test_throughput_is_read_off_between_levels() -> None:
@@ -58,8 +58,8 @@ def test_a_swapped_pair_costs_what_it_should_and_short_curves_are_left_out() -> 
     measured = {"a": line(1), "b": line(2), "c": line(3), "d": line(4)}
     assert mean_correlation(rank_correlations(measured, measured)) == pytest.approx(1)
     swapped = {**measured, "a": line(2), "b": line(1)}
-    found = rank_correlations(swapped, measured)
-    assert len(found) == 6 and mean_correlation(found) == pytest.approx(1 - 6 * 2 / (4 * 15))
+    correlations = rank_correlations(swapped, measured)
+    assert len(correlations) == 6 and mean_correlation(correlations) == pytest.approx(1 - 6 * 2 / (4 * 15))
     short = {**measured, "d": line(4, until_s=0.0085)}
     by_target = {at.tpot_s: at.configurations for at in rank_correlations(short, measured)}
     assert by_target[0.008] == ("a", "b", "c", "d") and by_target[0.009] == ("a", "b", "c")

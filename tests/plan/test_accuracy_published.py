@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from pdlab.plan.accuracy import LevelPoint
+
 PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "orderings.py"
 spec = importlib.util.spec_from_file_location("orderings", PATH)
 assert spec and spec.loader
@@ -15,14 +17,14 @@ spec.loader.exec_module(orderings)
 
 
 def test_the_reported_orderings_are_simulated() -> None:
-    found = orderings.orderings()
-    assert len(found) == 6
-    assert not [f"{each.reported}: {each.simulated}" for each in found if not each.holds]
+    compared = orderings.orderings()
+    assert len(compared) == 6
+    assert not [f"{each.reported}: {each.simulated}" for each in compared if not each.holds]
 
 
-def line(tpot_ms: float, rps: float) -> dict[int, tuple[float, float]]:
+def line(tpot_ms: float, rps: float) -> dict[int, LevelPoint]:
     """A made-up curve: TPOT grows by half with every load, throughput doubles."""
-    return {n: orderings.Point(1e-3 * tpot_ms * 1.5**i, rps * 2**i) for i, n in enumerate(orderings.LOADS)}
+    return {n: LevelPoint(1e-3 * tpot_ms * 1.5**i, rps * 2**i) for i, n in enumerate(orderings.LOADS)}
 
 
 def test_each_check_can_fail() -> None:

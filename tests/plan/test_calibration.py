@@ -39,7 +39,7 @@ SHAPE = gpt_oss()
 
 def synthetic(truth: Hardware, labels: Iterable[str]) -> list[MeasuredSweep]:
     """Experiments "measured" on hardware whose constants are known."""
-    found = []
+    experiments = []
     for label in labels:
         experiment = MeasuredSweep(
             name=label,
@@ -50,8 +50,8 @@ def synthetic(truth: Hardware, labels: Iterable[str]) -> list[MeasuredSweep]:
             prompts="repeated",
         )
         values = tuple(predict(truth, SHAPE, experiment, (0,)))
-        found.append(experiment.model_copy(update={"values": values}))
-    return found
+        experiments.append(experiment.model_copy(update={"values": values}))
+    return experiments
 
 
 def with_free(hardware: Hardware, *names: str) -> Hardware:
@@ -70,14 +70,14 @@ def test_known_constants_are_found() -> None:
     start = truth.with_values({name: truth.value(name) * by for name, by in zip(names, wrong, strict=True)})
     experiments = synthetic(truth, ["collocated-1xtp8", "collocated-1xtp2"])
     before = median_errors([p for e in experiments for p in compare(start, SHAPE, e, (0,))])
-    found = fit(start, SHAPE, experiments, seeds=(0,), rounds=15)
-    after = median_errors([p for e in experiments for p in compare(found, SHAPE, e, (0,))])
+    fitted = fit(start, SHAPE, experiments, seeds=(0,), rounds=15)
+    after = median_errors([p for e in experiments for p in compare(fitted, SHAPE, e, (0,))])
     assert before["TPOT"] > 5 and after["TPOT"] < 1
     assert after["mean TTFT"] < 3
     for name in names:
-        assert found.value(name) == pytest.approx(truth.value(name), rel=0.1), name
+        assert fitted.value(name) == pytest.approx(truth.value(name), rel=0.1), name
     untouched = set(truth.constants) - set(names)
-    assert all(found.value(name) == truth.value(name) for name in untouched)
+    assert all(fitted.value(name) == truth.value(name) for name in untouched)
 
 
 def test_cross_validation_predicts_what_it_did_not_see() -> None:
@@ -100,10 +100,10 @@ def test_the_order_of_configurations_is_scored_per_workload_and_node() -> None:
     truth = with_free(HARDWARE, "launch_ms")
     experiments = synthetic(truth, ["collocated-1xtp8", "collocated-2xtp4", "collocated-1xtp2"])
     points = [point for e in experiments for point in compare(truth, SHAPE, e, (0,))]
-    ((lengths, found),) = rankings(experiments, points, node_gpus=8).items()
-    assert lengths == "5000:250" and found and all(at.correlation == pytest.approx(1) for at in found)
+    ((lengths, ranking),) = rankings(experiments, points, node_gpus=8).items()
+    assert lengths == "5000:250" and ranking and all(at.correlation == pytest.approx(1) for at in ranking)
     shuffled = [e.model_copy(update={"levels": e.levels[::-1]}) for e in experiments]
-    assert rankings(shuffled, points, node_gpus=8) == {lengths: found}
+    assert rankings(shuffled, points, node_gpus=8) == {lengths: ranking}
 
     def curve(name: str, factor: float) -> list[PredictedPoint]:
         return [
@@ -132,19 +132,19 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
     out = tmp_path / "mine.yaml"
     words = ["--start", "cpu-vllm-0.29", "--rounds", "1", "--cross-validate", "--name", "mine", "--out", str(out)]
     assert cli_calibrate.main(["--runs", *runs, *words, "--days", "4.8,8,4"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    rows = [line for line in said if line.startswith("| ") and " concurrency " in line]
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith("| ") and " concurrency " in line]
     assert [row.split(" | ")[0].strip("| ") for row in rows] == [name for name in labels for _ in range(3)]
     assert all("%" in row and " - " not in row for row in rows)
-    assert any(line.startswith("each left out once: TPOT ") for line in said)
-    assert any("Spearman" in line or "no target" in line for line in said)
+    assert any(line.startswith("each left out once: TPOT ") for line in lines)
+    assert any("Spearman" in line or "no target" in line for line in lines)
     fitted = load_hardware(str(out))
     assert fitted.name == "mine" and fitted.fitted_on == tuple(labels)
     assert fitted.error is not None and fitted.error.points == 9
     assert set(fitted.error.parts) == {"TPOT", "mean TTFT", "requests/s"}
-    assert any(line.startswith("errors common to a configuration") for line in said)
+    assert any(line.startswith("errors common to a configuration") for line in lines)
     assert fitted.error.percent("mean TTFT") == (fitted.error.ttft_percent, 8.0)
-    held = [line.partition(":")[0] for line in said if "90 % intervals, each experiment's" in line]
+    held = [line.partition(":")[0] for line in lines if "90 % intervals, each experiment's" in line]
     assert held == ["without days", "with days, as predictions are given"]
 
 
@@ -199,12 +199,12 @@ def test_hardware_files_say_what_they_rest_on() -> None:
 def test_published_runs_left_out_are_predicted() -> None:
     """Fitted to three collocated experiments and one PD, the fourth collocated and the 10k:500 one are predicted."""
     folders = {path.name.removeprefix("gptoss_"): path for path in SHARED.iterdir() if path.is_dir()}
-    seen = ("1xtp8", "8xtp1", "4xtp2", "1xtp2-1xtp2")
+    labels = ("1xtp8", "8xtp1", "4xtp2", "1xtp2-1xtp2")
     experiments = {name: measured(load_experiment(path), "repeated") for name, path in folders.items()}
-    inside = [e for name, e in experiments.items() if name.endswith(seen)]
+    inside = [e for name, e in experiments.items() if name.endswith(labels)]
     assert len(inside) == 4
-    found = fit(HARDWARE, SHAPE, inside, seeds=(0,), rounds=2)
-    outside = [p for name, e in experiments.items() if not name.endswith(seen) for p in compare(found, SHAPE, e)]
+    fitted = fit(HARDWARE, SHAPE, inside, seeds=(0,), rounds=2)
+    outside = [p for name, e in experiments.items() if not name.endswith(labels) for p in compare(fitted, SHAPE, e)]
     errors = median_errors(outside)
     assert errors["TPOT"] < 6
     assert errors["mean TTFT"] < 20
@@ -221,16 +221,16 @@ def test_what_would_fail_after_the_fit_is_said_before_it(capsys: pytest.CaptureF
         ["--frobnicate"],
     ):
         assert cli_calibrate.main(["--runs", folder, *words]) == 2, words
-        told = capsys.readouterr()
-        assert not told.out and told.err.startswith("error: ") and told.err.count("\n") == 1
+        printed = capsys.readouterr()
+        assert not printed.out and printed.err.startswith("error: ") and printed.err.count("\n") == 1
 
 
 def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     whole = str(Path(__file__).resolve().parents[2] / "bm_results" / "local-pack-vs-spread")
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0", "--start", "cpu-vllm-0.29"]) == 0
-    told = capsys.readouterr()
-    assert all(f"| {name} | concurrency 1 |" in told.out for name in ("collocated", "pack", "spread"))
-    assert "note:" not in told.err
+    printed = capsys.readouterr()
+    assert all(f"| {name} | concurrency 1 |" in printed.out for name in ("collocated", "pack", "spread"))
+    assert "note:" not in printed.err
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
     assert "spread was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
 
@@ -253,7 +253,7 @@ class TestVariedLengths:
 
     def test_those_of_a_file_cannot_be_and_that_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "p.csv").write_text("input_tokens,output_tokens\n500,60\n")
-        given = Workload(lengths=parse_lengths(f"file:{tmp_path}/p.csv"))
-        kept = Workload.model_validate_json(given.model_dump_json())
+        workload = Workload(lengths=parse_lengths(f"file:{tmp_path}/p.csv"))
+        kept = Workload.model_validate_json(workload.model_dump_json())
         with pytest.raises(StoreError, match=r"^x: cannot be simulated: the lengths in p.csv are not kept"):
             measured(self.experiment(tmp_path / "x", kept), "fresh")

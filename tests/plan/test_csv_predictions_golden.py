@@ -53,11 +53,9 @@ def predicted() -> str:
 
 
 def test_predictions_are_the_stored_ones() -> None:
-    found = predicted()
+    rows = predicted()
     if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":
-        STORED.write_text(found, encoding="utf-8")
+        STORED.write_text(rows, encoding="utf-8")
     stored = STORED.read_text(encoding="utf-8") if STORED.exists() else ""
-    changed = "\n".join(
-        difflib.unified_diff(stored.splitlines(), found.splitlines(), "stored", "now", n=0, lineterm="")
-    )
+    changed = "\n".join(difflib.unified_diff(stored.splitlines(), rows.splitlines(), "stored", "now", n=0, lineterm=""))
     assert not changed, f"predictions changed; keep them with `make golden` if that is meant:\n{changed}"

@@ -16,8 +16,8 @@ from pdlab.plan.csv_rows import ALIASES, RequestedRow, read
 
 
 def one(text: str) -> RequestedRow:
-    (asked,) = read(text, "in.csv")[2]
-    return asked
+    (row,) = read(text, "in.csv")[2]
+    return row
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def one(text: str) -> RequestedRow:
     ],
 )
 def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
-    asked = one(text)
-    assert asked.deployment.label == label
-    assert asked.load.value == 8 and asked.num_requests == 40
+    row = one(text)
+    assert row.deployment.label == label
+    assert row.load.value == 8 and row.num_requests == 40
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("mode,concurrency\ncollocated,8\n", "no TP degree"),
         ("mode,num,tp,concurrency\ncollocated,4,,8\n", "no TP degree is given; give tp"),
@@ -78,10 +78,10 @@ def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
         ("mode,num,tp,concurrency,request_rate\ncollocated,4,2,,nan\n", "concurrency and request_rate are both empty"),
     ],
 )
-def test_what_is_left_to_guess_is_refused(text: str, said: str) -> None:
+def test_what_is_left_to_guess_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=r"in\.csv") as caught:
         read(text, "in.csv")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_no_name_means_two_columns() -> None:

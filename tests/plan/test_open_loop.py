@@ -30,50 +30,50 @@ def scene(slo: Slo) -> Scene:
     return Scene(HARDWARE, SHAPE, Workload(), slo)
 
 
-def found(asked: Scene, label: str) -> tuple[float, float]:
+def goodput_of(under: Scene, label: str) -> tuple[float, float]:
     """(goodput, closed loop's capacity) of one copy, requests/s."""
     deployment = Deployment(topology=parse_label(label))
-    candidate = under_poisson(asked, evaluate(asked, sized_alone(asked, deployment), deployment.gpus))
+    candidate = under_poisson(under, evaluate(under, sized_alone(under, deployment), deployment.gpus))
     assert candidate.goodput_rps is not None and candidate.closed is not None
     return candidate.goodput_rps, candidate.closed.requests_per_s
 
 
 @pytest.mark.parametrize("label", ["collocated-2xtp4", "pd-spread-p3xtp1-d1xtp4"])
 def test_it_is_where_a_long_run_with_other_arrivals_loses_the_slo(label: str) -> None:
-    asked = scene(Slo(ttft_s=2.0, tpot_s=0.012))
-    goodput_rps, _ = found(asked, label)
+    bounded = scene(Slo(ttft_s=2.0, tpot_s=0.012))
+    goodput_rps, _ = goodput_of(bounded, label)
 
     def share(factor: float) -> float:
         level = Level(load=Open(rate_rps=factor * goodput_rps), num_requests=5000, seed=11)
         deployment = Deployment(topology=parse_label(label))
-        (done,) = simulate(deployment, [level], asked.workload, HARDWARE, SHAPE, seed=11, scattered=True)
-        return float((stresses(columns(done), asked.slo)[1000:4500] <= 1).mean())
+        (done,) = simulate(deployment, [level], bounded.workload, HARDWARE, SHAPE, seed=11, scattered=True)
+        return float((stresses(columns(done), bounded.slo)[1000:4500] <= 1).mean())
 
-    assert share(0.9) >= asked.slo.quantile > share(1.12)
+    assert share(0.9) >= bounded.slo.quantile > share(1.12)
 
 
 def test_a_bound_that_queues_do_not_touch_is_met_no_further_than_what_is_served() -> None:
     """TPOT of PD does not grow with the queue before prefill: without a bound on TTFT any rate would meet it."""
-    asked = scene(Slo(tpot_s=0.1))
-    goodput_rps, _ = found(asked, "pd-spread-p1xtp2-d1xtp4")
+    bounded = scene(Slo(tpot_s=0.1))
+    goodput_rps, _ = goodput_of(bounded, "pd-spread-p1xtp2-d1xtp4")
     prefill_rps = Matcher(HARDWARE, SHAPE, Workload()).prefill(Pool(tp=2))
     assert 0.8 * prefill_rps < goodput_rps < 1.1 * prefill_rps
 
 
 def test_what_meets_at_no_rate_has_none() -> None:
-    asked = scene(Slo(ttft_s=0.05))
+    bounded = scene(Slo(ttft_s=0.05))
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-    candidate = under_poisson(asked, evaluate(asked, sized_alone(asked, deployment), 4))
+    candidate = under_poisson(bounded, evaluate(bounded, sized_alone(bounded, deployment), 4))
     assert (candidate.goodput_rps, candidate.served_per_gpu, candidate.best, candidate.loop) == (0, 0, None, "open")
-    assert open_loop.goodput(asked, deployment, 8.0, 1.0)[0] == 0
+    assert open_loop.goodput(bounded, deployment, 8.0, 1.0)[0] == 0
 
 
 def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
     """Six GPUs of a node of eight: the whole node is counted, unless those used are asked for; the map counts alike."""
     workload = Workload(lengths=Uniform(low=0.6, high=1.0))
-    asked = replace(scene(Slo(ttft_s=2.0, tpot_s=0.012)), workload=workload)
+    bounded = replace(scene(Slo(ttft_s=2.0, tpot_s=0.012)), workload=workload)
     deployment = Deployment(topology=parse_label("collocated-3xtp2"))
-    candidate = under_poisson(asked, evaluate(asked, sized_alone(asked, deployment), 8))
+    candidate = under_poisson(bounded, evaluate(bounded, sized_alone(bounded, deployment), 8))
     assert candidate.goodput_rps and candidate.capacity_rps and candidate.rates
     assert candidate.served_per_gpu == pytest.approx(candidate.goodput_rps / 8)
     assert candidate.capacity_per_gpu == pytest.approx(candidate.capacity_rps / 8)
@@ -81,29 +81,30 @@ def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
         level = outcome.level
         assert list(zip(level.input_tokens, level.output_tokens, strict=True)) == list(workload.draw(level.level))
         assert outcome.output_tokens_per_s == pytest.approx(outcome.requests_per_s * workload.mean_tokens[1])
-    used = replace(asked, count="used")
+    used = replace(bounded, count="used")
     outcomes = candidate.outcomes[:1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "ladder", lambda *_: outcomes)
         assert evaluate(used, sized_alone(used, deployment), 8).total_gpus == 6
-    served = open_loop.under_rates(asked, deployment, 1.0, 8.0)
+    served = open_loop.under_rates(bounded, deployment, 1.0, 8.0)
     assert (served.gpus, served.output_tokens) == (8, workload.mean_tokens[1])
 
 
 def test_answers_of_one_token_have_no_tpot() -> None:
     workload = Workload(input_tokens=500, output_tokens=2, lengths=Uniform(low=0.5, high=1.0))
-    asked = replace(scene(Slo(tpot_s=0.1)), workload=workload)
-    outcome = asked.outcome(Deployment(topology=parse_label("collocated-1xtp4")), Closed(concurrency=8))
+    bounded = replace(scene(Slo(tpot_s=0.1)), workload=workload)
+    outcome = bounded.outcome(Deployment(topology=parse_label("collocated-1xtp4")), Closed(concurrency=8))
     part = outcome.level.output_tokens[judged(outcome.level)]
     known = [tpot_s for (_, tpot_s, _), tokens in zip(outcome.latencies, part, strict=True) if tokens > 1]
     assert 0 < len(known) < len(part) and outcome.tpot_s == pytest.approx(np.mean(known))
 
 
 def test_a_level_is_judged_once_it_has_filled_and_before_it_drains() -> None:
-    asked = scene(Slo(tpot_s=0.1))
+    bounded = scene(Slo(tpot_s=0.1))
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
     quick, slow = (
-        asked if tokens == 250 else replace(asked, workload=Workload(output_tokens=tokens)) for tokens in (250, 4000)
+        bounded if tokens == 250 else replace(bounded, workload=Workload(output_tokens=tokens))
+        for tokens in (250, 4000)
     )
     parts = []
     for each in (quick, slow):
@@ -114,5 +115,5 @@ def test_a_level_is_judged_once_it_has_filled_and_before_it_drains() -> None:
         parts.append(part)
     assert parts[0].start == 0.2 * len(quick.outcome(deployment, Open(rate_rps=4.0), stays_s=30.0).level.arrival_s)
     assert parts[1].start > parts[0].start and parts[1].stop < parts[0].stop
-    closed = asked.outcome(deployment, Closed(concurrency=8)).level
+    closed = bounded.outcome(deployment, Closed(concurrency=8)).level
     assert judged(closed) == slice(8, len(closed.arrival_s))

@@ -41,9 +41,9 @@ def planned() -> Plan:
     return plan(scene(), "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), 16)
 
 
-def rows(found: Plan) -> list[dict[str, str]]:
-    kept = list(found.candidates[:ROWS])
-    base = found.best_candidate(collocated=True)
+def rows(planned: Plan) -> list[dict[str, str]]:
+    kept = list(planned.candidates[:ROWS])
+    base = planned.best_candidate(collocated=True)
     if base is not None and base not in kept:
         kept.append(base)
     return [
@@ -89,17 +89,17 @@ def test_what_is_recommended_holds_in_long_runs_once_pools_have_wrapped(planned:
     """The first three, in runs in which pools age by themselves, at 95 % of their goodput: still more than the best
     collocated deployment's. One run of a queue near what it serves says little: 91 to 100 % of the first's requests are
     within the SLO by seed."""
-    asked, base = scene(), planned.best_candidate(collocated=True)
+    bounded, base = scene(), planned.best_candidate(collocated=True)
     assert base is not None
-    for found in planned.candidates[:3]:
-        assert found.goodput_rps is not None and 0.95 * found.served_per_gpu > 1.1 * base.served_per_gpu
+    for case in planned.candidates[:3]:
+        assert case.goodput_rps is not None and 0.95 * case.served_per_gpu > 1.1 * base.served_per_gpu
         good = []
         for seed in SEEDS:
-            level = Level(load=Open(rate_rps=0.95 * found.goodput_rps), num_requests=4000, seed=seed)
-            (done,) = simulate(found.deployment, [level], asked.workload, asked.hardware, asked.shape, seed=seed)
-            late = stresses(columns(done), asked.slo)[2000:3600]
+            level = Level(load=Open(rate_rps=0.95 * case.goodput_rps), num_requests=4000, seed=seed)
+            (done,) = simulate(case.deployment, [level], bounded.workload, bounded.hardware, bounded.shape, seed=seed)
+            late = stresses(columns(done), bounded.slo)[2000:3600]
             good.append(float((late <= 1).mean()))
-        assert statistics.fmean(good) >= asked.slo.quantile, found.deployment.label
+        assert statistics.fmean(good) >= bounded.slo.quantile, case.deployment.label
 
 
 def test_the_ranking_is_the_stored_one(planned: Plan) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdlab.analysis.crossovers import stretches, tpot_at
+from pdlab.analysis.crossovers import ThroughputPoint, stretches, tpot_at
 from pdlab.core.catalog import load_cluster, load_model
 from pdlab.core.deployment import Deployment, PlacementKind, parse_label
 from pdlab.core.nodes import ClusterView
@@ -64,9 +64,9 @@ def test_a_looser_slo_never_lowers_what_is_served(
 ) -> None:
     """On the same simulated loads."""
     scene = Scene(HARDWARE, SHAPE, Workload(), Slo(tpot_s=tpot_s, ttft_s=ttft_s), seed=seed)
-    found = evaluate(scene, sized_alone(scene, Deployment(topology=parse_label(label))), 8)
+    candidate = evaluate(scene, sized_alone(scene, Deployment(topology=parse_label(label))), 8)
     tight, loose = scene.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
-    outcomes = found.outcomes
+    outcomes = candidate.outcomes
 
     def served(slo: Slo) -> float:
         return max((o.requests_per_s for o in outcomes if slo.stress_of(o.latencies) <= 1), default=0.0)
@@ -75,18 +75,18 @@ def test_a_looser_slo_never_lowers_what_is_served(
     assert capacity(outcomes, tight, 1 / looser, 1 / looser) >= capacity(outcomes, tight) * (1 - 1e-9)
 
 
-points = st.lists(st.tuples(st.floats(1, 100), st.floats(0.001, 0.1)), min_size=1, max_size=6)
+points = st.lists(st.builds(ThroughputPoint, st.floats(1, 100), st.floats(0.001, 0.1)), min_size=1, max_size=6)
 
 
 @settings(max_examples=100, deadline=None)
 @given(curves=st.dictionaries(st.sampled_from("abcd"), points.map(sorted), min_size=1), tolerance=st.floats(0, 0.2))
 def test_a_regime_is_never_worse_than_the_error_allows(
-    curves: dict[str, list[tuple[float, float]]], tolerance: float
+    curves: dict[str, list[ThroughputPoint]], tolerance: float
 ) -> None:
-    found = stretches(curves, tolerance)
-    assert found[0].from_tokens_per_s == min(curve[0][0] for curve in curves.values())
-    assert found[-1].to_tokens_per_s == max(curve[-1][0] for curve in curves.values())
-    for regime in found:
+    spans = stretches(curves, tolerance)
+    assert spans[0].from_tokens_per_s == min(curve[0].tokens_per_s for curve in curves.values())
+    assert spans[-1].to_tokens_per_s == max(curve[-1].tokens_per_s for curve in curves.values())
+    for regime in spans:
         for x in (regime.from_tokens_per_s, regime.to_tokens_per_s):
             lowest = min(t for curve in curves.values() if (t := tpot_at(curve, [x])[0]) is not None)
             (own,) = tpot_at(curves[regime.label], [x])

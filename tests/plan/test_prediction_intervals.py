@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.plan import accuracy, csv_predictions, csv_rows
 from pdlab.plan.accuracy import PredictedPoint, coverage
-from pdlab.plan.prediction_intervals import error_parts, half_width, of, scatter
+from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width, of, scatter
 from pdlab.sim.hardware import ErrorParts, FitError, load_hardware
 
 
@@ -32,25 +32,26 @@ def test_without_parts_the_median_error_is_that_of_a_normal_distribution() -> No
 
 def drawn(
     rng: np.random.Generator, configurations: int, common: float, level: float, known: float
-) -> list[list[tuple[float, float]]]:
+) -> list[list[LevelError]]:
     """Errors of five levels each, the last one with a scatter that is known."""
     return [
-        [(shared + rng.normal(0, level) + rng.normal(0, each), each) for each in (0.0, 0.0, 0.0, 0.0, known)]
+        [LevelError(shared + rng.normal(0, level) + rng.normal(0, each), each) for each in (0.0, 0.0, 0.0, 0.0, known)]
         for shared in rng.normal(0, common, configurations)
     ]
 
 
 def test_parts_of_errors_are_found_again() -> None:
     """Levels of which little was to be expected do not drown the others."""
-    found = error_parts(drawn(np.random.default_rng(1), 150, 0.05, 0.02, 0.3))
-    assert found is not None
-    assert found.common_percent == pytest.approx(5, rel=0.2) and found.level_percent == pytest.approx(2, rel=0.2)
+    parts = error_parts(drawn(np.random.default_rng(1), 150, 0.05, 0.02, 0.3))
+    assert parts is not None
+    assert parts.common_percent == pytest.approx(5, rel=0.2) and parts.level_percent == pytest.approx(2, rel=0.2)
 
 
 def test_what_cannot_be_told_apart_is_not_told() -> None:
-    assert error_parts([]) is None and error_parts([[(0.1, 0.0), (0.2, 0.0)]]) is None
-    assert error_parts([[(0.1, 0.0)], [(0.2, 0.0)], []]) is None
-    none = error_parts([[(0.0, 0.0)] * 2] * 2)
+    one, other = LevelError(0.1, 0.0), LevelError(0.2, 0.0)
+    assert error_parts([]) is None and error_parts([[one, other]]) is None
+    assert error_parts([[one], [other], []]) is None
+    none = error_parts([[LevelError(0.0, 0.0)] * 2] * 2)
     assert none is not None and half_width(none) == 0
 
 
@@ -77,8 +78,8 @@ def test_normal_errors_of_many_experiments_are_held_by_nine_in_ten() -> None:
                         scatter=known,
                     )
                 )  # fmt: skip
-    for found in coverage(points).values():
-        assert 0.84 < found.held < 0.96
+    for held in coverage(points).values():
+        assert 0.84 < held.held < 0.96
     wider = coverage(points, {"TPOT": 10.0})
     assert wider["TPOT"].half_width > 1.3 * coverage(points)["TPOT"].half_width
     text = accuracy.coverage_text(wider)
@@ -91,8 +92,8 @@ def test_a_pool_that_wraps_widens_its_own_rows_alone() -> None:
     """Concurrency 64 of the published 1xtp2-1xtp2 wraps its pools, 8 does not, and over SRD nothing is copied."""
     error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=2, points=1, how="")
     text = "config,concurrency,link\n1xtp2-1xtp2,8,nvlink\n1xtp2-1xtp2,64,nvlink\n1xtp2-1xtp2,64,srd\n"
-    asked = csv_rows.read(text, "in.csv")[2]
-    rows = csv_predictions.predict(asked, load_hardware("h100-vllm-0.11").model_copy(update={"error": error}))
+    parsed = csv_rows.read(text, "in.csv")[2]
+    rows = csv_predictions.predict(parsed, load_hardware("h100-vllm-0.11").model_copy(update={"error": error}))
     young, wrapped, srd = (
         float(row["predicted_mean_tpot_ms_high"]) / float(row["predicted_mean_tpot_ms"]) for row in rows
     )

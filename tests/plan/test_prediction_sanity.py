@@ -48,10 +48,10 @@ def configurations(draw: st.DrawFn) -> str:
 )
 def test_no_figure_is_absurd(configuration: str, itl: int, otl: int, prompts: str, link: str) -> None:
     text = "".join(f"{configuration},{itl},{otl},{n},{prompts},{link}\n" for n in LADDER)
-    asked = read(f"config,itl,otl,concurrency,prompts,link\n{text}", "grid")[2]
+    rows = read(f"config,itl,otl,concurrency,prompts,link\n{text}", "grid")[2]
     hardware = load_hardware("h100-vllm-0.11")
-    found = predict(asked, hardware, seeds=(0,))
-    for concurrency, row in zip(LADDER, found, strict=True):
+    predictions = predict(rows, hardware, seeds=(0,))
+    for concurrency, row in zip(LADDER, predictions, strict=True):
         unknown = [name for name in COLUMNS if row[name] == ""]
         assert all("tpot" in name for name in unknown) and bool(unknown) == (otl == 1)
         assert all(0 < float(row[name]) < math.inf for name in COLUMNS if row[name] != "")
@@ -65,15 +65,15 @@ def test_no_figure_is_absurd(configuration: str, itl: int, otl: int, prompts: st
     # costs a stall per prompt: 13 % of the requests/s from concurrency 32 to 48 of the published 1xtp2-1xtp2.
     if prompts == "repeated" or (configuration.startswith("pd") and (link or LINK[configuration[:6]]) == "nvlink"):
         return
-    if fallen := falls(found):  # by the chance of one seed, or in what is printed too?
-        fallen = falls(predict(asked, hardware))
+    if fallen := falls(predictions):  # by the chance of one seed, or in what is printed too?
+        fallen = falls(predict(rows, hardware))
     assert not fallen
 
 
-def falls(found: list[dict[str, Any]]) -> list[str]:
+def falls(predictions: list[dict[str, Any]]) -> list[str]:
     """What gets better with more load."""
     kinds = (("requests_per_s", NOISE), ("mean_tpot_ms", NOISE), ("mean_ttft_ms", NOISE_TTFT))
-    figures = {name: [float(row[f"predicted_{name}"] or 0) for row in found] for name, _ in kinds}
+    figures = {name: [float(row[f"predicted_{name}"] or 0) for row in predictions] for name, _ in kinds}
     return [
         f"{name} {less:g} to {more:g}"
         for name, noise in kinds

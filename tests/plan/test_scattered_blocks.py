@@ -52,10 +52,10 @@ def write(path: Path, change: Callable[[dict[str, Any]], object] = lambda data: 
 
 
 def test_the_size_nearest_to_the_prompt_of_the_backend_that_passed(tmp_path: Path) -> None:
-    found = read(write(tmp_path / "b.json"), MODEL, 4000, cpu=False)
-    assert (found.tokens, found.scattered_s, found.contiguous_s) == (5000, 0.2, 0.005), "two requests at a time"
-    assert found.extra_s_per_token == pytest.approx(0.195 / 5000)
-    assert "UCX" in found.text and "200 ms" in found.text and "5 ms (40 times)" in found.text
+    blocks = read(write(tmp_path / "b.json"), MODEL, 4000, cpu=False)
+    assert (blocks.tokens, blocks.scattered_s, blocks.contiguous_s) == (5000, 0.2, 0.005), "two requests at a time"
+    assert blocks.extra_s_per_token == pytest.approx(0.195 / 5000)
+    assert "UCX" in blocks.text and "200 ms" in blocks.text and "5 ms (40 times)" in blocks.text
     assert read(tmp_path / "b.json", MODEL, 1500, cpu=False).tokens == 1000
 
 
@@ -64,8 +64,8 @@ def test_what_takes_longer_is_what_the_decode_engine_stands_still(tmp_path: Path
     assert shape is not None
     topology = parse_label("pd-pack-p1xtp2-d1xtp2")
     assert isinstance(topology, Disaggregated)
-    found = read(write(tmp_path / "b.json"), MODEL, 5000, cpu=False)
-    costs = transfer_costs(with_scattered_blocks(hardware, shape, found.extra_s_per_token), shape, topology, "nvlink")
+    blocks = read(write(tmp_path / "b.json"), MODEL, 5000, cpu=False)
+    costs = transfer_costs(with_scattered_blocks(hardware, shape, blocks.extra_s_per_token), shape, topology, "nvlink")
     assert 5000 * (costs.stall_s_per_token - costs.post_s_per_token) == pytest.approx(0.195)
     faster = read(
         write(tmp_path / "c.json", lambda data: data["runs"][1].update(sizes=[size(5000, 0.01, 0.011)])), MODEL, 5000,
@@ -77,17 +77,17 @@ def test_what_takes_longer_is_what_the_decode_engine_stands_still(tmp_path: Path
 
 def test_a_plan_takes_it_in_place_of_its_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def goodput(*words: str) -> tuple[float, str]:
-        asked = ["--gpus", "4", "--placement", "pack", "--slo-tpot-ms", "12", "--concurrency", "16"]
-        assert cli_plan.main([*asked, *words]) == 0
-        said = capsys.readouterr().out
-        rows = [line.split() for line in said.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2"]]
-        rows += [line.split() for line in said.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2~"]]
-        return float(rows[0][6]), said
+        flags = ["--gpus", "4", "--placement", "pack", "--slo-tpot-ms", "12", "--concurrency", "16"]
+        assert cli_plan.main([*flags, *words]) == 0
+        printed = capsys.readouterr().out
+        rows = [line.split() for line in printed.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2"]]
+        rows += [line.split() for line in printed.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2~"]]
+        return float(rows[0][6]), printed
 
-    slow, said = goodput("--blocks", str(write(tmp_path / "slow.json")))
-    assert "40 times" in said and "~" not in said and "--assume-merged" not in said
+    slow, printed = goodput("--blocks", str(write(tmp_path / "slow.json")))
+    assert "40 times" in printed and "~" not in printed and "--assume-merged" not in printed
     same = write(tmp_path / "same.json", lambda data: data["runs"][1].update(sizes=[size(5000, 0.01, 0.01)]))
-    fast, said = goodput("--blocks", str(same))
+    fast, printed = goodput("--blocks", str(same))
     merged, guessed = goodput("--assume-merged")
     assert fast == merged > 1.2 * slow
     assert "--blocks blocks.json" in guessed

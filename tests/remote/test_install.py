@@ -35,7 +35,7 @@ def test_another_wheel_has_another_digest(tmp_path: Path) -> None:
 
 @needs_installer
 @pytest.mark.parametrize(
-    ("name", "content", "module", "said"),
+    ("name", "content", "module", "message"),
     [
         ("../../etc/shipped.whl", b"", None, "not the file name of a wheel"),
         ("shipped-1.0-py3-none-any.whl", b"not a wheel", None, "uv: |pip: |python"),
@@ -44,14 +44,14 @@ def test_another_wheel_has_another_digest(tmp_path: Path) -> None:
     ],
 )
 def test_what_goes_wrong_is_said(
-    name: str | None, content: bytes | None, module: str | None, said: str, tmp_path: Path
+    name: str | None, content: bytes | None, module: str | None, message: str, tmp_path: Path
 ) -> None:
     made = wheel(tmp_path)
-    found = install.install(
+    installed = install.install(
         name or made.name, made.read_bytes() if content is None else content, str(tmp_path / "target"), module
     )
-    assert "digest" not in found
-    assert any(part in found["error"] for part in said.split("|")), found
+    assert "digest" not in installed
+    assert any(part in installed["error"] for part in message.split("|")), installed
 
 
 def test_bad_words_are_one_line(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_complete(cached: Path) -> None:
-    found = weights.look("org/model")
-    assert (found["folder"], found["bytes"], found["missing"]) == (str(cached), 10, [])
+    weight_files = weights.look("org/model")
+    assert (weight_files["folder"], weight_files["bytes"], weight_files["missing"]) == (str(cached), 10, [])
     assert weights.look(str(cached))["missing"] == []
 
 

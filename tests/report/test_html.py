@@ -25,13 +25,13 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self._inside = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         self._inside = tag
 
     def handle_endtag(self, tag: str) -> None:
@@ -78,12 +78,12 @@ def test_what_the_command_line_says(three: list[Path], tmp_path: Path, capsys: p
 def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = made(three, tmp_path)
     page = Elements(text).text
-    said = capsys.readouterr().out.splitlines()
-    for line in said[1:-1]:
+    lines = capsys.readouterr().out.splitlines()
+    for line in lines[1:-1]:
         for part in line.strip(" ()").split("  "):
             for piece in part.strip().split(": "):
                 assert piece in page, "the verdict is what the command line says"
-    assert said[-1] in page, "and how to have a reading at bounds"
+    assert lines[-1] in page, "and how to have a reading at bounds"
     assert page.index("over 1xTP1 collocated") < page.index("TTFT p50") < page.index("Hover or tap")
     assert "Which of 3 configurations of tiny-gptoss" in page
     for folder in three:
@@ -99,7 +99,7 @@ def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys
 
 def test_every_level_is_in_the_table_and_in_the_plots(three: list[Path], tmp_path: Path) -> None:
     text = made(three, tmp_path)
-    rows = [attrs for tag, attrs in Elements(text).found if tag == "tr" and "data-curve" in attrs]
+    rows = [attrs for tag, attrs in Elements(text).tags if tag == "tr" and "data-curve" in attrs]
     assert len(rows) == 9
     points = [point for curve in payload(text)["curves"] for point in curve["points"]]
     assert len(points) == 9 and sum(not point["ok"] for point in points) == 1
@@ -146,15 +146,15 @@ def test_a_name_never_becomes_markup(tmp_path: Path) -> None:
     )
     text = made([folder], tmp_path)
     elements = Elements(text)
-    assert [tag for tag, _ in elements.found].count("script") == 2
-    assert not {"img", "b"} & {tag for tag, _ in elements.found}
+    assert [tag for tag, _ in elements.tags].count("script") == 2
+    assert not {"img", "b"} & {tag for tag, _ in elements.tags}
     assert HOSTILE in elements.text, "it reads as it was written"
     assert payload(text)["curves"][0]["points"][1]["why"] == [HOSTILE]
 
 
 def test_nothing_is_loaded_from_anywhere(three: list[Path], tmp_path: Path) -> None:
     text = made(three, tmp_path)
-    elements = Elements(text).found
+    elements = Elements(text).tags
     assert not {"link", "iframe", "object", "embed", "img", "base"} & {tag for tag, _ in elements}
     assert not [attrs for _, attrs in elements if "src" in attrs or "srcset" in attrs]
     assert all(str(attrs["href"]).startswith("#") for _, attrs in elements if "href" in attrs)
@@ -202,15 +202,17 @@ def test_audit_findings_are_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--report", "report.txt"], "report.txt: give an .html file"),
         (["--report", "/proc/nowhere/report.html"], "cannot be written"),
     ],
 )
-def test_bad_report_paths(words: list[str], said: str, three: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_report_paths(
+    words: list[str], message: str, three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert viz.main(["--exps", *map(str, three), *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_plots_and_tables_can_be_had_as_well(

@@ -25,10 +25,10 @@ CHOOSE = """(() => {
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[browser.Page]:
-    found = browser.find()
-    if found is None:
+    executable = browser.find()
+    if executable is None:
         pytest.skip(f"no browser of {', '.join(browser.NAMES)} is installed (Debian: apt-get install chromium)")
-    with browser.page(found) as opened:
+    with browser.page(executable) as opened:
         yield opened
 
 
@@ -71,11 +71,11 @@ def test_every_panel_is_drawn(opened: browser.Page) -> None:
 def test_hovering_tells_all_of_a_point(opened: browser.Page) -> None:
     assert opened.evaluate(TIP) is None
     opened.mouse(*opened.evaluate(POINT % 1))
-    told = opened.evaluate(TIP)
+    tip = opened.evaluate(TIP)
     for expected in ("P1xTP2 D1xTP2 spread", "b-folder", "concurrency 1, 3 repeats", "steady window", "valid"):
-        assert expected in told
+        assert expected in tip
     for expected in ("TTFT", "TPOT", "ITL", "E2EL", "mean", "p50", "p99", "output tokens", "requests", "±"):
-        assert expected in told
+        assert expected in tip
     assert opened.evaluate("document.querySelectorAll('.here').length") == 3, "the same level in every panel"
     assert opened.evaluate("document.querySelectorAll('figure.main .curve.on').length") == 1
     opened.mouse(3, 3)
@@ -92,11 +92,11 @@ def test_an_invalid_level_says_why_and_stays_text(opened: browser.Page) -> None:
 
 def test_the_keyboard_walks_through_the_points(opened: browser.Page) -> None:
     opened.evaluate("document.querySelector('figure.main svg').focus()")
-    seen = []
+    states = []
     for _ in range(3):
         opened.key("ArrowRight")
-        seen.append(opened.evaluate(TIP).splitlines()[2])
-    assert [line.split(",")[0] for line in seen] == ["concurrency 1", "concurrency 4", "concurrency 16"]
+        states.append(opened.evaluate(TIP).splitlines()[2])
+    assert [line.split(",")[0] for line in states] == ["concurrency 1", "concurrency 4", "concurrency 16"]
     opened.key("Escape")
     assert opened.evaluate(TIP) is None
 
@@ -116,7 +116,7 @@ def test_filters_change_plots_and_table(opened: browser.Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("control", "value", "said"),
+    ("control", "value", "text"),
     [
         ("latency", "first_token", "TTFT p50, ms"),
         ("latency", "interactivity", "interactivity p50, tokens/s per user (right is better)"),
@@ -126,9 +126,9 @@ def test_filters_change_plots_and_table(opened: browser.Page) -> None:
         ("per", "gpu", "output tokens/s, per GPU"),
     ],
 )
-def test_views(control: str, value: str, said: str, opened: browser.Page) -> None:
+def test_views(control: str, value: str, text: str, opened: browser.Page) -> None:
     opened.evaluate(CHOOSE % (control, value, "change"))
-    assert said in opened.evaluate("document.querySelector('figure.main').textContent")
+    assert text in opened.evaluate("document.querySelector('figure.main').textContent")
     assert opened.evaluate(CURVES) == [0, 1, 2]
 
 

@@ -39,19 +39,21 @@ def run_of(folder: Path) -> Run:
 
 def test_viz_prints_and_draws_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert viz.main(["--exps", str(folder), "--plot-path", str(tmp_path / "out" / "p.svg")]) == 0
-    said = capsys.readouterr().out
-    assert "Over time: 1xTP1 collocated at concurrency 1, 30 minutes: TTFT the same" in said and "TPOT longer" in said
-    rows = [line for line in said.splitlines() if line.strip().startswith(("0 to 1 ", "28 to 29 "))]
+    output = capsys.readouterr().out
+    assert (
+        "Over time: 1xTP1 collocated at concurrency 1, 30 minutes: TTFT the same" in output and "TPOT longer" in output
+    )
+    rows = [line for line in output.splitlines() if line.strip().startswith(("0 to 1 ", "28 to 29 "))]
     assert len(rows) == 2, "every second minute of 30"
     assert (tmp_path / "out" / "p-over-time.svg").read_text().count("<path") > 20
-    assert "Measured on fresh KV pools" in said and "1xTP1 collocated (1)." in said
+    assert "Measured on fresh KV pools" in output and "1xTP1 collocated (1)." in output
 
 
 def test_nothing_of_it_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
     assert viz.main(["--exps", str(path), "--plot-path", str(tmp_path / "out" / "p.png")]) == 0
-    said = capsys.readouterr().out
-    assert "Over time" not in said and "fresh KV pools" not in said
+    printed = capsys.readouterr().out
+    assert "Over time" not in printed and "fresh KV pools" not in printed
     assert not list((tmp_path / "out").glob("*over-time*"))
 
 

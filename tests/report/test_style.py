@@ -23,11 +23,11 @@ WHITE = np.array([0.95047, 1.0, 1.08883])
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
-def lab(color: str, seen: str) -> np.ndarray:
+def lab(color: str, vision: str) -> np.ndarray:
     """CIE L*a*b* of #rrggbb, as that reader sees it."""
     parts = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    xyz = TO_XYZ @ np.clip(np.array(SIMULATED[seen]) @ linear, 0, 1) / WHITE
+    xyz = TO_XYZ @ np.clip(np.array(SIMULATED[vision]) @ linear, 0, 1) / WHITE
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
@@ -48,28 +48,32 @@ def looks(*deployments: Deployment) -> list[Style]:
     return list(styles([made_up(deployment) for deployment in deployments]))
 
 
-@pytest.mark.parametrize("seen", SIMULATED)
+@pytest.mark.parametrize("vision", SIMULATED)
 @pytest.mark.parametrize("placement", ["pack", "spread"])
 @pytest.mark.parametrize("members", [2, 3, 5])
-def test_a_family_is_told_apart_by_lightness_marker_and_dash(members: int, placement: PlacementKind, seen: str) -> None:
+def test_a_family_is_told_apart_by_lightness_marker_and_dash(
+    members: int, placement: PlacementKind, vision: str
+) -> None:
     # As many families as there are hues, so that each hue is looked at.
     every = looks(*(each for shape in range(len(HUES)) for each in family(members, shape, placement)))
     families: dict[str, list[Style]] = {}
     for style in every:
         families.setdefault(style.family, []).append(style)
     assert len(families) == len(HUES)
-    for name, found in families.items():
-        assert len(found) == members
-        assert len({style.marker for style in found}) == len({style.dashes for style in found}) == members
-        for one, other in combinations(found, 2):
-            apart = np.linalg.norm(lab(one.color, seen) - lab(other.color, seen))
+    for name, family_styles in families.items():
+        assert len(family_styles) == members
+        assert (
+            len({style.marker for style in family_styles}) == len({style.dashes for style in family_styles}) == members
+        )
+        for one, other in combinations(family_styles, 2):
+            apart = np.linalg.norm(lab(one.color, vision) - lab(other.color, vision))
             assert apart > APART, f"{name}: {one.color} and {other.color} are {apart:.1f} apart"
 
 
 def test_collocated_ones_too() -> None:
-    found = looks(*(Deployment(topology=Collocated(pool=Pool(replicas=2**n, tp=2 ** (4 - n)))) for n in range(5)))
-    assert len({style.marker for style in found}) == len({style.dashes for style in found}) == 5
-    levels = sorted(lightness(style.color) for style in found)
+    drawn = looks(*(Deployment(topology=Collocated(pool=Pool(replicas=2**n, tp=2 ** (4 - n)))) for n in range(5)))
+    assert len({style.marker for style in drawn}) == len({style.dashes for style in drawn}) == 5
+    levels = sorted(lightness(style.color) for style in drawn)
     assert all(after - before > APART for before, after in pairwise(levels))
 
 

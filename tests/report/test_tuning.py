@@ -31,20 +31,22 @@ TUNING = Tuning(
 )
 
 
-def said(tmp_path: Path, capsys: pytest.CaptureFixture[str], base: Deployment = COLLOCATED, **changes: object) -> str:
+def baseline_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], base: Deployment = COLLOCATED, **changes: object
+) -> str:
     pair = [folders.write(tmp_path / "pd", PD), folders.write(tmp_path / "base", base, **changes)]
     report = tmp_path / "r.html"
     assert viz.main(["--exps", *map(str, pair), "--no-plot", "--report", str(report)]) == 0
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Baseline ")]
-    assert len(found) == report.read_text().count("<p>Baseline ")
-    return "".join(found)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Baseline ")]
+    assert len(lines) == report.read_text().count("<p>Baseline ")
+    return "".join(lines)
 
 
 def test_a_tuned_baseline_is_told_with_grid_winner_and_margin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tuned = COLLOCATED.model_copy(update={"engine_kwargs": TUNING.settings})
-    assert said(tmp_path, capsys, tuned, tuning=TUNING) == (
+    assert baseline_line(tmp_path, capsys, tuned, tuning=TUNING) == (
         "Baseline 2xTP1 collocated: tuned, max_num_seqs=64 enable_prefix_caching=false is the best of 2 settings at "
         "TPOT p50 <= 12 ms (10 % above as launched (2 to 19 %); 10 % above the second, as launched; 1 repeat at "
         "concurrency 4; tried: max_num_seqs 4, 64 and enable_prefix_caching false; levels in x-tuning)."
@@ -52,10 +54,10 @@ def test_a_tuned_baseline_is_told_with_grid_winner_and_margin(
 
 
 def test_one_that_was_not_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "2xTP1 collocated: not tuned, the defaults of vLLM" in said(tmp_path, capsys)
-    given = COLLOCATED.model_copy(update={"engine_kwargs": {"max_num_seqs": 64}})
-    assert "not tuned, as launched, with max_num_seqs=64 (" in said(tmp_path / "given", capsys, given)
-    assert "whether it was tuned is not known" in said(tmp_path / "imported", capsys, origin="imported")
+    assert "2xTP1 collocated: not tuned, the defaults of vLLM" in baseline_line(tmp_path, capsys)
+    deployment = COLLOCATED.model_copy(update={"engine_kwargs": {"max_num_seqs": 64}})
+    assert "not tuned, as launched, with max_num_seqs=64 (" in baseline_line(tmp_path / "given", capsys, deployment)
+    assert "whether it was tuned is not known" in baseline_line(tmp_path / "imported", capsys, origin="imported")
 
 
 def test_without_a_comparison_of_pd_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

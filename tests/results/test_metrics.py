@@ -112,8 +112,8 @@ def test_a_failed_request_ends_no_window() -> None:
     records = [request(0.5 * i) for i in range(100)]
     records[60] = request(30.0, error="x", finish_s=None)
     assert metrics.steady_window(records, Open(rate_rps=2)) == (4.0, 47.5)
-    found = metrics.judged(records, Open(rate_rps=2))
-    assert sum(not record.ok for record in found) == 1
+    judged = metrics.judged(records, Open(rate_rps=2))
+    assert sum(not record.ok for record in judged) == 1
 
 
 def test_mser_5_cuts_what_a_filling_system_answers_sooner() -> None:
@@ -132,9 +132,9 @@ def test_the_window_waits_for_the_truncation_point() -> None:
 
 
 def test_in_flight_is_rate_times_time_in_the_system() -> None:
-    found = metrics.trend([request(0.5 * i) for i in range(200)], Open(rate_rps=2))
-    assert found and found.in_flight_by_rate == pytest.approx(found.in_flight_mean, rel=0.03)
-    assert found.in_flight_mean == pytest.approx(4, rel=0.03)
+    trend = metrics.trend([request(0.5 * i) for i in range(200)], Open(rate_rps=2))
+    assert trend and trend.in_flight_by_rate == pytest.approx(trend.in_flight_mean, rel=0.03)
+    assert trend.in_flight_mean == pytest.approx(4, rel=0.03)
     closed = metrics.trend(waves(2, 20), Closed(concurrency=2))
     assert closed and closed.in_flight_by_rate is None
 

@@ -57,9 +57,9 @@ def within(values: Distribution | None, low: float, high: float) -> None:
 
 
 @given(level, loads)
-def test_figures_are_consistent(found: list[RequestRecord], load: Closed | Open) -> None:
-    whole, steady = metrics.whole(found), metrics.steady(found, load)
-    answered = [record for record in found if record.ok]
+def test_figures_are_consistent(records: list[RequestRecord], load: Closed | Open) -> None:
+    whole, steady = metrics.whole(records), metrics.steady(records, load)
+    answered = [record for record in records if record.ok]
     assert whole.completed == len(answered)
     assert np.isclose(whole.requests_per_s * whole.duration_s, len(answered))
     assert np.isclose(whole.output_tokens_per_s * whole.duration_s, sum(r.output_tokens for r in answered))
@@ -71,15 +71,15 @@ def test_figures_are_consistent(found: list[RequestRecord], load: Closed | Open)
         for values in (summary.ttft, summary.tpot, summary.itl, summary.e2el):
             within(values, 0, longest)
     if steady is not None:
-        assert 0 < steady.duration_s <= whole.duration_s + max(r.arrival_s for r in found)
+        assert 0 < steady.duration_s <= whole.duration_s + max(r.arrival_s for r in records)
         assert steady.output_tokens_per_s * steady.duration_s <= sum(r.output_tokens for r in answered) + 1e-6
         if isinstance(load, Closed):
             assert steady.completed >= 2 * load.concurrency
 
 
 @given(level, loads, st.randoms(use_true_random=False))
-def test_order_of_records_does_not_matter(found: list[RequestRecord], load: Closed | Open, chance: Random) -> None:
-    unique = list({record.arrival_s: record for record in found}.values())
+def test_order_of_records_does_not_matter(records: list[RequestRecord], load: Closed | Open, chance: Random) -> None:
+    unique = list({record.arrival_s: record for record in records}.values())
     shuffled = chance.sample(unique, len(unique))
     assert metrics.steady_window(unique, load) == metrics.steady_window(shuffled, load)
     one, other = metrics.steady(unique, load), metrics.steady(shuffled, load)
@@ -90,10 +90,10 @@ def test_order_of_records_does_not_matter(found: list[RequestRecord], load: Clos
 
 @given(level, st.floats(min_value=0.1, max_value=50))
 def test_load_lasts_until_the_last_judged_request_of_an_open_loop_has_ended(
-    found: list[RequestRecord], rate: float
+    records: list[RequestRecord], rate: float
 ) -> None:
-    last_s = max((record.arrival_s for record in found), default=0.0)
-    for record in metrics.judged(found, Open(rate_rps=rate)):
+    last_s = max((record.arrival_s for record in records), default=0.0)
+    for record in metrics.judged(records, Open(rate_rps=rate)):
         assert record.finish_s is None or not record.ok or record.finish_s <= last_s
 
 

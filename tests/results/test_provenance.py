@@ -23,12 +23,12 @@ def fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) 
 
 
 def test_versions_of_what_is_installed() -> None:
-    found = versions()
-    assert set(found) == {"ray", "vllm", "nixl", "torch", "transformers", "ucx", "python", "driver"}
-    assert found["python"] is not None and found["python"].startswith("3.")
+    packages = versions()
+    assert set(packages) == {"ray", "vllm", "nixl", "torch", "transformers", "ucx", "python", "driver"}
+    assert packages["python"] is not None and packages["python"].startswith("3.")
     for name in ("ray", "torch", "transformers", "nixl"):
-        assert found[name] == metadata.version(name)
-    assert found["ucx"] is not None and re.fullmatch(r"\d+\.\d+\.\d+", found["ucx"])
+        assert packages[name] == metadata.version(name)
+    assert packages["ucx"] is not None and re.fullmatch(r"\d+\.\d+\.\d+", packages["ucx"])
 
 
 def test_the_cpu_package_of_vllm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +53,10 @@ def test_no_nixl_no_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hardware_of_this_machine() -> None:
-    found = hardware()
-    assert isinstance(found["cores"], int) and found["cores"] >= 1
-    assert isinstance(found["memory_gib"], float) and found["memory_gib"] > 0.1
-    assert found["kernel"]
+    machine = hardware()
+    assert isinstance(machine["cores"], int) and machine["cores"] >= 1
+    assert isinstance(machine["memory_gib"], float) and machine["memory_gib"] > 0.1
+    assert machine["kernel"]
 
 
 def test_goes_into_a_manifest() -> None:

@@ -158,8 +158,8 @@ def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
 
 
 def test_lengths_and_mode_from_the_name() -> None:
-    told = parse_name("x_itl5000_otl250_decode-only_4xtp2")
-    assert (told.input_tokens, told.output_tokens, told.mode) == (5000, 250, "decode-approx")
+    parsed = parse_name("x_itl5000_otl250_decode-only_4xtp2")
+    assert (parsed.input_tokens, parsed.output_tokens, parsed.mode) == (5000, 250, "decode-approx")
     assert parse_name("x_4xtp2")[1:] == (None, None, None)
 
 
@@ -227,7 +227,7 @@ def test_published_h100_folders_import() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"num_prompts": "x"}, "num_prompts is 'x'"),
         ({"num_prompts": float("nan")}, "num_prompts is nan"),
@@ -235,12 +235,12 @@ def test_published_h100_folders_import() -> None:
         ({"request_rate": -1}, "request_rate is -1"),
     ],
 )
-def test_what_cannot_be_a_load_is_one_error(tmp_path: Path, change: dict[str, object], told: str) -> None:
+def test_what_cannot_be_a_load_is_one_error(tmp_path: Path, change: dict[str, object], message: str) -> None:
     folder = tmp_path / "damaged_1xtp2"
     folder.mkdir()
     content = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
     (folder / "conc4.json").write_text(json.dumps({**content, **change}))
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         load_experiment(folder)
 
 

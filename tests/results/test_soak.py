@@ -34,16 +34,16 @@ def noisy(seed: int, grows: float = 0.0, count: int = 3600, jump_at: float = 2.0
     [(0.0, 2.0, "same"), (0.05, 2.0, "longer"), (0.5, 2.0, "longer"), (0.3, 0.5, "longer"), (-0.3, 0.5, "shorter")],
 )
 def test_what_changed_and_what_did_not(grows: float, jump_at: float, verdict: str) -> None:
-    found = Counter(change(noisy(seed, grows, jump_at=jump_at), 0, 1800, 5).verdict for seed in range(40))
-    assert found[verdict] >= 35, found
+    verdicts = Counter(change(noisy(seed, grows, jump_at=jump_at), 0, 1800, 5).verdict for seed in range(40))
+    assert verdicts[verdict] >= 35, verdicts
 
 
 def test_the_interval_holds_the_change() -> None:
     """Two thirds of a steady growth by 30 %: 1.25 over 1.05."""
-    found = change(noisy(1, 0.3), 0, 1800, 5)
-    assert found.low and found.high and found.low < 1.25 / 1.05 < found.high < 1.1 * found.low
-    assert found.first_s == pytest.approx(1.05, rel=0.02) and found.last_s == pytest.approx(1.25, rel=0.02)
-    assert found.ratio == pytest.approx(1.25 / 1.05, rel=0.02) and found.blocks == 10
+    drift = change(noisy(1, 0.3), 0, 1800, 5)
+    assert drift.low and drift.high and drift.low < 1.25 / 1.05 < drift.high < 1.1 * drift.low
+    assert drift.first_s == pytest.approx(1.05, rel=0.02) and drift.last_s == pytest.approx(1.25, rel=0.02)
+    assert drift.ratio == pytest.approx(1.25 / 1.05, rel=0.02) and drift.blocks == 10
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8, 0.9])
@@ -52,15 +52,15 @@ def test_a_queue_that_does_not_change_is_seldom_said_to(load: float) -> None:
     searches leave to chance (binomial, 99 %: 11)."""
     wrong = 0
     for seed in range(100):
-        found = served(Level(load=Open(rate_rps=load), num_requests=4000, seed=seed), 1.0)
-        known = list(zip(found.arrival_s.tolist(), (found.first_token_s - found.arrival_s).tolist(), strict=True))
+        table = served(Level(load=Open(rate_rps=load), num_requests=4000, seed=seed), 1.0)
+        known = list(zip(table.arrival_s.tolist(), (table.first_token_s - table.arrival_s).tolist(), strict=True))
         wrong += change(known[200:], known[200][0], known[-1][0], 2.0).verdict not in ("undecided", "same")
     assert wrong <= 11
 
 
 def test_too_little_is_undecided() -> None:
     few = change([(i * 60.0, 1.0) for i in range(30)], 0, 1800, 5)
-    assert few.verdict == "undecided" and few.reason == "too few requests to tell: hold the load longer"
+    assert few.verdict == "undecided" and few.reason == "too few requests for a verdict: hold the load longer"
     long = change(noisy(1), 0, 1800, 200)
     assert long.verdict == "undecided" and long.ratio is None, "blocks shorter than requests are no sample"
 
@@ -78,11 +78,11 @@ def test_windows_are_minutes_of_arrivals() -> None:
 
 def test_latencies_of_a_load_over_time() -> None:
     sent = [record(i / 2, tpot_s=0.01 * (1 + i / 3600) * (1 + 0.02 * (i % 2))) for i in range(3600)]
-    found = soak(sent, Open(rate_rps=2), 1800)
-    assert found.asked_s == 1800 and len(found.windows) == 30
-    assert found.changes["tpot"].verdict == "longer" and found.changes["ttft"].verdict == "same"
-    assert "TTFT the same in the last third: +0.0 % (+0.0 to +0.0, 95 %)" in changes(found)
-    assert "TPOT longer in the last third: +5" in changes(found)
+    result = soak(sent, Open(rate_rps=2), 1800)
+    assert result.asked_s == 1800 and len(result.windows) == 30
+    assert result.changes["tpot"].verdict == "longer" and result.changes["ttft"].verdict == "same"
+    assert "TTFT the same in the last third: +0.0 % (+0.0 to +0.0, 95 %)" in changes(result)
+    assert "TPOT longer in the last third: +5" in changes(result)
 
 
 @pytest.mark.parametrize("load", [Open(rate_rps=2), Closed(concurrency=1)])
@@ -90,13 +90,13 @@ def test_a_jump_at_half_time_is_no_system_that_fills(load: Open | Closed) -> Non
     """By the rule that opens an open loop's steady window (MSER-5) its first half would be cut."""
     chance = random.Random(1)
     sent = [record(i / 2, tpot_s=(0.01 if i < 1800 else 0.016) * chance.gauss(1, 0.05)) for i in range(3600)]
-    found = soak(sent, load, 1800).changes["tpot"]
-    assert found.verdict == "longer" and found.ratio == pytest.approx(1.6, rel=0.01)
+    drift = soak(sent, load, 1800).changes["tpot"]
+    assert drift.verdict == "longer" and drift.ratio == pytest.approx(1.6, rel=0.01)
 
 
 def test_load_is_kept_up_to_the_end_of_what_is_looked_at() -> None:
-    found = load_window([record(i / 2, ttft_s=5.0) for i in range(100)], Open(rate_rps=2))
-    assert found is not None and found.opens_s == pytest.approx(2 * 5.1) and found.closes_s == 44.0
+    window = load_window([record(i / 2, ttft_s=5.0) for i in range(100)], Open(rate_rps=2))
+    assert window is not None and window.opens_s == pytest.approx(2 * 5.1) and window.closes_s == 44.0
     assert load_window([record(i / 2, ttft_s=30.0) for i in range(100)], Open(rate_rps=2)) is None
 
 
@@ -105,9 +105,9 @@ def test_one_token_has_no_tpot_and_nothing_answered_no_window() -> None:
                          output_tokens=1) for i in range(3600)]  # fmt: skip
     assert soak(one, Open(rate_rps=2), 1800).changes["tpot"].verdict == "undecided"
     failed = [RequestRecord(arrival_s=0.0, input_tokens=1, output_tokens=0, error="x")] * 30
-    found = soak(failed, Closed(concurrency=4), 60)
-    assert {each.verdict for each in found.changes.values()} == {"undecided"}
-    assert changes(found) == (
+    result = soak(failed, Closed(concurrency=4), 60)
+    assert {each.verdict for each in result.changes.values()} == {"undecided"}
+    assert changes(result) == (
         "TTFT undecided: no answers while the load is kept up; TPOT undecided: no answers while the load is kept up"
     )
 

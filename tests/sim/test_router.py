@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pdlab.sim.router import Router
+from pdlab.sim.router import ReportedLoad, Router
 
 
 @dataclass(eq=False)
 class Server:
     load: int = 0
-    told: dict[int, tuple[int, float]] = field(default_factory=dict)
+    reported_loads: dict[int, ReportedLoad] = field(default_factory=dict)
 
 
 def test_of_two_the_one_with_fewer_requests_is_taken_and_counts_at_once() -> None:
@@ -24,7 +24,7 @@ def test_of_two_the_one_with_fewer_requests_is_taken_and_counts_at_once() -> Non
 
 
 def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
-    """One router: what a replica told at the last request stands for ten seconds, whatever has ended since."""
+    """One router: what a replica reported at the last request stands for ten seconds, whatever has ended since."""
     servers = [Server(), Server()]
     router = Router(random.Random(1), 1, 10.0)
     for _ in range(6):
@@ -32,17 +32,17 @@ def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
     assert [server.load for server in servers] == [3, 3]
     for _ in range(3):
         router.leaves(servers[0])
-    servers[1].told[0] = (2, 0.0)
+    servers[1].reported_loads[0] = ReportedLoad(2, 0.0)
     assert router.choose(servers, 9.0) is servers[1], "it remembers 3 of the idle one, and 2 of the other"
     assert router.choose(servers, 30.0) is servers[0], "both are asked again"
 
 
 def test_of_two_the_one_that_is_known_is_taken_and_the_other_asked_for_next_time() -> None:
     servers = [Server(load=5), Server(load=0)]
-    servers[0].told[0] = (5, 0.0)
+    servers[0].reported_loads[0] = ReportedLoad(5, 0.0)
     router = Router(random.Random(2), 1, 10.0)
     assert router.choose(servers, 1.0) is servers[0], "however long its queue"
-    assert servers[1].told[0] == (0, 1.0)
+    assert servers[1].reported_loads[0] == ReportedLoad(0, 1.0)
     assert router.choose(servers, 2.0) is servers[1]
 
 
@@ -53,7 +53,7 @@ def test_one_replica_needs_no_choice() -> None:
 
 def longest_queue(memory_s: float) -> float:
     """Mean of the most requests at one of eight replicas, 20 arrivals/s that stay 2 s each."""
-    found = []
+    loads = []
     for seed in range(20):
         servers, router = [Server() for _ in range(8)], Router(random.Random(seed), 16, memory_s)
         inside: list[tuple[float, Server]] = []
@@ -62,8 +62,8 @@ def longest_queue(memory_s: float) -> float:
             while inside and inside[0][0] <= now_s:
                 router.leaves(inside.pop(0)[1])
             inside.append((now_s + 2.0, router.choose(servers, now_s)))
-            found.append(max(server.load for server in servers))
-    return fmean(found)
+            loads.append(max(server.load for server in servers))
+    return fmean(loads)
 
 
 def test_routers_that_remember_spread_load_worse_than_those_that_ask() -> None:

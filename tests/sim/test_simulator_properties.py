@@ -64,8 +64,8 @@ def test_lengths_that_vary_end_the_march_in_step() -> None:
     def ttft_s(text: str) -> float:
         workload = Workload(lengths=parse_lengths(text))
         (done,) = simulate(deployment, [level], workload, HARDWARE, SHAPE)
-        found = sorted(first - came for first, came in zip(done.first_token_s, done.arrival_s, strict=True))
-        return found[320]
+        ttfts_s = sorted(first - came for first, came in zip(done.first_token_s, done.arrival_s, strict=True))
+        return ttfts_s[320]
 
     assert ttft_s("fixed") > 2 * ttft_s("uniform:0.8-1.2")
 
@@ -134,7 +134,7 @@ def test_every_request_goes_through_once_and_in_order(
     seed: int,
 ) -> None:
     levels = [level(load, count) for load in loads]
-    found = simulate(
+    simulated = simulate(
         deployment,
         levels,
         workload,
@@ -143,7 +143,7 @@ def test_every_request_goes_through_once_and_in_order(
         seed=seed,
         prompts="repeated" if repeated else "fresh",
     )
-    for one in found:
+    for one in simulated:
         assert len(one.arrival_s) == len(one.finish_s) == count
         for i in range(count):
             stages = [one.arrival_s[i], one.prefill_start_s[i], one.prefill_end_s[i]]

@@ -33,14 +33,14 @@ def written(tmp_path: Path, text: str) -> Path:
     ],
 )
 def test_ways_to_write_a_trace(text: str, tmp_path: Path) -> None:
-    found = traces.read(written(tmp_path, text))
-    assert found.arrival_s == pytest.approx(WANTED.arrival_s)
-    assert (found.input_tokens, found.output_tokens) == (WANTED.input_tokens, WANTED.output_tokens)
-    assert found.rate_rps == pytest.approx(2 / 2.25) and found.longest == (300, 30)
+    trace = traces.read(written(tmp_path, text))
+    assert trace.arrival_s == pytest.approx(WANTED.arrival_s)
+    assert (trace.input_tokens, trace.output_tokens) == (WANTED.input_tokens, WANTED.output_tokens)
+    assert trace.rate_rps == pytest.approx(2 / 2.25) and trace.longest == (300, 30)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "needs the columns"),
         ("arrival_s,input_tokens\n1,2\n", "needs the columns"),
@@ -53,10 +53,10 @@ def test_ways_to_write_a_trace(text: str, tmp_path: Path) -> None:
         ("arrival_s,input_tokens,output_tokens\n1,2\n", "line 2: 2 cells for 3 columns"),
     ],
 )
-def test_bad_traces(text: str, said: str, tmp_path: Path) -> None:
+def test_bad_traces(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--trace") as caught:
         traces.read(written(tmp_path, text))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_copies_share_a_trace() -> None:
@@ -81,7 +81,7 @@ def test_a_plan_for_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--trace nowhere.csv", "cannot be read"),
         ("--trace t.csv --rate 3", "leave --rate out"),
@@ -89,10 +89,10 @@ def test_a_plan_for_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("--burstiness 0.5", "give --rate too"),
     ],
 )
-def test_bad_words(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_words(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(shlex.split(words)) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 def test_bursts_take_more(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ START_S, ANSWER_S = 60, 60
 
 def find() -> str | None:
     """The path of a browser of the Chromium family; None where there is none."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
@@ -89,9 +89,9 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression. Raises AssertionError with its exception."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def mouse(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -105,12 +105,12 @@ class Page:
             self.call("Input.dispatchKeyEvent", type=kind, key=key)
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
+        reply = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
     def pdf(self, path: Path) -> None:
-        found = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        reply = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
 
 @contextmanager

@@ -35,5 +35,5 @@ def most(curve: Curve, tpot_ms: float, view: View | None = None) -> Estimate | N
 
 def read(curves: Sequence[Curve], tpot_ms: float, ttft_ms: float | None = None) -> Reading:
     """The one reading of curves that have one kind of load."""
-    (found,) = readings(curves, within(tpot_ms, ttft_ms), View())
-    return found
+    (reading,) = readings(curves, within(tpot_ms, ttft_ms), View())
+    return reading

@@ -17,7 +17,7 @@ INPUT, OUTPUT = 512, 64
 
 def deployments(count: int) -> list[Deployment]:
     """That many different configurations: every third collocated."""
-    found = []
+    deployments = []
     for i in range(count):
         tp, replicas = 2 ** (i % 3), 1 + i // 3
         pool = Pool(replicas=replicas, tp=tp)
@@ -26,8 +26,8 @@ def deployments(count: int) -> list[Deployment]:
         else:
             placement = "spread" if i % 2 else "pack"
             topology = Disaggregated(prefill=Pool(replicas=1, tp=tp), decode=pool, placement=placement)
-        found.append(Deployment(model="tiny-gptoss", topology=topology))
-    return found
+        deployments.append(Deployment(model="tiny-gptoss", topology=topology))
+    return deployments
 
 
 def write(

@@ -128,7 +128,7 @@ class Oracle:
         for short, amount in amounts.items():
             self.total[SHORT[short]] += amount
 
-    async def complete(self, writer, headers, ask) -> bool:
+    async def complete(self, writer, headers, body) -> bool:
         arrived = time.perf_counter()
         request_id = headers.get("x-request-id", "")
         key, settings = self.settings(request_id)
@@ -137,8 +137,8 @@ class Oracle:
         def every(name: str) -> bool:
             return bool(settings[name]) and number % settings[name] == 0
 
-        entry = {"id": request_id, "prompt": ask["prompt"], "arrived": arrived, "sent": [], "tokens": 0, "ask": ask}
-        entry["ask"] = {name: value for name, value in ask.items() if name != "prompt"}
+        entry = {"id": request_id, "prompt": body["prompt"], "arrived": arrived, "sent": [], "tokens": 0, "ask": body}
+        entry["ask"] = {name: value for name, value in body.items() if name != "prompt"}
         self.log.append(entry)
         if number == settings["restart_at"]:
             self.total = dict.fromkeys(COUNTERS, 0)
@@ -146,9 +146,11 @@ class Oracle:
         if every("fail_every"):
             return reply(writer, 500, json.dumps({"error": "planted"}))
         if settings["no_model"]:
-            return reply(writer, 404, json.dumps({"error": {"message": f"The model `{ask['model']}` does not exist."}}))
+            return reply(
+                writer, 404, json.dumps({"error": {"message": f"The model `{body['model']}` does not exist."}})
+            )
         if settings["no_stream"]:
-            text = " x" * ask["max_tokens"]
+            text = " x" * body["max_tokens"]
             return reply(writer, 200, json.dumps({"choices": [{"index": 0, "text": text}], "usage": {}}))
         if every("hang_every"):
             await asyncio.sleep(3600)
@@ -159,17 +161,17 @@ class Oracle:
             late_s = settings["late_s"] if begins - arrived > settings["patience_s"] else 0.0
         slot = self.slots.setdefault(key, asyncio.Semaphore(settings["capacity"]))
         async with slot:
-            if not ask.get("stream"):
+            if not body.get("stream"):
                 await asyncio.sleep(settings["prefill_s"])
                 params = {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "oracle"}
                 return reply(writer, 200, json.dumps({"choices": [{"text": " x"}], "kv_transfer_params": params}))
             tpot_s = settings["tpot_s"] * (1 + settings["drift"] * number)
-            return await self.stream(writer, ask, settings, entry, every, tpot_s, late_s)
+            return await self.stream(writer, body, settings, entry, every, tpot_s, late_s)
 
-    async def stream(self, writer, ask, settings, entry, every, tpot_s, late_s) -> bool:
-        tokens = ask["max_tokens"] - every("short_every")
+    async def stream(self, writer, body, settings, entry, every, tpot_s, late_s) -> bool:
+        tokens = body["max_tokens"] - every("short_every")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        prompt = len(ask_prompt(entry))
+        prompt = len(prompt_words(entry))
         self.count_up(kv_bytes=settings["kv_bytes"], transfers=1, kv_failed=settings["kv_failed"])
         self.count_up(kv_expired=settings["kv_expired"], preempted=settings["preemptions"])
         self.count_up(prompt=prompt, asked=prompt, hits=prompt * settings["cached_share"])
@@ -195,7 +197,7 @@ class Oracle:
             due += tpot_s * min(left, settings["tokens_per_chunk"])
         entry["tokens"] = tokens
         self.count_up(done=1 + settings["others"], generated=tokens)
-        prompt_tokens = len(ask_prompt(entry)) + settings["prompt_tokens_off"]
+        prompt_tokens = len(prompt_words(entry)) + settings["prompt_tokens_off"]
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
         event(writer, {"choices": [], "usage": usage})
         chunk(writer, b"data: [DONE]\n\n")
@@ -214,7 +216,7 @@ class Pieces(bytearray):
         pass
 
 
-def ask_prompt(entry: dict) -> list[str]:
+def prompt_words(entry: dict) -> list[str]:
     return entry["prompt"].split()
 
 

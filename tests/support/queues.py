@@ -55,10 +55,10 @@ def md1_tail(
         low, high = (low, middle) if waits_at_most(middle, utilisation, service) >= quantile else (middle, high)
     rng = np.random.default_rng([seed, round(1000 * utilisation), round(1000 * quantile), requests])
     number = np.arange(requests + filling)
-    found = []
+    quantiles_s = []
     for _ in range(trials):
         arrival = rng.exponential(service / utilisation, (repeats, len(number))).cumsum(axis=1)
         ends = np.maximum.accumulate(arrival - number * service, axis=1) + (number + 1) * service
         stays = (ends - arrival)[:, filling:]
-        found.append((np.quantile(stays, quantile, axis=1) / (high + service)).tolist())
-    return found
+        quantiles_s.append((np.quantile(stays, quantile, axis=1) / (high + service)).tolist())
+    return quantiles_s

@@ -29,20 +29,20 @@ def stranger(endpoint: str, message: bytes, **options: Any) -> str:
         with caller.get_monitor_socket() as monitor:
             caller.connect(endpoint)
             caller.send(message)
-            seen = handshake(monitor)
+            event = handshake(monitor)
             caller.disable_monitor()
-        if seen == "HANDSHAKE_SUCCEEDED" and caller.poll(WAIT_MS):
+        if event == "HANDSHAKE_SUCCEEDED" and caller.poll(WAIT_MS):
             return "answered"
-        return seen
+        return event
 
 
 def handshake(monitor: Any) -> str:
     """How the next handshake of a socket ends, from its monitor."""
-    seen = ""
-    while "HANDSHAKE" not in seen:
+    event = ""
+    while "HANDSHAKE" not in event:
         assert monitor.poll(WAIT_MS), "the connection neither opens nor fails"
-        seen = recv_monitor_message(monitor)["event"].name
-    return seen
+        event = recv_monitor_message(monitor)["event"].name
+    return event
 
 
 def throw(endpoint: str, data: bytes) -> bytes:

@@ -208,7 +208,7 @@ def test_the_last_check_reads_and_knows_whose_ucx_it_was(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--frobnicate"], "unknown option"),
         (["--prefix"], "needs a value"),
@@ -217,10 +217,10 @@ def test_the_last_check_reads_and_knows_whose_ucx_it_was(tmp_path: Path) -> None
         (["--ucx-source", "/nowhere"], "does not exist"),
     ],
 )
-def test_bad_words_are_one_line(words: list[str], said: str) -> None:
+def test_bad_words_are_one_line(words: list[str], message: str) -> None:
     done = subprocess.run([str(SCRIPT), *words], capture_output=True, text=True)
     assert done.returncode == 2
-    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert message in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_host_without_efa_is_told_before_anything_is_built(tmp_path: Path) -> None:

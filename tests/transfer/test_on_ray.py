@@ -64,13 +64,13 @@ def nothing_is_left(folder: Path) -> None:
 
 def left_of(folder: Path) -> list[str]:
     """Processes and files that a check left: what it starts inherits its folder, or writes into it."""
-    found = [str(path) for path in (folder / "tmp").iterdir()]
+    left_over = [str(path) for path in (folder / "tmp").iterdir()]
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             ours = f"PDLAB_CACHE_DIR={folder}".encode() in (path / "environ").read_bytes()
             if ours or str((path / "fd/1").readlink()).startswith(str(folder)):
-                found.append((path / "cmdline").read_bytes().decode(errors="replace"))
-    return found
+                left_over.append((path / "cmdline").read_bytes().decode(errors="replace"))
+    return left_over
 
 
 def test_pack_and_everything_it_writes(folder: Path) -> None:
@@ -100,13 +100,13 @@ def test_spread_is_on_two_nodes_and_a_planted_fault_ends_with_4(folder: Path) ->
 
 def ranks_of(folder: Path) -> list[int]:
     """Process ids of the actors, prefill's first."""
-    found = []
+    left_over = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             ours = str((path / "fd/1").readlink()).startswith(str(folder))
             if ours and b"RankActor" in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
-    return sorted(found)
+                left_over.append(int(path.name))
+    return sorted(left_over)
 
 
 def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
@@ -118,8 +118,8 @@ def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
     os.kill(ranks_of(folder)[0], signal.SIGSTOP)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 5
-    said = [line for line in out.splitlines() if line.startswith("CANNOT RUN: UCX: timeout:")]  # Ray may speak before
-    assert said and "does not answer: it hangs" in said[0]
+    lines = [line for line in out.splitlines() if line.startswith("CANNOT RUN: UCX: timeout:")]  # Ray may speak before
+    assert lines and "does not answer: it hangs" in lines[0]
     nothing_is_left(folder)
 
 

@@ -125,7 +125,7 @@ TWO_RAILS = wire("zero-copy", "srd/rdmap79s0:1", "srd/rdmap80s0:1")
 ON_TWO_RAILS = {"rdmap79s0": GIB // 2, "rdmap80s0": GIB // 2}
 
 
-def seen(**changes: object) -> Observed:
+def observed(**changes: object) -> Observed:
     fields = dict(
         strategy="spread", backend="UCX", direction="read", prefill=HOST_A, decode=HOST_B, vram=False, gb_per_s=11.4,
         size_bytes=GIB, wire=TCP, payload_bytes=GIB, traffic={"ens5": GIB}, memcpy_gb_per_s=8.0, ucx_version="1.21.0",
@@ -276,7 +276,7 @@ CASES = [
 
 @pytest.mark.parametrize("changes, code, words", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_verdicts(changes, code, words) -> None:  # type: ignore[no-untyped-def]
-    verdict = judge(seen(**changes))
+    verdict = judge(observed(**changes))
     assert verdict.code == code, verdict.text
     at = 0
     for word in words:
@@ -286,7 +286,7 @@ def test_verdicts(changes, code, words) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_small_requests_are_not_judged_slow() -> None:
-    small = seen(**(ONE_HOST | {"gb_per_s": 1.0, "size_bytes": 25_000_000}))
+    small = observed(**(ONE_HOST | {"gb_per_s": 1.0, "size_bytes": 25_000_000}))
     assert judge(small).code == OK and any("25.0 MB per transfer are too few" in note for note in notes(small))
     forced = replace(small, wire=wire("software emulation", "tcp/lo"), traffic={"lo": GIB})
     assert judge(forced).code == SLOW, "a wrong wire is wrong at any size"
@@ -294,15 +294,15 @@ def test_small_requests_are_not_judged_slow() -> None:
 
 def test_the_slower_side_sets_the_line_rate() -> None:
     shaped = replace(HOST_A, nics=(Interface("vx0", "virtual", 1.0, shaped=True),))
-    verdict = judge(seen(prefill=shaped, gb_per_s=0.11))
+    verdict = judge(observed(prefill=shaped, gb_per_s=0.11))
     assert verdict.share == pytest.approx(0.88) and "(1 Gbit/s, shaped)" in verdict.text
 
 
 def test_notes_say_what_a_verdict_rests_on() -> None:
-    assert any("one host" in note for note in notes(seen(**(ONE_HOST | {"strategy": "spread"}))))
-    assert any("one kernel" in note for note in notes(seen(decode=replace(HOST_B, boot="boot-a"))))
-    assert any("counters alone" in note for note in notes(seen(wire=None)))
-    assert notes(seen()) == []
+    assert any("one host" in note for note in notes(observed(**(ONE_HOST | {"strategy": "spread"}))))
+    assert any("one kernel" in note for note in notes(observed(decode=replace(HOST_B, boot="boot-a"))))
+    assert any("counters alone" in note for note in notes(observed(wire=None)))
+    assert notes(observed()) == []
 
 
 def test_traffic_between_two_readings() -> None:
@@ -333,7 +333,7 @@ def test_four_ranks_on_devices_of_their_own_are_one_wire() -> None:
     assert joined is not None and joined.transports == ("srd",) and len(joined.devices) == 8
     assert joined.operations == 400 and joined.counted and joined.protocol == "zero-copy"
     counted = {device.split(":")[0]: GIB // 8 for device in joined.devices}
-    verdict = judge(seen(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted, gb_per_s=46.0))
+    verdict = judge(observed(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted, gb_per_s=46.0))
     assert verdict.code == OK and "46% of 8 rails (100 GB/s)" in verdict.text, verdict.text
 
 
@@ -341,7 +341,7 @@ def test_one_rank_of_four_on_tcp_is_the_wrong_wire() -> None:
     logs = [rank_log(first) for first in FOUR_GPUS[:3]] + [rank_log(0, transport="tcp", protocol="software emulation")]
     joined = together(wire_of(parse_table(log), "read", 65536) for log in logs)
     counted = {f"rdmap{first + j}s0": GIB // 8 for first in FOUR_GPUS[:3] for j in range(2)} | {"ens5": GIB // 4}
-    verdict = judge(seen(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted))
+    verdict = judge(observed(prefill=P5_A, decode=P5_B, vram=True, wire=joined, traffic=counted))
     assert verdict.code == SLOW and "tcp" in verdict.text and "some ranks find an EFA device" in verdict.text
 
 

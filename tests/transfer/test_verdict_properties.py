@@ -25,36 +25,36 @@ def comparisons(draw: st.DrawFn) -> Comparison:
     error = draw(st.floats(1e-7, 0.3))
     second = first * (1 + error * draw(st.floats(-4, 4)) / 2)
     basis = draw(st.sampled_from(["repeats", "assumed"]))
-    found = compare(
+    comparison = compare(
         Estimate(first, error * first / 1.41, 1e9, basis), Estimate(max(second, 1e-9), 0.0, 1e9, basis), 0.95
     )
-    assert found is not None
-    return found
+    assert comparison is not None
+    return comparison
 
 
 @given(comparisons())
-def test_the_printed_interval_has_the_sign_of_the_verdict(found: Comparison) -> None:
-    if is_too_wide(found):
+def test_the_printed_interval_has_the_sign_of_the_verdict(comparison: Comparison) -> None:
+    if is_too_wide(comparison):
         return
-    low, high = (float(text) for text in FIGURE.findall(lead(found).replace(" to ", " ")))
-    ratios = [float(text) for text in FIGURE.findall(lead_factor(found))]
+    low, high = (float(text) for text in FIGURE.findall(lead(comparison).replace(" to ", " ")))
+    ratios = [float(text) for text in FIGURE.findall(lead_factor(comparison))]
     assert low <= high and ratios[1] <= ratios[2]
     for of, a, b in ((0.0, low, high), (1.0, ratios[1], ratios[2])):
-        if found.verdict == "better":
+        if comparison.verdict == "better":
             assert a > of
-        elif found.verdict == "worse":
+        elif comparison.verdict == "worse":
             assert b < of
-        elif found.low < 1 - ROUNDING and found.high > 1 + ROUNDING:
+        elif comparison.low < 1 - ROUNDING and comparison.high > 1 + ROUNDING:
             assert a < of < b
 
 
 @given(comparisons())
-def test_a_winner_is_further_ahead_than_what_is_not_meaningful(found: Comparison) -> None:
-    if found.basis != "assumed" or found.verdict != "better":
+def test_a_winner_is_further_ahead_than_what_is_not_meaningful(comparison: Comparison) -> None:
+    if comparison.basis != "assumed" or comparison.verdict != "better":
         return
-    least = float(FIGURE.findall(doubt(found, "b"))[0])
-    exact = found.high / found.ratio - 1
-    assert least < float(percent(found.ratio - 1, reference=exact)) or found.low - 1 < 1e-6
+    least = float(FIGURE.findall(doubt(comparison, "b"))[0])
+    exact = comparison.high / comparison.ratio - 1
+    assert least < float(percent(comparison.ratio - 1, reference=exact)) or comparison.low - 1 < 1e-6
 
 
 @given(st.floats(-0.99, 100))
@@ -66,7 +66,7 @@ def test_what_is_not_nothing_never_reads_as_nothing(share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "ratio", "high", "verdict", "said"),
+    ("low", "ratio", "high", "verdict", "words"),
     [
         (1.003, 1.06, 1.12, "better", "95 % interval of the lead over b: 0.3 to 12 %"),
         (0.996, 1.06, 1.12, "not distinguishable", "95 % interval of the lead over b: -0.4 to 12 %"),
@@ -79,15 +79,15 @@ def test_what_is_not_nothing_never_reads_as_nothing(share: float) -> None:
         (0.0, 1.0, float("inf"), "not distinguishable", "the bound is at the edge of what was measured"),
     ],
 )
-def test_borderline_and_degenerate_calls(low: float, ratio: float, high: float, verdict: str, said: str) -> None:
-    found = Comparison.model_validate(
+def test_borderline_and_degenerate_calls(low: float, ratio: float, high: float, verdict: str, words: str) -> None:
+    comparison = Comparison.model_validate(
         {"ratio": ratio, "low": low, "high": high, "level": 0.95, "verdict": verdict, "basis": "repeats"}
     )
-    assert said in doubt(found, "b")
-    assert "-95" not in lead_factor(found) and "36.68" not in lead_factor(found)
+    assert words in doubt(comparison, "b")
+    assert "-95" not in lead_factor(comparison) and "36.68" not in lead_factor(comparison)
 
 
 def test_rounding_of_floats_names_no_winner() -> None:
     """Repeats that are the same to the last digit, summed in another order."""
-    found = compare(Estimate(1.0 + 1e-12, 0.0, 2.0, "repeats"), Estimate(1.0, 0.0, 2.0, "repeats"), 0.95)
-    assert found is not None and found.verdict == "not distinguishable"
+    comparison = compare(Estimate(1.0 + 1e-12, 0.0, 2.0, "repeats"), Estimate(1.0, 0.0, 2.0, "repeats"), 0.95)
+    assert comparison is not None and comparison.verdict == "not distinguishable"

@@ -154,9 +154,9 @@ class _Process:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        here = str(Path(__file__).resolve().parents[3])
+        root = str(Path(__file__).resolve().parents[3])
         env = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pdlab.bench.client.worker"],
             stdin=subprocess.PIPE,

@@ -78,9 +78,9 @@ def main() -> int:
     try:
         import_benchmark()
     except ImportError as error:
-        _say(answers, event="refused", name="", message=f"vLLM cannot be imported ({error}); install requirements.txt")
+        _send(answers, event="refused", name="", message=f"vLLM cannot be imported ({error}); install requirements.txt")
         return 1
-    _say(answers, event="ready")
+    _send(answers, event="ready")
     while True:
         line = levels.get()
         name = ""
@@ -90,13 +90,13 @@ def main() -> int:
             tokenizer = _tokenizer(level.tokenizer)
             samples = _samples(level, tokenizer)
             if level.parts > 1:
-                _say(answers, event="prepared", name=name)
+                _send(answers, event="prepared", name=name)
                 time.sleep(max(0.0, float(levels.get()) - time.perf_counter()))
             answer = asyncio.run(_drive(level, samples, tokenizer, answers))
         except (ValidationError, UsageError) as error:
-            _say(answers, event="refused", name=name, message=" ".join(str(error).split()))
+            _send(answers, event="refused", name=name, message=" ".join(str(error).split()))
         else:
-            _say(answers, event="done", answer=answer.model_dump(mode="json", exclude_defaults=True))
+            _send(answers, event="done", answer=answer.model_dump(mode="json", exclude_defaults=True))
 
 
 def _read_levels(levels: queue.Queue[str]) -> None:
@@ -106,7 +106,7 @@ def _read_levels(levels: queue.Queue[str]) -> None:
     os._exit(0)
 
 
-def _say(answers: TextIO, **message: object) -> None:
+def _send(answers: TextIO, **message: object) -> None:
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 
@@ -234,7 +234,7 @@ class Meter:
                 began = now
                 done, total = len(self.outputs), len(self.level.own_requests)
                 name = self.level.name
-                _say(self.answers, event="progress", name=name, done=done, failed=self.failed, total=total)
+                _send(self.answers, event="progress", name=name, done=done, failed=self.failed, total=total)
 
     @property
     def cpu_share(self) -> float | None:

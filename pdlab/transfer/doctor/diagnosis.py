@@ -20,12 +20,12 @@ RULES = (*software_rules.RULES, *settings_rules.RULES)
 
 
 def diagnose(
-    facts: Facts, *, query_clock_s: tuple[float, float] | None = None, rules: Sequence[Rule] = RULES
+    facts: Facts, *, query_clock: settings_rules.QueryClock | None = None, rules: Sequence[Rule] = RULES
 ) -> list[Finding]:
-    """All findings, worst first. ``query_clock_s``: this machine's clock before the query and after the answers."""
+    """All findings, worst first; with ``query_clock`` also where clocks differ."""
     findings = [finding for rule in rules for finding in rule(facts)]
-    if query_clock_s is not None:
-        findings += settings_rules.clocks(facts, query_clock_s)
+    if query_clock is not None:
+        findings += settings_rules.clocks(facts, query_clock)
     return sorted(_joined(findings), key=lambda finding: (ORDER.index(finding.severity), finding.topic))
 
 

@@ -387,14 +387,19 @@ def _short(process: str | None) -> str:
     return words[0].rpartition("/")[2] if words else "a process without a name"
 
 
-def clocks(facts: Facts, query_clock_s: tuple[float, float]) -> Iterator[Finding]:
-    """``query_clock_s``: this machine's clock before the query and after the answers."""
-    before, after = query_clock_s
+class QueryClock(NamedTuple):
+    """This machine's clock before a query and after the answers, seconds since the epoch."""
+
+    before_s: float
+    after_s: float
+
+
+def clocks(facts: Facts, query_clock: QueryClock) -> Iterator[Finding]:
     for node, fact in facts.items():
         now = fact.get("time_s")
         if now is None:
             continue
-        offset_s = max(before - now, fact.get("answered_s", now) - after, 0.0)
+        offset_s = max(query_clock.before_s - now, fact.get("answered_s", now) - query_clock.after_s, 0.0)
         if offset_s > MAX_SKEW_S:
             yield Finding(
                 "warning",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pdlab.transfer.doctor.findings import Facts, Finding, Rule
 from pdlab.transfer.ucx_log import failed_modules
@@ -56,7 +57,7 @@ def _ucx_versions(facts: Facts) -> Iterator[Finding]:
         )
     for node, version in ucx_versions.items():
         old = tuple(int(number) for number in version.split(".")[:2]) < (1, 20)
-        if old and any(device["driver"] == "efa" for device in facts[node].get("rdma", ())):
+        if old and _efa_devices(facts[node]):
             yield Finding(
                 "error",
                 "UCX version",
@@ -111,9 +112,13 @@ def _duplicates(facts: Facts) -> Iterator[Finding]:
                 )
 
 
+def _efa_devices(fact: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [device for device in fact.get("rdma", ()) if device["driver"] == "efa"]
+
+
 def _efa(facts: Facts) -> Iterator[Finding]:
     for node, fact in facts.items():
-        devices = [device for device in fact.get("rdma", ()) if device["driver"] == "efa"]
+        devices = _efa_devices(fact)
         if not devices:
             continue
         closed = [device["name"] for device in devices if not device["usable"]]
@@ -172,7 +177,7 @@ def _modules(facts: Facts) -> Iterator[Finding]:
         loaded = fact.get("loaded")
         if not loaded:
             continue
-        efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
+        efa = bool(_efa_devices(fact))
         for module, why in failed_modules(loaded.get("log", "")).items():
             needed = (efa and "efa" in module) or (fact.get("gpus") and "cuda" in module)
             yield Finding(
@@ -316,8 +321,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 
 def _gpu_direct(facts: Facts) -> Iterator[Finding]:
     for node, fact in facts.items():
-        efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
-        if efa and fact.get("gpus") and fact.get("efa_nv_peermem") is False:
+        if _efa_devices(fact) and fact.get("gpus") and fact.get("efa_nv_peermem") is False:
             yield Finding(
                 "warning",
                 "GPUDirect",
@@ -332,7 +336,7 @@ def _no_srd(facts: Facts) -> Iterator[Finding]:
     """UCX's own list of transports is the proof; versions and files are circumstantial."""
     for node, fact in facts.items():
         transports = (fact.get("loaded") or {}).get("transports")
-        efa = sum(device["driver"] == "efa" for device in fact.get("rdma", ()))
+        efa = len(_efa_devices(fact))
         if not efa or transports is None:
             continue
         if not any(name.startswith("srd/") for name in transports):
@@ -349,8 +353,7 @@ def _no_srd(facts: Facts) -> Iterator[Finding]:
 
 def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
     for node, fact in facts.items():
-        efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
-        if efa and fact.get("gpus") and fact.get("nccl_net") == []:
+        if _efa_devices(fact) and fact.get("gpus") and fact.get("nccl_net") == []:
             yield Finding(
                 "note",
                 NCCL_PLUGIN,

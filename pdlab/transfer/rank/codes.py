@@ -128,7 +128,7 @@ def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int,
 
 @dataclass(frozen=True)
 class Wrong:
-    """One wrong word: the expected and the found code."""
+    """One wrong word: the expected and the actual code."""
 
     rank: int
     region: int
@@ -136,7 +136,7 @@ class Wrong:
     word: int
     inside: bool
     expected: Code
-    found: int
+    actual: int
     origin: Code
 
 
@@ -159,8 +159,9 @@ class Inspection:
         place = "inside" if wrong.inside else "OUTSIDE"
         return (
             f"{self.wrong_words} of {self.words + self.outside_words} words are wrong: {names}. First: decode rank "
-            f"{wrong.rank}, layer {wrong.region}, block {wrong.block}, byte {wrong.word * WORD} of its page ({place} "
-            f"the transferred blocks) should be {wrong.expected.text()}, is {wrong.origin.text()} [{wrong.found:#018x}]"
+            f"{wrong.rank}, layer {wrong.region}, block {wrong.block}, byte {wrong.word * WORD} of its page "
+            f"({place} the transferred blocks) should be {wrong.expected.text()}, is "
+            f"{wrong.origin.text()} [{wrong.actual:#018x}]"
         )
 
 
@@ -199,31 +200,31 @@ def check(
 
 
 class _WrongWords:
-    """Wrong words while they are collected: columns region, block, word, inside, expected, found."""
+    """Wrong words while they are collected: columns region, block, word, inside, expected, actual."""
 
     def __init__(self) -> None:
         self.total = 0
         self.collected = 0
         self.columns: list[tuple[npt.NDArray[np.uint64], ...]] = []
 
-    def add(self, region: int, blocks: Words, words: Words, inside: bool, expected: Words, found: Words) -> None:
-        self.total += len(found)
+    def add(self, region: int, blocks: Words, words: Words, inside: bool, expected: Words, actual: Words) -> None:
+        self.total += len(actual)
         room = MOST_WRONG - self.collected
         if room > 0:
-            same = (np.full(len(found), region, np.uint64), blocks, words, np.full(len(found), inside, np.uint64))
-            self.columns.append(tuple(column[:room] for column in (*same, expected, found)))
-            self.collected += min(room, len(found))
+            same = (np.full(len(actual), region, np.uint64), blocks, words, np.full(len(actual), inside, np.uint64))
+            self.columns.append(tuple(column[:room] for column in (*same, expected, actual)))
+            self.collected += min(room, len(actual))
 
     def finding(self, book: CodeBook, rank: int, tables: Sequence[Table], words: int, outside: int) -> Inspection:
         columns = zip(*self.columns, strict=True)
-        region, block, word, inside, expected, found = (np.concatenate(column) for column in columns)
+        region, block, word, inside, expected, actual = (np.concatenate(column) for column in columns)
         order = np.lexsort((word, block, region))
         first_index = int(order[0])
         wrong = Wrong(
             rank, int(region[first_index]), int(block[first_index]), int(word[first_index]), bool(inside[first_index]),
-            book.decode(int(expected[first_index])), int(found[first_index]), book.decode(int(found[first_index])),
+            book.decode(int(expected[first_index])), int(actual[first_index]), book.decode(int(actual[first_index])),
         )  # fmt: skip
-        names = patterns(book, {table.request: table for table in tables}, expected, found, inside.astype(bool))
+        names = patterns(book, {table.request: table for table in tables}, expected, actual, inside.astype(bool))
         return Inspection(words, outside, self.total, wrong, names)
 
 
@@ -250,31 +251,31 @@ def _compare(
 
 
 def patterns(
-    book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words, inside: npt.NDArray[np.bool_]
+    book: CodeBook, tables: Mapping[int, Table], expected: Words, actual: Words, inside: npt.NDArray[np.bool_]
 ) -> tuple[tuple[str, int], ...]:
     """Names of the faults, each with its number of words; the most frequent first."""
-    kind = (found >> np.uint64(KIND_SHIFT)).astype(np.int64)
-    differs = {name: book.field(expected, name) != book.field(found, name) for name in FIELDS}
+    kind = (actual >> np.uint64(KIND_SHIFT)).astype(np.int64)
+    differs = {name: book.field(expected, name) != book.field(actual, name) for name in FIELDS}
     code = kind == SOURCE
-    past = ~np.isin(book.field(found, "request"), list(tables))
-    one_bit = _popcount(expected ^ found) == 1
-    unexplained = np.ones(len(found), dtype=bool)
+    past = ~np.isin(book.field(actual, "request"), list(tables))
+    one_bit = _popcount(expected ^ actual) == 1
+    unexplained = np.ones(len(actual), dtype=bool)
     names: list[tuple[str, int]] = []
 
-    def take(name: str, which: npt.NDArray[np.bool_]) -> None:
-        count = int((which & unexplained).sum())
+    def take(name: str, matching: npt.NDArray[np.bool_]) -> None:
+        count = int((matching & unexplained).sum())
         if count:
             names.append((name, count))
-            unexplained[which] = False
+            unexplained[matching] = False
 
     take("written outside the transferred blocks", ~inside)
-    take("zeros: never filled, or cleared", found == 0)
+    take("zeros: never filled, or cleared", actual == 0)
     # A neighbour's code may differ by one bit too, but then the whole page came from the neighbour.
-    take("flipped bit", one_bit & (found != 0) & ~_in_a_crowd(expected, book))
+    take("flipped bit", one_bit & (actual != 0) & ~_in_a_crowd(expected, book))
     take(_missing_blocks(book, tables, expected[unexplained & (kind == UNTOUCHED)]), kind == UNTOUCHED)
     place = ("block", "region", "rank", "head", "kv", "offset")
     in_place = ~np.logical_or.reduce([differs[name] for name in place])
-    take("stale: content of an earlier request", code & past & (in_place | (book.field(found, "request") > 0)))
+    take("stale: content of an earlier request", code & past & (in_place | (book.field(actual, "request") > 0)))
 
     def only(*fields: str) -> npt.NDArray[np.bool_]:
         same: npt.NDArray[np.bool_] = code.copy()
@@ -286,7 +287,7 @@ def patterns(
     take("wrong head slice", only("head"))
     take("wrong head slice, of another rank", only("head", "rank"))
     moved = only("block")
-    take(_moved_blocks(book, tables, expected[moved & unexplained], found[moved & unexplained]), moved)
+    take(_moved_blocks(book, tables, expected[moved & unexplained], actual[moved & unexplained]), moved)
     take("wrong layer", only("region"))
     take("wrong rank", only("rank"))
     take("shifted inside the page", only("offset") | only("offset", "kv") | only("offset", "head"))
@@ -307,16 +308,16 @@ def _missing_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words
     return "missing last block" if only_last else "blocks that never came"
 
 
-def _moved_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words, found: Words) -> str:
+def _moved_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words, actual: Words) -> str:
     """How whole blocks are out of place: swapped in pairs, all shifted by the same distance, or neither."""
     if not len(expected):
         return "blocks in the wrong place"
-    expected_blocks, found_blocks = book.field(expected, "block"), book.field(found, "block")
-    moves = set(zip(expected_blocks.tolist(), found_blocks.tolist(), strict=True))
+    expected_blocks, actual_blocks = book.field(expected, "block"), book.field(actual, "block")
+    moves = set(zip(expected_blocks.tolist(), actual_blocks.tolist(), strict=True))
     if all((b, a) in moves for a, b in moves):
         return "swapped blocks"
-    if len(set((found_blocks - expected_blocks).tolist())) == 1:
-        return f"shifted block: content of block {int(found_blocks[0] - expected_blocks[0]):+d}"
+    if len(set((actual_blocks - expected_blocks).tolist())) == 1:
+        return f"shifted block: content of block {int(actual_blocks[0] - expected_blocks[0]):+d}"
     steps = set()
     for table in tables.values():
         index = {int(block): i for i, block in enumerate(table.prefill)}

@@ -186,9 +186,9 @@ def test_the_same_bytes_under_two_labels(tmp_path: Path) -> None:
     other = tmp_path / "itl512_otl64_1xtp4"
     other.mkdir()
     (other / "conc4.json").write_bytes((one / "conc4.json").read_bytes())
-    found = [finding for finding in audit([one, other]) if finding.kind == "identical"]
-    assert [finding.files for finding in found] == [("itl512_otl64_1xtp4/conc4.json",)]
-    assert found[0].percent == pytest.approx(100), "8 GPUs against 4"
+    identical = [finding for finding in audit([one, other]) if finding.kind == "identical"]
+    assert [finding.files for finding in identical] == [("itl512_otl64_1xtp4/conc4.json",)]
+    assert identical[0].percent == pytest.approx(100), "8 GPUs against 4"
 
 
 def test_the_same_records_under_two_labels_of_ours(tmp_path: Path) -> None:
@@ -228,13 +228,13 @@ PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "levels", "said"), PLANTED_IN_PUBLISHED, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("kind", "levels", "message"), PLANTED_IN_PUBLISHED, ids=lambda value: str(value)[:20])
 def test_a_fault_planted_in_the_published_form(
-    kind: str, levels: dict[str, dict[str, Any]], said: str, tmp_path: Path
+    kind: str, levels: dict[str, dict[str, Any]], message: str, tmp_path: Path
 ) -> None:
-    found = audit([published(tmp_path / "itl512_otl64_4xtp2", levels)])
-    hits = [finding for finding in found if finding.kind == kind and said in finding.evidence]
-    assert hits, found
+    findings = audit([published(tmp_path / "itl512_otl64_4xtp2", levels)])
+    hits = [finding for finding in findings if finding.kind == kind and message in finding.evidence]
+    assert hits, findings
     assert all(name.startswith("itl512_otl64_4xtp2/") for name in hits[0].files)
 
 
@@ -299,13 +299,13 @@ PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "runs", "changes", "said"), PLANTED_IN_OURS, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("kind", "runs", "changes", "message"), PLANTED_IN_OURS, ids=lambda value: str(value)[:20])
 def test_a_fault_planted_in_ours_and_nothing_else(
-    kind: str, runs: list[Run], changes: dict[str, Any], said: str, tmp_path: Path
+    kind: str, runs: list[Run], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    found = audit([ours(tmp_path / "one", runs, **changes)])
-    assert kinds(found) == [kind], found
-    assert said in found[0].evidence and found[0].consequence and found[0].fix
+    findings = audit([ours(tmp_path / "one", runs, **changes)])
+    assert kinds(findings) == [kind], findings
+    assert message in findings[0].evidence and findings[0].consequence and findings[0].fix
 
 
 class TestVariedLengths:
@@ -327,17 +327,17 @@ class TestVariedLengths:
         assert audit([self.folder(tmp_path / "one")]) == []
 
     def test_an_answer_of_another_length_than_its_request(self, tmp_path: Path) -> None:
-        (found,) = audit([self.folder(tmp_path / "one", asked=(ITL, OTL - 1))])
-        assert found.kind == "impossible"
-        assert "80 answers have other token counts than their requests asked for" in found.evidence
+        (finding,) = audit([self.folder(tmp_path / "one", asked=(ITL, OTL - 1))])
+        assert finding.kind == "impossible"
+        assert "80 answers have other token counts than their requests asked for" in finding.evidence
 
     def test_rates_of_other_lengths_than_were_asked(self, tmp_path: Path) -> None:
-        (found,) = audit([self.folder(tmp_path / "one", asked_tokens=(1.1 * ITL, float(OTL)))])
-        assert found.kind == "contradiction" and "the workload has 563.2 input tokens per request" in found.evidence
+        (finding,) = audit([self.folder(tmp_path / "one", asked_tokens=(1.1 * ITL, float(OTL)))])
+        assert finding.kind == "contradiction" and "the workload has 563.2 input tokens per request" in finding.evidence
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "0 bytes"),
         (gzip.compress(b""), "the hash of the file is not"),
@@ -347,12 +347,12 @@ class TestVariedLengths:
     ],
     ids=["empty", "no-lines", "edited", "no-gzip", "cut"],
 )
-def test_records_that_are_not_those_of_the_level(content: bytes, said: str, tmp_path: Path) -> None:
+def test_records_that_are_not_those_of_the_level(content: bytes, message: str, tmp_path: Path) -> None:
     folder = ours(tmp_path / "one")
     (folder / "concurrency4.records.json.gz").write_bytes(content)
-    found = audit([folder])
-    assert kinds(found) == ["records"] and said in found[0].evidence
-    assert found[0].files == ("one/concurrency4.records.json.gz",)
+    findings = audit([folder])
+    assert kinds(findings) == ["records"] and message in findings[0].evidence
+    assert findings[0].files == ("one/concurrency4.records.json.gz",)
     (folder / "concurrency4.records.json.gz").unlink()
     assert audit([folder]) == [], "records that were not kept are no fault"
 
@@ -373,8 +373,8 @@ def test_records_that_were_read_are_not_read_again_but_judged_by_their_hash(tmp_
 def test_an_empty_result_file_makes_a_folder_unreadable(name: str, tmp_path: Path) -> None:
     folder = ours(tmp_path / "one")
     (folder / name).write_bytes(b"")
-    found = audit([folder])
-    assert kinds(found) == ["unreadable"] and name in found[0].evidence
+    findings = audit([folder])
+    assert kinds(findings) == ["unreadable"] and name in findings[0].evidence
 
 
 def test_a_renamed_level_is_seen(tmp_path: Path) -> None:
@@ -384,9 +384,9 @@ def test_a_renamed_level_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_counts_other_gpus(tmp_path: Path) -> None:
-    (found,) = audit([ours(tmp_path / "one", gpus=8)])
-    assert found.kind == "GPUs" and "uses 2 GPUs, the manifest says 8" in found.evidence
-    assert found.percent == pytest.approx(300)
+    (finding,) = audit([ours(tmp_path / "one", gpus=8)])
+    assert finding.kind == "GPUs" and "uses 2 GPUs, the manifest says 8" in finding.evidence
+    assert finding.percent == pytest.approx(300)
 
 
 def test_figures_that_the_requests_do_not_give(tmp_path: Path) -> None:
@@ -395,16 +395,16 @@ def test_figures_that_the_requests_do_not_give(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     content["steady"]["tpot"]["percentiles_s"]["p50"] /= 2
     path.write_text(json.dumps(content))
-    (found,) = audit([folder])
-    assert found.kind == "impossible" and "p50 TPOT (s) of the steady window is 0.005" in found.evidence
-    assert found.percent == pytest.approx(50)
+    (finding,) = audit([folder])
+    assert finding.kind == "impossible" and "p50 TPOT (s) of the steady window is 0.005" in finding.evidence
+    assert finding.percent == pytest.approx(50)
 
 
 def test_another_number_of_requests_beside_a_level(tmp_path: Path) -> None:
     folder = ours(tmp_path / "one", [run(4, 1)])
     Store(folder).write(run(4, 1), requests(4, 80)[:-1], force=True)
-    (found,) = audit([folder])
-    assert found.kind == "impossible" and "79 requests were recorded, the level says 80" in found.evidence
+    (finding,) = audit([folder])
+    assert finding.kind == "impossible" and "79 requests were recorded, the level says 80" in finding.evidence
 
 
 def test_the_same_content_in_another_layout(tmp_path: Path) -> None:
@@ -412,18 +412,18 @@ def test_the_same_content_in_another_layout(tmp_path: Path) -> None:
     other = tmp_path / "itl512_otl64_1xtp2-2xtp2"
     other.mkdir()
     (other / "conc4.json").write_text(json.dumps(json.loads((one / "conc4.json").read_text()), indent=4))
-    found = [finding for finding in audit([one, other]) if finding.kind == "identical"]
-    assert "by content" in found[0].evidence and found[0].percent == pytest.approx(100 * (8 / 6 - 1))
+    identical = [finding for finding in audit([one, other]) if finding.kind == "identical"]
+    assert "by content" in identical[0].evidence and identical[0].percent == pytest.approx(100 * (8 / 6 - 1))
 
 
 def test_one_folder_of_two_workloads(tmp_path: Path) -> None:
     changes = {"max_concurrency": 8, "total_input_tokens": 160 * 256}
-    found = audit([published(tmp_path / "unnamed_4xtp2", {"conc4.json": {}, "conc8.json": changes})])
-    hits = [finding for finding in found if finding.kind == "contradiction"]
+    findings = audit([published(tmp_path / "unnamed_4xtp2", {"conc4.json": {}, "conc8.json": changes})])
+    hits = [finding for finding in findings if finding.kind == "contradiction"]
     assert len(hits) == 1 and "256:64, 512:64" in hits[0].evidence
     close = {"max_concurrency": 8, "total_input_tokens": 160 * ITL + 30}
-    found = audit([published(tmp_path / "unnamed_2xtp4", {"conc4.json": {}, "conc8.json": close})])
-    assert "contradiction" not in kinds(found)
+    findings = audit([published(tmp_path / "unnamed_2xtp4", {"conc4.json": {}, "conc8.json": close})])
+    assert "contradiction" not in kinds(findings)
 
 
 def test_the_exit_code_says_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,9 +443,9 @@ def test_a_level_without_requests_hides_nothing_of_the_others(tmp_path: Path) ->
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "num_requests": 0}))
     other = published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {"max_concurrency": 8}})
-    found = audit([empty, wrong, other])
-    assert {"few prompts", "impossible", "contradiction"} <= set(kinds(found))
-    assert any("itl512_otl64_4xtp2/conc4.json" in each.files for each in found)
+    findings = audit([empty, wrong, other])
+    assert {"few prompts", "impossible", "contradiction"} <= set(kinds(findings))
+    assert any("itl512_otl64_4xtp2/conc4.json" in each.files for each in findings)
 
 
 def test_a_copy_of_the_same_configuration_is_called_a_copy(tmp_path: Path) -> None:
@@ -463,5 +463,5 @@ def test_what_many_folders_share_is_told_once_with_all_of_them(tmp_path: Path) -
 
 
 def test_what_is_not_recorded_does_not_make_a_plot_wrong(tmp_path: Path) -> None:
-    found = audit([published(tmp_path / "a_4xtp2", {"conc4.json": {}})])
-    assert "metadata" in kinds(found) and "metadata" not in kinds(hard(found))
+    findings = audit([published(tmp_path / "a_4xtp2", {"conc4.json": {}})])
+    assert "metadata" in kinds(findings) and "metadata" not in kinds(hard(findings))

@@ -80,8 +80,8 @@ def test_lateness_at_200_requests_per_second_counts_from_the_one_schedule_of_all
                 name="x", records=records, schedule_s=schedule_s, origin_s=began[0], started_at="a", finished_at="b"
             )
         )
-    found = merged(answers)
-    late = np.array([record.lateness_s for record in found.records], dtype=float)
+    total = merged(answers)
+    late = np.array([record.lateness_s for record in total.records], dtype=float)
     assert np.sort(late) == pytest.approx(np.sort(planted), abs=2e-6)
     assert metrics.percentile(sorted(late), 99) == pytest.approx(np.percentile(planted, 99), abs=2e-6)
 

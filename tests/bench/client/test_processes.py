@@ -43,9 +43,9 @@ def level(shared_oracle: Oracle, tokenizer: Path) -> ClientLevel:
 
 
 def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
-    seen: list[int] = []
-    asked = level.model_copy(update={"name": "open", "concurrency": None, "rate_rps": 30.0})
-    answer = client.run(asked, lambda done, failed: seen.append(done))
+    done_counts: list[int] = []
+    open_level = level.model_copy(update={"name": "open", "concurrency": None, "rate_rps": 30.0})
+    answer = client.run(open_level, lambda done, failed: done_counts.append(done))
     arrived = np.array([entry["arrived"] for entry in shared_oracle.log_of("open-")])
     gaps = np.diff(arrived)
     assert len(answer.records) == 60 and all(record.ok for record in answer.records)
@@ -53,12 +53,12 @@ def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, s
     assert 0.6 < gaps.std() / gaps.mean() < 1.5, "not a Poisson process"
     measured = np.array([record.arrival_s for record in answer.records])
     assert np.median(np.abs(measured - (arrived - arrived[0]))) < 0.05
-    assert seen == sorted(seen) and 0 < seen[-1] <= 60
+    assert done_counts == sorted(done_counts) and 0 < done_counts[-1] <= 60
 
 
 def test_a_client_that_stood_still_tells_which_requests_it_sent_late(level: ClientLevel, shared_oracle: Oracle) -> None:
     """Coordinated omission: what was due meanwhile is sent afterwards, and no latency has the wait in it."""
-    asked = level.model_copy(update={"name": "stopped", "concurrency": None, "rate_rps": 30.0, "num_requests": 90})
+    sent = level.model_copy(update={"name": "stopped", "concurrency": None, "rate_rps": 30.0, "num_requests": 90})
     with LoadClient() as client:
 
         def stop() -> None:
@@ -71,7 +71,7 @@ def test_a_client_that_stood_still_tells_which_requests_it_sent_late(level: Clie
 
         stopping = threading.Thread(target=stop)
         stopping.start()
-        answer = client.run(asked)
+        answer = client.run(sent)
         stopping.join()
     arrived = np.sort([entry["arrived"] for entry in shared_oracle.log_of("stopped-")])
     gap = int(np.argmax(np.diff(arrived)))
@@ -79,7 +79,7 @@ def test_a_client_that_stood_still_tells_which_requests_it_sent_late(level: Clie
     late = np.array([record.lateness_s for record in answer.records])
     assert late.max() > 0.5 and np.argmax(late) > gap
     due = np.array([record.arrival_s - record.lateness_s for record in answer.records if record.lateness_s is not None])
-    assert np.diff(np.sort(due)) == pytest.approx(np.diff(due_s(asked)), abs=1e-4), "lateness counts from the schedule"
+    assert np.diff(np.sort(due)) == pytest.approx(np.diff(due_s(sent)), abs=1e-4), "lateness counts from the schedule"
 
 
 def test_same_seed_same_prompts_other_seed_others(
@@ -102,17 +102,17 @@ def test_one_token_prompts_repeat_only_when_they_must(
 
 def test_bare_pair(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
     url = shared_oracle.url
-    asked = {"name": "bare", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "base_url": None}
-    answer = client.run(level.model_copy(update=asked))
+    changes = {"name": "bare", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "base_url": None}
+    answer = client.run(level.model_copy(update=changes))
     figures = whole(answer.records)
     assert figures.completed == 60 and figures.ttft and figures.tpot and figures.e2el
     entries = shared_oracle.log_of("bare-")
     prefills = [entry["ask"] for entry in entries if not entry["ask"]["stream"]]
     decodes = [entry["ask"] for entry in entries if entry["ask"]["stream"]]
     assert len(prefills) == len(decodes) == 60
-    assert all(ask["max_tokens"] == 1 and ask["kv_transfer_params"]["do_remote_decode"] for ask in prefills)
-    assert all(ask["kv_transfer_params"]["remote_engine_id"] == "oracle" for ask in decodes)
-    assert all(ask["max_tokens"] == 8 and ask["temperature"] == 0.0 for ask in decodes)
+    assert all(body["max_tokens"] == 1 and body["kv_transfer_params"]["do_remote_decode"] for body in prefills)
+    assert all(body["kv_transfer_params"]["remote_engine_id"] == "oracle" for body in decodes)
+    assert all(body["max_tokens"] == 8 and body["temperature"] == 0.0 for body in decodes)
     # 50 ms of prefill, then 100 ms to the first token and 10 ms to each other; the machine may add to that. What it
     # adds is counted once: six places hold one request at a time.
     assert figures.ttft.p50_s >= 0.149 and figures.e2el.p50_s >= 0.219
@@ -139,8 +139,8 @@ def test_a_prefill_that_fails_is_a_failed_request(
 ) -> None:
     shared_oracle.configure({"broken-": {"fail_every": 1}})
     url = shared_oracle.url
-    asked = {"name": "broken", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "num_requests": 4}
-    answer = client.run(level.model_copy(update=asked))
+    changes = {"name": "broken", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "num_requests": 4}
+    answer = client.run(level.model_copy(update=changes))
     assert all(record.error and record.error.startswith("prefill: ") for record in answer.records)
     assert whole(answer.records).completed == 0
 
@@ -179,9 +179,9 @@ def pair() -> Iterator[LoadClient]:
 
 
 def test_two_processes_share_a_closed_loop(pair: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
-    seen: list[int] = []
+    done_counts: list[int] = []
     answer = pair.run(
-        level.model_copy(update={"name": "two", "concurrency": 5}), lambda done, failed: seen.append(done)
+        level.model_copy(update={"name": "two", "concurrency": 5}), lambda done, failed: done_counts.append(done)
     )
     entries = shared_oracle.log_of("two-")
     assert answer.processes == 2 and len(answer.records) == len(entries) == 60
@@ -193,12 +193,12 @@ def test_two_processes_share_a_closed_loop(pair: LoadClient, level: ClientLevel,
     measured = np.array([record.arrival_s for record in answer.records])
     assert measured[0] == 0 and (np.diff(measured) >= 0).all()
     assert np.abs(measured - (arrived - arrived[0])).max() < 0.05, "one clock for both"
-    assert seen and seen[-1] <= 60
+    assert done_counts and done_counts[-1] <= 60
 
 
 def test_two_processes_add_up_to_one_open_loop(pair: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
-    asked = level.model_copy(update={"name": "shared", "concurrency": None, "rate_rps": 30.0})
-    answer = pair.run(asked)
+    open_level = level.model_copy(update={"name": "shared", "concurrency": None, "rate_rps": 30.0})
+    answer = pair.run(open_level)
     arrived = np.sort([entry["arrived"] for entry in shared_oracle.log_of("shared-")])
     gaps = np.diff(arrived)
     assert len(answer.records) == 60 and answer.clock_step_s is not None and abs(answer.clock_step_s) < 0.05
@@ -211,8 +211,8 @@ def test_a_ramp_ends_faster_than_it_began(
     client: LoadClient, pair: LoadClient, level: ClientLevel, shared_oracle: Oracle, shared: bool
 ) -> None:
     ramp = Ramp(start_rps=10, end_rps=60)
-    asked = level.model_copy(update={"name": f"ramp{shared}", "concurrency": None, "ramp": ramp})
-    (pair if shared else client).run(asked)
+    ramp_level = level.model_copy(update={"name": f"ramp{shared}", "concurrency": None, "ramp": ramp})
+    (pair if shared else client).run(ramp_level)
     arrived = np.sort([entry["arrived"] for entry in shared_oracle.log_of(f"ramp{shared}-")])
     assert len(arrived) == 60
     # 30 requests at a mean rate of 20.8 requests/s, then 30 at 46.7 (Ramp.mean_rps of either half).

@@ -25,10 +25,10 @@ def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
     sent: dict[str, float] = {}
     ended: list[float] = []
 
-    async def serve(asked: Any, *_: Any) -> Any:
+    async def serve(request: Any, *_: Any) -> Any:
         start = time.perf_counter()
-        sent[asked.request_id] = start
-        await asyncio.sleep(asked.takes_s)
+        sent[request.request_id] = start
+        await asyncio.sleep(request.takes_s)
         return SimpleNamespace(success=True, start_time=start)
 
     async def request(name: str, takes_s: float) -> None:

@@ -190,7 +190,7 @@ def test_any_changed_word_is_found_where_it_is(setup: Setup, data: st.DataObject
     assert first is not None
     assert (first.rank, first.region, first.block, first.word) == (rank, region, block, word)
     assert first.inside == (block in tables[0].decode)
-    assert first.found == int(memory[block, word])
+    assert first.actual == int(memory[block, word])
 
 
 @settings(max_examples=40, deadline=None)

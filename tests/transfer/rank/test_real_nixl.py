@@ -205,4 +205,4 @@ def test_a_rank_lost_to_raw_ucx_costs_that_figure_alone(number: signal.Signals, 
         result = run_backend(made, options, ranks)
     assert result.raw_gb_per_s is None and result.raw_why is not None and "decode rank 0" in result.raw_why
     assert result.wire is not None and result.wire.transports == ("cma",)
-    assert not result.verdict.text.startswith("WRONG") and all(not found.wrong_words for found in result.findings)
+    assert not result.verdict.text.startswith("WRONG") and all(not each.wrong_words for each in result.findings)
