@@ -28,7 +28,7 @@ APP = "pdlab"
 _OUR_GROUP = re.compile(rf"SERVE_REPLICA::{APP}#|SERVE_GANG::{APP}_(?:Prefill|Decode|DPServer):")
 ENV_KEY = "pdlab:serve_env"
 POLL_S = 0.25
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 90.0  # Serve ends a replica that does not stop by itself after 45 s
 ANSWER_TIMEOUT_S = 30.0
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ from pdlab.deploy.endpoint import clear_running, load_running, measured_lock
 
 LOCK_TIMEOUT_S = 5.0
 POLL_S = 0.1
+TRIES = 5
 
 
 def main(words: list[str]) -> None:
@@ -35,8 +36,12 @@ def take_nodes(base_url: str, cluster_id: str, folder: str) -> None:
         if same and not ours:
             return  # that launch has found them, and takes them down when it ends
         nodes = local_nodes.LocalNodes(id=cluster_id, count=1, gcs_port=0, temp_dir=folder, pids=())
-        with contextlib.suppress(ClusterError):
-            local_nodes.stop(recorded if same and recorded is not None else nodes)
+        for _ in range(TRIES):
+            try:
+                local_nodes.stop(recorded if same and recorded is not None else nodes)
+                break
+            except ClusterError:  # one was started while the others were being ended
+                time.sleep(POLL_S)
         _forget(base_url, ours)
 
 

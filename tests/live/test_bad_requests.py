@@ -59,8 +59,9 @@ def fault(stack: Stack, bad: BadRequest) -> str | None:
     return None if clear else f"HTTP {status}, not one clear line: {text[:300]}"
 
 
-def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stack) -> None:
-    done = stack.launch("--pd-spread", "--p-num", "2")
+@pytest.mark.parametrize("path", ["--no-direct-streaming", "--direct-streaming"])
+def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stack, path: str) -> None:
+    done = stack.launch("--pd-spread", "--p-num", "2", path)
     assert done.code == 0
     engines = engine_pids(stack)
     before = stack.complete([7, 8, 9, 10] * 20)

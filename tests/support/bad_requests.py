@@ -140,11 +140,11 @@ _FIELDS: list[tuple[str, dict[str, Any], bool]] = [
 ]
 
 _MESSAGES: list[tuple[str, dict[str, Any], bool]] = [
-    ("no messages", {"messages": None}, False),
+    ("no messages", {"messages": None}, True),
     ("messages is empty", {"messages": []}, False),
-    ("messages is a text", {"messages": "ba"}, False),
-    ("messages is an object", {"messages": {"role": "user"}}, False),
-    ("messages of texts", {"messages": ["ba"]}, False),
+    ("messages is a text", {"messages": "ba"}, True),
+    ("messages is an object", {"messages": {"role": "user"}}, True),
+    ("messages of texts", {"messages": ["ba"]}, True),
     ("a message without a role", {"messages": [{"content": "ba"}]}, False),
     ("a role that is a number", {"messages": [{"role": 5, "content": "ba"}]}, False),
     ("content is a number", {"messages": [{"role": "user", "content": 5}]}, False),
@@ -152,7 +152,7 @@ _MESSAGES: list[tuple[str, dict[str, Any], bool]] = [
     ("an image for a model of text", {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]
     }, False),
-    ("tool_calls is a number", {"messages": [{"role": "assistant", "tool_calls": 5}]}, False),
+    ("tool_calls is a number", {"messages": [{"role": "assistant", "tool_calls": 5}]}, True),
     ("tools is a word", {"tools": "hammer"}, False),
     ("a tool without a function", {"tools": [{"type": "function"}]}, False),
     ("a chosen tool that is not there", {
@@ -176,6 +176,7 @@ BAD_REQUESTS: list[BadRequest] = [
     _of("an empty body for chat", CHAT, b"", guard=True),
     _of("blanks", COMPLETIONS, b"  \n ", guard=True),
     _of("an empty object", COMPLETIONS, "{}"),
+    _of("an empty object for chat", CHAT, "{}", guard=True),
     _of("null", COMPLETIONS, "null", guard=True),
     _of("a list", COMPLETIONS, [PLAIN], guard=True),
     _of("a text", COMPLETIONS, '"ba"', guard=True),

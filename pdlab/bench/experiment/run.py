@@ -35,7 +35,7 @@ from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
 from pdlab.results.store import Store, write_record
 
 LAUNCHER = ROOT / "launch_gptoss.py"
-STOP_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 120.0
 POLL_S = 0.2
 
 

@@ -1,1 +1,2 @@
-"""What runs in Ray Serve's replicas in front of the engines: builders, guard, one request per sequence."""
+"""What runs in Ray Serve's replicas in front of the engines: builders, guard, one request per sequence, calls of
+prefill, drain."""

@@ -23,8 +23,9 @@ INTERNAL = ("kv_transfer_params", "ec_transfer_params")
 # Names of the limit on generated tokens in completions, chat, responses, messages and generate.
 _TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MOST_TOKENS = 2**31 - 1
+_CHAT = "/v1/chat/completions"
 # Routes whose body is one JSON object.
-_OBJECTS = ("/v1/completions", "/v1/chat/completions", "/tokenize")
+_OBJECTS = ("/v1/completions", _CHAT, "/tokenize")
 # Of lists and objects within one another. Tools' JSON schemas have ten or twenty levels.
 _DEEPEST = 64
 # Half of a character outside the basic plane, which is none by itself: it has no UTF-8, and tokenizers refuse it.
@@ -89,7 +90,7 @@ class Guard:
             coding = _header(scope, b"content-encoding").strip().lower()
             if coding not in (b"", b"identity"):
                 raise Refused(415, f"a body in {_shown(coding.decode('latin-1'))} is not decoded here: send plain JSON")
-            check_body(body, _header(scope, b"content-type"), self.rules, whole=path in _OBJECTS)
+            check_body(body, _header(scope, b"content-type"), self.rules, path)
         except Refused as refused:
             await _refuse(scope, refused, send)
             return
@@ -171,9 +172,9 @@ class _Explained:
         return True
 
 
-def check_body(body: bytes, content_type: bytes, rules: Rules, *, whole: bool = False) -> None:
-    """Look at what a client posts; ``whole``: to a route that takes one JSON object. Raises Refused with 400, 413 or
-    415."""
+def check_body(body: bytes, content_type: bytes, rules: Rules, path: str) -> None:
+    """Look at what a client posts to the route ``path``. Raises Refused with 400, 413 or 415."""
+    whole = path in _OBJECTS
     kind = content_type.split(b";")[0].strip().lower()
     if whole and content_type and kind != b"application/json" and not kind.endswith(b"+json"):
         raise Refused(415, f"content-type is {_shown(content_type.decode('latin-1'))}: send application/json")
@@ -203,8 +204,20 @@ def check_body(body: bytes, content_type: bytes, rules: Rules, *, whole: bool = 
             raise Refused(400, "a text has half of a surrogate pair, which is no character: leave it out") from error
     if isinstance(asked, dict):
         _check_amounts(asked, rules)
+        if path == _CHAT:
+            _check_messages(asked.get("messages"))
     elif whole:
         raise Refused(400, f"the body is {_shown(json.dumps(asked))}: send a JSON object")
+
+
+def _check_messages(messages: Any) -> None:
+    """Their frame: Ray's ingress makes a 500 of what vLLM cannot walk through."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise Refused(400, f"messages is {_shown(json.dumps(messages))}: give a list of objects with role and content")
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            raise Refused(400, f"tool_calls of a message is {_shown(json.dumps(calls))}: give a list")
 
 
 def _no_number(name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from support.sweep import ROOT, WARM, Oracle
 from pdlab.bench.experiment import run
 from pdlab.bench.experiment.schedule import make_schedule
 from pdlab.bench.progress import ExperimentProgress
+from pdlab.core.errors import DeploymentDied
 from pdlab.results.schema import ExperimentRecord
 from pdlab.results.store import Store, read_record
 
@@ -246,3 +249,28 @@ def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Or
         below = level.key.value < 0.8 / service_s and level.key.value not in late
         assert not below or "steady_state" not in level.validity.failed_gates, "nothing piles up below the capacity"
     assert search.detail in errors
+
+
+def test_a_deployment_that_does_not_come_back_is_taken_down_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[str] = []
+    updates: list[dict[str, Any]] = []
+
+    def died(*_: object) -> None:
+        raise DeploymentDied("p1 died; not whole again within 900 s")
+
+    monkeypatch.setattr(run, "_sweep", died)
+    monkeypatch.setattr(run, "left", lambda *_: (("a level",), ()))
+    monkeypatch.setattr(run, "reach", lambda _: contextlib.nullcontext())
+    launcher: Any = SimpleNamespace(
+        launch=lambda _: calls.append("launch"), stop=lambda: calls.append("stop"), shown=lambda _: "", given_up={}
+    )
+    visit: Any = SimpleNamespace(configuration=SimpleNamespace(name="x"), parts=[None], repeat=0)
+    plan: Any = SimpleNamespace(file=SimpleNamespace(name="trial"))
+    keeper: Any = SimpleNamespace(update=lambda _, **changes: updates.append(changes))
+    progress: Any = SimpleNamespace(visit_done=lambda text, measured: calls.append(text))
+    run._visit(0, visit, plan, run.RunOptions(out=tmp_path), keeper, launcher, progress)
+    assert calls == ["launch", "stop", "FAILED: p1 died; not whole again within 900 s"]
+    assert updates[-1]["status"] == "failed" and "not whole again" in updates[-1]["error"]
+    assert launcher.given_up == {}, "the next repeat launches it anew"

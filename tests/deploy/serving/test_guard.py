@@ -65,8 +65,9 @@ def ask(
 @pytest.mark.parametrize("path", [*ROUTES, "/v1/models/openai/gpt-oss-20b"])
 def test_what_clients_need_passes(path: str) -> None:
     assert ask(path, method="GET")[0] == 200
-    status, _, reached = ask(path, {"prompt": "x"}, pieces=3)
-    assert status == 200 and reached == [b'{"prompt": "x"}']
+    body = b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}'
+    status, _, reached = ask(path, body, pieces=3)
+    assert status == 200 and reached == [body]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def answered(app: Any) -> list[Any]:
     sent: list[Any] = []
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
+        return {"type": "http.request", "body": b'{"messages": []}', "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
