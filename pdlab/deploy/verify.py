@@ -83,6 +83,11 @@ def check(app: Application, deployment: Deployment, running: Running, say: Launc
         raise CanaryError(f"prefill TP > decode TP is only served when the canary can be compared; {result.detail}")
     counters = _await_transfers(running)
     say(describe_counters(counters))
+    if counters.guard_recomputed:
+        say(
+            f"warning: the KV guard had decode compute {counters.guard_recomputed:g} prompts: the canary saw no KV "
+            "cache of theirs; see pdlab_guard_* on the metrics pages"
+        )
     if not counters.bytes_transferred:
         raise CanaryError("vLLM counts no KV bytes: nothing was transferred, decode computed the prompt itself")
     if counters.failed_transfers:
@@ -122,8 +127,8 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
         gpus = sorted({str(cluster.node(node).gpu_type) for node in nodes}) if cluster else []
         cpu = cluster is not None and cluster.device == "cpu"
         arguments = {**engine_kwargs(deployment, cast(Role, role), shape, cpu=cpu), "kv_transfer_config": None}
-        if arguments.get("scheduler_cls") == KV_GUARD_SCHEDULER:  # it comes with the transfer, and computes the same
-            del arguments["scheduler_cls"]
+        if arguments.get("scheduler_cls") == KV_GUARD_SCHEDULER:
+            del arguments["scheduler_cls"]  # belongs to the transfer: it changes no number
         versions = {name: manifest.versions.get(name) for name in ("vllm", "torch")}
         facts = [running.tokenizer, versions, gpus, pool.dp, pool.expert_parallel, arguments]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -163,7 +163,7 @@ def _environment() -> jinja2.Environment:
 
     return jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FileSystemLoader(ASSETS),
     )  # fmt: skip
 
 

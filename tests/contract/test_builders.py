@@ -18,12 +18,15 @@ from contract.conftest import quietly
 
 from pdlab.cli import launch
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
-from pdlab.core.deployment import Deployment, Disaggregated, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
 from pdlab.core.files import CONFIGS
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, render, serve_config
+from pdlab.deploy.serving.bring import digest, sources
+from pdlab.deploy.serving.builders import _KV_GUARD
 from pdlab.placement.place import place
 
+MIXED_IN = ("Front", "OneByOne", "BringsGuard", "WatchesSteps", "TellsPool")
 FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
 # Shapes that no file has: data parallel collocated, TP over nodes, pipeline over nodes, local DP.
 LABELS = [
@@ -190,8 +193,10 @@ def test_there_are_cases() -> None:
 def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -> None:
     """The classes are unpickled in a process that cannot import pdlab, as on the nodes of a cluster."""
     expected = {}
-    for label in ("collocated-1xtp1", "pd-spread-p1xtp1-d1xtp1", "pd-pack-p1xtp1-d1xdp2"):
-        case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss"), "local-2")
+    on_gpus = "pd-spread-p1xtp4-d1xtp4"
+    for label in ("collocated-1xtp1", "pd-spread-p1xtp1-d1xtp1", "pd-pack-p1xtp1-d1xdp2", on_gpus):
+        cluster, model = ("p5.48xlarge-x2", "gpt-oss-120b") if label == on_gpus else ("local-2", "tiny-gptoss")
+        case = rendered(Deployment(topology=parse_label(label), model=model), cluster)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = deployments_of(builder_of(case.app)(case.app.args))
@@ -202,9 +207,11 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
             guards[name] = guards_of(deployment.func_or_class)
         assert made[0].name == "OpenAiIngress" and guards["OpenAiIngress"] == ["Front"]
         expected |= {f"{label} {name}": guards[name] for name in guards}
-        assert guards.get("Decode", ["OneByOne", "TellsPool"]) == ["OneByOne", "TellsPool"]
+        engine = ["WatchesSteps"] if label.startswith("pd") else []
+        engine = [*(["BringsGuard"] if label == on_gpus else []), *engine, "TellsPool"]
+        assert guards.get("Decode", ["OneByOne", *engine]) == ["OneByOne", *engine]
         others = [guards[name] for name in guards.keys() - {"OpenAiIngress", "Decode"}]
-        assert others and all(other == ["TellsPool"] for other in others), "they answer to Ray's handles alone"
+        assert others and all(other == engine for other in others), "they answer to Ray's handles alone"
     program = (
         "import json, pathlib, sys\n"
         "class Nobody:\n"
@@ -214,7 +221,8 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
         "from ray import cloudpickle\n"
         "def guards(name):\n"
         "    made = cloudpickle.loads(pathlib.Path(name).read_bytes())\n"
-        "    return [base.__name__ for base in made.__mro__ if base.__name__ in ('Front', 'OneByOne', 'TellsPool')]\n"
+        "    assert 'pdlab/guard/connector.py' in getattr(made, 'guard_files', {'pdlab/guard/connector.py': ''})\n"
+        f"    return [base.__name__ for base in made.__mro__ if base.__name__ in {MIXED_IN}]\n"
         "print(json.dumps({name: guards(name) for name in sys.argv[1:]}))\n"
     )
     done = subprocess.run(
@@ -224,4 +232,25 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
 
 
 def guards_of(made: type) -> list[str]:
-    return [base.__name__ for base in made.__mro__ if base.__name__ in ("Front", "OneByOne", "TellsPool")]
+    return [base.__name__ for base in made.__mro__ if base.__name__ in MIXED_IN]
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guard", "no guard"])
+@pytest.mark.usefixtures("no_cluster", "ray_llm")
+def test_engines_on_gpus_have_the_kv_guard_in_their_path(guarded: bool) -> None:
+    topology = parse_label("pd-spread-p1xtp4-d1xtp4")
+    assert isinstance(topology, Disaggregated)
+    topology = topology.model_copy(update={"transport": Transport(kv_guard=guarded)})
+    case = rendered(Deployment(topology=topology), "p5.48xlarge-x2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = deployments_of(builder_of(case.app)(case.app.args))
+    engines = [one for one in made if "OpenAiIngress" not in one.name]
+    assert len(engines) == 2
+    for one in engines:
+        path = one.ray_actor_options["runtime_env"]["env_vars"].get("PYTHONPATH")
+        folder = f"${{HOME}}/.cache/pdlab/kv-guard/{digest(sources(_KV_GUARD))}"
+        assert path == (f"{folder}:${{PYTHONPATH}}" if guarded else None)
+        assert {"BringsGuard", "WatchesSteps"} & set(guards_of(one.func_or_class)) == (
+            {"BringsGuard", "WatchesSteps"} if guarded else set()
+        )
