@@ -84,6 +84,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     from pdlab.core.schema import validate
     from pdlab.faults import session
     from pdlab.faults.plan import FaultPlan, load_plan
+    from pdlab.faults.warden import warden
     from pdlab.results import chaos
 
     if args.launch:
@@ -118,7 +119,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
         if local is not None and local.two_hosts is not None and INSIDE not in os.environ:
             host = local.host(1)
             env = local_nodes.environment_on(host, local)
-            run_on_host.call(host.pid, "pdlab.faults.session", order.model_dump_json(), env)
+            with warden(local):
+                run_on_host.call(host.pid, "pdlab.faults.session", order.model_dump_json(), env)
         else:
             session.execute(order)
     finally:

@@ -41,7 +41,6 @@ MARKER = "PDLAB_LOCAL"
 # For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
 START_TIMEOUT_S = 300.0
 LAST_LINES = 3
-RESTARTED = "those but the head, side by side, can"
 # What `ray start` prints once its node stands in the GCS (ray/scripts/scripts.py; a contract test holds it).
 JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
@@ -216,9 +215,10 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
 
 def restart(nodes: LocalNodes, number: int) -> LocalNodes:
     """Start node ``number``, which has ended, once more; returns when it is one of Ray's again. Raises ClusterError
-    where it does not start, UsageError for the head node and for two hosts, which are entered from outside alone."""
-    if number == 1 or nodes.two_hosts is not None:
-        raise UsageError(f"local Ray node {number} cannot be started again: {RESTARTED}")
+    where it does not start, UsageError for the head node, and on one of two hosts, which are entered from outside."""
+    if number == 1 or INSIDE in os.environ:
+        why = "it is the head" if number == 1 else "that takes a process outside of the two hosts"
+        raise UsageError(f"local Ray node {number} cannot be started again: {why}")
     for pid in _started(nodes, number):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -211,7 +211,7 @@ def why_not(kind: Kind, possible: Possible) -> str | None:
             return _missing(target)
     restarts = any(act.verb == "restart" for act in kind.acts)
     if restarts and not possible.restarts:
-        return "nothing here can start that node again: kill it by hand, or on local nodes side by side"
+        return "nothing here can start that node again, as on local nodes"
     return None
 
 

@@ -37,6 +37,7 @@ from pdlab.faults.link import Link
 from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, Schedule
 from pdlab.faults.targets import Found, Hands, NodeSurvey, classify, counted, parts, resident_mib
+from pdlab.faults.warden import ask
 from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
 from pdlab.results.provenance import now
 from pdlab.results.schema import Manifest
@@ -140,7 +141,7 @@ class _Session:
         possible = Possible(
             parts=parts(found),
             replicas=replicas,
-            restarts=self.local is not None and self.local.two_hosts is None,
+            restarts=self.local is not None,
             link=self.link is not None,
             relay=self.link is not None and self.link.has_relay,
         )
@@ -341,7 +342,7 @@ class _Session:
             look=self.look,
             prefilled=self.prefilled,
             names=self.cluster.names,
-            restart=self._restart if self.local is not None and self.local.two_hosts is None else None,
+            restart=self._restart if self.local is not None else None,
             replicas=replicas,
             more=more,
         )
@@ -350,7 +351,10 @@ class _Session:
         number = name.rpartition("-")[2]
         if self.local is None or not number.isdigit():
             raise ClusterError(f"node {name} was not started by this machine")
-        self.local = local_nodes.restart(self.local, int(number))
+        if self.local.two_hosts is not None:
+            ask(self.local, int(number))
+        else:
+            self.local = local_nodes.restart(self.local, int(number))
 
     def _await_turn(self, due: DueFault, load: Load, faults: list[InjectedFault]) -> None:
         """Until the fault is due, and the one before is over where the plan waits for that."""

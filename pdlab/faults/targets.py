@@ -19,7 +19,8 @@ ENGINE_TITLE = "VLLM::EngineCore"
 WORKER_TITLE = "VLLM::Worker"
 WORKER_ACTORS = ("RayWorkerWrapper", "RayWorkerProc")
 PROXY_ACTOR = "SERVE_PROXY_ACTOR"
-HANDS_TIMEOUT_S = 60.0
+HANDS_TIMEOUT_S = 120.0
+LOOK_TIMEOUT_S = 20.0
 _HAPROXY = re.compile(r"(?:\S*/)?haproxy\s")
 _ENDED = ("DEAD",)
 
@@ -188,6 +189,7 @@ class Hands:
         self.mark = mark
         self._hands: dict[str, Any] = {}
         self._making = threading.Lock()
+        self._surveyed = False
 
     def on(self, node: str) -> Any:
         """The actor of that node (Ray's id)."""
@@ -223,7 +225,10 @@ class Hands:
 
         nodes = {node["NodeID"]: node for node in self.cluster.alive()}
         calls = {node: self.on(node).survey.remote(self.mark, ports) for node in nodes}
-        ray.wait(list(calls.values()), num_returns=len(calls), timeout=HANDS_TIMEOUT_S)
+        # The first time each is a process that has yet to start; later one that does not answer is down.
+        timeout_s = LOOK_TIMEOUT_S if self._surveyed else HANDS_TIMEOUT_S
+        self._surveyed = True
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
         surveys = []
         for node, call in calls.items():
             try:

@@ -31,6 +31,7 @@ CALLED: dict[Fate, str] = {
 DRAWN: tuple[Fate, ...] = ("right", "error", "hang", "wrong")
 PANEL = (9.0, 2.6)
 WIDTH, HEIGHT, LEFT, BELOW = 640, 190, 58, 26  # of a drawing in a page
+HEADROOM = 1.12  # for the legends
 LEAST_BAND_S = 0.3  # what is over at once can be looked at too
 GOAL = 0.99  # of what healthy replicas could serve
 
@@ -193,7 +194,7 @@ def draw(chaos: Chaos, path: Path) -> None:
             if chaos.samples:
                 memory.legend(frameon=False, fontsize=7, ncols=3, loc="upper left")
             for axes in panels:
-                axes.set_ylim(bottom=0)
+                axes.set_ylim(0, HEADROOM * axes.get_ylim()[1])
             panels[-1].set_xlabel("seconds since the load began; grey: a fault, by its number")
             rate.set_title(title(chaos), fontsize=9, pad=14)
             save(figure, path)

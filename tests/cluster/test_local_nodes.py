@@ -428,12 +428,14 @@ class TestStart:
         finally:
             stop(nodes)
 
-    def test_the_head_and_two_hosts_do_not_start_again(self, nodes: LocalNodes) -> None:
-        hosts = (Host(name="host-a", address="10.77.0.1", pid=1), Host(name="host-b", address="10.77.0.2", pid=2))
-        pair = nodes.model_copy(update={"two_hosts": TwoHosts(hosts=hosts, shape=LinkShape())})
-        for some, number in ((nodes, 1), (pair, 2)):
-            with pytest.raises(UsageError, match="cannot be started again"):
-                local_nodes.restart(some, number)
+    def test_the_head_does_not_start_again_nor_another_from_inside(
+        self, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(UsageError, match="node 1 cannot be started again: it is the head"):
+            local_nodes.restart(nodes, 1)
+        monkeypatch.setenv(local_nodes.INSIDE, "host-a")
+        with pytest.raises(UsageError, match="node 2 cannot be started again: that takes a process outside"):
+            local_nodes.restart(nodes, 2)
 
     def test_no_ray(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tmp_path))

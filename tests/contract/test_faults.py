@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,30 @@ class TestEngines:
         scheduler = quietly("vllm.v1.core.sched.scheduler").Scheduler
         source = inspect.getsource(scheduler.has_finished_requests)
         assert "self.connector" in source and "self.requests" in source
+
+
+class TestWhereThereIsNoPdlab:
+    def test_what_acts_travels_by_value(self, tmp_path: Path) -> None:
+        cloudpickle = quietly("ray.cloudpickle")
+        cloudpickle.register_pickle_by_value(on_node)
+        try:
+            (tmp_path / "hand").write_bytes(cloudpickle.dumps(on_node.Hand))
+        finally:
+            cloudpickle.unregister_pickle_by_value(on_node)
+        code = (
+            "import pickle, subprocess, sys\n"
+            "hand = pickle.load(open('hand', 'rb'))()\n"
+            "facts = hand.survey(None, True)\n"
+            "assert facts['own'] > 0 and facts['raylet'] is None\n"
+            "child = subprocess.Popen(['sleep', '100'])\n"
+            "started = int(open(f'/proc/{child.pid}/stat').read().rsplit(')', 1)[1].split()[19])\n"
+            "hand.send_later([(child.pid, started)], [(0.1, 19), (0.1, 18), (0.1, 9)])\n"
+            "assert child.wait(60) == -9\n"
+            "assert hand.run(['echo', 'x']) == 'x\\n'\n"
+            "assert not [name for name in sys.modules if name.startswith('pdlab')]\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            env={"PATH": os.environ["PATH"]},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr

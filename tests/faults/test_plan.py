@@ -30,7 +30,7 @@ plans = st.builds(
 
 
 def test_what_is_shipped() -> None:
-    assert SHIPPED == ["all", "short", "soak"]
+    assert SHIPPED == ["all", "short", "soak", "workers"]
     soak = load_plan("soak")
     assert (soak.duration_s, soak.concurrency, soak.every_s) == (1200, 8, 30)
     assert len(schedule(soak, PAIR).due) == 40, "twenty minutes, a fault every 30 s, the first after 20 s"
@@ -84,7 +84,10 @@ def test_the_dry_run(name: str) -> None:
     """PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it."""
     plan = load_plan(name)
     replicas: dict[str, int] = {str(role): count for role, count in PAIR.replicas.items()}
-    text = describe(plan, schedule(plan, PAIR), "pd-spread-p1xtp1-d1xtp1 at http://127.0.0.1:8000", replicas) + "\n"
+    pair = (
+        PAIR._replace(parts=PAIR.parts | {("prefill", "worker"), ("decode", "worker")}) if name == "workers" else PAIR
+    )
+    text = describe(plan, schedule(plan, pair), "pd-spread-p1xtp1-d1xtp1 at http://127.0.0.1:8000", replicas) + "\n"
     stored = GOLDEN / f"{name}.txt"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         stored.write_text(text, encoding="utf-8")
