@@ -55,11 +55,11 @@ class Evidence(Frozen):
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
     could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
     appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy asks a router.
-    ``smoke``: too short by intention. ``given``: the requests in columns, where there are no records."""
+    ``smoke``: too short by intention. ``request_columns``: the requests in columns, where there are no records."""
 
     run: Run
     records: tuple[RequestRecord, ...] = ()
-    given: InstanceOf[metrics.Columns] | None = None
+    request_columns: InstanceOf[metrics.Columns] | None = None
     kv_expected: bool = False
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
@@ -68,7 +68,7 @@ class Evidence(Frozen):
 
     @property
     def columns(self) -> metrics.Columns:
-        return metrics.columns(self.records) if self.given is None else self.given
+        return metrics.columns(self.records) if self.request_columns is None else self.request_columns
 
     @property
     def answered(self) -> list[RequestRecord]:
@@ -81,12 +81,12 @@ class Evidence(Frozen):
 
     def delta(self, field: str) -> float | None:
         """How much a counter of the engines grew, all pools together; None where no pool exports it."""
-        found = [
+        increases = [
             after - (getattr(self.run.engines_before.get(pool), field, None) or 0.0)
             for pool, counters in self.run.engines_after.items()
             if (after := getattr(counters, field)) is not None
         ]
-        return sum(found) if found else None
+        return sum(increases) if increases else None
 
     @property
     def went_back(self) -> bool:
@@ -119,15 +119,15 @@ def token_counts(evidence: Evidence) -> Iterator[str]:
     yield from _wrong_counts(evidence.answered, (workload.sent_input_tokens, workload.sent_output_tokens))
 
 
-def _wrong_counts(answered: Sequence[RequestRecord], asked_of_all: Pair) -> Iterator[str]:
+def _wrong_counts(answered: Sequence[RequestRecord], nominal: Pair) -> Iterator[str]:
     """``asked_of_all``: of requests that say nothing themselves, as where lengths are fixed."""
     for side in (0, 1):
-        counts = [(r.output_tokens if side else r.input_tokens, (r.asked or asked_of_all)[side]) for r in answered]
-        wrong = [(count, asked) for count, asked in counts if count != asked]
+        counts = [(r.output_tokens if side else r.input_tokens, (r.asked or nominal)[side]) for r in answered]
+        wrong = [(count, requested) for count, requested in counts if count != requested]
         if wrong:
-            count, asked = wrong[0]
+            count, requested = wrong[0]
             name = ("input", "output")[side]
-            yield f"{len(wrong)} of {len(counts)} answers have a wrong {name} token count ({count}, not {asked})"
+            yield f"{len(wrong)} of {len(counts)} answers have a wrong {name} token count ({count}, not {requested})"
 
 
 def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
@@ -266,10 +266,13 @@ def preemptions(evidence: Evidence) -> Iterator[str]:
 
 def prefix_cache(evidence: Evidence) -> Iterator[str]:
     """More of the prompts came from the prefix cache than the workload declares."""
-    hits, asked = evidence.delta("prefix_cache_hits"), sum(record.input_tokens for record in evidence.answered)
-    if not asked or hits is None:
+    hits, input_tokens = evidence.delta("prefix_cache_hits"), sum(record.input_tokens for record in evidence.answered)
+    if not input_tokens or hits is None:
         return
-    share, declared = hits / asked, evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / asked
+    share, declared = (
+        hits / input_tokens,
+        evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / input_tokens,
+    )
     if share > declared + CACHE_SLACK:
         yield f"{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}"
 
@@ -278,9 +281,12 @@ def decode_context(evidence: Evidence) -> Iterator[str]:
     """decode-only: the engines computed prompts instead of filling their KV cache."""
     filled = evidence.delta("external_cache_hits")
     every = evidence.run.workload.sent_input_tokens
-    wanted = sum((record.asked[0] if record.asked else every) - 1 for record in evidence.answered)
-    if filled is not None and wanted and filled < FILLED_LEAST * wanted:
-        yield f"only {filled:g} of {wanted} context tokens were filled: the others were computed, which is no decode"
+    requested_tokens = sum((record.asked[0] if record.asked else every) - 1 for record in evidence.answered)
+    if filled is not None and requested_tokens and filled < FILLED_LEAST * requested_tokens:
+        yield (
+            f"only {filled:g} of {requested_tokens} context tokens were filled: the others were computed, which is no "
+            "decode"
+        )
 
 
 def client_saturation(evidence: Evidence) -> Iterator[str]:
@@ -367,11 +373,11 @@ def few_requests(evidence: Evidence) -> Iterator[str]:
     """Too few requests finish in the steady window."""
     load, steady = evidence.run.load, evidence.run.steady
     needed = max(LEAST_STEADY, 2 * load.concurrency) if isinstance(load, Closed) else LEAST_STEADY
-    found = steady.completed if steady else 0
-    if found < needed:
-        seen = f"{found} requests finish in it" if steady else "there is none"
+    completed = steady.completed if steady else 0
+    if completed < needed:
+        window_text = f"{completed} requests finish in it" if steady else "there is none"
         more = "give more prompts per level" if isinstance(load, Closed) else "hold the rate longer (--hold-s)"
-        yield f"too few requests for a steady window: {needed} must finish in it, {seen}; {more}"
+        yield f"too few requests for a steady window: {needed} must finish in it, {window_text}; {more}"
 
 
 def steady_state(evidence: Evidence) -> Iterator[str]:
@@ -398,11 +404,11 @@ def steady_state(evidence: Evidence) -> Iterator[str]:
 
 def _falls_behind(evidence: Evidence) -> Iterator[str]:
     """An open loop whose answers take ever longer, with a window or without."""
-    found = metrics.delays_s(evidence.columns) if isinstance(evidence.run.load, Open) else None
-    if found is None:
+    delays = metrics.delays_s(evidence.columns) if isinstance(evidence.run.load, Open) else None
+    if delays is None:
         return
     moments = evidence.columns.arrival_s
-    first_s, last_s, lasted_s = *found, float(moments[-1] - moments[0])
+    first_s, last_s, lasted_s = *delays, float(moments[-1] - moments[0])
     if last_s - first_s > max(MAX_DELAY * lasted_s, MAX_LONGER * first_s):
         yield (
             f"no steady state: answers took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
@@ -469,10 +475,10 @@ def _has_guard(evidence: Evidence) -> bool:
 def _restarts_missing(evidence: Evidence) -> str | None:
     if evidence.counters_error:
         return f"the engines' metrics could not be read ({evidence.counters_error})"
-    seen = bool(evidence.run.engines_after) or (
+    has_metrics = bool(evidence.run.engines_after) or (
         evidence.run.nixl_after is not None and evidence.run.nixl_after.transfers is not None
     )
-    return None if seen else "the engines' metrics are not known"
+    return None if has_metrics else "the engines' metrics are not known"
 
 
 def _others_missing(evidence: Evidence) -> str | None:
@@ -608,14 +614,14 @@ def validate_level(
             continue
         missing = gate.missing(evidence)
         if missing and gate.name == "kv_transfers" and evidence.kv_expected:
-            found = [missing]
+            texts = [missing]
         elif missing:
             unchecked[gate.name] = missing
             continue
         else:
-            found = list(gate.judge(evidence))
-        reasons += found
-        failed += [gate.name] if found else []
+            texts = list(gate.judge(evidence))
+        reasons += texts
+        failed += [gate.name] if texts else []
     notes = (*notes, *_behind_schedule(evidence))
     return Validity(reasons=tuple(reasons), failed_gates=tuple(failed), unchecked=unchecked, notes=notes)
 

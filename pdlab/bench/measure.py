@@ -149,13 +149,13 @@ class Driver:
         tokens = levels.fill_tokens(workload)
         self._progress.extend(requests, levels=0)
         self._progress.level(f"filling KV pools, prompts of {tokens} tokens", requests, counts=False)
-        asked = self.warmup_level(0).model_copy(
+        level = self.warmup_level(0).model_copy(
             update={
                 "name": "fill", "input_tokens": tokens, "output_tokens": 1, "num_requests": requests, "seed": seed,
                 "prefix_tokens": 0, "concurrency": min(requests, concurrency),
             }
         )  # fmt: skip
-        answer = self._run(asked)
+        answer = self._run(level)
         ends = [record.finish_s for record in answer.records if record.ok and record.finish_s is not None]
         self._read_counters(len(ends), sent=None)
         failed = requests - len(ends)
@@ -199,9 +199,10 @@ class Driver:
         processes = min(2 * self._client.processes, self._max_processes, most)
         if processes <= self._client.processes:
             return False
-        found = next(reason for reason in run.validity.reasons if reason.startswith("load generator"))
+        generator_reason = next(reason for reason in run.validity.reasons if reason.startswith("load generator"))
         notes.append(
-            f"measured again with {processes} load-generator processes: with {self._client.processes}, {found}"
+            f"measured again with {processes} load-generator processes: with {self._client.processes}, "
+            f"{generator_reason}"
         )
         self._progress.note(f"{level.key.stem}: {notes[-1]}")
         self._client.grow(processes)
@@ -212,7 +213,7 @@ class Driver:
         target = self._target
         words = title(level.load) + (f", repeat {level.repeat}" if level.repeat else "")
         self._progress.level(words, level.num_requests)
-        asked = protocol.client_level(
+        client_level = protocol.client_level(
             level,
             self._workload,
             base_url=target.base_url,
@@ -224,7 +225,7 @@ class Driver:
         self._read_counters(0)
         # Where they cannot be read now, those after the level before stand in, if they were read.
         before, error = self._snapshot, stale if self._error else None
-        answer = self._run(asked)
+        answer = self._run(client_level)
         answered = sum(record.ok for record in answer.records)
         if answered < level.num_requests:
             require_answering(target.base_url)
@@ -234,7 +235,7 @@ class Driver:
         self._error = self._error or error
         return answer, before
 
-    def _run(self, asked: ClientLevel) -> ClientAnswer:
+    def _run(self, level: ClientLevel) -> ClientAnswer:
         """Have the load made. Raises DeploymentDied when what is measured dies meanwhile."""
 
         def update(done: int, failed: int) -> None:
@@ -242,7 +243,7 @@ class Driver:
             self._progress.update(done, failed)
 
         with self._watch.beside(self._client.abort):
-            return self._client.run(asked, update)
+            return self._client.run(level, update)
 
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[str, ...]) -> Run:
         after = self._snapshot

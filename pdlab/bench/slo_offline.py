@@ -76,7 +76,7 @@ def run_of(level: Level, requests: Columns, workload: Workload, label: str) -> R
         steady_window_s=window,
         trend=metrics.trend_over(requests, level.load, window=window),
     )
-    evidence = gates.Evidence(run=run, given=requests)
+    evidence = gates.Evidence(run=run, request_columns=requests)
     return run.model_copy(update={"validity": gates.validate_level(evidence, only=gates.OF_TIMES)})
 
 

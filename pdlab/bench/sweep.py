@@ -109,8 +109,8 @@ def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch]) -> bool:
     """Every level that was asked for is valid, every search has its answer (levels of a search may fail: the server
     is driven beyond what it serves)."""
     searched = {("rate", point.rate_rps, search.repeat) for search in searches for point in search.points}
-    asked = [run for run in runs if (run.key.kind, run.key.value, run.key.repeat) not in searched]
-    return all(run.validity.valid for run in asked) and all(search.finished for search in searches)
+    load_runs = [run for run in runs if (run.key.kind, run.key.value, run.key.repeat) not in searched]
+    return all(run.validity.valid for run in load_runs) and all(search.finished for search in searches)
 
 
 def run_sweep(options: SweepOptions, progress: Progress | None = None, client: LoadClient | None = None) -> SweepResult:
@@ -152,12 +152,12 @@ def _run_held(
         for run in store.runs():
             store.check_records(run)
     attempt = len(earlier.commands) if earlier else 0
-    wanted = build(options, attempt)
+    built = build(options, attempt)
     manifest = _start_manifest(target, earlier, options, store.folder)
-    todo = _todo(store, wanted, options)
+    todo = _todo(store, built, options)
     repeat = options.only_repeat or 0
     searching = any(unfinished(store, search, repeat) for search in options.searches)
-    again = options.retry_invalid and bool(_to_retry(store, [level for level in wanted if level not in todo]))
+    again = options.retry_invalid and bool(_to_retry(store, [level for level in built if level not in todo]))
     for note in (*target.notes, *target.figure_notes):
         progress.note(note)
     done = 0
@@ -180,15 +180,15 @@ def _run_held(
             progress.begin(warmup + sum(level.num_requests for level in todo), len(todo))
             sweeper = _Sweeper(driver, store, options, progress, attempt)
             try:
-                sweeper.run(todo, wanted, manifest)
+                sweeper.run(todo, built, manifest)
                 _check_again(target, store, sweeper.measured, progress)
             finally:
                 done = len(sweeper.measured)
                 progress.close()
     kept = {run.key: run for run in store.runs()}
-    runs = [kept[level.key] for level in wanted]
-    asked = [search.slo for search in options.searches]
-    searches = tuple(s for s in store.searches() if s.slo in asked and s.repeat == repeat)
+    runs = [kept[level.key] for level in built]
+    slos = [search.slo for search in options.searches]
+    searches = tuple(s for s in store.searches() if s.slo in slos and s.repeat == repeat)
     for search in searches:
         rates = {point.rate_rps for point in search.points}
         of_rates = [run for key, run in kept.items() if key.kind == "rate" and key.repeat == repeat]
@@ -242,16 +242,16 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
         only_repeat=options.only_repeat,
         hold_s=options.hold_s,
     )
-    found = list(sweep.levels)
-    for level in found:
+    all_levels = list(sweep.levels)
+    for level in all_levels:
         if level.num_requests > MAX_REQUESTS:
             raise UsageError(
                 f"{level.load.kind} {level.load.value:g} held for {options.hold_s:g} s is {level.num_requests} "
                 f"requests, at most {MAX_REQUESTS} are drawn for a level: hold it less long, or lower the rate"
             )
     if options.shuffle is not None:
-        random.Random(options.shuffle).shuffle(found)
-    return tuple(found)
+        random.Random(options.shuffle).shuffle(all_levels)
+    return tuple(all_levels)
 
 
 def _earlier(store: Store) -> Manifest | None:
@@ -262,10 +262,10 @@ def _earlier(store: Store) -> Manifest | None:
     return None
 
 
-def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[Level]:
-    finished = [level for level in wanted if store.has(level.key)]
+def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list[Level]:
+    finished = [level for level in planned if store.has(level.key)]
     if not finished or options.force:
-        return list(wanted)
+        return list(planned)
     if not options.resume:
         names = ", ".join(level.key.stem for level in finished)
         raise StoreError(
@@ -284,31 +284,31 @@ def _todo(store: Store, wanted: Sequence[Level], options: SweepOptions) -> list[
                 f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "
                 "asked; repeat the first command line, use --force, or another --exp-name"
             )
-    return [level for level in wanted if level not in finished]
+    return [level for level in planned if level not in finished]
 
 
-def _to_retry(store: Store, wanted: Sequence[Level]) -> list[Level]:
+def _to_retry(store: Store, planned: Sequence[Level]) -> list[Level]:
     """Those of ``wanted`` that are finished, invalid, and not the result of a second measurement already."""
     kept = {run.key: run for run in store.runs()}
-    found = [(level, kept[level.key]) for level in wanted if level.key in kept]
-    return [level for level, run in found if not run.validity.valid and run.replaces is None]
+    measured = [(level, kept[level.key]) for level in planned if level.key in kept]
+    return [level for level, run in measured if not run.validity.valid and run.replaces is None]
 
 
 def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
     """Raises StoreError when levels of ``current`` do not belong beside those of ``earlier``."""
 
-    def refuse(what: str, before: object, after: object) -> StoreError:
+    def refuse(changed_key: str, before: object, after: object) -> StoreError:
         return StoreError(
-            f"{folder} was measured with {what} {before}, now it is {after}; use another --exp-name or --out"
+            f"{folder} was measured with {changed_key} {before}, now it is {after}; use another --exp-name or --out"
         )
 
     if earlier.workload != current.workload:
         old = earlier.workload.model_dump() if earlier.workload else {}
         new = current.workload.model_dump() if current.workload else {}
-        what = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+        changed_key = next(key for key in {**old, **new} if old.get(key) != new.get(key))
         if earlier.workload and current.workload and earlier.workload.lengths != current.workload.lengths:
             raise refuse("workload", earlier.workload.label, current.workload.label)
-        raise refuse(f"workload {what}", old.get(what), new.get(what))
+        raise refuse(f"workload {changed_key}", old.get(changed_key), new.get(changed_key))
     before, after = earlier.deployment, current.deployment
     if (before and before.fingerprint) != (after and after.fingerprint):
         old_name = f"{before.label} ({before.fingerprint})" if before else "unknown"
@@ -364,7 +364,7 @@ class _Sweeper:
         self._attempt = attempt
         self.measured: set[RunKey] = set()
 
-    def run(self, todo: Sequence[Level], wanted: Sequence[Level], manifest: Manifest) -> None:
+    def run(self, todo: Sequence[Level], planned: Sequence[Level], manifest: Manifest) -> None:
         """Measure ``todo``, then what of ``wanted`` is to be retried, then the searches."""
         self._driver.warm_up(self._attempt)
         options = self._options
@@ -377,7 +377,7 @@ class _Sweeper:
             self._level(level)
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
         # After all others: what disturbed a level may have passed by then.
-        for level in _to_retry(self._store, wanted) if self._options.retry_invalid else ():
+        for level in _to_retry(self._store, planned) if self._options.retry_invalid else ():
             self._retry(level)
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
         for search in self._options.searches:
@@ -443,8 +443,8 @@ class _Sweeper:
         first_s = min(FIRST_ROUND_S, soak_s / 10)
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
         self._progress.extend(requests)
-        told = f" and how many make {soak_s / 60:g} minutes" if closed else ""
-        self._progress.note(f"a first round of {requests} requests says how many processes the load takes{told}")
+        soak_text = f" and how many make {soak_s / 60:g} minutes" if closed else ""
+        self._progress.note(f"a first round of {requests} requests says how many processes the load takes{soak_text}")
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))
         if not closed:
@@ -484,13 +484,13 @@ class _Sweeper:
         guess = _guess(self._store)
         known: Known = {}
         while True:
-            samples = found_samples(self._store, search, repeat, known)
-            found, looks = slo_search.points(samples, search), _looks(samples)
+            samples = samples_of_rates(self._store, search, repeat, known)
+            rate_points, looks = slo_search.points(samples, search), _looks(samples)
             label = self._store.read_manifest().label
-            answer = slo_search.result(found, search, label=label, repeat=repeat, looks=looks)
-            if found:
+            answer = slo_search.result(rate_points, search, label=label, repeat=repeat, looks=looks)
+            if rate_points:
                 self._store.write_search(answer)
-            step = slo_search.next_step(found, search, guess, looks)
+            step = slo_search.next_step(rate_points, search, guess, looks)
             if step is None:
                 self._progress.note(f"{search.slo.label}: {answer.detail}")
                 return
@@ -505,7 +505,7 @@ class _Sweeper:
 Known = dict[tuple[RunKey, str | None], slo_search.LevelSample]
 
 
-def found_samples(
+def samples_of_rates(
     store: Store, search: Search, repeat: int, known: Known | None = None
 ) -> tuple[slo_search.LevelSample, ...]:
     """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO.
@@ -523,12 +523,12 @@ def found_samples(
 
 def _looks(samples: Sequence[slo_search.LevelSample]) -> dict[float, int]:
     """Levels measured at each rate."""
-    return dict(Counter(found.rate_rps for found in samples))
+    return dict(Counter(each.rate_rps for each in samples))
 
 
 def unfinished(store: Store, search: Search, repeat: int) -> bool:
     """Whether a search has rates left to measure."""
-    samples = found_samples(store, search, repeat)
+    samples = samples_of_rates(store, search, repeat)
     return slo_search.next_step(slo_search.points(samples, search), search, looks=_looks(samples)) is not None
 
 

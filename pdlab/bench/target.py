@@ -66,11 +66,11 @@ def resolve_target(
     cards = _served_models(url)
     model_id = _model(url, model, running, list(cards))
     longest = cards[model_id].get("max_model_len")
-    asked = sum(workload.longest)
-    if isinstance(longest, int) and asked > longest:
-        what = f"the longest request of {workload.label}" if workload.varied else "--itl + --otl"
+    longest_tokens = sum(workload.longest)
+    if isinstance(longest, int) and longest_tokens > longest:
+        subject = f"the longest request of {workload.label}" if workload.varied else "--itl + --otl"
         raise UsageError(
-            f"{what} is {asked} tokens, but {model_id} is served with at most {longest}; "
+            f"{subject} is {longest_tokens} tokens, but {model_id} is served with at most {longest}; "
             "ask for less or launch with a larger max_model_len"
         )
     if running is None or tokenizer not in (None, running.tokenizer):
@@ -99,17 +99,17 @@ def _require_tokenizer(name: str) -> None:
     the hub has such an id shows when it is loaded."""
     folder = Path(name).expanduser()
     try:
-        there = folder.is_dir()
-        files = {path.name for path in folder.iterdir()} if there else set()
+        is_folder = folder.is_dir()
+        files = {path.name for path in folder.iterdir()} if is_folder else set()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(f"--tokenizer {name}: cannot be read ({reason}); give a folder") from error
-    if there and not files & TOKENIZER_FILES:
+    if is_folder and not files & TOKENIZER_FILES:
         raise UsageError(
             f"--tokenizer {name}: a folder without a tokenizer ({' or '.join(sorted(TOKENIZER_FILES))}); give the "
             "model's folder"
         )
-    if not there and (name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII)):
+    if not is_folder and (name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII)):
         raise UsageError(f"--tokenizer {name!r}: no such folder; give one, or a Hugging Face id such as org/name")
 
 
@@ -183,9 +183,10 @@ def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> 
     """decode-only is measured on engines that fill KV cache, and there nothing else means anything."""
     filled = deployment is not None and deployment.decode_bench
     if workload.mode == "decode-only" and not filled:
-        what = deployment.label if deployment else "what runs there, as far as is known,"
+        subject = deployment.label if deployment else "what runs there, as far as is known,"
         raise UsageError(
-            f"--mode decode-only: {what} at {url} computes prompts, so decode could not be told from prefill; launch "
+            f"--mode decode-only: {subject} at {url} computes prompts, so decode could not be told from prefill; "
+            "launch "
             "with launch_gptoss.py --collocated --decode-bench, or take --mode decode-approx (one input token: decode "
             "of an empty context)"
         )
@@ -316,14 +317,14 @@ def check_name(name: str | None) -> None:
 def complaint(url: str, model: str) -> str | None:
     """What the server says to one short streamed completion where that is not a stream of tokens; None where it is
     one, or where nothing is answered within TIMEOUT_S."""
-    asked = _completion(url, model, "x", max_tokens=2, stream=True)
+    request = _completion(url, model, "x", max_tokens=2, stream=True)
     try:
-        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             kind = answer.headers.get_content_type()
     except urllib.error.HTTPError as error:
         with error:
-            said = " ".join(error.read(10 * COMPLAINT_CHARS).decode(errors="replace").split())[:COMPLAINT_CHARS]
-        return f"a completion of {model} is answered with HTTP {error.code}: {said or error.reason}"
+            complaint = " ".join(error.read(10 * COMPLAINT_CHARS).decode(errors="replace").split())[:COMPLAINT_CHARS]
+        return f"a completion of {model} is answered with HTTP {error.code}: {complaint or error.reason}"
     except (OSError, ValueError):
         return None
     if kind == "text/event-stream":

@@ -47,13 +47,13 @@ FRONT = {
 def front_cpu(page: str) -> dict[str, float]:
     """Cores that the processes in front of the engines use on the page's node: ingress, Ray Serve's proxy, and the
     router that HAProxy asks for a replica, where there are."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for match in _CPU.finditer(page):
         title = re.search(r'Component="([^"]*)"', match["labels"])
         for name, pattern in FRONT.items():
             if title and pattern.match(title[1]):
-                found[name] = found.get(name, 0.0) + float(match["value"]) / 100
-    return found
+                values[name] = values.get(name, 0.0) + float(match["value"]) / 100
+    return values
 
 
 class Health(NamedTuple):
@@ -117,7 +117,7 @@ class Watch:
         self._pages = tuple(metrics_urls)
         self._replicas = tuple(replicas)
         self._answered = 0
-        self._found: str | None = None
+        self._reason: str | None = None
         self._unseen: dict[str, int] = {}
         self._front: dict[str, list[float]] = {}
 
@@ -136,20 +136,20 @@ class Watch:
 
         Raises DeploymentDied then, in place of what ``end`` made the block raise.
         """
-        self._answered, self._found, self._front = 0, None, {}
+        self._answered, self._reason, self._front = 0, None, {}
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over, end), daemon=True)
         thread.start()
         try:
             yield
         except Exception:
-            if self._found is None:
+            if self._reason is None:
                 raise
         finally:
             over.set()
             thread.join(ANSWER_TIMEOUT_S)
-        if self._found is not None:
-            raise DeploymentDied(self._found)
+        if self._reason is not None:
+            raise DeploymentDied(self._reason)
 
     def require_replicas(self, within_s: float = 0.0) -> None:
         """Raises DeploymentDied when a published replica is dead or was replaced, as told within that time.
@@ -183,17 +183,19 @@ class Watch:
             if silent and silent.limit_s == SILENT_S and self._answered > answered:
                 silent = None  # too busy to say so, but it answers requests
             answered = self._answered
-            found = server.told(silent, began)
+            reason = server.reason_after(silent, began)
             for url, patience in nodes.items():
                 if url not in unseen:
-                    found = found or patience.told(None if _accepts(url) else _Silence("refused", REFUSED_S), began)
-            if not found and time.monotonic() >= pages_at:
+                    reason = reason or patience.reason_after(
+                        None if _accepts(url) else _Silence("refused", REFUSED_S), began
+                    )
+            if not reason and time.monotonic() >= pages_at:
                 pages_at = time.monotonic() + PAGES_EVERY_S
                 pages = self._read_pages()
                 self._note_front(pages)
-                found = self._dead(replica_health(pages))
-            if found and not over.is_set():
-                self._found = found
+                reason = self._dead(replica_health(pages))
+            if reason and not over.is_set():
+                self._reason = reason
                 end()
                 return
             failing = server.failing or any(patience.failing for patience in nodes.values())
@@ -245,15 +247,15 @@ class _Silence(NamedTuple):
 class _Patience:
     """Something that fails is dead when it has failed without a break for long enough, and twice at least."""
 
-    def __init__(self, what: str, then: str) -> None:
-        self._what, self._then = what, then
+    def __init__(self, subject: str, then: str) -> None:
+        self._subject, self._then = subject, then
         self._since: float | None = None
 
     @property
     def failing(self) -> bool:
         return self._since is not None
 
-    def told(self, silence: _Silence | None, began: float) -> str | None:
+    def reason_after(self, silence: _Silence | None, began: float) -> str | None:
         if silence is None:
             self._since = None
             return None
@@ -263,7 +265,7 @@ class _Patience:
         for_s = time.monotonic() - self._since
         if for_s < silence.limit_s:
             return None
-        return f"{self._what} ({silence.reason}, for {for_s:.0f} s): {self._then}"
+        return f"{self._subject} ({silence.reason}, for {for_s:.0f} s): {self._then}"
 
 
 def _silence(base_url: str) -> _Silence | None:

@@ -217,8 +217,8 @@ def _soak_s(args: argparse.Namespace, loads: Sequence[Load]) -> float | None:
         raise UsageError("--soak holds one load: give one --concurrency or one --request-rate, and no --ramp or --slo")
     unused = {"--hold-s": args.hold_s is not None, "--final": args.final, "--smoke": args.smoke,
               "--prompts-per-level": args.prompts_per_level is not None, "--repeats": args.repeats != 1}  # fmt: skip
-    if given := [flag for flag, there in unused.items() if there]:
-        raise UsageError(f"--soak says how long the load is held, once: leave {given[0]} out")
+    if unused_flags := [flag for flag, is_set in unused.items() if is_set]:
+        raise UsageError(f"--soak says how long the load is held, once: leave {unused_flags[0]} out")
     if 60 * args.soak > MAX_HOLD_S:
         raise UsageError(f"--soak {args.soak:g}: a load is held for at most {MAX_HOLD_S / 60:g} minutes, a day")
     return float(60 * args.soak)
@@ -263,14 +263,14 @@ def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
 
 
 def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
-    given = {
+    load_flags = {
         "concurrency": [("--concurrency", args.concurrency), ("--concurrency-per-gpu", args.concurrency_per_gpu)],
         "request-rate": [("--request-rate", args.request_rate)],
         "ramp": [("--ramp", args.ramp), ("--ramp-shape", args.ramp_shape)],
     }
-    named = [kind for kind, flags in given.items() if any(value is not None for _, value in flags)]
+    named = [kind for kind, flags in load_flags.items() if any(value is not None for _, value in flags)]
     kind = args.type or (named[-1] if len(named) == 1 else "concurrency")
-    for other, flags in given.items():
+    for other, flags in load_flags.items():
         for flag, value in flags:
             if other != kind and value is not None:
                 raise UsageError(f"{flag} belongs to --type {other}, but --type is {kind}")

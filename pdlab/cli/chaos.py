@@ -12,7 +12,7 @@ from typing import Any
 
 from pdlab.core.arguments import OneLineParser, exit_code, not_for, port, positive, seconds, seed
 
-FOUND_WRONG, DEFAULT_PORT = 3, 8000
+HAS_FINDINGS, DEFAULT_PORT = 3, 8000
 EPILOG = """\
 examples:
   python -m pdlab chaos short --dry-run
@@ -134,7 +134,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     text = report.text(made)
     replace(folder / "table.txt", f"{text}\n".encode())
     print(f"\n{text}\n\nKept in {folder}; plot: python viz.py --exps {folder}")
-    return 0 if report.well(made) else FOUND_WRONG
+    return 0 if report.well(made) else HAS_FINDINGS
 
 
 def _launch(args: argparse.Namespace) -> int:

@@ -105,5 +105,5 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             return _this_machine(quick, backends)
         otherwise = ", or ask this machine alone with --here"
         if quick:
-            return cluster.ask_every_node(node_probe.quick, _ports(), otherwise=otherwise)
-        return cluster.ask_every_node(node_probe.thorough, _ports(), None, backends, otherwise=otherwise)
+            return cluster.call_every_node(node_probe.quick, _ports(), otherwise=otherwise)
+        return cluster.call_every_node(node_probe.thorough, _ports(), None, backends, otherwise=otherwise)

@@ -159,8 +159,8 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
                 f"highest rate under {search.slo.label}{', from what the simulator finds' * bool(search.start_from)}"
                 for search in part.searches
             )
-            what = "; ".join(filter(None, [loads, searches]))
-            lines.append(f"  {part.folder}: {w.mode} {w.label}; {what} (about {minutes(seconds)})")
+            load_text = "; ".join(filter(None, [loads, searches]))
+            lines.append(f"  {part.folder}: {w.mode} {w.label}; {load_text} (about {minutes(seconds)})")
     parts, local = [part for visit in plan.visits for part in visit.parts], file.where.local is not None
     lines += [
         f"KV pools: {words} (not in the times below)"

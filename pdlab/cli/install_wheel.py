@@ -84,8 +84,8 @@ def _run(args: argparse.Namespace) -> int:
     with Cluster(local) as cluster:
         names = cluster.names()
         print(f"{args.wheel.name}, {len(content) / 1e6:.1f} MB, to {len(names)} nodes", file=sys.stderr)
-        answers = cluster.ask_nodes(install.install, args.wheel.name, content, args.target, args.module)
-        loads = cluster.ask_nodes(load, args.backends, None, args.target) if args.backends else {}
+        answers = cluster.call_nodes(install.install, args.wheel.name, content, args.target, args.module)
+        loads = cluster.call_nodes(load, args.backends, None, args.target) if args.backends else {}
     digests = {}
     for node, name in names.items():
         answer = answers.get(node, {"error": "no answer"})

@@ -162,11 +162,11 @@ def _on_loopback(host: str) -> bool:
 
 def _key_file(request: LaunchRequest) -> Path | None:
     """File with the key that clients have to send; None: none is asked for. Raises UsageError."""
-    given = None if request.api_key_file is None else Path(request.api_key_file)
+    key_file = None if request.api_key_file is None else Path(request.api_key_file)
     if request.api_key is False:
         return None
     needed = request.api_key is True or not _on_loopback(request.host)
-    file = chosen(given, os.environ, needed=needed, folder=cache_dir())
+    file = chosen(key_file, os.environ, needed=needed, folder=cache_dir())
     if file is not None:
         print(f"clients need the API key in {file}: Authorization: Bearer KEY", file=sys.stderr)
     return file

@@ -82,5 +82,5 @@ def _nodes(args: argparse.Namespace, source: str, harmony: bool) -> dict[str, di
 
     with Cluster() as cluster:
         if not args.fetch:
-            return cluster.ask_every_node(weights.look, source)
-        return cluster.ask_every_node(weights.fetch, source, args.timeout_s, harmony, timeout_s=args.timeout_s + 600)
+            return cluster.call_every_node(weights.look, source)
+        return cluster.call_every_node(weights.fetch, source, args.timeout_s, harmony, timeout_s=args.timeout_s + 600)

@@ -105,7 +105,7 @@ class Cluster:
         if self.local:
             self._await_nodes(self.local.count)
         alive = self.alive()  # before they are asked: a node that joins meanwhile is no silent one
-        facts = self._local_facts() if self.local else self.ask_nodes(node_facts)
+        facts = self._local_facts() if self.local else self.call_nodes(node_facts)
         free = available_resources_per_node()
         nodes = []
         for node in alive:
@@ -156,7 +156,7 @@ class Cluster:
             node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8]) for node in self.alive()
         }
 
-    def ask_nodes(self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S) -> dict[str, Any]:
+    def call_nodes(self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S) -> dict[str, Any]:
         """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
 
         `pdlab.remote` and the function's module travel by value, for the nodes may have no pdlab.
@@ -169,8 +169,8 @@ class Cluster:
         task = ray.remote(num_cpus=0)(function)
         tasks = {}
         for node in self.alive():
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            tasks[node["NodeID"]] = task.options(scheduling_strategy=there).remote(*args)
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            tasks[node["NodeID"]] = task.options(scheduling_strategy=on_node).remote(*args)
         ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout_s)
         answers = {}
         for node_id, answer in tasks.items():
@@ -178,15 +178,15 @@ class Cluster:
                 answers[node_id] = ray.get(answer, timeout=0)
         return answers
 
-    def ask_every_node(
+    def call_every_node(
         self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S, otherwise: str = ""
     ) -> dict[str, Any]:
-        """Node's name (`names`) -> what ``function`` returns there, as `ask_nodes`.
+        """Node's name (`names`) -> what ``function`` returns there, as `call_nodes`.
 
         Raises ClusterError that names the nodes that do not answer, and what to do ``otherwise``.
         """
         names = self.names()
-        answers = self.ask_nodes(function, *args, timeout_s=timeout_s)
+        answers = self.call_nodes(function, *args, timeout_s=timeout_s)
         silent = [name for node, name in names.items() if node not in answers]
         if silent:
             raise ClusterError(
@@ -194,7 +194,7 @@ class Cluster:
             )
         return {names[node]: answer for node, answer in answers.items() if node in names}
 
-    def asks_for_token(self) -> bool:
+    def requires_token(self) -> bool:
         """Whether Ray's head refuses a caller without a token: asked without one. Raises ClusterError."""
         import ray
 

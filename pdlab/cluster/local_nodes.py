@@ -149,8 +149,8 @@ def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:
 
 def become_driver(nodes: LocalNodes) -> None:
     """Give this process the nodes' environment: Ray reads it when it is imported."""
-    here = next((host for host in _hosts(nodes) if host.name == os.environ.get(INSIDE)), None)
-    os.environ.update(environment_on(here, nodes) if here else environment(nodes.id, nodes.temp_dir))
+    this_host = next((host for host in _hosts(nodes) if host.name == os.environ.get(INSIDE)), None)
+    os.environ.update(environment_on(this_host, nodes) if this_host else environment(nodes.id, nodes.temp_dir))
     for name in NOT_OURS:
         os.environ.pop(name, None)
 
@@ -171,7 +171,7 @@ def start(
     if link is not None:
         two_hosts.require()
     with _lock(fcntl.LOCK_EX):
-        if _found(_read()):
+        if _verified(_read()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
         return _start(count, link, announce)
 
@@ -251,7 +251,7 @@ def _write_token(path: Path) -> None:
 def shape_link(link: LinkShape) -> LocalNodes:
     """Give the link between the two hosts another rate and delay. Raises UsageError where there are none."""
     with _lock(fcntl.LOCK_EX):
-        nodes = on_two_hosts(_found(_read()))
+        nodes = on_two_hosts(_verified(_read()))
         assert nodes.two_hosts is not None
         folder, env = Path(nodes.temp_dir), environment(nodes.id, nodes.temp_dir)
         nodes = nodes.model_copy(update={"two_hosts": two_hosts.reshape(nodes.two_hosts, link, folder, env)})
@@ -280,7 +280,7 @@ def running() -> LocalNodes | None:
     Raises UsageError when another launch is just starting them, or when their record is damaged.
     """
     with _lock(fcntl.LOCK_SH):
-        return _found(_read())
+        return _verified(_read())
 
 
 def recorded() -> LocalNodes | None:
@@ -292,7 +292,7 @@ def recorded() -> LocalNodes | None:
 def running_or_salvaged() -> LocalNodes | None:
     """For stopping: the same, whoever is starting them, and from a damaged record what can still be read of it."""
     try:
-        return _found(_read())
+        return _verified(_read())
     except UsageError:
         nodes = _salvage()
         if processes(nodes):
@@ -301,7 +301,7 @@ def running_or_salvaged() -> LocalNodes | None:
         return None
 
 
-def _found(nodes: LocalNodes | None) -> LocalNodes | None:
+def _verified(nodes: LocalNodes | None) -> LocalNodes | None:
     # On one of two hosts the processes' numbers say nothing; whoever started this one knows that they are up.
     inside = nodes is not None and INSIDE in os.environ and os.environ.get(MARKER) == nodes.id
     if nodes is None or inside or any(_belongs(pid, nodes) for pid in nodes.pids):
@@ -518,8 +518,8 @@ def _lock(kind: int) -> Iterator[None]:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            who = holder(launch_lock(local=True)) or "another process"
-            raise UsageError(f"{who} is just starting local Ray nodes; try again when it is ready") from error
+            holder_text = holder(launch_lock(local=True)) or "another process"
+            raise UsageError(f"{holder_text} is just starting local Ray nodes; try again when it is ready") from error
         yield
 
 

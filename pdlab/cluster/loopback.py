@@ -86,10 +86,10 @@ def _replica(module: Any) -> None:
 def _haproxy(module: Any) -> None:
     _need(module, "HAPROXY_CONFIG_TEMPLATE")
     text: str = module.HAPROXY_CONFIG_TEMPLATE
-    for what in ("bind :{{ config.metrics_port }}", "bind *:{{ config.stats_port }}"):
-        if text.count(what) != 1:
-            raise RuntimeError(f"{module.__name__}: expected one line {what!r} in HAPROXY_CONFIG_TEMPLATE")
-        text = text.replace(what, f"bind {LOOPBACK}:{what.partition(':')[2]}")
+    for bind_line in ("bind :{{ config.metrics_port }}", "bind *:{{ config.stats_port }}"):
+        if text.count(bind_line) != 1:
+            raise RuntimeError(f"{module.__name__}: expected one line {bind_line!r} in HAPROXY_CONFIG_TEMPLATE")
+        text = text.replace(bind_line, f"bind {LOOPBACK}:{bind_line.partition(':')[2]}")
     if text.count(ABORT) != 1:
         raise RuntimeError(f"{module.__name__}: expected one line {ABORT!r} in HAPROXY_CONFIG_TEMPLATE")
     text = text.replace(ABORT, "")
@@ -124,8 +124,8 @@ def _rendezvous(module: Any) -> None:
         except OSError as error:
             # As torch says it: of data parallel ranks vLLM takes another port then.
             torch = importlib.import_module("torch.distributed")
-            what = errno.errorcode.get(error.errno or 0, "")
-            raise torch.DistNetworkError(f"port {kwargs['port']} of {_address()}: {error} ({what})") from error
+            error_name = errno.errorcode.get(error.errno or 0, "")
+            raise torch.DistNetworkError(f"port {kwargs['port']} of {_address()}: {error} ({error_name})") from error
         return store(**{**kwargs, "port": listening.getsockname()[1], "master_listen_fd": listening.detach()})
 
     module.TCPStore = tcp_store

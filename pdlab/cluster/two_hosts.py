@@ -37,7 +37,7 @@ END_TIMEOUT_S = 10.0
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", re.IGNORECASE)
 _GBIT = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
-_HERE = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).resolve().parent
 
 # Held so that Python does not warn of a dropped child; hosts outlive the command that makes them.
 _children: list[subprocess.Popen[bytes]] = []
@@ -98,7 +98,7 @@ def made(folder: Path, shape: LinkShape, env: Mapping[str, str], owner: str) -> 
     try:
         for name in HOST_NAMES:
             (folder / name).mkdir(exist_ok=True)
-            command = [sys.executable, "-I", str(_HERE / "namespace_init.py"), name, str(folder), owner]
+            command = [sys.executable, "-I", str(_FOLDER / "namespace_init.py"), name, str(folder), owner]
             with (folder / f"{name}.log").open("w") as errors:
                 init = spawn_init(
                     command, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
@@ -145,7 +145,7 @@ def strays(owner: str) -> dict[int, Path]:
         if proc.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (proc / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-                if str(_HERE / "namespace_init.py").encode() in words and words[-1] == owner.encode():
+                if str(_FOLDER / "namespace_init.py").encode() in words and words[-1] == owner.encode():
                     folders[int(proc.name)] = Path(words[-2].decode())
     return folders
 
@@ -189,7 +189,7 @@ def _start_relay(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> int:
     first, second = pair.hosts
     log = folder / "link.log"
     with Path(f"/proc/{second.pid}/ns/net").open() as far, log.open("w") as errors:
-        command = [sys.executable, "-I", str(_HERE / "link_relay.py"), str(far.fileno()), INTERFACE]
+        command = [sys.executable, "-I", str(_FOLDER / "link_relay.py"), str(far.fileno()), INTERFACE]
         relay = spawn_in(
             first.pid, [*command, repr(pair.shape.delay_s), str(folder)], env=dict(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=errors, pass_fds=(far.fileno(),), start_new_session=True,
@@ -233,12 +233,12 @@ def _has_link(host: Host) -> bool:
     return any(line.split(":")[0].strip() == INTERFACE for line in lines)
 
 
-def _await_ready(process: subprocess.Popen[bytes], log: Path, what: str) -> None:
+def _await_ready(process: subprocess.Popen[bytes], log: Path, process_name: str) -> None:
     assert process.stdout is not None
     if process.stdout.readline() != b"ready\n":
         process.kill()
         lines = [line for line in log.read_text().splitlines() if line.strip()]
-        raise ClusterError(f"{what} does not start: {lines[-1] if lines else 'it printed nothing'}")
+        raise ClusterError(f"{process_name} does not start: {lines[-1] if lines else 'it printed nothing'}")
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

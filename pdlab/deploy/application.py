@@ -167,11 +167,11 @@ class Application:
                 raise DeployError(self._why(state, f"not ready within {timeout_s:g} s (--timeout-s)"))
             time.sleep(POLL_S)
 
-    def _why(self, state: AppState, what: str) -> str:
+    def _why(self, state: AppState, subject: str) -> str:
         tails = self.replica_logs()
         cause = root_cause(tails) or next((_last_line(message) for message in state.messages), None)
         waiting = sorted({r.deployment for r in state.replicas if r.state != "RUNNING"} or state.deployments)
-        lines = [f"{what} ({', '.join(waiting)}): {cause or 'Ray gave no reason'}"]
+        lines = [f"{subject} ({', '.join(waiting)}): {cause or 'Ray gave no reason'}"]
         lines += [f"  {tail.node}: {tail.path}" for tail in tails if tail.error]
         return "\n".join(lines)
 
@@ -181,16 +181,16 @@ class Application:
 
     def logs_by(self, read: Callable[[str, str, float], list[T]]) -> list[T]:
         """What ``read`` finds in the logs of the submitted application's replicas, on all nodes."""
-        return [value for each in self._ask_logs(read) for value in each]
+        return [value for each in self._read_logs(read) for value in each]
 
-    def _ask_logs(self, read: Callable[..., Any]) -> list[Any]:
+    def _read_logs(self, read: Callable[..., Any]) -> list[Any]:
         """What ``read(folder, app, since)`` finds in every node's logs."""
         if self.cluster.local:
             return [read(str(self.cluster.local.logs), APP, self._submitted)]
         import ray
 
         folder = str(Path(ray._private.worker._global_node.get_session_dir_path()) / "logs")
-        return list(self.cluster.ask_nodes(read, folder, APP, self._submitted).values())
+        return list(self.cluster.call_nodes(read, folder, APP, self._submitted).values())
 
     def bundles(self, deployment: Deployment, view: ClusterView, model_id: str) -> dict[Role, list[list[str]]]:
         """Per role the node (by its id in ``view``) of every bundle, in rank order.
@@ -207,7 +207,7 @@ class Application:
             (replica for replica in self.state().replicas if replica.state == "RUNNING"),
             key=lambda replica: replica.replica,
         )
-        seen: dict[Role, list[list[str]]] = {}
+        nodes_by_role: dict[Role, list[list[str]]] = {}
         for role, name in deployment_names(deployment, model_id).items():
             gangs = [groups[group] for group in sorted(groups) if group.startswith(f"SERVE_GANG::{APP}_{name}_")]
             single = [
@@ -215,8 +215,8 @@ class Application:
                 for replica in running
                 if replica.deployment == name
             ]
-            seen[role] = [[names.get(node, node) for node in bundles] for bundles in gangs or single]
-        return seen
+            nodes_by_role[role] = [[names.get(node, node) for node in bundles] for bundles in gangs or single]
+        return nodes_by_role
 
     def warm_pairs(self, model_id: str) -> int:
         """One request over every pair of a prefill and a decode replica, so that no user's pays a handshake.
@@ -251,7 +251,7 @@ class Application:
 
     def _prewarmed(self) -> tuple[int, int]:
         """How many pairs the decode replicas' logs call warmed so far, and how many they had to skip."""
-        counts = self._ask_logs(count_prewarmed)
+        counts = self._read_logs(count_prewarmed)
         return sum(done for done, _ in counts), sum(empty for _, empty in counts)
 
     def ask_prefill(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -283,8 +283,8 @@ class Application:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while (up := self.state().status != "NOT_STARTED") or _placement_groups():
             if time.monotonic() > deadline:
-                what = "the application is" if up else "placement groups of the application are"
-                raise ClusterError(f"{what} still up {STOP_TIMEOUT_S:g} s after its stop was requested")
+                subject = "the application is" if up else "placement groups of the application are"
+                raise ClusterError(f"{subject} still up {STOP_TIMEOUT_S:g} s after its stop was requested")
             time.sleep(POLL_S)
         return APP in details.get("applications", {})
 

@@ -152,7 +152,7 @@ def read_answer(completion: dict[str, Any]) -> CanaryAnswer:
 
 
 def compare(
-    got: Sequence[CanaryAnswer],
+    answers: Sequence[CanaryAnswer],
     reference: Sequence[CanaryAnswer],
     source: str,
     *,
@@ -171,7 +171,7 @@ def compare(
     """
     wrong, rounded = [], []
     same = early = shared = total = 0
-    for number, (mine, theirs) in enumerate(zip(got, reference, strict=False), start=1):
+    for number, (mine, theirs) in enumerate(zip(answers, reference, strict=False), start=1):
         at = _divergence(mine, theirs)
         fault = _fault(mine, theirs, at, rounding)
         total += len(theirs.tokens)
@@ -193,7 +193,7 @@ def compare(
     remarks = [f"{'; '.join(rounded)}: {'more than ' if wrong else ''}rounding"] if rounded else []
     equal = False if wrong else True if same else None
     head = (
-        f"{same} of {len(got)} prompts give the same tokens"
+        f"{same} of {len(answers)} prompts give the same tokens"
         if same
         else "not compared: no prompt gives the same tokens"
     )
@@ -231,15 +231,17 @@ def ask_again(base_url: str, model_id: str, before: Sequence[CanaryAnswer], key:
     """The same prompts once more, compared with the deployment's own answers of before. Where nothing is answered,
     "not compared", with why."""
     try:
-        got = ask(base_url, model_id, key)
+        answers = ask(base_url, model_id, key)
     except CanaryError as error:
         return CanaryResult(equal=None, detail=f"not compared: {error}")
-    return compare(got, before, "the answers at the launch", bounded=False)
+    return compare(answers, before, "the answers at the launch", bounded=False)
 
 
 def save_reference(folder: Path, model: str, answers: Sequence[CanaryAnswer]) -> None:
     """Keep the answers of a collocated launch under ``folder``."""
-    replace(_path(folder, model), to_yaml(Reference(model=model, asked=_asked(), answers=tuple(answers))).encode())
+    replace(
+        _path(folder, model), to_yaml(Reference(model=model, asked=_requests_hash(), answers=tuple(answers))).encode()
+    )
 
 
 def load_reference(folder: Path, model: str) -> tuple[CanaryAnswer, ...] | None:
@@ -248,14 +250,14 @@ def load_reference(folder: Path, model: str) -> tuple[CanaryAnswer, ...] | None:
         stored = load_yaml(_path(folder, model), Reference)
     except UsageError:  # none there, or one of an older pdlab
         return None
-    return stored.answers if (stored.model, stored.asked) == (model, _asked()) else None
+    return stored.answers if (stored.model, stored.asked) == (model, _requests_hash()) else None
 
 
 def _path(folder: Path, model: str) -> Path:
     return folder / "canary" / f"{''.join(c if c.isalnum() or c in '._-' else '_' for c in model)}.yaml"
 
 
-def _asked() -> str:
+def _requests_hash() -> str:
     return hashlib.sha256(json.dumps(requests("")).encode()).hexdigest()[:12]
 
 

@@ -182,11 +182,11 @@ def _on_host(pid: int) -> list[Running]:
 
 
 def _published() -> list[Running]:
-    found = []
+    records = []
     for path in (cache_dir() / "running").glob("*.yaml"):
         with contextlib.suppress(UsageError):  # damaged: whoever needs it will say so
-            found.append(load_yaml(path, Running))
-    return found
+            records.append(load_yaml(path, Running))
+    return records
 
 
 @contextlib.contextmanager

@@ -133,17 +133,17 @@ def examine(
 
 
 def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
-    what = f"{memory.role} engine of {memory.gpus} {unit}{'s' * (memory.gpus > 1)}"
+    subject = f"{memory.role} engine of {memory.gpus} {unit}{'s' * (memory.gpus > 1)}"
     flag = {"prefill": "--p-tp", "decode": "--d-tp"}.get(memory.role, "--tp")
     if memory.kv_bytes <= 0:
         raise UsageError(
-            f"{what} cannot hold {shape.name}: weights take {_gb(memory.weights_bytes)} GB of each, "
+            f"{subject} cannot hold {shape.name}: weights take {_gb(memory.weights_bytes)} GB of each, "
             f"{_gb(-memory.kv_bytes)} GB more than there are; use a larger {flag}, or a larger gpu_memory_utilization"
         )
     if memory.kv_bytes < memory.longest_bytes:
         shorter = f"--max-model-len {memory.fitting}, " if memory.fitting else ""
         raise UsageError(
-            f"{what} cannot hold one request of {shape.name}: max_model_len {memory.longest:,} reserves "
+            f"{subject} cannot hold one request of {shape.name}: max_model_len {memory.longest:,} reserves "
             f"{_gb(memory.longest_bytes)} GB of KV cache per {unit}, {_gb(memory.kv_bytes)} GB are left beside "
             f"{_gb(memory.weights_bytes)} GB of weights; give {shorter}a larger {flag}"
             + (", or --engine-arg kv_cache_memory_bytes=N where you know better" if memory.estimated else "")

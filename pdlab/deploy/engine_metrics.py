@@ -189,7 +189,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
     pages = list(pages)
     totals: dict[str, dict[str, float]] = {}
     buckets: dict[str, dict[str, dict[str, float]]] = {}
-    seen: dict[str, None] = {}
+    replica_ids: dict[str, None] = {}
     finished_by: dict[str, float] = {}
     held: dict[str, float] = {}
     served: dict[str, float] = {}
@@ -202,7 +202,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
             continue
         replica = sample.label("ReplicaId")
         if replica:
-            seen[replica] = None
+            replica_ids[replica] = None
             if field == "requests":
                 finished_by[replica] = finished_by.get(replica, 0.0) + sample.value
         delayed = delayed or sample.through_ray
@@ -226,7 +226,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
     return Snapshot(
         nixl=parse_counters(pages, replicas),
         engines=engines,
-        replicas=tuple(seen),
+        replicas=tuple(replica_ids),
         finished_by=finished_by,
         kv_pools=_kv_pools(held, served, pools),
         delayed=delayed,

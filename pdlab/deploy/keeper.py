@@ -32,19 +32,19 @@ class Keeper:
         self._process = process
 
     def nodes(self, cluster_id: str, folder: str) -> None:
-        self._tell(f"nodes {cluster_id} {folder}")
+        self._send(f"nodes {cluster_id} {folder}")
 
     def application(self, cluster_id: str) -> None:
-        self._tell(f"application {cluster_id}")
+        self._send(f"application {cluster_id}")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it was killed: the launch goes on without it
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
     def end(self) -> None:
-        self._tell("end")
+        self._send("end")
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -67,10 +67,10 @@ def launch(request: LaunchRequest) -> None:
 
 def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None, keeper: Keeper | None = None) -> None:
     """`launch` in the network where it belongs, once it may; calls ``published`` when others may again."""
-    say = LaunchProgress()
+    progress = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, say, keeper)
+        local = _local(request, undo, progress, keeper)
         env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
         shape, source = resolve_model(request.deployment.model)
         if source is None:
@@ -89,38 +89,38 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
             taken_down.callback(_quietly, app.delete)
             patience_s = 0.0
             if app.state().status != "NOT_STARTED":
-                say("taking down what was served before")
+                progress("taking down what was served before")
                 app.delete()
                 patience_s = RELEASE_TIMEOUT_S
             try:
-                running = _serve(app, request, shape, source, loading, say, patience_s)
+                running = _serve(app, request, shape, source, loading, progress, patience_s)
             except BaseException:
                 if local:
                     local_nodes.note_shared_memory(local)
                 kept = local_nodes.keep_logs(local) if local else _keep_logs(app)
                 if kept:
-                    say(f"logs kept in {kept}")
+                    progress(f"logs kept in {kept}")
                 raise
             if local:
                 local_nodes.note_shared_memory(local)
             if request.detach:
                 taken_down.pop_all()
                 undo.pop_all()
-                say(f"serving at {running.base_url}/v1; stop it with: python launch_gptoss.py --shutdown")
+                progress(f"serving at {running.base_url}/v1; stop it with: python launch_gptoss.py --shutdown")
                 return
             published()
-            say(f"serving at {running.base_url}/v1 until Ctrl-C")
+            progress(f"serving at {running.base_url}/v1 until Ctrl-C")
             while True:
                 signal.pause()
 
 
 def _launch_on_first_host(request: LaunchRequest, keeper: Keeper | None) -> None:
     """Bring two hosts up, or find them, and launch from the first: a driver belongs on its node's host."""
-    say = LaunchProgress()
+    progress = LaunchProgress()
     # No other machine reaches these hosts, and what routes requests must reach the replicas on the second.
     everywhere = replace(request, host="0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, say, keeper)
+        local = _local(request, undo, progress, keeper)
         assert local is not None
         host = local.host(1)
         text = request_to_json(everywhere)
@@ -132,23 +132,23 @@ def shutdown(host: str, port: int) -> None:
     """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
     if INSIDE in os.environ:
         raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
-    say = LaunchProgress()
+    progress = LaunchProgress()
     measuring = holder(measured_lock(base_url(host, port)))
     if measuring:
-        say(f"warning: this ends what {measuring} is measuring")
+        progress(f"warning: this ends what {measuring} is measuring")
     local = local_nodes.running_or_salvaged()
     if local:
         local_nodes.stop(local)
         local_nodes.end_strays()
-        say("stopped the local Ray nodes and everything on them")
+        progress("stopped the local Ray nodes and everything on them")
         clear_running(base_url(host, port))
         return
     with Cluster() as cluster:
         app = Application(cluster)
-        there = app.delete()
+        existed = app.delete()
         app.stop_serve()
     clear_running(base_url(host, port))
-    say(f"{'stopped the application' if there else 'nothing of pdlab is served'}; Ray's own nodes stay up")
+    progress(f"{'stopped the application' if existed else 'nothing of pdlab is served'}; Ray's own nodes stay up")
 
 
 def live_view() -> ClusterView:
@@ -158,7 +158,7 @@ def live_view() -> ClusterView:
 
 
 def _local(
-    request: LaunchRequest, undo: contextlib.ExitStack, say: LaunchProgress, keeper: Keeper | None = None
+    request: LaunchRequest, undo: contextlib.ExitStack, progress: LaunchProgress, keeper: Keeper | None = None
 ) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
     if request.local_nodes is None:
@@ -175,12 +175,12 @@ def _local(
             "stop them first with launch_gptoss.py --shutdown"
         )
     if up:
-        say(f"{up.count} local Ray nodes are up")
+        progress(f"{up.count} local Ray nodes are up")
         # What serves on the first of two hosts ends with this process by itself (`pdlab.cluster.run_on_host`).
         if keeper and not up.two_hosts:
             keeper.application(up.id)
     else:
-        say(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
+        progress(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
         link = (request.link or LinkShape()) if request.two_hosts else None
         up = local_nodes.start(request.local_nodes, link, *([keeper.nodes] if keeper else []))
         undo.callback(local_nodes.stop, up)
@@ -188,7 +188,7 @@ def _local(
         link = request.link or up.two_hosts.shape
         if link != up.two_hosts.shape:
             up = local_nodes.shape_link(link)
-        say(f"the link between the two hosts: {link}")
+        progress(f"the link between the two hosts: {link}")
     return up
 
 
@@ -205,7 +205,7 @@ def _serve(
     shape: ModelShape | None,
     source: str,
     loading: Future[Any],
-    say: LaunchProgress,
+    progress: LaunchProgress,
     patience_s: float,
 ) -> Running:
     deployment = request.deployment
@@ -213,14 +213,14 @@ def _serve(
     view = _free_view(app.cluster.view, deployment, patience_s)
     prepared = prepare_deployment(deployment, view, shape, source, request.workload)
     placement = prepared.placement
-    say(
+    progress(
         f"placed {deployment.label}: "
         + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
     )
-    say(f"serving path: {request.serving_path}")
+    progress(f"serving path: {request.serving_path}")
     for caution in prepared.cautions:
-        say(f"warning: {caution}")
-    deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
+        progress(f"warning: {caution}")
+    deployment = preflight.examine(app.cluster, deployment, view, progress, choose=request.choose_backend)
     prepared = prepared.with_transport_of(deployment)
     request = replace(request, deployment=deployment)
     started = now()
@@ -239,17 +239,17 @@ def _serve(
     )
     if not request.wait:
         save_running(running)
-        say("submitted without waiting: not verified (no canary, no transfer counters)")
+        progress("submitted without waiting: not verified (no canary, no transfer counters)")
         return running
     for state in app.wait(request.timeout_s or start_timeout_s(shape, view)):
-        say(_stages(state))
+        progress(_stages(state))
     roles = {served: role for role, served in deployment_names(deployment, name).items()}
     pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
     replicas = tuple(replica.replica for replica in state.replicas)
     running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
-    checked = check(app, deployment, running, say)
-    proof = wire_proof.prove(app, deployment, running, view, came_out, shape, say, request.accept_wire)
+    checked = check(app, deployment, running, progress)
+    proof = wire_proof.prove(app, deployment, running, view, came_out, shape, progress, request.accept_wire)
     checks = {"canary": checked.result, "wire": proof}
     manifest = manifest.model_copy(update={"placement": came_out, **checks, "finished_at": None})
     running = running.model_copy(update={"manifest": manifest, "answers": checked.answers})
@@ -265,12 +265,12 @@ def start_timeout_s(shape: ModelShape | None, view: ClusterView) -> float:
     return max(LEAST_START_TIMEOUT_S, needed)
 
 
-def _free_view(see: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> ClusterView:
+def _free_view(current_view: Callable[[], ClusterView], deployment: Deployment, patience_s: float) -> ClusterView:
     """The nodes with what is free on them. Ray reports what an application gave back with a delay: for ``patience_s``
     after one was taken down, nodes on which the deployment does not fit are looked at again."""
     deadline = time.monotonic() + patience_s
     while True:
-        view = see()
+        view = current_view()
         if fits(deployment, view) or time.monotonic() >= deadline:
             return view
         time.sleep(RELEASE_POLL_S)
@@ -317,7 +317,7 @@ def _on_host(local: LocalNodes | None) -> OnHost | None:
 
 
 def _refuse_open(cluster: Cluster) -> None:
-    if not cluster.asks_for_token():
+    if not cluster.requires_token():
         raise ClusterError(
             "this Ray cluster requires no token: anyone who reaches its ports can run code on every node. Start Ray on "
             "all nodes with RAY_AUTH_MODE=token (docs/security.md), or give --accept-open-cluster where a firewall "

@@ -103,7 +103,7 @@ def build_parser(prog: str = "launch_gptoss.py") -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_what(parser)
+    _add_model_flags(parser)
     _add_pools(parser)
     _add_where(parser)
     _add_serving(parser)
@@ -114,7 +114,7 @@ def build_parser(prog: str = "launch_gptoss.py") -> argparse.ArgumentParser:
     return parser
 
 
-def _add_what(parser: argparse.ArgumentParser) -> None:
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to serve (one is required, or --config)").add_mutually_exclusive_group()
     group.add_argument(
         "--collocated",
@@ -452,9 +452,9 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **engine_args(args.engine_arg, "--engine-arg")}
     # A configuration names the model of its cluster; this machine's CPUs serve the tiny one.
     model = args.model or (LOCAL_MODEL if args.local else None)
-    given = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
-    given |= {"max_model_len": _max_model_len(args, base), "decode_bench": args.decode_bench or None}
-    data |= {key: value for key, value in given.items() if value is not None}
+    flags = {"model": model, "model_id": args.model_id, "ingress_replicas": args.ingress_replicas}
+    flags |= {"max_model_len": _max_model_len(args, base), "decode_bench": args.decode_bench or None}
+    data |= {key: value for key, value in flags.items() if value is not None}
     data["serving"] = _serving(args, data["topology"], base)
     if args.ingress_replicas is None and (base is None or "ingress_replicas" not in base.model_fields_set):
         direct = data["serving"]["direct_streaming"]
@@ -474,19 +474,20 @@ def workload_from(args: argparse.Namespace) -> Workload:
 
 def _max_model_len(args: argparse.Namespace, base: Deployment | None) -> int | None:
     """What is given, else what a workload that is given needs; None: as the model's file says. Raises UsageError."""
-    given: int | None = args.max_model_len or (base.max_model_len if base else None)
+    max_model_len: int | None = args.max_model_len or (base.max_model_len if base else None)
     if args.itl is None and args.otl is None and args.lengths is None:
-        return given
+        return max_model_len
     workload = workload_from(args)
     needed = sum(workload.longest)
-    if given is not None and needed > given:
-        what = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {needed} tokens"
+    if max_model_len is not None and needed > max_model_len:
+        tokens_text = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {needed} tokens"
         if workload.varied:
-            what = f"the longest request of {workload.label} has {needed} tokens"
+            tokens_text = f"the longest request of {workload.label} has {needed} tokens"
         raise UsageError(
-            f"{what}, max_model_len is {given}: give a larger --max-model-len, or leave it out to follow the workload"
+            f"{tokens_text}, max_model_len is {max_model_len}: give a larger --max-model-len, or leave it out to follow "
+            "the workload"
         )
-    return given or max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
+    return max_model_len or max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
 
 
 def chooses_backend(args: argparse.Namespace) -> bool:
@@ -499,8 +500,14 @@ def chooses_backend(args: argparse.Namespace) -> bool:
 def _serving(args: argparse.Namespace, topology: Collocated | Disaggregated, base: Deployment | None) -> dict[str, Any]:
     """What the flags say, else the file of --config, else what suits --host. Raises UsageError."""
     local = args.local is not None
-    given = ("direct_streaming", "tokenize_once", "stream_batching_ms", "prefill_timeout_s", "on_prefill_failure")
-    flags = {name: getattr(args, name) for name in given if getattr(args, name) is not None}
+    serving_flags = (
+        "direct_streaming",
+        "tokenize_once",
+        "stream_batching_ms",
+        "prefill_timeout_s",
+        "on_prefill_failure",
+    )
+    flags = {name: getattr(args, name) for name in serving_flags if getattr(args, name) is not None}
     limits = ("max_body_bytes", "max_prompts", "max_tokens")
     requests = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
     requests |= {"expose": tuple(args.expose)} if args.expose else {}
@@ -526,8 +533,8 @@ def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> 
 def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
     data: dict[str, Any] = before.model_dump() if before else {"tp": LOCAL_TP if args.local else CLUSTER_TP}
     fields = {"replicas": "num", "tp": "tp", "dp": "dp", "pp": "pp", "expert_parallel": "ep"}
-    given = {field: getattr(args, prefix + flag) for field, flag in fields.items()}
-    data |= {field: value for field, value in given.items() if value is not None}
+    pool_flags = {field: getattr(args, prefix + flag) for field, flag in fields.items()}
+    data |= {field: value for field, value in pool_flags.items() if value is not None}
     if prefix:
         own = engine_args(getattr(args, f"{prefix}engine_arg"), f"--{prefix[0]}-engine-arg")
         data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **own}
@@ -536,9 +543,9 @@ def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
 
 
 def _transport(args: argparse.Namespace, before: Transport) -> Transport:
-    given = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
-    given |= {"kv_guard": args.kv_guard, "kv_deadline_s": args.kv_deadline_s}
-    data = before.model_dump() | {key: value for key, value in given.items() if value is not None}
+    transport_flags = {"backends": args.kv_backend, "ucx_tls": args.ucx_tls, "verbose": args.verbose or None}
+    transport_flags |= {"kv_guard": args.kv_guard, "kv_deadline_s": args.kv_deadline_s}
+    data = before.model_dump() | {key: value for key, value in transport_flags.items() if value is not None}
     data["ucx_env"] = {**before.ucx_env, **_variables(args.ucx_env)}
     if args.kv_deadline_s is not None and not data["kv_guard"]:
         raise UsageError("--kv-deadline-s is the KV guard's: leave out --no-kv-guard, or the deadline")
@@ -689,6 +696,6 @@ def _link(args: argparse.Namespace) -> LinkShape | None:
     if shaped and not args.two_hosts:
         raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
     if args.two_hosts and args.local != 2:
-        what = f"--local {args.local}" if args.local else f"--cluster {args.cluster or 'auto'}"
-        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {what}")
+        where_text = f"--local {args.local}" if args.local else f"--cluster {args.cluster or 'auto'}"
+        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {where_text}")
     return parse_shape(args.link_rate, args.link_delay_ms) if shaped else None

@@ -25,7 +25,12 @@ LIBFABRIC = "LIBFABRIC"
 
 
 def examine(
-    cluster: Cluster, deployment: Deployment, view: ClusterView, say: Callable[[str], None], *, choose: bool = False
+    cluster: Cluster,
+    deployment: Deployment,
+    view: ClusterView,
+    print_line: Callable[[str], None],
+    *,
+    choose: bool = False,
 ) -> Deployment:
     """Ask every node, tell the warnings. Raises DeployError on what would break the deployment.
 
@@ -36,38 +41,40 @@ def examine(
     on_gpus = view.device == "gpu"
     if not isinstance(topology, Disaggregated):
         if on_gpus:
-            facts = cluster.ask_nodes(node.quick, (), gpu_env())
-            judge(lambda: diagnosis.diagnose(facts, rules=software_rules.ENGINE_RULES), say)
+            facts = cluster.call_nodes(node.quick, (), gpu_env())
+            judge(lambda: diagnosis.diagnose(facts, rules=software_rules.ENGINE_RULES), print_line)
         return deployment
     ports = settings_rules.side_channel_ports(deployment.pools)
     transport = topology.transport
     environment = {**(gpu_env() if on_gpus else {}), **transport_env(transport, view)}
     if topology.placement == "spread" and over_efa(view):
         optional = (LIBFABRIC,) if choose and may_choose(transport) else ()
-        say("asking UCX on every node which devices it finds")
+        print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
-        facts = cluster.ask_nodes(node.thorough, ports, environment, backends)
+        facts = cluster.call_nodes(node.thorough, ports, environment, backends)
         if optional and all_load(facts, LIBFABRIC):
-            say(f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)")
+            print_line(
+                f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)"
+            )
             transport = transport.model_copy(update={"backends": (LIBFABRIC,)})
             deployment = deployment.model_copy(
                 update={"topology": topology.model_copy(update={"transport": transport})}
             )
-        loaded = only_asked(facts, transport.backends)
+        loaded = only_backends(facts, transport.backends)
 
-        def ask() -> Facts:
+        def query_nodes() -> Facts:
             # What loads does not change while a port is being freed.
-            now = cluster.ask_nodes(node.quick, ports, environment)
+            now = cluster.call_nodes(node.quick, ports, environment)
             return {name: {**fact, "loaded": loaded.get(name, {}).get("loaded")} for name, fact in now.items()}
 
     else:
 
-        def ask() -> Facts:
+        def query_nodes() -> Facts:
             if cluster.local:
                 return {"this machine": node.quick(ports, environment)}
-            return cluster.ask_nodes(node.quick, ports, environment)
+            return cluster.call_nodes(node.quick, ports, environment)
 
-    judge(lambda: diagnosis.diagnose(ask()), say)
+    judge(lambda: diagnosis.diagnose(query_nodes()), print_line)
     return deployment
 
 
@@ -87,22 +94,24 @@ def all_load(facts: Facts, backend: str) -> bool:
     return bool(loaded) and all(backends.get(backend, "not asked") is None for backends in loaded)
 
 
-def only_asked(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any]]:
+def only_backends(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The facts without the backends that the deployment does not use, whose failure is none of its concern.
 
     Without UCX among them, what UCX finds and logs is left out too.
     """
-    wanted = set(backends)
+    wanted_backends = set(backends)
     relevant = {}
     for name, fact in facts.items():
         loaded: Mapping[str, Any] = fact.get("loaded") or {}
-        kept = {key: value for key, value in loaded.get("backends", {}).items() if key in wanted}
-        changed = {**loaded, "backends": kept} | ({} if "UCX" in wanted else {"transports": None, "log": ""})
+        kept = {key: value for key, value in loaded.get("backends", {}).items() if key in wanted_backends}
+        changed = {**loaded, "backends": kept} | ({} if "UCX" in wanted_backends else {"transports": None, "log": ""})
         relevant[name] = {**fact, "loaded": changed}
     return relevant
 
 
-def judge(findings_now: Callable[[], list[Finding]], say: Callable[[str], None], wait_s: float = PORT_WAIT_S) -> None:
+def judge(
+    findings_now: Callable[[], list[Finding]], print_line: Callable[[str], None], wait_s: float = PORT_WAIT_S
+) -> None:
     """Print the warnings. Raises DeployError on the first error.
 
     A taken side-channel port is looked at again until ``wait_s`` have passed: its holder may be ending.
@@ -110,14 +119,14 @@ def judge(findings_now: Callable[[], list[Finding]], say: Callable[[str], None],
     deadline = time.monotonic() + wait_s
     findings = findings_now()
     if any(map(_port, findings)):
-        say("waiting for side-channel ports: engines of an earlier application are still ending")
+        print_line("waiting for side-channel ports: engines of an earlier application are still ending")
     while any(map(_port, findings)) and time.monotonic() < deadline:
         time.sleep(0.25)
         findings = findings_now()
     for finding in findings:
         # A launch has its own rule for open clusters, and local nodes have no open ports.
         if finding.severity == "warning" and finding.topic != settings_rules.OPEN_PORT:
-            say(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
+            print_line(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
     # Nothing of this application serves any more: an engine on one of its ports was left behind.
     broken = next((finding for finding in findings if finding.severity == "error" or _port(finding)), None)
     if broken is not None:

@@ -48,32 +48,32 @@ class Checked:
     answers: tuple[canary.CanaryAnswer, ...] = ()
 
 
-def check(app: Application, deployment: Deployment, running: Running, say: LaunchProgress) -> Checked:
+def check(app: Application, deployment: Deployment, running: Running, progress: LaunchProgress) -> Checked:
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
     key = _reference_key(deployment, running)
-    got = canary.ask(running.base_url, running.model_id, api_key.client_key(running.api_key_file, {}))
+    canary_answers = canary.ask(running.base_url, running.model_id, api_key.client_key(running.api_key_file, {}))
     if deployment.decode_bench:
-        say("no canary: the KV cache of prompts is filled with random values")
+        progress("no canary: the KV cache of prompts is filled with random values")
         return Checked(CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared"))
-    _check_shapes(deployment, running, got, say)
+    _check_shapes(deployment, running, canary_answers, progress)
     if not isinstance(topology, Disaggregated):
         assert key is not None, "one pool has one key"
-        canary.save_reference(cache_dir(), key, got)
-        say("canary: answers kept as the collocated reference")
-        return Checked(CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(got))
+        canary.save_reference(cache_dir(), key, canary_answers)
+        progress("canary: answers kept as the collocated reference")
+        return Checked(CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(canary_answers))
     if topology.prefill.replicas * topology.prefill.dp > 1:
-        say(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
+        progress(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
     equal_tp = topology.prefill.tp == topology.decode.tp
     rounding = canary.ROUNDING if equal_tp else canary.ROUNDING_UNEQUAL_TP
     stored = None if key is None else canary.load_reference(cache_dir(), key)
     if stored is not None:
-        result = canary.compare(got, stored, "reference: a collocated launch", rounding=rounding)
+        result = canary.compare(canary_answers, stored, "reference: a collocated launch", rounding=rounding)
     else:
-        alone = app.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(got)])
+        alone = app.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(canary_answers)])
         answers = [canary.read_answer(answer) for answer in alone]
-        result = canary.compare(got, answers, "reference: a prefill engine alone", rounding=rounding)
-    say(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")
+        result = canary.compare(canary_answers, answers, "reference: a prefill engine alone", rounding=rounding)
+    progress(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")
     if result.equal is False:
         raise CanaryError(
             f"the deployment answers, but wrongly: {result.detail}. KV cache arrives damaged or in the wrong place; "
@@ -82,9 +82,9 @@ def check(app: Application, deployment: Deployment, running: Running, say: Launc
     if result.equal is None and topology.prefill.tp > topology.decode.tp:
         raise CanaryError(f"prefill TP > decode TP is only served when the canary can be compared; {result.detail}")
     counters = _await_transfers(running)
-    say(describe_counters(counters))
+    progress(describe_counters(counters))
     if counters.guard_recomputed:
-        say(
+        progress(
             f"warning: the KV guard had decode compute {counters.guard_recomputed:g} prompts: the canary saw no KV "
             "cache of theirs; see pdlab_guard_* on the metrics pages"
         )
@@ -94,11 +94,11 @@ def check(app: Application, deployment: Deployment, running: Running, say: Launc
         raise CanaryError(
             f"vLLM counts {counters.failed_transfers:g} failed KV transfers; see the decode replica's log"
         )
-    return Checked(result, tuple(got))
+    return Checked(result, tuple(canary_answers))
 
 
 def _check_shapes(
-    deployment: Deployment, running: Running, plain: Sequence[canary.CanaryAnswer], say: LaunchProgress
+    deployment: Deployment, running: Running, plain: Sequence[canary.CanaryAnswer], progress: LaunchProgress
 ) -> None:
     """The same prompts in other shapes of request must give the same tokens. Raises CanaryError."""
     sequences = deployment.serving.requests.max_prompts
@@ -109,10 +109,10 @@ def _check_shapes(
         raise CanaryError(f"the deployment answers some shapes of request wrongly: {'; '.join(wrong)}")
     equal = [name for name, result in results.items() if result.equal]
     if equal:
-        say(f"canary: {', '.join(equal)}: the same tokens as asked one by one")
+        progress(f"canary: {', '.join(equal)}: the same tokens as asked one by one")
     for name, result in results.items():
         if result.equal is None:
-            say(f"canary: {name}: {result.detail}")
+            progress(f"canary: {name}: {result.detail}")
 
 
 def _reference_key(deployment: Deployment, running: Running) -> str | None:

@@ -126,9 +126,9 @@ def judge(
         for wire, (sent, received) in counted.items()
         if sent or received
     )
-    seen = "the interfaces' counters could not be read on every node"
+    evidence = "the interfaces' counters could not be read on every node"
     if readable:
-        seen = f"interfaces counted {traffic or 'nothing'} of {payload_bytes / 1e6:.3g} MB"
+        evidence = f"interfaces counted {traffic or 'nothing'} of {payload_bytes / 1e6:.3g} MB"
     known = readable and payload_bytes > 0
     return WireProof(
         planned=planned,
@@ -137,7 +137,7 @@ def judge(
         payload_bytes=payload_bytes,
         counted={node: dict(nics) for node, nics in moved.items()},
         ucx=tuple(ucx),
-        detail="; ".join([seen, *([f"UCX logs {', '.join(ucx)}"] if ucx else [])]),
+        detail="; ".join([evidence, *([f"UCX logs {', '.join(ucx)}"] if ucx else [])]),
     )
 
 
@@ -181,7 +181,7 @@ def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> Wire
 
 def prove(
     app: Application, deployment: Deployment, running: Running, view: ClusterView, placement: Placement,
-    shape: ModelShape | None, say: Callable[[str], None], accept: str | None = None,
+    shape: ModelShape | None, print_line: Callable[[str], None], accept: str | None = None,
 ) -> WireProof | None:  # fmt: skip
     """Send one long request and see what carries its KV cache; None where none is moved. Raises WireError."""
     topology = deployment.topology
@@ -204,7 +204,7 @@ def prove(
         gpus=view.device == "gpu",
         ucx=_logged(app, payload) if topology.transport.verbose else (),
     )
-    say(sentence(proof))
+    print_line(sentence(proof))
     return refuse(proof, deployment, accept)
 
 
@@ -251,7 +251,7 @@ def _readings(app: Application, view: ClusterView) -> dict[str, NodeCounters]:
         reading = network.reading()
         return {node.id: NodeCounters(**reading) for node in view.nodes}
     names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes if NODE_ID_LABEL in node.labels}
-    answers: dict[str, Any] = app.cluster.ask_nodes(network.reading)
+    answers: dict[str, Any] = app.cluster.call_nodes(network.reading)
     return {names[node]: NodeCounters(**answer) for node, answer in answers.items() if node in names}
 
 

@@ -64,20 +64,20 @@ def evidence(**changes: Any) -> Evidence:
         "front_cores": {"ingress": 0.5, "proxy": 0.3},
         "ingress_replicas": 1,
     }
-    given = {**clean, **changes}
-    given.setdefault("steady", metrics.steady(given["records"], given["load"]))
-    given.setdefault("steady_window_s", metrics.steady_window(given["records"], given["load"]))
-    given.setdefault("trend", metrics.trend(given["records"], given["load"]))
-    beside = {name: given.pop(name) for name in Evidence.model_fields if name in given}
+    fields = {**clean, **changes}
+    fields.setdefault("steady", metrics.steady(fields["records"], fields["load"]))
+    fields.setdefault("steady_window_s", metrics.steady_window(fields["records"], fields["load"]))
+    fields.setdefault("trend", metrics.trend(fields["records"], fields["load"]))
+    beside = {name: fields.pop(name) for name in Evidence.model_fields if name in fields}
     answered = sum(record.ok for record in beside["records"])
     run = Run(
         origin="measured",
         label="pd-pack-p1xtp1-d1xtp1",
-        key=RunKey(kind=given["load"].kind, value=given["load"].value),
+        key=RunKey(kind=fields["load"].kind, value=fields["load"].value),
         completed=answered,
-        failed=given["num_requests"] - answered,
+        failed=fields["num_requests"] - answered,
         whole=metrics.whole(beside["records"]),
-        **given,
+        **fields,
     )
     return Evidence(run=run, **beside)
 
@@ -214,8 +214,8 @@ def test_lag_is_judged_by_what_it_is_measured_beside(ttft_s: float, gaps: tuple[
     """100 ms spoil a TTFT of 200 ms and not one of 5 s."""
     workload = WORKLOAD.model_copy(update={"output_tokens": 1 + len(gaps)})
     slow = evidence(records=waves(ttft_s=ttft_s, gaps=gaps), workload=workload, **client(loop_lag_s=0.1))
-    found = validate_level(slow).failed_gates
-    assert ("client_saturation" not in found) == valid
+    failed = validate_level(slow).failed_gates
+    assert ("client_saturation" not in failed) == valid
 
 
 def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
@@ -230,8 +230,8 @@ def test_a_schedule_that_is_not_kept_is_noted() -> None:
         assert "lateness" not in judged.failed_gates
         return judged.notes
 
-    (said,) = notes(0.03, Open(rate_rps=200))
-    assert said.startswith(
+    (note,) = notes(0.03, Open(rate_rps=200))
+    assert note.startswith(
         "the load generator does not keep to 200 requests/s: requests were sent 30 ms after they were"
     )
     assert notes(0.019, Open(rate_rps=200)) == () == notes(0.03, Closed(concurrency=2))
@@ -319,8 +319,8 @@ def test_what_cannot_be_judged_is_said_not_passed() -> None:
     validity = validate_level(blind)
     assert validity.valid
     counted = {"kv_transfers", "restarts", "other_requests", "preemptions", "prefix_cache"}
-    asked = counted | {"client_saturation", "lateness", "clock"}
-    assert set(validity.unchecked) == asked
+    gates = counted | {"client_saturation", "lateness", "clock"}
+    assert set(validity.unchecked) == gates
     assert "kv_transfers" not in validate_level(blind, moves_kv=False).unchecked
 
 

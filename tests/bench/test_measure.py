@@ -139,12 +139,12 @@ def test_counters_of_a_level_are_read_when_every_pool_has_counted_it(monkeypatch
 
 def test_what_others_had_finished_is_not_the_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of others before the level are not counted to it; those of others in it are waited for, then told."""
-    seen = [8, 30, 30, 30, 80, 90]
-    reads = iter([*seen, *[90] * 20])
+    counts = [8, 30, 30, 30, 80, 90]
+    reads = iter([*counts, *[90] * 20])
 
     def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
-        found = parse_snapshot([page(r0=next(reads))], replicas, pools)
-        return found.model_copy(update={"delayed": True})
+        snapshot = parse_snapshot([page(r0=next(reads))], replicas, pools)
+        return snapshot.model_copy(update={"delayed": True})
 
     monkeypatch.setattr(measure, "read_snapshot", read)
     monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)

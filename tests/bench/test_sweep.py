@@ -98,14 +98,14 @@ def test_bad_base_urls(text: str) -> None:
 
 
 def test_published_scripts_flags() -> None:
-    asked = bench.options(
+    options = bench.options(
         ["-e", "x", "-t", "request-rate", "-r", "1,2", "--itl", "8", "--otl", "4", "--mode", "mixed", "-u", "http://h",
          "-m", "gpt-oss", "-s"]
     )  # fmt: skip
-    assert asked.loads == (Open(rate_rps=1), Open(rate_rps=2)) and asked.smoke
-    assert asked.workload == Workload(input_tokens=8, output_tokens=4)
-    assert (asked.name, asked.model, asked.base_url) == ("x", "gpt-oss", "http://h")
-    assert asked.command.startswith("./run_bm.sh -e x -t request-rate")
+    assert options.loads == (Open(rate_rps=1), Open(rate_rps=2)) and options.smoke
+    assert options.workload == Workload(input_tokens=8, output_tokens=4)
+    assert (options.name, options.model, options.base_url) == ("x", "gpt-oss", "http://h")
+    assert options.command.startswith("./run_bm.sh -e x -t request-rate")
 
 
 def test_flag_aliases_and_defaults() -> None:
@@ -203,9 +203,9 @@ def test_new_loads_of_the_command_line() -> None:
         Ramp(start_rps=1, end_rps=16, shape="exponential"),
         Ramp(start_rps=2, end_rps=8, shape="exponential"),
     )
-    asked = bench.options(["--slo", "ttft_ms=2000,tpot_ms=50", "--slo-quantile", "0.9", "--slo-start", "3"])
-    assert asked.loads == ()
-    (search,) = asked.searches
+    options = bench.options(["--slo", "ttft_ms=2000,tpot_ms=50", "--slo-quantile", "0.9", "--slo-start", "3"])
+    assert options.loads == ()
+    (search,) = options.searches
     assert search.slo == Slo(ttft_s=2, tpot_s=0.05, quantile=0.9) and search.start_rps == 3
     both = bench.options(["--slo", "e2el_ms=900", "-c", "4"])
     assert both.loads == (Closed(concurrency=4),) and both.searches[0].slo.e2el_s == 0.9
@@ -330,10 +330,10 @@ class Fake:
         return run, records
 
 
-def sweeper(folder: Path, driver: Fake, **asked: Any) -> _Sweeper:
+def sweeper(folder: Path, driver: Fake, **changes: Any) -> _Sweeper:
     store = Store(folder)
     store.write_manifest(manifest())
-    return _Sweeper(driver, store, SweepOptions(**asked), Progress(io.StringIO()), 0)  # type: ignore[arg-type]
+    return _Sweeper(driver, store, SweepOptions(**changes), Progress(io.StringIO()), 0)  # type: ignore[arg-type]
 
 
 def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
@@ -348,16 +348,16 @@ def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="was measured with 180 requests, now 1200 are asked"):
         _todo(Store(tmp_path / "9.0"), levels.build_sweep(Workload(), loads, hold_s=600).levels, options)
     counted = Fake(9.0)
-    asked = levels.build_sweep(Workload(), loads, prompts_per_level=30).levels
-    sweeper(tmp_path / "counted", counted, loads=loads, prompts_per_level=30).run(asked, asked, manifest())
+    all_levels = levels.build_sweep(Workload(), loads, prompts_per_level=30).levels
+    sweeper(tmp_path / "counted", counted, loads=loads, prompts_per_level=30).run(all_levels, all_levels, manifest())
     assert [level.num_requests for level in counted.levels] == [30, 30]
 
 
 def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_says(tmp_path: Path) -> None:
-    asked = {"loads": (Closed(concurrency=2),), "soak_s": 60.0, "hold_s": 60.0}
-    options, driver = SweepOptions(**asked, resume=True), Fake(0.5)
+    changes = {"loads": (Closed(concurrency=2),), "soak_s": 60.0, "hold_s": 60.0}
+    options, driver = SweepOptions(**changes, resume=True), Fake(0.5)
     (level,) = planned = build(options, 0)
-    sweeper(tmp_path, driver, **asked).run(planned, planned, manifest())
+    sweeper(tmp_path, driver, **changes).run(planned, planned, manifest())
     first, held = driver.levels
     pace_rps = 20 / 2.4  # one every 0.1 s, the last takes 0.5 s
     assert (first.num_requests, held.num_requests) == (20, pytest.approx(60 * pace_rps, abs=1))
@@ -374,10 +374,10 @@ def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_says(tmp_
 def test_only_the_first_round_of_a_soak_is_measured_again(tmp_path: Path) -> None:
     """An hour that ends with a saturated load generator would be another one, and another."""
     for load, requests in ((Closed(concurrency=2), 20), (Open(rate_rps=2), 60)):
-        asked = {"loads": (load,), "soak_s": 600.0, "hold_s": 600.0}
+        changes = {"loads": (load,), "soak_s": 600.0, "hold_s": 600.0}
         driver = Fake(0.5)
-        planned = build(SweepOptions(**asked), 0)
-        sweeper(tmp_path / load.kind, driver, **asked).run(planned, planned, manifest())
+        planned = build(SweepOptions(**changes), 0)
+        sweeper(tmp_path / load.kind, driver, **changes).run(planned, planned, manifest())
         assert driver.once == [False, True]
         assert driver.levels[0].num_requests == requests and driver.levels[0].seed != driver.levels[1].seed
         (run,) = Store(tmp_path / load.kind).runs()
@@ -387,7 +387,7 @@ def test_only_the_first_round_of_a_soak_is_measured_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize("loads", [(Closed(concurrency=2),), (Open(rate_rps=2),)])
 def test_a_soak_shows_how_pools_fill(loads: tuple[Load, ...], tmp_path: Path) -> None:
     """So they are not filled before it, but where that is asked for."""
-    for asked, words in (("auto", "not filled first"), ("yes", "filled once"), ("no", "not filled (--fill-cache no)")):
+    for mode, words in (("auto", "not filled first"), ("yes", "filled once"), ("no", "not filled (--fill-cache no)")):
         driver = Fake(0.5)
         driver.to_fill, driver.local, driver.engines = 10_000.0, False, 1
 
@@ -396,7 +396,7 @@ def test_a_soak_shows_how_pools_fill(loads: tuple[Load, ...], tmp_path: Path) ->
             return 1.0
 
         driver.fill = fill  # type: ignore[attr-defined]
-        made = sweeper(tmp_path / asked, driver, loads=loads, soak_s=60.0, hold_s=60.0, fill_cache=asked)
+        made = sweeper(tmp_path / mode, driver, loads=loads, soak_s=60.0, hold_s=60.0, fill_cache=mode)
         stream = made._progress._stream = io.StringIO()
         planned = build(made._options, 0)
         made.run(planned, planned, manifest())
@@ -404,13 +404,13 @@ def test_a_soak_shows_how_pools_fill(loads: tuple[Load, ...], tmp_path: Path) ->
 
 
 def test_flags_of_a_soak(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = bench.options(["-r", "2", "--soak", "30"])
-    assert (asked.soak_s, asked.hold_s) == (1800, 1800) and build(asked, 0)[0].num_requests == 3600
+    options = bench.options(["-r", "2", "--soak", "30"])
+    assert (options.soak_s, options.hold_s) == (1800, 1800) and build(options, 0)[0].num_requests == 3600
     assert bench.options(["--concurrency-per-gpu", "4", "--soak", "30"]).soak_s == 1800
     assert bench.main(["--dry-run", "-c", "4", "--soak", "30"]) == 0
-    said = capsys.readouterr().out
-    assert "concurrency 4: 40 requests tell how many requests make 30 minutes, for which it is then held" in said
-    assert "KV pools: not filled first" in said
+    printed = capsys.readouterr().out
+    assert "concurrency 4: 40 requests tell how many requests make 30 minutes, for which it is then held" in printed
+    assert "KV pools: not filled first" in printed
     for words, reason in (
         ("--soak 5", "--soak holds one load"),
         ("--soak 5 -c 4,8", "--soak holds one load"),
@@ -444,9 +444,9 @@ def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.Mon
         return target.resolve_target("http://h:1", workload=Workload(mode=mode), name="x", gpus=1)
 
     filling = served.model_copy(update={"decode_bench": True})
-    found = resolve("decode-only", filling)
-    assert "filled with random values" in found.figure_notes[0]
-    assert "fills the first KV-cache group alone" in found.figure_notes[1], "gpt-oss has sliding windows"
+    resolved = resolve("decode-only", filling)
+    assert "filled with random values" in resolved.figure_notes[0]
+    assert "fills the first KV-cache group alone" in resolved.figure_notes[1], "gpt-oss has sliding windows"
     for deployment in (served, None):
         with pytest.raises(UsageError, match=r"--decode-bench, or take --mode decode-approx"):
             resolve("decode-only", deployment)

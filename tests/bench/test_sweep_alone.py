@@ -68,8 +68,8 @@ def test_requests_that_no_lock_keeps_out_make_the_level_invalid(published: Oracl
     during, after = Store(tmp_path / "bm" / "one").runs()
     assert "other_requests" in during.validity.failed_gates
     assert set(during.validity.failed_gates) <= {"other_requests", *BUSY_MACHINE}
-    says = "the decode engines finished 29 requests during the level, 24 are the client's"
-    assert any(says in reason for reason in during.validity.reasons)
+    expected = "the decode engines finished 29 requests during the level, 24 are the client's"
+    assert any(expected in reason for reason in during.validity.reasons)
     assert set(after.validity.failed_gates) <= BUSY_MACHINE
 
 

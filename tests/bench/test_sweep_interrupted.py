@@ -35,7 +35,7 @@ def wait(condition: Callable[[], object], seconds: float = 150) -> None:
 
 def clients(pid: int) -> list[int]:
     """Load generators that process ``pid`` has started and that live."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -44,8 +44,8 @@ def clients(pid: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[1]) == pid and fields[0] != "Z" and "pdlab.bench.client.worker" in command:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def alive(pid: int) -> bool:

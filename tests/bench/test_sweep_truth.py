@@ -173,7 +173,7 @@ def test_planted_fault_is_the_reason(swept: Swept, concurrency: int) -> None:
     # With many requests at once the window is short: a busy machine may leave too few in it.
     busy = {"few_requests", *BUSY_MACHINE} if concurrency > 10 else BUSY_MACHINE
     assert gate in run.validity.failed_gates and set(run.validity.failed_gates) <= {gate, *busy}, run.validity.reasons
-    assert any(said.startswith(reason) for said in run.validity.reasons), run.validity.reasons
+    assert any(text.startswith(reason) for text in run.validity.reasons), run.validity.reasons
     assert run.failed + run.completed == PROMPTS
     assert f"INVALID concurrency{concurrency}: " in swept.done.stdout
 
@@ -204,8 +204,13 @@ def test_no_prompt_is_served_twice(swept: Swept) -> None:
 
 def test_requests_are_what_was_asked(swept: Swept) -> None:
     for entry in swept.log:
-        ask = entry["ask"]
-        assert (ask["max_tokens"], ask["temperature"], ask["ignore_eos"], ask["stream"]) == (OUTPUT, 0.0, True, True)
+        body = entry["ask"]
+        assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["stream"]) == (
+            OUTPUT,
+            0.0,
+            True,
+            True,
+        )
         assert len(entry["prompt"].split()) == INPUT
 
 

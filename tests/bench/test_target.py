@@ -51,7 +51,7 @@ def test_a_server_that_answers_500_is_told_as_that(broken: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("nowhere/at/all", "no such folder"),
         ("./nowhere", "no such folder"),
@@ -62,10 +62,10 @@ def test_a_server_that_answers_500_is_told_as_that(broken: str) -> None:
     ],
 )
 def test_what_cannot_be_a_tokenizer_is_told_before_anything_is_asked(
-    name: str, told: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=f"--tokenizer .*{told}"):
+    with pytest.raises(UsageError, match=f"--tokenizer .*{message}"):
         resolve_target(broken, workload=Workload(), name="x", tokenizer=name)
 
 
@@ -79,7 +79,7 @@ def test_a_folder_with_a_tokenizer_and_an_id_are_left_to_the_loader(broken: str,
 @contextlib.contextmanager
 def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server of the model ``m`` that counts so many tokens in every prompt, and what it is asked."""
-    asked: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
 
     class Served(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -87,7 +87,7 @@ def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append({**body, "key": self.headers.get("authorization")})
+            bodies.append({**body, "key": self.headers.get("authorization")})
             self.reply({"choices": [{"text": " x"}], "usage": {"prompt_tokens": counted}})
 
         def reply(self, content: object) -> None:
@@ -102,7 +102,7 @@ def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}", bodies
         finally:
             server.shutdown()
             thread.join()
@@ -115,10 +115,10 @@ def tokens_of_probe(tokenizer: Path) -> int:
 @pytest.mark.parametrize("off", [-400, -3, 3, 400])
 def test_a_tokenizer_that_counts_otherwise_than_the_server_is_another_models(off: int, tokenizer: Path) -> None:
     count = tokens_of_probe(tokenizer)
-    with served(count + off) as (url, asked), pytest.raises(UsageError) as refused:
+    with served(count + off) as (url, bodies), pytest.raises(UsageError) as refused:
         resolve_target(url, workload=Workload(), name="x", tokenizer=str(tokenizer))
     assert f"makes {count} tokens of a text in which m at {url} counts {count + off}" in str(refused.value)
-    assert [each["max_tokens"] for each in asked] == [1]  # and nothing else is sent
+    assert [each["max_tokens"] for each in bodies] == [1]  # and nothing else is sent
 
 
 @pytest.mark.parametrize("off", [-2, 0, 1, 2, None])
@@ -137,7 +137,7 @@ def test_a_tokenizer_is_held_against_the_published_one_without_a_request(
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "other").mkdir()
     build_tokenizer(tmp_path / "other", vocabulary)
-    with served(1) as (url, asked):
+    with served(1) as (url, bodies):
         manifest = Manifest(origin="measured", label="x", gpus=1)
         save_running(Running(base_url=url, model_id="m", tokenizer=str(tokenizer), manifest=manifest))
         if vocabulary == 4096:  # the same one in another folder
@@ -147,7 +147,7 @@ def test_a_tokenizer_is_held_against_the_published_one_without_a_request(
                 UsageError, match=r"its vocabulary \(1024 tokens\) is not that of .*; leave --tokenizer"
             ):
                 resolve_target(url, workload=Workload(), tokenizer=str(tmp_path / "other"))
-    assert asked == []
+    assert bodies == []
 
 
 def test_a_damaged_tokenizer_is_told_before_the_load_generator_starts(tmp_path: Path) -> None:
@@ -158,6 +158,6 @@ def test_a_damaged_tokenizer_is_told_before_the_load_generator_starts(tmp_path: 
 
 def test_what_a_completion_is_answered_with_is_asked_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDLAB_API_KEY", "k" * 32)
-    with served(1) as (url, asked):
+    with served(1) as (url, bodies):
         complaint(url, "m")
-    assert [each["key"] for each in asked] == [f"Bearer {'k' * 32}"]
+    assert [each["key"] for each in bodies] == [f"Bearer {'k' * 32}"]

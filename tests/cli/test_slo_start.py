@@ -93,7 +93,7 @@ def test_an_experiment_begins_each_search_where_its_deployment_ends_on_the_simul
     (four,), (one,) = starts["collocated-4xtp2"], starts["collocated-1xtp8"]
     assert four > 1.2 * one, "four engines prefill more than one of all GPUs"
     assert len(words) == 2 and all(": on the simulator " in line for line in words)
-    assert schedule.asked_for(begun.file) == schedule.asked_for(plan.file), "the record keeps what was asked"
+    assert schedule.settings_of(begun.file) == schedule.settings_of(plan.file), "the record keeps what was asked"
     untouched = make_schedule(str(experiment(tmp_path)))
     assert slo_start.of_experiment(untouched) == (untouched, [])
 

@@ -28,23 +28,23 @@ def test_pandas_is_as_if_it_were_not_installed() -> None:
 
 
 def test_a_module_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    helpers = SimpleNamespace(try_import=lambda name, error=False: asked.append(name))
+    names: list[str] = []
+    helpers = SimpleNamespace(try_import=lambda name, error=False: names.append(name))
     monkeypatch.setattr(lean, "LATER", "this_is_imported_later")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     lean._import_later(helpers)
     later = helpers.try_import("this_is_imported_later")
     helpers.try_import("transformers")
-    assert asked == ["transformers"] and later is not None
+    assert names == ["transformers"] and later is not None
     monkeypatch.setitem(sys.modules, "this_is_imported_later", SimpleNamespace(hub="there"))
     assert later.hub == "there"
     helpers.try_import("this_is_imported_later", True)
-    assert asked[-1] == "this_is_imported_later", "loaded already: as Ray does"
+    assert names[-1] == "this_is_imported_later", "loaded already: as Ray does"
 
 
 def test_what_is_not_installed_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    helpers = SimpleNamespace(try_import=lambda name, error=False: asked.append(name))
+    names: list[str] = []
+    helpers = SimpleNamespace(try_import=lambda name, error=False: names.append(name))
     monkeypatch.setattr(lean, "LATER", "no_such_module_anywhere")
     lean._import_later(helpers)
-    assert helpers.try_import("no_such_module_anywhere") is None and asked == ["no_such_module_anywhere"]
+    assert helpers.try_import("no_such_module_anywhere") is None and names == ["no_such_module_anywhere"]

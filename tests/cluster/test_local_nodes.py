@@ -229,9 +229,9 @@ class TestDamagedRecord:
         mine = spawn(marker=nodes.id) if kept == "id" else spawn(out=folder / "worker-1.out")
         stranger = spawn(marker="another")
         assert eventually(lambda: processes(nodes) == [mine])
-        found = running_or_salvaged()
-        assert found is not None
-        stop(found)
+        salvaged = running_or_salvaged()
+        assert salvaged is not None
+        stop(salvaged)
         assert not alive(mine) and alive(stranger)
         assert not (cache / "local.yaml").exists()
 
@@ -326,19 +326,19 @@ class TestStart:
     def test_two_at_once(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A second launch, while the first one waits for its head node."""
         self.ray(tmp_path, monkeypatch)
-        seen: list[str] = []
+        lines: list[str] = []
 
         def second(*_: object) -> None:
             for look in (lambda: start(1), running):
                 with pytest.raises(UsageError, match="is just starting local Ray nodes") as caught:
                     look()
-                seen.append(str(caught.value))
+                lines.append(str(caught.value))
             assert running_or_salvaged() is not None, "--shutdown ends a start that hangs"
 
         monkeypatch.setattr(local_nodes, "_wait_for", second)
         nodes = start(1)
         try:
-            assert len(seen) == 2
+            assert len(lines) == 2
             assert running() == nodes and running() == nodes
         finally:
             stop(nodes)

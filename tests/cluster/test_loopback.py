@@ -84,13 +84,13 @@ def test_the_raylet_alone_is_told_that_its_agent_serves_nothing() -> None:
 
 
 def test_replicas_listen_at_their_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    module: Any = SimpleNamespace(add_port_to_grpc_server=lambda _, address: asked.append(address))
+    hosts: list[str] = []
+    module: Any = SimpleNamespace(add_port_to_grpc_server=lambda _, address: hosts.append(address))
     loopback._replica(module)
     module.add_port_to_grpc_server(None, "[::]:0")
     monkeypatch.setenv(loopback.LISTEN, "10.77.0.2")
     module.add_port_to_grpc_server(None, "[::]:0")
-    assert asked == ["127.0.0.1:0", "10.77.0.2:0"]
+    assert hosts == ["127.0.0.1:0", "10.77.0.2:0"]
 
 
 def test_the_store_of_a_process_group() -> None:
@@ -154,14 +154,14 @@ def test_the_side_channel_answers_who_has_the_nodes_token(tmp_path: Path, monkey
             keys = {"CURVE_SERVERKEY": guessed, "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": own}
             assert stranger(endpoint, b"x").startswith("HANDSHAKE_FAILED")
             assert stranger(endpoint, b"x", **keys).startswith("HANDSHAKE_FAILED")
-            with zmq.Context() as another, others.make_zmq_socket(another, endpoint, zmq.REQ, False) as asking:
-                asking.send(b"rank 0")
-                with asking.get_monitor_socket() as monitor:
+            with zmq.Context() as another, others.make_zmq_socket(another, endpoint, zmq.REQ, False) as socket:
+                socket.send(b"rank 0")
+                with socket.get_monitor_socket() as monitor:
                     assert handshake(monitor).startswith("HANDSHAKE_FAILED")
-                    asking.disable_monitor()
-            with zmq.Context() as another, decode.make_zmq_socket(another, endpoint, zmq.REQ, False) as asking:
-                asking.send(b"rank 0")
-                assert asking.poll(60_000) and asking.recv() == b"metadata for rank 0"
+                    socket.disable_monitor()
+            with zmq.Context() as another, decode.make_zmq_socket(another, endpoint, zmq.REQ, False) as socket:
+                socket.send(b"rank 0")
+                assert socket.poll(60_000) and socket.recv() == b"metadata for rank 0"
 
 
 def test_no_side_channel_without_curve_or_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

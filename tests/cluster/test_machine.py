@@ -61,9 +61,9 @@ def test_cores_within_a_quota(tmp_path: Path) -> None:
 
 
 def test_nothing_readable_is_unknown(tmp_path: Path) -> None:
-    found = machine.look(tmp_path, observe_s=0)
-    assert found.memory_free_bytes is None and found.memory_bytes is None and found.load_average is None
-    assert found.idle_cores is None and found.busy == ()
+    host = machine.look(tmp_path, observe_s=0)
+    assert host.memory_free_bytes is None and host.memory_bytes is None and host.load_average is None
+    assert host.idle_cores is None and host.busy == ()
 
 
 def test_who_uses_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +85,10 @@ def test_who_uses_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(machine.time, "sleep", later)
     monkeypatch.setattr(machine.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1})
-    found = machine.look(tmp_path, observe_s=2.0)
-    assert [(each.pid, each.name) for each in found.busy] == [(7, "busy) loop")]
-    assert found.busy[0].cores == pytest.approx(0.75)
-    assert found.idle_cores == pytest.approx(2 - 0.75 - 0.005, abs=0.01)
+    host = machine.look(tmp_path, observe_s=2.0)
+    assert [(each.pid, each.name) for each in host.busy] == [(7, "busy) loop")]
+    assert host.busy[0].cores == pytest.approx(0.75)
+    assert host.idle_cores == pytest.approx(2 - 0.75 - 0.005, abs=0.01)
 
 
 def test_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:

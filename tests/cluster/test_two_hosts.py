@@ -103,8 +103,8 @@ class TestView:
             ("pd-spread-p1xtp1-d1xtp1", "TCP, 20 Mbit/s"),
             ("pd-pack-p1xtp1-d1xtp1", "shared memory (cma)"),
         ):
-            found = links(place(Deployment(topology=parse_label(label)), view), view)
-            assert [link.kind for link in found] == [kind]
+            link_groups = links(place(Deployment(topology=parse_label(label)), view), view)
+            assert [link.kind for link in link_groups] == [kind]
 
     def test_an_unshaped_link_has_no_line_rate(self) -> None:
         one, two = two_hosts_cluster(LinkShape()).nodes
@@ -160,7 +160,7 @@ class TestRequirements:
 class TestCommandLines:
     @pytest.mark.usefixtures("cache")
     @pytest.mark.parametrize(
-        ("words", "says"),
+        ("words", "messages"),
         [
             ([], ["up|down|shape|shell"]),
             (["up", "--rate", "5"], ["'5'", "1gbit"]),
@@ -174,14 +174,14 @@ class TestCommandLines:
         ids=" ".join,
     )
     def test_mistakes(
-        self, words: list[str], says: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, words: list[str], messages: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(two_hosts, "unavailable", lambda: None)
         monkeypatch.setattr(shutil, "which", lambda _: "/x")
         assert cli_two_hosts.main(words) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-        assert all(word in err for word in says), err
+        assert all(word in err for word in messages), err
 
     def test_on_one_of_the_hosts(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv(INSIDE, "pdlab-a")
@@ -208,7 +208,7 @@ class TestCommandLines:
         assert (cache / "local.yaml").exists()
 
     @pytest.mark.parametrize(
-        ("words", "says"),
+        ("words", "messages"),
         [
             (["--pd-spread", "--two-hosts", "--cluster", "p5.48xlarge-x2"], ["--two-hosts goes with --local"]),
             (["--pd-spread", "--two-hosts"], ["--two-hosts goes with --local", "--cluster auto"]),
@@ -219,10 +219,10 @@ class TestCommandLines:
         ],
         ids=lambda words: words[-1],
     )
-    def test_the_launchers(self, words: list[str], says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_launchers(self, words: list[str], messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert launch.main([*words, "--dry-run"]) == 2
         out, err = capsys.readouterr()
-        assert out == "" and all(word in err.splitlines()[-1] for word in says), err
+        assert out == "" and all(word in err.splitlines()[-1] for word in messages), err
 
     def test_the_launchers_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--pd-spread", "--local", "--two-hosts", "--link-rate", "20mbit", "--dry-run"]
@@ -244,15 +244,17 @@ class TestRecords:
         save_running(running)
         return running
 
-    @pytest.mark.parametrize(("program", "told"), [("", "it printed nothing"), ("echo >&2; echo broken >&2", "broken")])
+    @pytest.mark.parametrize(
+        ("program", "message"), [("", "it printed nothing"), ("echo >&2; echo broken >&2", "broken")]
+    )
     def test_a_helper_that_ends_at_once_is_told_with_its_last_line(
-        self, program: str, told: str, tmp_path: Path
+        self, program: str, message: str, tmp_path: Path
     ) -> None:
         log = tmp_path / "log"
         with (
             log.open("w") as errors,
             subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, stderr=errors) as process,
-            pytest.raises(ClusterError, match=f"^the host does not start: {told}$"),
+            pytest.raises(ClusterError, match=f"^the host does not start: {message}$"),
         ):
             two_hosts._await_ready(process, log, "the host")
 
@@ -266,11 +268,11 @@ class TestRecords:
     def test_another_link_is_another_line_rate_in_the_manifest(self) -> None:
         self.served(OnHost(pid=NOBODY, mark="A=b"))
         reshape_on_host(NOBODY, LinkShape(gbit_per_s=0.02))
-        found = load_running(self.URL)
-        assert found is not None and found.manifest.cluster is not None
-        assert [node.nic.gbit_per_s for node in found.manifest.cluster.nodes] == [0.02, 0.02]
+        running = load_running(self.URL)
+        assert running is not None and running.manifest.cluster is not None
+        assert [node.nic.gbit_per_s for node in running.manifest.cluster.nodes] == [0.02, 0.02]
         reshape_on_host(NOBODY + 1, LinkShape(gbit_per_s=5))
-        assert load_running(self.URL) == found
+        assert load_running(self.URL) == running
 
     def test_forgotten_with_its_hosts(self) -> None:
         self.served(OnHost(pid=NOBODY, mark="A=b"))
@@ -352,7 +354,7 @@ class TestAnswering:
     """The far side of `run_on_host.call`."""
 
     @pytest.mark.parametrize(
-        ("trouble", "code", "said"),
+        ("trouble", "code", "message"),
         [
             (None, 0, ""),
             (KeyboardInterrupt(), 130, ""),
@@ -362,7 +364,7 @@ class TestAnswering:
         ids=repr,
     )
     def test_errors_go_back(
-        self, trouble: BaseException | None, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, trouble: BaseException | None, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "in").write_text("request")
         channel = os.open(tmp_path / "out", os.O_CREAT | os.O_RDWR)
@@ -376,8 +378,8 @@ class TestAnswering:
             monkeypatch.setattr(sys, "stdin", stdin)
             monkeypatch.setattr(sys, "argv", ["module", str(channel)])
             assert run_on_host.answering(work) == code
-        assert (tmp_path / "out").read_text() == said
-        if not said:
+        assert (tmp_path / "out").read_text() == message
+        if not message:
             os.close(channel)
 
     def test_other_exceptions_stay_exceptions(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

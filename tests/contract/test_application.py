@@ -52,7 +52,7 @@ class TestWarmingAndPrefillAlone:
         replicas = tuple(ReplicaState(deployment=name, replica="r", state="RUNNING") for name in names)
         logs = iter([[(4, 1), (2, 0)], [(4 + wrote[0], 1), (2, wrote[1])]])
         monkeypatch.setattr(Application, "state", lambda _: AppState(status="RUNNING", replicas=replicas))
-        monkeypatch.setattr(Application, "_ask_logs", lambda *_: next(logs))
+        monkeypatch.setattr(Application, "_read_logs", lambda *_: next(logs))
         monkeypatch.setattr(quietly("ray.serve"), "get_deployment_handle", lambda *_: None)
         monkeypatch.setattr(quietly(f"{SERVE}.utils.broadcast"), "broadcast", lambda *_: [None] * reached)
         if trouble is None:

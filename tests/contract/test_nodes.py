@@ -36,10 +36,12 @@ class TestView:
         node = {"NodeID": "n1", "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 8.0}}
         monkeypatch.setattr(quietly("ray._private.state"), "available_resources_per_node", lambda: {})
         monkeypatch.setattr(Cluster, "alive", lambda _: [node])
-        monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {})
+        monkeypatch.setattr(Cluster, "call_nodes", lambda *_: {})
         with pytest.raises(ClusterError, match=r"^Ray's node 10\.0\.0\.7 ended, or runs no task within 180 s$"):
             Cluster().view()
-        monkeypatch.setattr(Cluster, "ask_nodes", lambda *_: {"n1": {"host": "h", "nic": {"kind": "efa", "count": 32}}})
+        monkeypatch.setattr(
+            Cluster, "call_nodes", lambda *_: {"n1": {"host": "h", "nic": {"kind": "efa", "count": 32}}}
+        )
         (only_node,) = Cluster().view().nodes
         assert (only_node.host, only_node.nic.kind, only_node.nic.count) == ("h", "efa", 32)
 
@@ -85,7 +87,7 @@ class TestNodesWithoutPdlab:
         text = f":actor_name:ServeReplica:{APP}:Decode:m\nPre-warm handshake done\nValueError: why\n"
         (logs / "worker-1.err").write_text(text)
         for function in (node_facts, tail_logs, count_prewarmed):
-            for module in ("pdlab.remote", function.__module__):  # as Cluster.ask_nodes does
+            for module in ("pdlab.remote", function.__module__):  # as Cluster.call_nodes does
                 ray.cloudpickle.register_pickle_by_value(sys.modules[module])
         calls = [(node_facts, ()), (tail_logs, (str(logs), APP)), (count_prewarmed, (str(logs), APP))]
         (tmp_path / "calls").write_bytes(ray.cloudpickle.dumps(calls))
@@ -189,7 +191,7 @@ def head_that_answers(status: str | None, calls: list[Any]) -> Iterator[str]:
 
 
 class TestToken:
-    """Cluster.asks_for_token, against servers that answer like Ray's."""
+    """Cluster.requires_token, against servers that answer like Ray's."""
 
     @pytest.mark.parametrize(
         ("status", "message"),
@@ -224,20 +226,20 @@ class TestToken:
         monkeypatch.delenv("RAY_USE_TLS", raising=False)
         with head_that_answers(status, calls) as address:
             monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
-            assert Cluster().asks_for_token() is expected
+            assert Cluster().requires_token() is expected
         assert [call.method for call in calls] == ["/ray.rpc.InternalKVGcsService/InternalKVGet"]
         assert "authorization" not in dict(calls[0].invocation_metadata)
         with pytest.raises(ClusterError, match="unknown whether Ray requires a token"):
-            Cluster().asks_for_token()
+            Cluster().requires_token()
         monkeypatch.setenv("RAY_USE_TLS", "1")
-        assert Cluster().asks_for_token()
+        assert Cluster().requires_token()
 
     def test_an_open_cluster_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Cluster, "asks_for_token", lambda _: False)
+        monkeypatch.setattr(Cluster, "requires_token", lambda _: False)
         with pytest.raises(ClusterError, match=r"requires no token: .* --accept-open-cluster") as refused:
             launch._refuse_open(Cluster())
         assert "\n" not in str(refused.value)
-        monkeypatch.setattr(Cluster, "asks_for_token", lambda _: True)
+        monkeypatch.setattr(Cluster, "requires_token", lambda _: True)
         launch._refuse_open(Cluster())
 
 

@@ -146,14 +146,14 @@ def complaint(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return errors[0]
 
 
-@pytest.mark.parametrize(("argv", "says"), [case[1:] for case in LINES], ids=[case[0] for case in LINES])
-def test_command_line(argv: list[str], says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("argv", "messages"), [case[1:] for case in LINES], ids=[case[0] for case in LINES])
+def test_command_line(argv: list[str], messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     line = complaint(argv, capsys)
-    assert all(word in line for word in says), line
+    assert all(word in line for word in messages), line
 
 
-@pytest.mark.parametrize(("flag", "text", "says"), [case[1:] for case in FILES], ids=[case[0] for case in FILES])
-def test_file(flag: str, text: str, says: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("flag", "text", "messages"), [case[1:] for case in FILES], ids=[case[0] for case in FILES])
+def test_file(flag: str, text: str, messages: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "given.yaml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     rest = {
@@ -163,7 +163,7 @@ def test_file(flag: str, text: str, says: list[str], tmp_path: Path, capsys: pyt
     }[flag]
     line = complaint([flag, str(path), *rest], capsys)
     assert str(path) in line or "does not fit" in line
-    assert all(word in line for word in says), line
+    assert all(word in line for word in messages), line
 
 
 def test_folder_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

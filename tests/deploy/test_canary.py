@@ -137,9 +137,9 @@ class TestCompare:
             assert (result.equal, result.rounded) == (None, count)
             assert result.detail.startswith("not compared")
 
-    @pytest.mark.parametrize(("got", "reference"), [((1, 2), (1, 2, 3)), ((1, 2, 3), (1, 2))])
-    def test_another_length_is_a_difference(self, got: tuple[int, ...], reference: tuple[int, ...]) -> None:
-        result = compare([answer(*got)], [answer(*reference)], "r")
+    @pytest.mark.parametrize(("tokens", "reference"), [((1, 2), (1, 2, 3)), ((1, 2, 3), (1, 2))])
+    def test_another_length_is_a_difference(self, tokens: tuple[int, ...], reference: tuple[int, ...]) -> None:
+        result = compare([answer(*tokens)], [answer(*reference)], "r")
         assert result.equal is False
         assert "differs from token 3 on" in result.detail
 
@@ -176,14 +176,14 @@ def greedy(prompt: int, noise: random.Random, sigma: float, damage: float = 0.0)
 
 def trials(damage: float, sigma: float, count: int = TRIALS) -> list[bool | None]:
     """What the canary says of ``count`` deployments of three prompts each."""
-    found = []
+    verdicts = []
     for number in range(count):
         mine, theirs = random.Random(f"mine {number}"), random.Random(f"theirs {number}")
         prompts = range(3 * number, 3 * number + 3)
-        got = [greedy(prompt, mine, sigma, damage) for prompt in prompts]
+        answers = [greedy(prompt, mine, sigma, damage) for prompt in prompts]
         reference = [greedy(prompt, theirs, sigma) for prompt in prompts]
-        found.append(compare(got, reference, "r").equal)
-    return found
+        verdicts.append(compare(answers, reference, "r").equal)
+    return verdicts
 
 
 def test_rounding_is_told_from_damage_on_a_model_whose_truth_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +204,8 @@ class TestReadAnswer:
         assert read_answer(completion(4, 5)) == answer(4, 5, near={0: {900: 3.0}, 1: {900: 3.0}})
 
     def test_one_candidate_only(self) -> None:
-        got = {"choices": [{"token_ids": [4], "logprobs": {"top_logprobs": [{"token_id:4": 0.0}]}}]}
-        assert read_answer(got) == answer(4, best=0.0)
+        body = {"choices": [{"token_ids": [4], "logprobs": {"top_logprobs": [{"token_id:4": 0.0}]}}]}
+        assert read_answer(body) == answer(4, best=0.0)
 
     @pytest.mark.parametrize(
         "broken",
@@ -310,15 +310,15 @@ def server(reply: Reply) -> Iterator[str]:
 
 class TestAsk:
     def test_asks_every_prompt(self) -> None:
-        seen: list[str] = []
+        paths: list[str] = []
 
         def reply(request: dict[str, Any]) -> tuple[int, bytes]:
-            seen.append(request["prompt"])
-            return 200, json.dumps(completion(len(seen))).encode()
+            paths.append(request["prompt"])
+            return 200, json.dumps(completion(len(paths))).encode()
 
         with server(reply) as url:
-            assert ask(url, "m") == [read_answer(completion(i + 1)) for i in range(len(seen))]
-        assert seen == canary.prompts()
+            assert ask(url, "m") == [read_answer(completion(i + 1)) for i in range(len(paths))]
+        assert paths == canary.prompts()
 
     def test_prompts_too_long_for_the_deployment_are_left_out(self) -> None:
         def reply(request: dict[str, Any]) -> tuple[int, bytes]:
@@ -330,7 +330,7 @@ class TestAsk:
             assert ask(url, "m") == [read_answer(completion(1))]
 
     @pytest.mark.parametrize(
-        ("status", "body", "said"),
+        ("status", "body", "message"),
         [
             (400, b'{"error":\n {"message": "no such\nfield"}}', "HTTP 400: .*no such field"),
             (404, b'{"error": {"message": "no model"}}', "HTTP 404: .*no model"),
@@ -344,8 +344,8 @@ class TestAsk:
             (200, b"[]", "no tokens"),
         ],
     )
-    def test_bad_answers_are_one_line(self, status: int, body: bytes, said: str) -> None:
-        with server(lambda _: (status, body)) as url, pytest.raises(CanaryError, match=said) as caught:
+    def test_bad_answers_are_one_line(self, status: int, body: bytes, message: str) -> None:
+        with server(lambda _: (status, body)) as url, pytest.raises(CanaryError, match=message) as caught:
             ask(url, "m")
         assert "\n" not in str(caught.value)
 
@@ -384,12 +384,12 @@ class TestShapes:
     def reply(request: dict[str, Any], wrong: str = "") -> tuple[int, bytes]:
         prompt = request["prompt"]
         prompts = prompt if isinstance(prompt, list) else [prompt]
-        asked = [p for p in prompts for _ in range(request.get("n", 1))]
+        repeated = [p for p in prompts for _ in range(request.get("n", 1))]
         kind = "stream" if request.get("stream") else "list" if isinstance(prompt, list) else "n"
         if wrong == kind:
-            asked[-1] = "xx"  # the last one of a list is answered from another's blocks
+            repeated[-1] = "xx"  # the last one of a list is answered from another's blocks
         choices = []
-        for index, text in enumerate(asked):
+        for index, text in enumerate(repeated):
             (choice,) = completion(len(text), 7)["choices"]
             choices.append({**choice, "index": index})
         choices.reverse()
@@ -420,8 +420,8 @@ class TestShapes:
 
     @pytest.mark.parametrize(("wrong", "name"), [("list", "a list of prompts"), ("n", "n=2"), ("stream", "a stream")])
     def test_a_wrong_shape_is_named(self, wrong: str, name: str) -> None:
-        found = self.asked(wrong)
-        assert [shape for shape, result in found.items() if result.equal is False] == [name]
+        results = self.asked(wrong)
+        assert [shape for shape, result in results.items() if result.equal is False] == [name]
 
     def test_choices_must_be_numbered(self) -> None:
         with pytest.raises(

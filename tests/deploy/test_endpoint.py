@@ -84,8 +84,8 @@ class TestParseCounters:
     )
     def test_labels_with_anything_in_them(self, label: str) -> None:
         page = f"ray_vllm_nixl_bytes_transferred_sum{{{label}}} 42.0\nray_vllm_nixl_xfer_time_seconds_count 1\n"
-        got = parse_counters([page])
-        assert (got.bytes_transferred, got.transfers) == (42, 1)
+        counters = parse_counters([page])
+        assert (counters.bytes_transferred, counters.transfers) == (42, 1)
 
     @pytest.mark.parametrize("pages", [[], [""], ["# nothing\n", "vllm:num_requests_running 3\n"]], ids=str)
     def test_missing_is_unknown(self, pages: list[str]) -> None:
@@ -93,13 +93,18 @@ class TestParseCounters:
         assert parse_counters(pages).failed_transfers is None
 
     def test_beside_counted_transfers_a_missing_failure_counter_is_zero(self) -> None:
-        got = parse_counters(["vllm:nixl_xfer_time_seconds_count 0.0\n"])
-        assert (got.transfers, got.failed_transfers, got.failed_notifications, got.kv_expired_requests) == (0, 0, 0, 0)
-        assert got.bytes_transferred is None
+        counters = parse_counters(["vllm:nixl_xfer_time_seconds_count 0.0\n"])
+        assert (
+            counters.transfers,
+            counters.failed_transfers,
+            counters.failed_notifications,
+            counters.kv_expired_requests,
+        ) == (0, 0, 0, 0)
+        assert counters.bytes_transferred is None
 
     def test_without_counted_transfers_nothing_is_zero(self) -> None:
-        got = parse_counters(["vllm:nixl_num_failed_transfers_total 2\n"])
-        assert (got.transfers, got.failed_transfers, got.failed_notifications) == (None, 2, None)
+        counters = parse_counters(["vllm:nixl_num_failed_transfers_total 2\n"])
+        assert (counters.transfers, counters.failed_transfers, counters.failed_notifications) == (None, 2, None)
 
     def test_the_guards_counters(self) -> None:
         page = (
@@ -248,7 +253,7 @@ class TestCacheDir:
 
 
 @pytest.mark.parametrize(
-    ("counters", "said"),
+    ("counters", "text"),
     [
         (NixlCounters(), "KV transfers: vLLM exports no NIXL counters"),
         (NixlCounters(transfers=6, bytes_transferred=0.0), "KV transfers: 6 done, about 0 MB, 0 failed"),
@@ -262,8 +267,8 @@ class TestCacheDir:
         ),
     ],
 )
-def test_bytes_are_told_as_the_estimate_that_they_are(counters: NixlCounters, said: str) -> None:
-    assert describe_counters(counters) == said
+def test_bytes_are_told_as_the_estimate_that_they_are(counters: NixlCounters, text: str) -> None:
+    assert describe_counters(counters) == text
 
 
 class TestAttempts:

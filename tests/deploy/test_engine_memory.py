@@ -31,9 +31,9 @@ GPT_OSS = shape_of("gpt-oss-120b")
 
 def of(label: str, role: Any = "collocated", gpu: str | None = "H100", **kwargs: Any) -> EngineMemory:
     deployment = Deployment(topology=parse_label(label), engine_kwargs=kwargs)
-    found = engine_memory(deployment, role, GPT_OSS, gpu, cpu=False, workload=Workload())
-    assert found is not None
-    return found
+    memory = engine_memory(deployment, role, GPT_OSS, gpu, cpu=False, workload=Workload())
+    assert memory is not None
+    return memory
 
 
 @pytest.mark.parametrize(("tp", "low", "high"), [(2, 0.95e6, 1.05e6), (4, 2.8e6, 3.05e6)])
@@ -51,8 +51,8 @@ def test_thirteen_prompts_at_tp1_of_the_published_kind() -> None:
 
 def test_a_request_of_the_models_own_length_reserves_about_five_gb() -> None:
     """vLLM keeps the window of 128 and the two steps in flight of each windowed layer."""
-    found = reserved_bytes(GPT_OSS, 131072, {}, "gpu")
-    assert found == 2 * 8 * 64 * 2 * 18 * (131072 + 127 + 2 * 8192)
+    reserved = reserved_bytes(GPT_OSS, 131072, {}, "gpu")
+    assert reserved == 2 * 8 * 64 * 2 * 18 * (131072 + 127 + 2 * 8192)
 
 
 def test_kv_heads_are_copied_beyond_their_number_and_experts_divided_by_dp() -> None:
@@ -68,14 +68,14 @@ def test_prefill_holds_prompts_and_decode_whole_requests() -> None:
 
 
 def test_told_bytes_are_taken_and_unknown_gpus_are_unknown() -> None:
-    told = of("collocated-1xtp4", gpu=None, kv_cache_memory_bytes=10**9)
-    assert told.kv_bytes == 10**9 and not told.estimated
+    memory = of("collocated-1xtp4", gpu=None, kv_cache_memory_bytes=10**9)
+    assert memory.kv_bytes == 10**9 and not memory.estimated
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
     assert engine_memory(deployment, "collocated", GPT_OSS, "A10G", cpu=False, workload=Workload()) is None
 
 
 @pytest.mark.parametrize(
-    ("label", "kwargs", "says"),
+    ("label", "kwargs", "messages"),
     [
         ("collocated-1xtp1", {"gpu_memory_utilization": 0.85}, ["max_model_len 16,384", "--max-model-len", "--tp"]),
         ("collocated-1xtp1", {"gpu_memory_utilization": 0.9, "max_model_len": 131072}, ["max_model_len 131,072"]),
@@ -84,12 +84,12 @@ def test_told_bytes_are_taken_and_unknown_gpus_are_unknown() -> None:
         ("collocated-1xtp4", {"kv_cache_memory_bytes": 1000}, ["one request", "max_model_len 16,384"]),
     ],
 )
-def test_what_cannot_hold_one_request_is_refused(label: str, kwargs: dict[str, Any], says: list[str]) -> None:
+def test_what_cannot_hold_one_request_is_refused(label: str, kwargs: dict[str, Any], messages: list[str]) -> None:
     deployment = Deployment(topology=parse_label(label), engine_kwargs=kwargs)
     with pytest.raises(UsageError) as caught:
         examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload())
     line = str(caught.value)
-    assert "\n" not in line and all(word in line for word in says), line
+    assert "\n" not in line and all(word in line for word in messages), line
 
 
 def test_the_length_that_the_refusal_names_is_not_refused() -> None:

@@ -106,17 +106,17 @@ def test_a_kv_pool_is_as_old_as_the_tokens_it_was_given() -> None:
     page = TOLD.format(more='ReplicaId="p",WorkerId="1"', tokens="4e3") + counted("p", 8000, 0, 2000)
     page += INFO.format(size=16, blocks=100, more='ReplicaId="d"') + counted("d", 700, 100)
     page += TOLD.format(more='ReplicaId="gone"', tokens=7) + counted("gone", 1)
-    found = parse_snapshot([page], ("p", "d"), {"p": "prefill", "d": "decode"})
-    assert found.kv_pools and {name: pool.age for name, pool in found.kv_pools.items()} == {"p": 1.5, "d": 0.5}
-    assert found.pool_age == 0.5 and found.to_fill == 800
+    snapshot = parse_snapshot([page], ("p", "d"), {"p": "prefill", "d": "decode"})
+    assert snapshot.kv_pools and {name: pool.age for name, pool in snapshot.kv_pools.items()} == {"p": 1.5, "d": 0.5}
+    assert snapshot.pool_age == 0.5 and snapshot.to_fill == 800
     two = parse_snapshot([page], ("d", "gone"), {"d": "decode", "gone": "decode"})
     assert two.to_fill == 1600, "every second request leaves its blocks in this one"
 
 
 def test_an_engine_that_was_given_nothing_is_known_to_be_fresh() -> None:
     page = TOLD.format(more='ReplicaId="a"', tokens=100)
-    found = parse_snapshot([page], ("a",), {"a": "collocated"})
-    assert found.pool_age == 0.0 and found.to_fill == 100
+    snapshot = parse_snapshot([page], ("a",), {"a": "collocated"})
+    assert snapshot.pool_age == 0.0 and snapshot.to_fill == 100
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_an_engine_that_was_given_nothing_is_known_to_be_fresh() -> None:
     ],
 )
 def test_a_pool_that_one_engine_does_not_tell_is_unknown(page: str) -> None:
-    found = parse_snapshot([page + counted("a", 5)], ("a", "b"), {"a": "collocated", "b": "collocated"})
-    assert found.kv_pools is None and found.pool_age is None and found.to_fill is None
+    snapshot = parse_snapshot([page + counted("a", 5)], ("a", "b"), {"a": "collocated", "b": "collocated"})
+    assert snapshot.kv_pools is None and snapshot.pool_age is None and snapshot.to_fill is None
 
 
 def test_without_a_launcher_the_engines_that_tell_count() -> None:

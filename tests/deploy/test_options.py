@@ -113,8 +113,8 @@ def test_engine_args_are_yaml() -> None:
     ("text", "value"), [("4e9", 4_000_000_000), ("1E-3", 0.001), ("2.5e-1", 0.25), ("'4e9'", "4e9"), ("e9", "e9")]
 )
 def test_numbers_with_an_exponent_are_numbers(text: str, value: object) -> None:
-    found = engine_args([f"x={text}"], "--engine-arg")["x"]
-    assert found == value and type(found) is type(value)
+    parsed = engine_args([f"x={text}"], "--engine-arg")["x"]
+    assert parsed == value and type(parsed) is type(value)
 
 
 def test_ep_divides_experts_and_their_copies() -> None:
@@ -133,9 +133,9 @@ def test_ep_divides_experts_and_their_copies() -> None:
 def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = local_cluster(2)
     busy = busy.model_copy(update={"nodes": tuple(n.model_copy(update={"free_cpus": 0.0}) for n in busy.nodes)})
-    seen = iter([busy, busy, local_cluster(2)])
+    views = iter([busy, busy, local_cluster(2)])
     monkeypatch.setattr(launch, "RELEASE_POLL_S", 0.0)
-    assert launch._free_view(lambda: next(seen), made("--pd-spread", "--local"), 30.0) == local_cluster(2)
+    assert launch._free_view(lambda: next(views), made("--pd-spread", "--local"), 30.0) == local_cluster(2)
     still_busy = launch._free_view(lambda: busy, made("--pd-spread", "--local"), 0.0)
     with pytest.raises(PlacementError):
         prepare_deployment(made("--pd-spread", "--local"), still_busy, None, "SOURCE", LOCAL_WORKLOAD)
@@ -163,7 +163,7 @@ def test_an_export_has_no_key_and_says_so(
     file.write_text(key)
     file.chmod(0o600)
     words = ["--collocated", "--cluster", "p5.48xlarge-x2", "--export", "-"]
-    said = {}
+    messages = {}
     for name, more, variable in (
         ("file", ["--api-key-file", str(file)], ""),
         ("variable", [], key),
@@ -176,8 +176,15 @@ def test_an_export_has_no_key_and_says_so(
         assert launch_gptoss.main([*words, *more]) == 0
         captured = capsys.readouterr()
         assert "proxy_location" in captured.out and key not in captured.out + captured.err
-        said[name] = "cannot carry an API key, and this one has none" in captured.err
-    assert said == {"file": True, "variable": True, "flag": True, "everywhere": True, "none": False, "refused": False}
+        messages[name] = "cannot carry an API key, and this one has none" in captured.err
+    assert messages == {
+        "file": True,
+        "variable": True,
+        "flag": True,
+        "everywhere": True,
+        "none": False,
+        "refused": False,
+    }
 
 
 def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:
@@ -285,12 +292,12 @@ def test_a_request_from_standard_input_is_launched_as_its_flags_would_be(
         monkeypatch.setattr(launch_gptoss, "require", lambda: None)
         cluster.calls.clear()
         assert launch_gptoss.main(words) == 0
-        told = capsys.readouterr().err
+        printed = capsys.readouterr().err
         stdin(monkeypatch, request_to_json(request_from(build_parser().parse_args(words), words)).encode())
         assert launch_gptoss.main(["--request-from-stdin"]) == 0
         by_flags, by_request = cluster.calls
         assert by_request == by_flags and by_request.command == (f"python launch_gptoss.py {' '.join(words)}",)
-        assert capsys.readouterr().err == told, "the same warnings, and where the key is"
+        assert capsys.readouterr().err == printed, "the same warnings, and where the key is"
         assert (by_request.api_key_file is not None) == ("0.0.0.0" in words)
 
 
@@ -299,17 +306,17 @@ def test_a_request_that_cannot_be_launched_is_one_line(
 ) -> None:
     too_large = ["--pd-pack", "--local", "--p-num", "9"]
     text = request_to_json(request_from(build_parser().parse_args(too_large), too_large)).encode()
-    for words, given, told in (
+    for words, key_file, message in (
         ([], text, "does not fit local-2"),
         ([], b"", "standard input is no launch request in JSON: Invalid JSON"),
         ([], b"\xff", "standard input is no launch request in JSON: Invalid JSON"),
         ([], b'{"deployment": 3}', "standard input is no launch request in JSON: deployment: "),
         (["--port", "8001"], text, "--request-from-stdin takes no other flag"),
     ):
-        stdin(monkeypatch, given)
+        stdin(monkeypatch, key_file)
         assert launch_gptoss.main(["--request-from-stdin", *words]) == 2
         err = capsys.readouterr().err
-        assert err.startswith("error: ") and told in err and err.count("\n") == 1
+        assert err.startswith("error: ") and message in err and err.count("\n") == 1
     monkeypatch.setattr("sys.stdin", None)
     assert launch_gptoss.main(["--request-from-stdin"]) == 2, "standard input is closed"
     assert cluster.calls == []

@@ -23,23 +23,23 @@ ERROR = Finding("error", "versions", ("n1",), "nixl 1.0 and 1.3", "they do not a
 
 
 def test_nothing_found_says_nothing() -> None:
-    said: list[str] = []
-    judge(list, said.append)
-    assert said == []
+    lines: list[str] = []
+    judge(list, lines.append)
+    assert lines == []
 
 
 def test_a_warning_is_told_and_does_not_stop() -> None:
-    said: list[str] = []
-    judge(lambda: [WARNING], said.append)
-    assert said == ["doctor: memlock: memlock is 64 KiB; slower"]
+    lines: list[str] = []
+    judge(lambda: [WARNING], lines.append)
+    assert lines == ["doctor: memlock: memlock is 64 KiB; slower"]
 
 
 @pytest.mark.parametrize("held", [TAKEN, ENGINE])
 def test_a_port_that_is_freed_in_time(held: Finding) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     answers = iter([[held], [held, WARNING], [WARNING]])
-    judge(lambda: next(answers), said.append)
-    assert said[0].startswith("waiting for side-channel ports") and len(said) == 2
+    judge(lambda: next(answers), lines.append)
+    assert lines[0].startswith("waiting for side-channel ports") and len(lines) == 2
     assert list(answers) == [], "it looked until the port was free"
 
 
@@ -63,7 +63,7 @@ class Nodes(Cluster):
         self.facts = facts
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
 
-    def ask_nodes(self, function: Any, *args: Any) -> dict[str, Any]:
+    def call_nodes(self, function: Any, *args: Any) -> dict[str, Any]:
         self.asked.append((function.__name__, args))
         return {"n1": self.facts, "n2": self.facts}
 

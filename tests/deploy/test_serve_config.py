@@ -128,8 +128,8 @@ def test_rails_follow_the_nodes_and_the_persons_own_variables_win() -> None:
     assert "UCX_MAX_RMA_RAILS" not in env_of(
         labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss"), view=local_cluster(2)
     )
-    given = Transport(ucx_env={"UCX_MAX_RMA_RAILS": "1", "UCX_IB_PREFER_NEAREST_DEVICE": "y"})
-    topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=2), placement="spread", transport=given)
+    transport = Transport(ucx_env={"UCX_MAX_RMA_RAILS": "1", "UCX_IB_PREFER_NEAREST_DEVICE": "y"})
+    topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=2), placement="spread", transport=transport)
     env = env_of(Deployment(topology=topology))
     assert (env["UCX_MAX_RMA_RAILS"], env["UCX_IB_PREFER_NEAREST_DEVICE"]) == ("1", "y")
 
@@ -213,7 +213,7 @@ def test_cpu_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "name"),
+    ("model", "requested_id", "name"),
     [
         ("gpt-oss-120b", None, "gpt-oss-120b"),
         ("openai/gpt-oss-20b", None, "gpt-oss-20b"),
@@ -223,9 +223,9 @@ def test_cpu_engines() -> None:
         ("/models/mine", None, "mine"),
     ],
 )
-def test_model_id(model: str, given: str | None, name: str) -> None:
+def test_model_id(model: str, requested_id: str | None, name: str) -> None:
     shape = resolve_model(model)[0] if model[0] not in "./" else None
-    assert model_id(labelled("collocated-1xtp1", model=model, model_id=given), shape) == name
+    assert model_id(labelled("collocated-1xtp1", model=model, model_id=requested_id), shape) == name
 
 
 def test_serve_config_listens_where_told() -> None:

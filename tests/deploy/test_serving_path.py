@@ -22,12 +22,14 @@ def request(*words: str) -> LaunchRequest:
 def test_direct_streaming_where_every_node_is_reached(host: str, local: tuple[str, ...]) -> None:
     """Ray Serve's one address is HAProxy's and the replicas': a node cannot listen at another one's, nor be called at
     its loopback; on its own node HAProxy calls 127.0.0.1."""
-    asked = request("--pd-spread", "--host", host, *local)
+    launch_request = request("--pd-spread", "--host", host, *local)
     direct = host == "0.0.0.0" or (bool(local) and host in ("127.0.0.1", "localhost"))
-    assert asked.deployment.serving.direct_streaming is direct
-    assert asked.serving_path.startswith("direct streaming: " if direct else f"{2 if local else 4} ingress replicas ")
-    assert asked.deployment.serving.stream_batching_ms == 0, "no chunk is held back"
-    env = serving_path.environment(asked.deployment, host)
+    assert launch_request.deployment.serving.direct_streaming is direct
+    assert launch_request.serving_path.startswith(
+        "direct streaming: " if direct else f"{2 if local else 4} ingress replicas "
+    )
+    assert launch_request.deployment.serving.stream_batching_ms == 0, "no chunk is held back"
+    env = serving_path.environment(launch_request.deployment, host)
     assert ("RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING" in env) is direct
     assert ("RAY_SERVE_ENABLE_HA_PROXY" in env) is (host in ("127.0.0.1", "localhost", "0.0.0.0"))
 
@@ -59,10 +61,14 @@ def test_ingress_replicas_follow_the_pool_that_answers(label: str, count: int) -
 
 
 def test_what_is_given_wins_over_what_is_chosen() -> None:
-    asked = request(
+    launch_request = request(
         "--pd-pack", "--ingress-replicas", "1", "--stream-batching-ms", "50", "--no-tokenize-once"
     ).deployment
-    assert asked.ingress_replicas == 1 and asked.serving.stream_batching_ms == 50 and not asked.serving.tokenize_once
+    assert (
+        launch_request.ingress_replicas == 1
+        and launch_request.serving.stream_batching_ms == 50
+        and not launch_request.serving.tokenize_once
+    )
     assert request("--pd-pack").deployment.serving.tokenize_once
     assert not request("--collocated").deployment.serving.tokenize_once
     kept = request("--pd-pack", "--local", "--no-direct-streaming")

@@ -59,5 +59,5 @@ def test_unlike_pools_have_none() -> None:
     ids=str,
 )
 def test_what_changes_numerics_changes_the_reference(changed: dict[str, Any]) -> None:
-    seen = {key("collocated-1xtp2"), key("collocated-1xtp2dp2"), key(**{"label": "collocated-1xtp2", **changed})}
-    assert len(seen) == (2 if changed.get("label") == "collocated-1xtp2dp2" else 3)
+    keys = {key("collocated-1xtp2"), key("collocated-1xtp2dp2"), key(**{"label": "collocated-1xtp2", **changed})}
+    assert len(keys) == (2 if changed.get("label") == "collocated-1xtp2dp2" else 3)

@@ -68,8 +68,8 @@ def proof(
         node: NodeCounters(kinds, {nic: (start[nic][0] + r, start[nic][1] + s) for nic, (r, s) in nics.items()})
         for node, nics in moved.items()
     }
-    told = {"payload_bytes": PAYLOAD, "apart": nodes[0] != nodes[1], "gpus": True, **more}
-    return judge(planned, before, after, prefill=[nodes[0]], decode=[nodes[1]], **told)
+    facts = {"payload_bytes": PAYLOAD, "apart": nodes[0] != nodes[1], "gpus": True, **more}
+    return judge(planned, before, after, prefill=[nodes[0]], decode=[nodes[1]], **facts)
 
 
 def over(nic: str, share: float = 1.05, rails: int = 1) -> dict[str, dict[str, tuple[int, int]]]:
@@ -84,18 +84,18 @@ def over(nic: str, share: float = 1.05, rails: int = 1) -> dict[str, dict[str, t
 
 class TestJudge:
     def test_efa_over_all_its_rails(self) -> None:
-        found = proof(over("rdmap", rails=4))
-        assert (found.observed, found.proven) == ("efa", True)
-        assert "efa 189 MB out" in found.detail and sentence(found).startswith("wire: efa, as planned")
-        assert found.counted["d"]["rdmap0"][0] == int(1.05 * PAYLOAD / 4)
+        result = proof(over("rdmap", rails=4))
+        assert (result.observed, result.proven) == ("efa", True)
+        assert "efa 189 MB out" in result.detail and sentence(result).startswith("wire: efa, as planned")
+        assert result.counted["d"]["rdmap0"][0] == int(1.05 * PAYLOAD / 4)
 
     def test_a_silent_fallback_to_tcp(self) -> None:
-        found = proof(over("ens32"))
-        assert (found.observed, found.proven) == ("tcp", False)
+        result = proof(over("ens32"))
+        assert (result.observed, result.proven) == ("tcp", False)
 
     def test_nothing_that_anybody_counted_between_machines(self) -> None:
-        found = proof(over("rdmap0", share=0.01))
-        assert (found.observed, found.proven) == (None, False)
+        result = proof(over("rdmap0", share=0.01))
+        assert (result.observed, result.proven) == (None, False)
 
     def test_one_side_alone_proves_nothing(self) -> None:
         one = over("rdmap0")
@@ -107,9 +107,9 @@ class TestJudge:
         assert proof(turned).observed is None
 
     def test_a_node_that_does_not_answer(self) -> None:
-        found = proof({"p": {"rdmap0": (0, PAYLOAD)}})
-        assert (found.observed, found.proven) == (None, None)
-        assert "could not be read" in sentence(found)
+        result = proof({"p": {"rdmap0": (0, PAYLOAD)}})
+        assert (result.observed, result.proven) == (None, None)
+        assert "could not be read" in sentence(result)
 
     def test_one_machine(self) -> None:
         quiet = {"n": {"lo": (NOISE, NOISE)}}
@@ -118,16 +118,16 @@ class TestJudge:
         chatty = {"n": {"lo": (int(0.6 * PAYLOAD), int(0.6 * PAYLOAD))}}
         assert proof(chatty, "shared memory", nodes=("n", "n"), gpus=False).proven is True
         loud = {"n": {"lo": (PAYLOAD, PAYLOAD)}}
-        found = proof(loud, "shared memory", nodes=("n", "n"), gpus=False)
-        assert (found.observed, found.proven) == ("tcp", False)
+        result = proof(loud, "shared memory", nodes=("n", "n"), gpus=False)
+        assert (result.observed, result.proven) == ("tcp", False)
 
     def test_links_of_several_kinds_are_observed_and_not_judged(self) -> None:
-        found = proof(over("ens32"), planned=None)  # type: ignore[arg-type]
-        assert (found.observed, found.proven) == ("tcp", None)
+        result = proof(over("ens32"), planned=None)  # type: ignore[arg-type]
+        assert (result.observed, result.proven) == ("tcp", None)
 
     def test_ucxs_log_tells_where_counters_cannot_be_read(self) -> None:
-        found = proof({}, ucx=("srd",))
-        assert (found.observed, found.proven) == ("efa", True) and "UCX logs srd" in found.detail
+        result = proof({}, ucx=("srd",))
+        assert (result.observed, result.proven) == ("efa", True) and "UCX logs srd" in result.detail
 
     def test_counters_are_believed_before_the_log(self) -> None:
         assert proof(over("ens32"), ucx=("srd",)).observed == "tcp"
@@ -137,8 +137,8 @@ class TestRefuse:
     SPREAD, PACK = pd("pd-spread-p1xtp4-d1xtp4"), pd("pd-pack-p1xtp4-d1xtp4")
 
     def test_the_right_wire(self) -> None:
-        found = proof(over("rdmap0"))
-        assert refuse(found, self.SPREAD, None) == found
+        result = proof(over("rdmap0"))
+        assert refuse(result, self.SPREAD, None) == result
 
     def test_another_wire_than_the_planned_one(self) -> None:
         with pytest.raises(WireError, match=r"over tcp, the plan names efa: .*--accept-wire tcp"):
@@ -159,29 +159,29 @@ class TestRefuse:
         assert refuse(unmoved, self.SPREAD, "unknown").accepted is True
 
     def test_a_pack_is_told_and_served(self) -> None:
-        found = proof({"n": {"ens32": (PAYLOAD, PAYLOAD)}}, "gpu peer", nodes=("n", "n"))
-        assert found.proven is False and refuse(found, self.PACK, None).accepted is False
-        assert sentence(found).startswith("warning: wire: tcp, the plan names gpu peer")
+        result = proof({"n": {"ens32": (PAYLOAD, PAYLOAD)}}, "gpu peer", nodes=("n", "n"))
+        assert result.proven is False and refuse(result, self.PACK, None).accepted is False
+        assert sentence(result).startswith("warning: wire: tcp, the plan names gpu peer")
 
     def test_a_spread_within_one_machine_is_told_and_served(self) -> None:
         """Where processes may not read each other's memory, as in some containers, its KV takes the loopback."""
-        found = proof({"n": {"lo": (PAYLOAD, PAYLOAD)}}, "shared memory", nodes=("n", "n"), gpus=False)
-        assert found.proven is False and refuse(found, pd("pd-spread-p1xtp1-d1xtp1"), None).proven is False
+        result = proof({"n": {"lo": (PAYLOAD, PAYLOAD)}}, "shared memory", nodes=("n", "n"), gpus=False)
+        assert result.proven is False and refuse(result, pd("pd-spread-p1xtp1-d1xtp1"), None).proven is False
 
     def test_what_cannot_be_seen_is_a_warning(self) -> None:
         assert refuse(proof({}), self.SPREAD, None).proven is None
 
 
 def test_the_manifest_keeps_it() -> None:
-    found = proof(over("ens32"))
-    manifest = Manifest(origin="measured", label="x", wire=found)
-    assert Manifest.model_validate_json(manifest.model_dump_json()).wire == found
+    result = proof(over("ens32"))
+    manifest = Manifest(origin="measured", label="x", wire=result)
+    assert Manifest.model_validate_json(manifest.model_dump_json()).wire == result
 
 
 def test_a_reading_of_this_machine() -> None:
-    found = network.reading()
-    assert found["kinds"].get("lo", "loopback") == "loopback"
-    assert NodeCounters(**found).counters.keys() >= {"lo"}
+    reading = network.reading()
+    assert reading["kinds"].get("lo", "loopback") == "loopback"
+    assert NodeCounters(**reading).counters.keys() >= {"lo"}
 
 
 def test_ucxs_tables_are_found_in_the_logs_of_the_application_alone(tmp_path: Path) -> None:
@@ -213,18 +213,18 @@ def test_the_request_fits_what_is_served(more: dict[str, Any], tokens: int) -> N
 
 
 def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
-    asked: list[int] = []
+    prompt_tokens: list[int] = []
 
     def answer(call: BaseHTTPRequestHandler) -> None:
         body = json.loads(call.rfile.read(int(call.headers["content-length"])))
-        asked.append(len(body["prompt"]))
-        call.send_response(400 if asked[-1] > 1000 else 200)
+        prompt_tokens.append(len(body["prompt"]))
+        call.send_response(400 if prompt_tokens[-1] > 1000 else 200)
         call.end_headers()
 
     with web_server(answer) as url:
         manifest = Manifest(origin="measured", label="x")
         running = Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest)
         assert wire_proof._ask(running, 3000, None) == 750
-        assert asked == [3000, 1500, 750]
+        assert prompt_tokens == [3000, 1500, 750]
         with pytest.raises(WireError, match="no answer"):
             wire_proof._ask(running.model_copy(update={"base_url": "http://127.0.0.1:9"}), 3000, None)

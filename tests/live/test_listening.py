@@ -442,7 +442,7 @@ nodes = local_nodes.start(1)
 try:
     local_nodes.become_driver(nodes)
     with Cluster(nodes) as cluster:
-        print("ASKS", cluster.asks_for_token())
+        print("ASKS", cluster.requires_token())
 finally:
     local_nodes.stop(nodes)
 """

@@ -110,7 +110,7 @@ class NamedWorkload(Workload):
         return Workload(**self.model_dump(exclude={"name", "seed", "lengths"}), lengths=self.lengths, seed=seed)
 
 
-class SloAsked(SearchLimits):
+class SloSettings(SearchLimits):
     """A search for the highest rate under an SLO; bounds in ms."""
 
     ttft_ms: float | None = Field(default=None, gt=0)
@@ -127,13 +127,13 @@ class SloAsked(SearchLimits):
         return validate(Slo, {**bounds, "quantile": self.quantile}, where="slo")
 
     @model_validator(mode="after")
-    def _some_bound(self) -> SloAsked:
+    def _some_bound(self) -> SloSettings:
         if all(getattr(self, f"{name}_ms") is None for name in SLO_BOUNDS):
             raise ValueError(f"give at least one bound: {', '.join(f'{name}_ms' for name in SLO_BOUNDS)}")
         return self
 
 
-class LoadsAsked(Frozen):
+class LoadSettings(Frozen):
     """One group of loads: exactly one of the lists, or a search for an SLO's highest rate.
 
     ``concurrency_per_gpu`` times the deployment's GPUs (rounded, at least 1) compares deployments of
@@ -144,25 +144,25 @@ class LoadsAsked(Frozen):
     concurrency_per_gpu: tuple[float, ...] | None = None
     rate_rps: tuple[float, ...] | None = None
     ramp: tuple[Ramp, ...] | None = None
-    slo: SloAsked | None = None
+    slo: SloSettings | None = None
     burstiness: float = Field(default=1.0, gt=0)
     workloads: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> LoadsAsked:
+    def _one(self) -> LoadSettings:
         kinds = ("concurrency", "concurrency_per_gpu", "rate_rps", "ramp", "slo")
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give one of {', '.join(kinds)}, not {' and '.join(given) or 'none'}")
-        values = getattr(self, given[0])
-        if given[0] != "slo":
+        kinds_set = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(kinds_set) != 1:
+            raise ValueError(f"give one of {', '.join(kinds)}, not {' and '.join(kinds_set) or 'none'}")
+        values = getattr(self, kinds_set[0])
+        if kinds_set[0] != "slo":
             if not values:
-                raise ValueError(f"{given[0]} is empty")
+                raise ValueError(f"{kinds_set[0]} is empty")
             if len(set(values)) != len(values):
-                raise ValueError(f"{given[0]} has a value twice; repeats measure a level again")
-            if given[0] != "ramp" and not all(0 < value < math.inf for value in values):
-                raise ValueError(f"{given[0]}: numbers above 0, got {list(values)}")
-        if self.burstiness != 1.0 and given[0].startswith("concurrency"):
+                raise ValueError(f"{kinds_set[0]} has a value twice; repeats measure a level again")
+            if kinds_set[0] != "ramp" and not all(0 < value < math.inf for value in values):
+                raise ValueError(f"{kinds_set[0]}: numbers above 0, got {list(values)}")
+        if self.burstiness != 1.0 and kinds_set[0].startswith("concurrency"):
             raise ValueError("burstiness belongs to rate_rps and ramp")
         if any("burstiness" in ramp.model_fields_set for ramp in self.ramp or ()):
             raise ValueError("burstiness is of the whole group: give it beside ramp")
@@ -183,8 +183,8 @@ class LoadsAsked(Frozen):
         """The search of this group, if it is one. Raises UsageError."""
         if self.slo is None:
             return None
-        asked = self.slo.model_dump(include=set(SearchLimits.model_fields))
-        return validate(Search, {**asked, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
+        limits = self.slo.model_dump(include=set(SearchLimits.model_fields))
+        return validate(Search, {**limits, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
 
 
 class TuneBaseline(Frozen):
@@ -200,7 +200,7 @@ class TuneBaseline(Frozen):
     at: str | None = None
     deployments: tuple[str, ...] | None = None
     workload: str | None = None
-    loads: LoadsAsked | None = None
+    loads: LoadSettings | None = None
     repeats: int = Field(default=1, ge=1, le=MAX_REPEATS)
 
     @model_validator(mode="after")
@@ -227,7 +227,9 @@ class TuneBaseline(Frozen):
         combined = itertools.product(*self.grid.values())
         every: Iterator[dict[str, bool | int]] = (dict(zip(self.grid, values, strict=True)) for values in combined)
         return tuple(
-            found for found in every if found.get("max_num_batched_tokens", math.inf) >= found.get("max_num_seqs", 0)
+            setting
+            for setting in every
+            if setting.get("max_num_batched_tokens", math.inf) >= setting.get("max_num_seqs", 0)
         )
 
 
@@ -255,7 +257,7 @@ class ExperimentFile(Frozen):
     where: Where
     deployments: tuple[Entry, ...] = Field(min_length=1)
     workloads: tuple[NamedWorkload, ...] = Field(min_length=1)
-    loads: tuple[LoadsAsked, ...] = Field(min_length=1)
+    loads: tuple[LoadSettings, ...] = Field(min_length=1)
     repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = Field(default=0, ge=0)
     prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
@@ -280,13 +282,13 @@ class ExperimentFile(Frozen):
     @field_validator("at")
     @classmethod
     def _bounds(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        found = []
+        parsed = []
         for text in value:
             try:
-                found.append(parse_bounds(text, "p50", "at:"))
+                parsed.append(parse_bounds(text, "p50", "at:"))
             except UsageError as error:
                 raise ValueError(str(error)) from error
-            if found.count(found[-1]) > 1:
+            if parsed.count(parsed[-1]) > 1:
                 raise ValueError(f"at: {text} is there twice; keep one")
         return value
 
@@ -301,8 +303,8 @@ class ExperimentFile(Frozen):
     @model_validator(mode="after")
     def _known_workloads(self) -> ExperimentFile:
         known = {workload.name for workload in self.workloads}
-        for asked in [entry.workloads for entry in self.deployments] + [group.workloads for group in self.loads]:
-            for name in asked or ():
+        for names in [entry.workloads for entry in self.deployments] + [group.workloads for group in self.loads]:
+            for name in names or ():
                 if name not in known:
                     raise ValueError(f"workloads: {name!r} is none of {', '.join(sorted(known))}")
         return self
@@ -330,8 +332,10 @@ def load_experiment_file(name_or_path: str) -> tuple[ExperimentFile, Path]:
     path = find_config("sweeps", name_or_path, "experiment")
 
     def with_files(data: Any) -> Any:
-        given = data.get("workloads") if isinstance(data, dict) else None
-        return {**data, "workloads": [beside(w, path.parent) for w in given]} if isinstance(given, list) else data
+        workloads = data.get("workloads") if isinstance(data, dict) else None
+        return (
+            {**data, "workloads": [beside(w, path.parent) for w in workloads]} if isinstance(workloads, list) else data
+        )
 
     return load_yaml(path, ExperimentFile, with_files), path
 
@@ -341,7 +345,7 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
 
     Raises UsageError for an entry that cannot be launched, two of one name, or one without a workload.
     """
-    found: list[Configuration] = []
+    configurations_: list[Configuration] = []
     for number, entry in enumerate(file.deployments, start=1):
         argv = launch_flags(file, entry, path)
         try:
@@ -350,11 +354,11 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
             raise UsageError(f"{path}: deployments.{number}: {error}") from error
         deployment = request.deployment
         name = entry.name or deployment.label
-        if name in [other.name for other in found]:
+        if name in [other.name for other in configurations_]:
             raise UsageError(f"{path}: two deployments are called {name}; give each a name")
         mine = [w for w in file.workloads if fits(deployment, w) and w.name in (entry.workloads or (w.name,))]
-        asked = set(entry.workloads or ())
-        if wrong := sorted(asked - {w.name for w in mine}):
+        chosen = set(entry.workloads or ())
+        if wrong := sorted(chosen - {w.name for w in mine}):
             needs = "decode_bench: true" if not deployment.decode_bench else "a workload of mode decode-only"
             raise UsageError(f"{path}: {name} cannot run workload {wrong[0]}: that takes {needs}")
         if not mine:
@@ -369,12 +373,12 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
                     f"{path}: {name}: the longest request of workload {workload.name} ({workload.label}) has {needed} "
                     f"tokens, its max_model_len is {limit}: make one of them fit the other"
                 )
-        found.append(Configuration(name=name, argv=argv, request=request, entry=entry, workloads=tuple(mine)))
-    used = {workload.name for configuration in found for workload in configuration.workloads}
+        configurations_.append(Configuration(name=name, argv=argv, request=request, entry=entry, workloads=tuple(mine)))
+    used = {workload.name for configuration in configurations_ for workload in configuration.workloads}
     for workload in file.workloads:
         if workload.name not in used:
             raise UsageError(f"{path}: no deployment runs workload {workload.name}")
-    return tuple(found)
+    return tuple(configurations_)
 
 
 def _context(deployment: Deployment) -> int | None:
@@ -461,7 +465,7 @@ def folder_name(configuration: Configuration, workload: NamedWorkload, file: Exp
     return configuration.name if len(file.workloads) == 1 else f"{configuration.name}-{workload.name}"
 
 
-def asked_of(
+def loads_and_searches(
     file: ExperimentFile, configuration: Configuration, workload: NamedWorkload
 ) -> tuple[tuple[Load, ...], tuple[Search, ...]]:
     """The loads and searches of one configuration under one workload. Raises UsageError when there are

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pdlab.bench.experiment.file import launch_words
-from pdlab.bench.experiment.schedule import Part, Planned, Schedule, asked_for, earlier_record, left, visit_s
+from pdlab.bench.experiment.schedule import Part, Planned, Schedule, settings_of, earlier_record, left, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
@@ -146,7 +146,7 @@ def _visit(
                     _sweep(part, visit, plan, options, progress)
         measured = True
     except LaunchFailed as error:
-        launcher.given_up[name] = str(error)
+        launcher.failed_configurations[name] = str(error)
         keeper.update(number, status="failed", error=str(error), finished_at=now())
         progress.visit_done(f"DID NOT START: {error}", measured=False)
     except WriteError:
@@ -203,7 +203,7 @@ class _Keeper:
     def start(self) -> None:
         """Raises StoreError, see `run`."""
         file = self._plan.file
-        asked = asked_for(file)
+        settings = settings_of(file)
         earlier = earlier_record(self._folder, file, resume=self._options.resume)
         before = {(visit.deployment, visit.repeat): visit for visit in earlier.visits} if earlier else {}
         visits = [
@@ -217,7 +217,7 @@ class _Keeper:
         self._record = ExperimentRecord(
             name=file.name,
             file=str(self._plan.path),
-            experiment=asked,
+            experiment=settings,
             folders=folders,
             visits=tuple(visits),
             tuned=self._plan.tuned,
@@ -266,7 +266,7 @@ class _Launcher:
         self._progress = progress
         self._hosts: object = None
         self._up = False
-        self.given_up: dict[str, str] = {}
+        self.failed_configurations: dict[str, str] = {}
 
     def shown(self, visit: Planned) -> str:
         """The command as a person would type it."""
@@ -279,8 +279,8 @@ class _Launcher:
     def launch(self, visit: Planned) -> None:
         """Returns when it is ready and checked. Raises LaunchFailed."""
         name = visit.configuration.name
-        if name in self.given_up:
-            raise LaunchFailed(f"not tried again: {self.given_up[name].removeprefix('not tried again: ')}")
+        if name in self.failed_configurations:
+            raise LaunchFailed(f"not tried again: {self.failed_configurations[name].removeprefix('not tried again: ')}")
         hosts = visit.configuration.request.two_hosts
         if self._up and self._hosts not in (None, hosts):
             self.stop()  # other nodes
@@ -310,7 +310,7 @@ class _Launcher:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
 
-    def _call(self, request: LaunchRequest, say: Callable[[str], None]) -> tuple[int, list[str]]:
+    def _call(self, request: LaunchRequest, print_line: Callable[[str], None]) -> tuple[int, list[str]]:
         """Run the launcher to its end; its exit code and the lines that it printed."""
         command = [sys.executable, str(LAUNCHER), FROM_STDIN]
         with (
@@ -326,7 +326,7 @@ class _Launcher:
                 while process.poll() is None:
                     time.sleep(POLL_S)
                     if lines := _lines(log):
-                        say(f"launching: {lines[-1]}")
+                        print_line(f"launching: {lines[-1]}")
             except BaseException:
                 # As a person's Ctrl-C: the launcher takes down what it began.
                 with contextlib.suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ from pdlab.bench.experiment.file import (
     Configuration,
     ExperimentFile,
     NamedWorkload,
-    asked_of,
+    loads_and_searches,
     configurations,
     folder_name,
     load_experiment_file,
@@ -80,9 +80,9 @@ def make_schedule(name_or_path: str, repeats: int | None = None) -> Schedule:
 
 def schedule_of(file: ExperimentFile, path: Path) -> Schedule:
     """`make_schedule` of a file that is read already, from ``path``."""
-    found = {configuration.name: configuration for configuration in configurations(file, path)}
+    by_name = {configuration.name: configuration for configuration in configurations(file, path)}
     parts = {}
-    for name, configuration in found.items():
+    for name, configuration in by_name.items():
         view = configuration.request.known_view()
         if view is not None:
             place(configuration.deployment, view)
@@ -91,15 +91,15 @@ def schedule_of(file: ExperimentFile, path: Path) -> Schedule:
     if twice := [folder for folder in folders if folders.count(folder) > 1]:
         raise UsageError(f"{path}: two deployments would write to {twice[0]}; give them other names")
     visits = [
-        Planned(repeat=repeat, configuration=found[name], parts=parts[name])
-        for repeat, name in order(file, tuple(found))
+        Planned(repeat=repeat, configuration=by_name[name], parts=parts[name])
+        for repeat, name in order(file, tuple(by_name))
     ]
     return Schedule(file=file, path=path, visits=tuple(visits))
 
 
 def _part(file: ExperimentFile, configuration: Configuration, workload: NamedWorkload) -> Part:
     workload.workload(file.seed)
-    loads, searches = asked_of(file, configuration, workload)
+    loads, searches = loads_and_searches(file, configuration, workload)
     folder = folder_name(configuration, workload, file)
     return Part(folder=folder, workload=workload, loads=loads, searches=searches)
 
@@ -155,13 +155,13 @@ def earlier_record(folder: Path, file: ExperimentFile, *, resume: bool) -> Exper
     if earlier is None and folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise StoreError(f"{folder} holds results of something else ({RECORD} is missing); use another --out")
     if earlier is not None:
-        _same(earlier.experiment, asked_for(file), folder)
+        _same(earlier.experiment, settings_of(file), folder)
         if not resume:
             raise StoreError(f"{folder} already has this experiment; use --resume to go on, or another --out")
     return earlier
 
 
-def asked_for(file: ExperimentFile) -> dict[str, Any]:
+def settings_of(file: ExperimentFile) -> dict[str, Any]:
     """The file as a record keeps it."""
     return file.model_dump(mode="json", exclude_defaults=True)
 

@@ -14,7 +14,7 @@ from pdlab.bench.experiment.file import (
     Configuration,
     Entry,
     ExperimentFile,
-    LoadsAsked,
+    LoadSettings,
     NamedWorkload,
     TuneBaseline,
     configurations,
@@ -109,10 +109,10 @@ def tuned_plan(plan: Schedule, tuned: Mapping[str, Tuning]) -> Schedule:
         return of.entry.model_copy(update={"engine_args": {**of.entry.engine_args, **settings}})
 
     entries = tuple(changed(configuration) for configuration in plan.configurations)
-    found = configurations(plan.file.model_copy(update={"deployments": entries}), plan.path)
+    launched = configurations(plan.file.model_copy(update={"deployments": entries}), plan.path)
     made = {
         each.name: each.model_copy(update={"entry": entry})
-        for each, entry in zip(found, plan.file.deployments, strict=True)
+        for each, entry in zip(launched, plan.file.deployments, strict=True)
     }
     visits = [visit.model_copy(update={"configuration": made[visit.configuration.name]}) for visit in plan.visits]
     return plan.model_copy(update={"visits": tuple(visits), "tuned": dict(tuned)})
@@ -120,15 +120,15 @@ def tuned_plan(plan: Schedule, tuned: Mapping[str, Tuning]) -> Schedule:
 
 def _workload(file: ExperimentFile, tune: TuneBaseline, where: str) -> NamedWorkload:
     if tune.workload is None:
-        found = next((w for w in file.workloads if w.mode == "mixed"), None)
-        if found is None:
+        workload = next((w for w in file.workloads if w.mode == "mixed"), None)
+        if workload is None:
             raise UsageError(f"{where}: no workload of the file is mixed, so there is nothing to tune for")
-        return found
-    found = next((w for w in file.workloads if w.name == tune.workload), None)
-    if found is None or found.mode == "decode-only":
+        return workload
+    workload = next((w for w in file.workloads if w.name == tune.workload), None)
+    if workload is None or workload.mode == "decode-only":
         known = ", ".join(w.name for w in file.workloads if w.mode != "decode-only")
         raise UsageError(f"{where}.workload: {tune.workload!r} is none of {known}")
-    return found
+    return workload
 
 
 def _baselines(plan: Schedule, tune: TuneBaseline, workload: NamedWorkload, where: str) -> tuple[Configuration, ...]:
@@ -140,13 +140,13 @@ def _baselines(plan: Schedule, tune: TuneBaseline, workload: NamedWorkload, wher
                 f"{where}.deployments: {name!r} is none of the collocated deployments that run {workload.name} "
                 f"({', '.join(names) or 'there is none'})"
             )
-    found = tuple(each for each in able if tune.deployments is None or each.name in tune.deployments)
-    if not found:
+    tuned = tuple(each for each in able if tune.deployments is None or each.name in tune.deployments)
+    if not tuned:
         raise UsageError(f"{where}: no collocated deployment of the file runs {workload.name}; leave it out")
-    return found
+    return tuned
 
 
-def _thinned(file: ExperimentFile, workload: NamedWorkload, where: str) -> LoadsAsked:
+def _thinned(file: ExperimentFile, workload: NamedWorkload, where: str) -> LoadSettings:
     """Up to `TUNED_LOADS` of the first group of closed loops, or else of rates, that the workload has."""
     groups = [group for group in file.loads if workload.name in (group.workloads or (workload.name,))]
     for kind in ("concurrency", "concurrency_per_gpu", "rate_rps"):

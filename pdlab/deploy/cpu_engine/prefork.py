@@ -161,14 +161,14 @@ def _run(end: socket.socket, fds: list[int]) -> int:
         os.close(fd)
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     myself: Any = process.current_process()
-    with os.fdopen(read, "rb") as given:
-        environment = pickle.load(given)
+    with os.fdopen(read, "rb") as pipe:
+        environment = pickle.load(pipe)
         os.environ.clear()
         os.environ.update(environment)
         myself._inheriting = True
         try:
-            spawn.prepare(pickle.load(given))
-            child: Any = pickle.load(given)
+            spawn.prepare(pickle.load(pipe))
+            child: Any = pickle.load(pipe)
         finally:
             del myself._inheriting
     code: int = child._bootstrap(parent_sentinel=child_r)

@@ -23,7 +23,7 @@ from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.guard import Guard, Rules
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.parts import for_one_engine, join, split
-from pdlab.deploy.serving.pool import TellsPool
+from pdlab.deploy.serving.pool import CountsPoolTokens
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
 from pdlab.deploy.serving.steps import WatchesSteps
 
@@ -107,13 +107,13 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
     pd: Any = importlib.import_module(_PD)
     server: Any = importlib.import_module(_SERVER)
     rules = PrefillRules(**{**call, "on_failure": tuple(call["on_failure"])})
-    for found in _applications(application):
-        if issubclass(found._bound_deployment.func_or_class, server.LLMServer):
-            _mix_in(found, Drains, {"kv_drain_s": kv_drain_s})
-            _mix_in(found, HoldsPort, {})
-        if issubclass(found._bound_deployment.func_or_class, pd.PDOrchestratorMixin):
-            _mix_in(found, CallsPrefill, {"prefill_rules": rules})
-            _mix_in(found, OneByOne, {})
+    for application_ in _applications(application):
+        if issubclass(application_._bound_deployment.func_or_class, server.LLMServer):
+            _mix_in(application_, Drains, {"kv_drain_s": kv_drain_s})
+            _mix_in(application_, HoldsPort, {})
+        if issubclass(application_._bound_deployment.func_or_class, pd.PDOrchestratorMixin):
+            _mix_in(application_, CallsPrefill, {"prefill_rules": rules})
+            _mix_in(application_, OneByOne, {})
     return application
 
 
@@ -121,21 +121,21 @@ def _build(name: str, args: dict[str, Any]) -> Any:
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     for module in ("bring", "guard", "parts", "pool", "steps", "prefill_call", "drain", "nixl_port", "builders"):
         cloudpickle.register_pickle_by_value(sys.modules[f"pdlab.deploy.serving.{module}"])
-    given = dict(args)
-    rules = given.pop("guard")
-    kv_guard = given.pop("kv_guard", None)
+    arguments = dict(args)
+    rules = arguments.pop("guard")
+    kv_guard = arguments.pop("kv_guard", None)
     files = sources(_KV_GUARD) if kv_guard and kv_guard["bring"] else None
     if files is not None:
-        given |= {key: _with_guard(given[key], files) for key in ("prefill_config", "decode_config")}
-    application: Any = getattr(importlib.import_module("ray.serve.llm"), name)(given)
+        arguments |= {key: _with_guard(arguments[key], files) for key in ("prefill_config", "decode_config")}
+    application: Any = getattr(importlib.import_module("ray.serve.llm"), name)(arguments)
     server: Any = importlib.import_module(_SERVER)
-    for found in _applications(application):
-        if issubclass(found._bound_deployment.func_or_class, server.LLMServer):
-            _mix_in(found, TellsPool, {})
+    for application_ in _applications(application):
+        if issubclass(application_._bound_deployment.func_or_class, server.LLMServer):
+            _mix_in(application_, CountsPoolTokens, {})
             if kv_guard:
-                _mix_in(found, WatchesSteps, {})
+                _mix_in(application_, WatchesSteps, {})
             if files is not None:
-                _mix_in(found, BringsGuard, {"guard_files": files})
+                _mix_in(application_, BringsGuard, {"guard_files": files})
     _mix_in(application, Front, {"rules": Rules(**{**rules, "expose": tuple(rules["expose"])})})
     return application
 
@@ -158,17 +158,17 @@ def _mix_in(application: Any, mixin: type, more: dict[str, Any]) -> None:
 
 def _applications(top: Any) -> list[Any]:
     """The application and those that its deployments are bound to."""
-    found: list[Any] = []
+    applications: list[Any] = []
     waiting = [top]
     while waiting:
-        here = waiting.pop()
-        if isinstance(here, type(top)):
-            if here not in found:
-                found.append(here)
-                bound = here._bound_deployment
+        application_ = waiting.pop()
+        if isinstance(application_, type(top)):
+            if application_ not in applications:
+                applications.append(application_)
+                bound = application_._bound_deployment
                 waiting += [*bound.init_args, *bound.init_kwargs.values()]
-        elif isinstance(here, dict):
-            waiting += here.values()
-        elif isinstance(here, (list, tuple)):
-            waiting += here
-    return found
+        elif isinstance(application_, dict):
+            waiting += application_.values()
+        elif isinstance(application_, (list, tuple)):
+            waiting += application_
+    return applications

@@ -98,7 +98,7 @@ class Guard:
         try:
             await self.app(scope, _replay(body, receive), explained)
         except Exception as error:
-            if not await explained.tell(str(error)):
+            if not await explained.refuse(str(error)):
                 raise
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes | None:
@@ -117,9 +117,11 @@ class Guard:
                 parts.append(part)
             more = message.get("more_body", False)
         if size > limit:
-            said = _header(scope, b"content-length").decode("latin-1") or f"more than {limit}"
+            length_text = _header(scope, b"content-length").decode("latin-1") or f"more than {limit}"
             raise Refused(
-                413, f"the body has {said} bytes, the limit is {limit}: send a shorter prompt, or fewer in one request"
+                413,
+                f"the body has {length_text} bytes, the limit is {limit}: send a shorter prompt, or fewer in one "
+                "request",
             )
         return b"".join(parts)
 
@@ -147,7 +149,7 @@ class _Explained:
                 return
             body = b"".join(part.get("body", b"") for part in self._held)
             status = self._held[0]["status"]
-            if status >= 500 and await self.tell(body.decode(errors="replace")):
+            if status >= 500 and await self.refuse(body.decode(errors="replace")):
                 return
             if status < 500 and (line := _one_line(body)) is not None:
                 self._held, self._sent = [], True
@@ -158,9 +160,9 @@ class _Explained:
             await self._send(part)
         self._held = []
 
-    async def tell(self, said: str) -> bool:
+    async def refuse(self, reason: str) -> bool:
         """Answer for that error; False: its reason is not known, or an answer has begun."""
-        if self._sent or _NO_VOCABULARY not in said:
+        if self._sent or _NO_VOCABULARY not in reason:
             return False
         self._held = []
         self._sent = True
@@ -188,26 +190,26 @@ def check_body(body: bytes, content_type: bytes, rules: Rules, path: str) -> Non
             raise Refused(400, "the body is empty: send a JSON object")
         return
     try:
-        asked = json.loads(body, parse_constant=_no_number, parse_float=_finite)
+        request = json.loads(body, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON ({_shown(str(error), _MESSAGE_CHARS)})") from error
     if _may_name(body, INTERNAL):
-        for name in _keys(asked):
+        for name in _keys(request):
             if name in INTERNAL:
                 raise Refused(400, _internal(name))
-    if body.count(b"[") + body.count(b"{") > _DEEPEST and _depth(asked) > _DEEPEST:
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _depth(request) > _DEEPEST:
         raise Refused(400, f"lists and objects are nested deeper than {_DEEPEST} levels: send a flatter body")
     if b"\\u" in body and _SURROGATE.search(body):
         try:
-            json.dumps(asked, ensure_ascii=False).encode()
+            json.dumps(request, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise Refused(400, "a text has half of a surrogate pair, which is no character: leave it out") from error
-    if isinstance(asked, dict):
-        _check_amounts(asked, rules)
+    if isinstance(request, dict):
+        _check_amounts(request, rules)
         if path == _CHAT:
-            _check_messages(asked.get("messages"))
+            _check_messages(request.get("messages"))
     elif whole:
-        raise Refused(400, f"the body is {_shown(json.dumps(asked))}: send a JSON object")
+        raise Refused(400, f"the body is {_shown(json.dumps(request))}: send a JSON object")
 
 
 def _check_messages(messages: Any) -> None:
@@ -244,12 +246,12 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _check_amounts(asked: dict[str, Any], rules: Rules) -> None:
-    prompt = asked.get("prompt")
+def _check_amounts(request: dict[str, Any], rules: Rules) -> None:
+    prompt = request.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
-    within = asked.get("sampling_params")
-    given: dict[str, int] = {}
-    for values in (asked, within if isinstance(within, dict) else {}):
+    within = request.get("sampling_params")
+    token_limits: dict[str, int] = {}
+    for values in (request, within if isinstance(within, dict) else {}):
         amounts = {name: _whole_number(name, values.get(name), least=0) for name in _TOKENS}
         n = _whole_number("n", values.get("n"), least=1) or 1
         if prompts * n > rules.max_prompts:
@@ -258,13 +260,13 @@ def _check_amounts(asked: dict[str, Any], rules: Rules) -> None:
                 f"the request asks for {prompts * n} sequences ({prompts} prompts times n={n}), the limit is "
                 f"{rules.max_prompts}: send several requests",
             )
-        given |= {name: amount for name, amount in amounts.items() if amount}
+        token_limits |= {name: amount for name, amount in amounts.items() if amount}
     if rules.max_tokens is None:
         return
-    for name, amount in given.items():
+    for name, amount in token_limits.items():
         if amount > rules.max_tokens:
             raise Refused(400, f"{name} is {amount}, the limit is {rules.max_tokens}: ask for fewer tokens")
-    if not given and "messages" in asked:
+    if not token_limits and "messages" in request:
         raise Refused(
             400,
             f"max_completion_tokens is not given, and the answer could take the whole context: the limit is "
@@ -317,12 +319,12 @@ def _keys(value: Any) -> Iterator[str]:
     """Every key of every object in a JSON value."""
     waiting = [value]
     while waiting:
-        here = waiting.pop()
-        if isinstance(here, dict):
-            yield from here
-            waiting += here.values()
-        elif isinstance(here, list):
-            waiting += [item for item in here if isinstance(item, (dict, list))]
+        current = waiting.pop()
+        if isinstance(current, dict):
+            yield from current
+            waiting += current.values()
+        elif isinstance(current, list):
+            waiting += [item for item in current if isinstance(item, (dict, list))]
 
 
 def _path(scope: MutableMapping[str, Any]) -> str:
@@ -358,13 +360,13 @@ async def _refuse(scope: MutableMapping[str, Any], refused: Refused, send: Send)
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """What the application reads: the body that was read already, then whatever comes from the server."""
-    told = False
+    answered = False
 
     async def next_message() -> Message:
-        nonlocal told
-        if told:
+        nonlocal answered
+        if answered:
             return await receive()
-        told = True
+        answered = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message

@@ -181,9 +181,9 @@ class Answer:
 
     def _sum(self, usages: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """A prompt counts once, however many sequences were asked of it."""
-        found = list(usages)
-        prompt = sum(usage["prompt_tokens"] for usage in found[:: self.n])
-        completion = sum(usage.get("completion_tokens") or 0 for usage in found)
+        all_usages = list(usages)
+        prompt = sum(usage["prompt_tokens"] for usage in all_usages[:: self.n])
+        completion = sum(usage.get("completion_tokens") or 0 for usage in all_usages)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _id(self, number: int, part_id: str) -> str:
@@ -192,7 +192,7 @@ class Answer:
 
 def events(texts: Iterable[str]) -> list[str]:
     """The data of the server-sent events in some texts, each of which holds whole events."""
-    found = []
+    parts = []
     for text in texts:
-        found += [event[len(_DATA) :] for event in text.split("\n\n") if event.startswith(_DATA)]
-    return found
+        parts += [event[len(_DATA) :] for event in text.split("\n\n") if event.startswith(_DATA)]
+    return parts

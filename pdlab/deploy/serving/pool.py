@@ -13,18 +13,18 @@ from typing import Any
 COUNTER = "pdlab_kv_pool_tokens"
 
 
-class TellsPool:
+class CountsPoolTokens:
     """Mixed into Ray's engine servers: a started one counts the tokens of its KV pool up in Ray's metrics, once."""
 
     async def start(self) -> None:
         await super().start()  # type: ignore[misc]
         try:
-            self._pool_tokens = _tell(self.engine)  # type: ignore[attr-defined]
+            self._pool_tokens = _count_pool_tokens(self.engine)  # type: ignore[attr-defined]
         except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
             logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)
 
 
-def _tell(engine: Any) -> Any:
+def _count_pool_tokens(engine: Any) -> Any:
     """The counter, which must live as long as what it has counted is to be shown."""
     cache = engine._engine_client.vllm_config.cache_config
     serve: Any = importlib.import_module("ray.serve")

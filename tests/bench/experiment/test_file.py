@@ -62,12 +62,12 @@ def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pyte
     file = make_schedule("local-pack-vs-spread").file
     done = tmp_path / "done"
     (done / file.name).mkdir(parents=True)
-    kept = ExperimentRecord(name=file.name, file="x", experiment=schedule.asked_for(file), visits=())
+    kept = ExperimentRecord(name=file.name, file="x", experiment=schedule.settings_of(file), visits=())
     write_record(done / file.name, kept)
     assert "is refused: " in last("--out", str(done)) and "use --resume" in last("--out", str(done))
     assert "refused" not in last("--out", str(done), "--resume")
     fixed = file.model_copy(update={"workloads": (NamedWorkload(input_tokens=256, output_tokens=64),)})
-    earlier = kept.model_copy(update={"experiment": schedule.asked_for(fixed)})
+    earlier = kept.model_copy(update={"experiment": schedule.settings_of(fixed)})
     write_record(done / file.name, earlier)
     assert "was measured with another workloads in its file" in last("--out", str(done), "--resume")
     assert "refused" not in last("--out", str(tmp_path))
@@ -80,10 +80,10 @@ def test_bounds_of_the_headline_are_part_of_the_file_and_may_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_schedule(write(tmp_path, at=["tpot_ms=12,ttft_p95_ms=2000", "e2el_ms=900"]))
-    said = experiment.describe(plan, tmp_path)
-    assert "answered, too: who serves most at TPOT p50 <= 12 ms and TTFT p95 <= 2,000 ms\n" in said
-    assert "answered, too: who serves most at E2EL p50 <= 900 ms\n" in said
-    kept = ExperimentRecord(name="x", file="x", experiment=schedule.asked_for(plan.file), visits=())
+    lines = experiment.describe(plan, tmp_path)
+    assert "answered, too: who serves most at TPOT p50 <= 12 ms and TTFT p95 <= 2,000 ms\n" in lines
+    assert "answered, too: who serves most at E2EL p50 <= 900 ms\n" in lines
+    kept = ExperimentRecord(name="x", file="x", experiment=schedule.settings_of(plan.file), visits=())
     write_record(tmp_path / "x", kept)
     other = make_schedule(write(tmp_path, at=["tpot_ms=20"]))
     assert schedule.earlier_record(tmp_path / "x", other.file, resume=True) == kept

@@ -79,9 +79,9 @@ class Lab:
 
     @property
     def record(self) -> ExperimentRecord:
-        found = read_record(self.folder / "bm" / "trial")
-        assert found
-        return found
+        record = read_record(self.folder / "bm" / "trial")
+        assert record
+        return record
 
 
 @pytest.fixture
@@ -264,7 +264,10 @@ def test_a_deployment_that_does_not_come_back_is_taken_down_before_the_next(
     monkeypatch.setattr(run, "left", lambda *_: (("a level",), ()))
     monkeypatch.setattr(run, "reach", lambda _: contextlib.nullcontext())
     launcher: Any = SimpleNamespace(
-        launch=lambda _: calls.append("launch"), stop=lambda: calls.append("stop"), shown=lambda _: "", given_up={}
+        launch=lambda _: calls.append("launch"),
+        stop=lambda: calls.append("stop"),
+        shown=lambda _: "",
+        failed_configurations={},
     )
     visit: Any = SimpleNamespace(configuration=SimpleNamespace(name="x"), parts=[None], repeat=0)
     plan: Any = SimpleNamespace(file=SimpleNamespace(name="trial"))
@@ -273,4 +276,4 @@ def test_a_deployment_that_does_not_come_back_is_taken_down_before_the_next(
     run._visit(0, visit, plan, run.RunOptions(out=tmp_path), keeper, launcher, progress)
     assert calls == ["launch", "stop", "FAILED: p1 died; not whole again within 900 s"]
     assert updates[-1]["status"] == "failed" and "not whole again" in updates[-1]["error"]
-    assert launcher.given_up == {}, "the next repeat launches it anew"
+    assert launcher.failed_configurations == {}, "the next repeat launches it anew"

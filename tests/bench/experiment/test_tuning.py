@@ -40,36 +40,36 @@ def plan(folder: Path, **changes: Any) -> Schedule:
 
 
 def searched(folder: Path, **changes: Any) -> Search:
-    found = search_of(plan(folder, **changes))
-    assert found
-    return found
+    search = search_of(plan(folder, **changes))
+    assert search
+    return search
 
 
 def test_every_combination_is_a_deployment_beside_the_settings_of_the_file(tmp_path: Path) -> None:
-    found = searched(tmp_path)
-    assert [(each.name, each.settings) for each in found.of("wide")] == [
+    search = searched(tmp_path)
+    assert [(each.name, each.settings) for each in search.of("wide")] == [
         ("wide+as-launched", {}),
         ("wide+seqs8+cached0", {"max_num_seqs": 8, "enable_prefix_caching": False}),
         ("wide+seqs16+cached0", {"max_num_seqs": 16, "enable_prefix_caching": False}),
     ]
-    assert found.deployments == ("collocated-2xtp1", "wide")
-    made = {visit.configuration.name: visit.configuration for visit in found.plan.visits}
-    assert set(made) == {each.name for each in found.candidates} and len(found.plan.visits) == 6
+    assert search.deployments == ("collocated-2xtp1", "wide")
+    made = {visit.configuration.name: visit.configuration for visit in search.plan.visits}
+    assert set(made) == {each.name for each in search.candidates} and len(search.plan.visits) == 6
     arguments = made["collocated-2xtp1+seqs16+cached0"].deployment.engine_kwargs
     assert arguments == {"max_num_seqs": 16, "enable_prefix_caching": False}
     assert made["collocated-2xtp1+as-launched"].deployment.engine_kwargs == {"max_num_seqs": 8}
-    assert found.plan.file.name == "x-tuning" and found.plan.tunes == "x" and found.plan.file.tune_baseline is None
-    assert found.plan.visits[0].parts[0].loads == tuple(Closed(concurrency=n) for n in (1, 4, 8, 32))
+    assert search.plan.file.name == "x-tuning" and search.plan.tunes == "x" and search.plan.file.tune_baseline is None
+    assert search.plan.visits[0].parts[0].loads == tuple(Closed(concurrency=n) for n in (1, 4, 8, 32))
 
 
 def test_settings_that_change_nothing_are_not_launched(tmp_path: Path) -> None:
-    found = searched(tmp_path, tune_baseline={"grid": {"max_num_seqs": [8, 16]}, "deployments": ["collocated-2xtp1"]})
-    assert [each.settings for each in found.candidates] == [{}, {"max_num_seqs": 16}]
+    search = searched(tmp_path, tune_baseline={"grid": {"max_num_seqs": [8, 16]}, "deployments": ["collocated-2xtp1"]})
+    assert [each.settings for each in search.candidates] == [{}, {"max_num_seqs": 16}]
 
 
 def test_no_batch_is_smaller_than_its_sequences() -> None:
-    found = TuneBaseline(grid={"max_num_batched_tokens": (128, 2048), "max_num_seqs": (64, 1024)}, at="tpot_ms=12")
-    assert [tuple(each.values()) for each in found.settings] == [(128, 64), (2048, 64), (2048, 1024)]
+    tune = TuneBaseline(grid={"max_num_batched_tokens": (128, 2048), "max_num_seqs": (64, 1024)}, at="tpot_ms=12")
+    assert [tuple(each.values()) for each in tune.settings] == [(128, 64), (2048, 64), (2048, 1024)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_loads_are_the_files_or_its_own(changes: dict[str, Any], loads: tuple[ob
 
 
 @pytest.mark.parametrize(
-    ("tune", "said"),
+    ("tune", "message"),
     [
         ({"grid": {"max_num_sequences": [1]}}, "tune_baseline.grid"),
         ({"grid": {"max_num_seqs": []}}, "grid.max_num_seqs: give values"),
@@ -99,13 +99,13 @@ def test_loads_are_the_files_or_its_own(changes: dict[str, Any], loads: tuple[ob
     ],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_one_line(
-    tune: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tune: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump({**BASE, "tune_baseline": tune}))
     assert experiment.main([str(path), "--dry-run"]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1, error
+    assert message in error and error.count("\n") == 1, error
 
 
 def test_it_takes_bounds_loads_and_a_collocated_deployment(tmp_path: Path) -> None:
@@ -119,36 +119,36 @@ def test_it_takes_bounds_loads_and_a_collocated_deployment(tmp_path: Path) -> No
 
 
 def test_a_dry_run_says_how_many_launches_and_how_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = plan(tmp_path, expect={"launch_s": 60, "ttft_s": 0.1, "tpot_s": 0.01})
-    without = plan(tmp_path, expect=asked.file.expect.model_dump(), tune_baseline=None)
-    found = search_of(asked)
-    assert found
-    said, plain = experiment.describe(asked, tmp_path / "x"), experiment.describe(without, tmp_path / "x")
-    tuning_s = sum(schedule.visit_s(found.plan, visit, tmp_path / "x-tuning") for visit in found.plan.visits)
+    planned = plan(tmp_path, expect={"launch_s": 60, "ttft_s": 0.1, "tpot_s": 0.01})
+    without = plan(tmp_path, expect=planned.file.expect.model_dump(), tune_baseline=None)
+    search = search_of(planned)
+    assert search
+    lines, plain = experiment.describe(planned, tmp_path / "x"), experiment.describe(without, tmp_path / "x")
+    tuning_s = sum(schedule.visit_s(search.plan, visit, tmp_path / "x-tuning") for visit in search.plan.visits)
     assert tuning_s > 6 * 60
-    assert f"first the collocated side is tuned: 6 settings launched 6 times, about {minutes(tuning_s)}, " in said
-    assert "the most output tokens/s at TPOT p50 <= 12 ms and TTFT p95 <= 2,000 ms wins" in said
-    assert "  wide+seqs16+cached0\n" in said and "tuned" not in plain
+    assert f"first the collocated side is tuned: 6 settings launched 6 times, about {minutes(tuning_s)}, " in lines
+    assert "the most output tokens/s at TPOT p50 <= 12 ms and TTFT p95 <= 2,000 ms wins" in lines
+    assert "  wide+seqs16+cached0\n" in lines and "tuned" not in plain
 
     def whole_s(text: str) -> int:
         (line,) = [line for line in text.splitlines() if "(minutes:seconds) in all" in line]
         whole, rest = line.split()[1].split(":")
         return 60 * int(whole) + int(rest)
 
-    assert whole_s(said) == pytest.approx(whole_s(plain) + tuning_s, abs=1)
+    assert whole_s(lines) == pytest.approx(whole_s(plain) + tuning_s, abs=1)
 
 
 def test_what_is_found_is_what_is_launched_and_the_file_stays(tmp_path: Path) -> None:
-    asked = plan(tmp_path)
+    schedule = plan(tmp_path)
     tuning = Tuning(
         grid={"max_num_seqs": (16,)}, bounds="b", workload="64:8", loads=(), repeats=1, tried=(),
         settings={"max_num_seqs": 16}, folder="x-tuning",
     )  # fmt: skip
-    found = tuned_plan(asked, {"collocated-2xtp1": tuning})
-    assert found.file == asked.file and found.tuned == {"collocated-2xtp1": tuning}
-    for before, after in zip(asked.configurations, found.configurations, strict=True):
+    tuned = tuned_plan(schedule, {"collocated-2xtp1": tuning})
+    assert tuned.file == schedule.file and tuned.tuned == {"collocated-2xtp1": tuning}
+    for before, after in zip(schedule.configurations, tuned.configurations, strict=True):
         if before.name == "collocated-2xtp1":
             assert after.deployment.engine_kwargs == {"max_num_seqs": 16} and "max_num_seqs=16" in after.argv
         else:
             assert after == before
-    assert [visit.configuration.name for visit in found.visits] == [v.configuration.name for v in asked.visits]
+    assert [visit.configuration.name for visit in tuned.visits] == [v.configuration.name for v in schedule.visits]

@@ -111,8 +111,8 @@ def test_who_waits_ends_with_its_parent(number: signal.Signals, tmp_path: Path) 
 def test_only_rays_workers_fork(argv: list[str], forks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdlab.deploy.cpu_engine import prefork
 
-    asked: list[object] = []
+    calls: list[object] = []
     monkeypatch.setattr(sys, "orig_argv", argv)
-    monkeypatch.setattr(prefork, "fork_after", asked.append)
+    monkeypatch.setattr(prefork, "fork_after", calls.append)
     prefork.at_start()
-    assert asked == ([prefork.ENGINE] if forks else [])
+    assert calls == ([prefork.ENGINE] if forks else [])

@@ -137,11 +137,11 @@ def test_form_data_may_not_carry_them() -> None:
     rules = Rules(expose=("/v1/audio/transcriptions",))
     form = ((b"content-type", b"multipart/form-data; boundary=x"),)
     part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n{}\r\n--x--'
-    asked = [
+    requests = [
         ask("/v1/audio/transcriptions", part % name, rules=rules, headers=form)[0]
         for name in (b"file", b"kv_transfer_params")
     ]
-    assert asked == [200, 400]
+    assert requests == [200, 400]
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
@@ -176,8 +176,8 @@ def test_what_is_not_json_is_a_400(body: Any) -> None:
     ],
 )
 def test_sequences_of_one_request(body: dict[str, Any], status: int) -> None:
-    got, text, _ = ask("/v1/completions", body, rules=Rules(max_prompts=8))
-    assert got == status
+    code, text, _ = ask("/v1/completions", body, rules=Rules(max_prompts=8))
+    assert code == status
     assert status == 200 or "the limit is 8" in text
 
 
@@ -195,8 +195,8 @@ def test_sequences_of_one_request(body: dict[str, Any], status: int) -> None:
     ],
 )
 def test_generated_tokens(body: dict[str, Any], status: int) -> None:
-    got, text, _ = ask("/v1/completions", body, rules=Rules(max_tokens=50))
-    assert got == status
+    code, text, _ = ask("/v1/completions", body, rules=Rules(max_tokens=50))
+    assert code == status
     assert status == 200 or "the limit is 50" in text
     assert ask("/v1/completions", body)[0] == 200, "without a limit the engine knows its context"
 

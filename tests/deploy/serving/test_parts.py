@@ -113,14 +113,14 @@ def joined(
     take: int | None = None,
 ) -> list[Any]:
     async def run() -> list[Any]:
-        found: list[Any] = []
+        parts: list[Any] = []
         answer = join([make() for make in streams], n, lambda item: isinstance(item, Broken), "id")
         async for item in answer:
-            found.append(item)
-            if take is not None and len(found) >= take:
+            parts.append(item)
+            if take is not None and len(parts) >= take:
                 await answer.aclose()  # type: ignore[attr-defined]
                 break
-        return found
+        return parts
 
     return asyncio.run(run())
 
@@ -163,9 +163,9 @@ def test_streams() -> None:
         texts([chunk(i, "a") + chunk(i, "b")], [chunk(i, "", usage=usage)], ["data: [DONE]\n\n"], after=0.001 * i)
         for i in range(3)
     ]
-    got = events(joined(streams))
-    assert got[-1] == "[DONE]" and got.count("[DONE]") == 1
-    chunks = [json.loads(event) for event in got[:-1]]
+    sent = events(joined(streams))
+    assert sent[-1] == "[DONE]" and sent.count("[DONE]") == 1
+    chunks = [json.loads(event) for event in sent[:-1]]
     assert {chunk["id"] for chunk in chunks} == {"cmpl-id"}
     for index in range(3):
         assert [c["text"] for one in chunks for c in one["choices"] if c["index"] == index] == ["a", "b"]
@@ -175,8 +175,8 @@ def test_streams() -> None:
 
 
 def test_a_stream_without_usage_ends_without_usage() -> None:
-    got = events(joined([texts(chunk(i, "a"), "data: [DONE]\n\n") for i in range(2)]))
-    assert len(got) == 3 and all("usage" not in event for event in got)
+    sent = events(joined([texts(chunk(i, "a"), "data: [DONE]\n\n") for i in range(2)]))
+    assert len(sent) == 3 and all("usage" not in event for event in sent)
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
@@ -188,14 +188,16 @@ def test_an_error_of_one_part_is_the_answer_to_all(wrong: int) -> None:
 
 def test_an_engine_that_fails_in_the_middle_of_a_stream_ends_it() -> None:
     for broken in (Broken(message="gone"), [Broken(message="gone")]):
-        found = joined([texts([chunk(0, "a")], broken, after=0.01), texts([chunk(1, "a")], [chunk(1, "b")], after=0.1)])
-        assert found[-1] == Broken(message="gone")
+        stream = joined(
+            [texts([chunk(0, "a")], broken, after=0.01), texts([chunk(1, "a")], [chunk(1, "b")], after=0.1)]
+        )
+        assert stream[-1] == Broken(message="gone")
 
 
 def test_an_error_in_the_middle_of_a_stream_is_passed_on() -> None:
-    said = 'data: {"error": {"message": "gone"}}\n\n'
-    got = events(joined([texts(chunk(0, "a"), said), texts(chunk(1, "a"))]))
-    assert {"error": {"message": "gone"}} in [json.loads(event) for event in got[:-1]]
+    error_event = 'data: {"error": {"message": "gone"}}\n\n'
+    sent = events(joined([texts(chunk(0, "a"), error_event), texts(chunk(1, "a"))]))
+    assert {"error": {"message": "gone"}} in [json.loads(event) for event in sent[:-1]]
 
 
 def test_what_a_part_raises_is_raised() -> None:
