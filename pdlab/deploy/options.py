@@ -484,8 +484,8 @@ def _max_model_len(args: argparse.Namespace, base: Deployment | None) -> int | N
         if workload.varied:
             tokens_text = f"the longest request of {workload.label} has {needed} tokens"
         raise UsageError(
-            f"{tokens_text}, max_model_len is {max_model_len}: give a larger --max-model-len, or leave it out to follow "
-            "the workload"
+            f"{tokens_text}, max_model_len is {max_model_len}: give a larger --max-model-len, or leave it out to "
+            "follow the workload"
         )
     return max_model_len or max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pdlab.bench.experiment.file import launch_words
-from pdlab.bench.experiment.schedule import Part, Planned, Schedule, settings_of, earlier_record, left, visit_s
+from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError

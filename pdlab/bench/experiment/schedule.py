@@ -17,10 +17,10 @@ from pdlab.bench.experiment.file import (
     Configuration,
     ExperimentFile,
     NamedWorkload,
-    loads_and_searches,
     configurations,
     folder_name,
     load_experiment_file,
+    loads_and_searches,
     order,
 )
 from pdlab.bench.slo_search import Search
