@@ -65,6 +65,9 @@ class Stepping(EngineSurroundings):
         """An engine that only prefills has done so."""
         raise NotImplementedError
 
+    def first_token(self, engine: Engine, request: int, now_s: float) -> None:
+        """The first token of the request was made."""
+
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
         """The last token of the request was made."""
         raise NotImplementedError
@@ -172,6 +175,7 @@ class Stepping(EngineSurroundings):
         generated = int(context) - log.input_tokens[request] + 1
         if not log.first_token_s[request]:
             log.first_token_s[request] = now_s
+            self.first_token(engine, request, now_s)
         engine.held_tokens += 1
         engine.context += context + 1
         if generated >= log.output_tokens[request]:
