@@ -35,8 +35,8 @@ class Served:
     """A request at a simulated engine.
 
     ``blocks``: a key per whole block of the prompt, the same for the same beginning. ``tell`` is called with (moment,
-    tokens made so far) of the first, one in the middle, and the last token; by an engine that only prefills once, when
-    it has.
+    tokens made so far) of the first, one in the middle, and the last token. ``moves_on``: another engine decodes it;
+    then ``tell`` is called once, when it is prefilled.
     """
 
     input_tokens: int
@@ -44,6 +44,7 @@ class Served:
     blocks: Sequence[int]
     tell: Callable[[float, int], None]
     source: Source | None = None
+    moves_on: bool = False
     engine: Engine | None = None
     first_step: int = 0
 
@@ -97,6 +98,8 @@ class RealTime(Stepping):
         self.block_tokens = block_tokens
         self.log: Log = Log()
         self.late_s = 0.0
+        self.changed: Callable[[], None] = _nothing
+        """Called when something has happened."""
         self._served: dict[int, Served] = {}
         self._released: dict[int, Engine] = {}
         self._events: list[tuple[float, int, object, Engine, int]] = []
@@ -185,11 +188,14 @@ class RealTime(Stepping):
     def advance(self) -> None:
         """Handle everything that is due by now, in order, and be called back for what comes next."""
         now_s = self.clock.now_s()
+        due = bool(self._events) and self._events[0][0] <= now_s
         while self._events and self._events[0][0] <= now_s:
             moment_s, _, kind, engine, number = heapq.heappop(self._events)
             self._last_s = moment_s
             self._happens(kind, engine, number, moment_s)
         self._arm()
+        if due:
+            self.changed()
 
     def _arm(self) -> None:
         if not self._events:
@@ -247,6 +253,9 @@ class RealTime(Stepping):
         # The beginning last: what is evicted of a prompt first is its end.
         for block in reversed(self._served[request].blocks):
             engine.cache.keep(block, self.block_tokens)
+
+    def moves_on(self, engine: Engine, request: int) -> bool:
+        return self._served[request].moves_on
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         served = self._served.pop(request)
@@ -316,3 +325,7 @@ class RealTime(Stepping):
 
 def _nobody(moment_s: float, tokens: int) -> None:
     """Nobody listens any more."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

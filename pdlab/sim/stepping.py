@@ -61,8 +61,12 @@ class Stepping(EngineSurroundings):
         """The prompt was computed: the engine's cache has it from now on."""
         raise NotImplementedError
 
+    def moves_on(self, engine: Engine, request: int) -> bool:
+        """Whether another engine decodes what this one has prefilled."""
+        return engine.prefills_only
+
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
-        """An engine that only prefills has done so."""
+        """What another engine decodes is prefilled."""
         raise NotImplementedError
 
     def first_token(self, engine: Engine, request: int, now_s: float) -> None:
@@ -164,7 +168,7 @@ class Stepping(EngineSurroundings):
             if not self.log.prefill_end_s[request]:  # else it was preempted, and is recomputed
                 self.log.prefill_end_s[request] = now_s
             self.keep(engine, request)
-            if engine.prefills_only:
+            if self.moves_on(engine, request):
                 self.hand_over(engine, request, now_s)
             else:
                 self._first_token(engine, request, waiting.tokens, now_s)

@@ -99,7 +99,7 @@ class Loop:
         def prefilled(moment_s: float, tokens: int) -> None:
             self.clock.call_at(moment_s, lambda: self.decode(number, here[0], moment_s))
 
-        here = [prefill.submit(Served(self.tokens[0], 1, (), prefilled), enters_s)]
+        here = [prefill.submit(Served(self.tokens[0], 1, (), prefilled, moves_on=True), enters_s)]
 
     def decode(self, number: int, prefilled: int, moment_s: float) -> None:
         assert self.links is not None
@@ -179,15 +179,15 @@ def served(tell: Callable[[float, int], None], tokens: tuple[int, int], blocks: 
     return Served(*tokens, blocks, tell)
 
 
-def alone(clock: VirtualTime, *, prefills_only: bool = False) -> RealTime:
-    engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=prefills_only)
+def alone(clock: VirtualTime) -> RealTime:
+    engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=False)
     return RealTime([engine], clock, HARDWARE.block_tokens)
 
 
 def test_the_same_beginning_is_computed_once() -> None:
     clock, ends = VirtualTime(), []
     one = alone(clock)
-    for blocks in (tuple(range(100)), tuple(range(99)) + (1000,)):
+    for blocks in (tuple(range(100)), (*range(99), 1000)):
         begin = clock.now
         one.submit(served(lambda at_s, tokens: ends.append((at_s, tokens)), (1600, 1), blocks), clock.now)
         clock.run()
@@ -216,8 +216,8 @@ def test_whoever_leaves_gives_everything_back(after_s: float) -> None:
 
 def test_prefilled_kv_is_held_until_it_is_released() -> None:
     clock, told = VirtualTime(), []
-    one = alone(clock, prefills_only=True)
-    number = one.submit(served(lambda at_s, tokens: told.append(at_s), (3000, 1)), 0.0)
+    one = alone(clock)
+    number = one.submit(Served(3000, 1, (), lambda at_s, tokens: told.append(at_s), moves_on=True), 0.0)
     clock.run()
     assert len(told) == 1
     assert one.engines[0].held_tokens == 3000
