@@ -92,7 +92,13 @@ def _start(request: LaunchRequest) -> None:
     if request.two_hosts:
         require()
     key_file = _key_file(request)
-    launch.launch(replace(request, api_key_file=None if key_file is None else str(key_file)))
+    request = replace(request, api_key_file=None if key_file is None else str(key_file))
+    if request.rehearsal is None:
+        launch.launch(request)
+        return
+    from pdlab.rehearsal.stage import RehearsalStage
+
+    launch.launch(request, RehearsalStage(request))
 
 
 def _shutdown(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from pdlab.cluster import two_hosts
 from pdlab.cluster.loopback import LISTEN, LOOPBACK
 from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
@@ -34,7 +37,7 @@ from pdlab.core import api_key
 from pdlab.core.catalog import LOCAL_NODE_CPUS
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import cache_dir, holder, launch_lock, replace
-from pdlab.core.nodes import NODE_NAME_LABEL, LinkShape
+from pdlab.core.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
 
 MARKER = "PDLAB_LOCAL"
@@ -69,7 +72,9 @@ _children: list[subprocess.Popen[bytes]] = []
 class LocalNodes(Frozen):
     """``count`` Ray nodes of this machine; ``pids`` are their `ray start` processes.
 
-    ``two_hosts``: where they run, the head on the first (None: side by side on the loopback interface).
+    ``two_hosts``: where they run, the head on the first (None: side by side on the loopback interface). ``made_up``:
+    the nodes of a cluster that they stand for, with its GPUs, which nobody has; ``env``: what their processes have in
+    their environment beside `environment`.
     """
 
     id: str
@@ -78,6 +83,8 @@ class LocalNodes(Frozen):
     temp_dir: str
     pids: tuple[int, ...]
     two_hosts: TwoHosts | None = None
+    made_up: ClusterView | None = None
+    env: dict[str, str] = Field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -150,13 +157,24 @@ def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:
 def become_driver(nodes: LocalNodes) -> None:
     """Give this process the nodes' environment: Ray reads it when it is imported."""
     here = next((host for host in _hosts(nodes) if host.name == os.environ.get(INSIDE)), None)
-    os.environ.update(environment_on(here, nodes) if here else environment(nodes.id, nodes.temp_dir))
+    os.environ.update(environment_on(here, nodes) if here else environment(nodes.id, nodes.temp_dir) | nodes.env)
     for name in NOT_OURS:
         os.environ.pop(name, None)
 
 
 def _hosts(nodes: LocalNodes) -> tuple[Host, ...]:
     return nodes.two_hosts.hosts if nodes.two_hosts else ()
+
+
+def start_made_up(cluster: ClusterView, env: Mapping[str, str]) -> LocalNodes:
+    """Start a Ray node for every node of ``cluster``, with its CPUs, GPUs and name, whatever this machine has, and with
+    ``env`` in the environment of their processes. Returns and raises as `start`."""
+    with _lock(fcntl.LOCK_EX):
+        if _found(_read()):
+            raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
+        # The head's node is the first of them.
+        nodes = tuple(sorted(cluster.nodes, key=lambda node: not node.head))
+        return _start(len(nodes), None, cluster.model_copy(update={"nodes": nodes}), env)
 
 
 def start(count: int, link: LinkShape | None = None) -> LocalNodes:
@@ -174,13 +192,16 @@ def start(count: int, link: LinkShape | None = None) -> LocalNodes:
         return _start(count, link)
 
 
-def _start(count: int, link: LinkShape | None) -> LocalNodes:
+def _start(
+    count: int, link: LinkShape | None, made_up: ClusterView | None = None, env: Mapping[str, str] | None = None
+) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
     # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
     temp_dir = tempfile.mkdtemp(prefix="pdlab-")
     Path(_scratch(temp_dir)).mkdir()
     _write_token(Path(temp_dir) / TOKEN_FILE)
-    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=())
+    own: dict[str, Any] = {"made_up": made_up, "env": dict(env or {})}
+    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=(), **own)
     try:
         if link is None:
             return _start_ray(nodes)
@@ -380,7 +401,7 @@ def _ray_start(
     if ray is None:
         raise ClusterError(f"`ray` is not installed beside {sys.executable}; install requirements-cpu.txt (make setup)")
     host = nodes.host(number) if nodes.two_hosts else None
-    env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir)
+    env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir) | nodes.env
     env.pop("RAY_ADDRESS", None)  # `ray start --head` refuses it
     with (Path(nodes.temp_dir) / f"node-{number}.log").open("w") as log, _held(6, nodes, number) as own:
         metrics, stats, *agents = own
@@ -388,8 +409,8 @@ def _ray_start(
         env |= {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats)}
         command = [
             ray, "start", *args, "--block", "--disable-usage-stats", "--include-log-monitor=false",
-            f"--num-cpus={LOCAL_NODE_CPUS}", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}",
-            f"--node-ip-address={host.address if host else LOOPBACK}", f"--labels={NODE_NAME_LABEL}=local-{number}",
+            *_resources(number, nodes.made_up), f"--object-store-memory={OBJECT_STORE_BYTES}",
+            f"--node-ip-address={host.address if host else LOOPBACK}",
             *(f"--{flag}={port}" for flag, port in zip(AGENT_PORTS, agents, strict=True)),
             "--min-worker-port=0", "--max-worker-port=0",  # chosen by each worker: two nodes of one machine, one range
         ]  # fmt: skip
@@ -399,6 +420,15 @@ def _ray_start(
         process = spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
     _children.append(process)
     return process
+
+
+def _resources(number: int, made_up: ClusterView | None) -> list[str]:
+    """What `ray start` is told that node ``number`` has, and its name."""
+    node = made_up.nodes[number - 1] if made_up else ClusterNode(id=f"local-{number}", cpus=LOCAL_NODE_CPUS)
+    flags = [f"--num-cpus={node.cpus:g}", f"--num-gpus={node.gpus}", f"--labels={NODE_NAME_LABEL}={node.id}"]
+    if node.gpus and node.gpu_type:
+        flags.append(f"--resources={json.dumps({f'accelerator_type:{node.gpu_type}': 1})}")
+    return flags
 
 
 def _wait_for(nodes: LocalNodes, head: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster, prepare
@@ -32,8 +32,8 @@ from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
-from pdlab.deploy.prepared import prepare_deployment
-from pdlab.deploy.serve_config import transport_env
+from pdlab.deploy.prepared import Prepared, prepare_deployment
+from pdlab.deploy.serve_config import ServeApp, transport_env
 from pdlab.deploy.verify import LaunchProgress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import fits
@@ -47,28 +47,51 @@ LEAST_START_TIMEOUT_S = 1800.0
 START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 
 
-def launch(request: LaunchRequest) -> None:
-    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it.
+class Stage(Protocol):
+    """What a rehearsal has in place of nodes and engines (`pdlab.rehearsal.stage`)."""
+
+    def start_nodes(self) -> LocalNodes:
+        """Raises UsageError, ClusterError."""
+
+    def tokenizer(self) -> str:
+        """Folder of the tokenizer of the simulated engines."""
+
+    def enter(self) -> None:
+        """Before anything of Ray's is imported."""
+
+    def simulated(self, prepared: Prepared, local: LocalNodes, say: Callable[[str], None]) -> ServeApp:
+        """The application with simulated engines. Raises UsageError."""
+
+    def manifest(self, manifest: Manifest) -> Manifest:
+        """That says what it is of."""
+
+
+def launch(request: LaunchRequest, stage: Stage | None = None) -> None:
+    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it. ``stage``: where it is
+    a rehearsal.
 
     Other launches are refused until this one has published what it serves, or given up (on two hosts: until this
     process ends). Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
     """
     with contextlib.ExitStack() as turn:
-        turn.enter_context(launching(_base_url(request), local=request.local_nodes is not None))
+        turn.enter_context(launching(_base_url(request), local=request.node_count is not None))
         if request.two_hosts and INSIDE not in os.environ:
             _launch_on_first_host(request)
         else:
-            _launch(request, turn.close)
+            _launch(request, turn.close, stage)
 
 
-def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None) -> None:
+def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None, stage: Stage | None = None) -> None:
     """`launch` in the network where it belongs, once it may; calls ``published`` when others may again."""
     say = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, say)
+        local = _local(request, undo, say, stage)
         env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
         shape, source = resolve_model(request.deployment.model)
+        if stage is not None:
+            source = stage.tokenizer()
+            stage.enter()
         if source is None:
             assert shape is not None
             # Before anything else is imported in the background: `from transformers import ...` in two threads
@@ -89,7 +112,7 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
                 app.delete()
                 patience_s = RELEASE_TIMEOUT_S
             try:
-                running = _serve(app, request, shape, source, loading, say, patience_s)
+                running = _serve(app, request, shape, source, loading, say, patience_s, stage)
             except BaseException:
                 if local:
                     local_nodes.note_shared_memory(local)
@@ -153,24 +176,36 @@ def live_view() -> ClusterView:
         return cluster.view()
 
 
-def _local(request: LaunchRequest, undo: contextlib.ExitStack, say: LaunchProgress) -> LocalNodes | None:
+def _local(
+    request: LaunchRequest, undo: contextlib.ExitStack, say: LaunchProgress, stage: Stage | None = None
+) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
-    if request.local_nodes is None:
+    if request.node_count is None:
         return None
     up = local_nodes.running()
+    if up and (up.made_up and up.made_up.name) != (request.rehearsal and request.cluster and request.cluster.name):
+        raise UsageError(
+            f"local Ray nodes {f'made up to be {up.made_up.name}' if up.made_up else 'of this machine'} are up, this "
+            "launch needs others; stop them first with launch_gptoss.py --shutdown"
+        )
     if up and (up.two_hosts is not None) != request.two_hosts:
         raise UsageError(
             f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this launch needs others "
             f"({'without' if up.two_hosts else 'with'} --two-hosts); stop them first with launch_gptoss.py --shutdown"
         )
-    if up and up.count != request.local_nodes:
+    if up and up.count != request.node_count:
         raise UsageError(
-            f"{up.count} local Ray nodes are up, this launch needs {request.local_nodes}; "
+            f"{up.count} local Ray nodes are up, this launch needs {request.node_count}; "
             "stop them first with launch_gptoss.py --shutdown"
         )
     if up:
         say(f"{up.count} local Ray nodes are up")
+    elif stage is not None:
+        say(f"starting {request.node_count} local Ray nodes with made-up GPUs")
+        up = stage.start_nodes()
+        undo.callback(local_nodes.stop, up)
     else:
+        assert request.local_nodes is not None
         say(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
         up = local_nodes.start(request.local_nodes, (request.link or LinkShape()) if request.two_hosts else None)
         undo.callback(local_nodes.stop, up)
@@ -197,6 +232,7 @@ def _serve(
     loading: Future[Any],
     say: LaunchProgress,
     patience_s: float,
+    stage: Stage | None = None,
 ) -> Running:
     deployment = request.deployment
     app.start_serve(request.host, request.port)
@@ -210,14 +246,20 @@ def _serve(
     say(f"serving path: {request.serving_path}")
     for caution in prepared.cautions:
         say(f"warning: {caution}")
-    deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
+    if stage is None:
+        deployment = preflight.examine(app.cluster, deployment, view, say, choose=request.choose_backend)
     prepared = prepared.with_transport_of(deployment)
+    served = prepared.app
+    if stage is not None:
+        assert app.cluster.local is not None
+        served = stage.simulated(prepared, app.cluster.local, say)
     request = replace(request, deployment=deployment)
     started = now()
     loading.result()
-    app.submit(prepared.app)
+    app.submit(served)
     name = prepared.model_id
     manifest = _manifest(request, view, placement, started)
+    manifest = manifest if stage is None else stage.manifest(manifest)
     running = Running(
         base_url=_base_url(request),
         model_id=name,
@@ -239,7 +281,9 @@ def _serve(
     running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
     checked = check(app, deployment, running, say)
-    proof = wire_proof.prove(app, deployment, running, view, came_out, shape, say, request.accept_wire)
+    proof = None  # in a rehearsal no KV cache moves
+    if stage is None:
+        proof = wire_proof.prove(app, deployment, running, view, came_out, shape, say, request.accept_wire)
     checks = {"canary": checked.result, "wire": proof}
     manifest = manifest.model_copy(update={"placement": came_out, **checks, "finished_at": None})
     running = running.model_copy(update={"manifest": manifest, "answers": checked.answers})
@@ -338,7 +382,7 @@ def _check_port(request: LaunchRequest) -> None:
 
     Ray Serve on local nodes that are up holds its port also while it serves nothing.
     """
-    ours = load_running(_base_url(request)) or (request.local_nodes and local_nodes.running())
+    ours = load_running(_base_url(request)) or (request.node_count and local_nodes.running())
     if ours or request.host not in ("127.0.0.1", "localhost"):
         return
     with socket.socket() as probe:

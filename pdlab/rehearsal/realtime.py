@@ -123,7 +123,7 @@ class RealTime(Stepping):
         self.log.input_tokens[number] = served.input_tokens
         self.log.output_tokens[number] = served.output_tokens
         self._at(moment_s, COMES if served.source else ENTERS, engine, number)
-        self.advance()
+        self._arm()  # not handled here: who submits must know the number before anything is told of it
         return number
 
     def release_prefilled(self, number: int, moment_s: float) -> None:
@@ -132,7 +132,7 @@ class RealTime(Stepping):
         engine = self._released.get(number)
         if engine is not None:
             self._at(moment_s, RELEASED, engine, number)
-            self.advance()
+            self._arm()
 
     def abort(self, number: int) -> None:
         """Whoever asked has gone: what waits is dropped, what runs ends with the step that runs."""
@@ -229,6 +229,7 @@ class RealTime(Stepping):
                 self.happens(kind, engine, number, now_s)
         elif kind == COMES:
             if number in self._served:
+                self.log.queued_s[number] = now_s
                 engine.inbound.append(number)
                 self.fetch(engine, now_s)
         elif kind == MIDDLE:
@@ -245,9 +246,11 @@ class RealTime(Stepping):
             if engine.cache.hit(block, self.block_tokens) < self.block_tokens:
                 break
             hit += self.block_tokens
+        hit = min(hit, tokens)
         if fetched:
+            self.log.computed_tokens[request] = tokens - hit
             self.keep(engine, request)
-        return min(hit, tokens)
+        return hit
 
     def keep(self, engine: Engine, request: int) -> None:
         # The beginning last: what is evicted of a prompt first is its end.
