@@ -99,6 +99,10 @@ _FIELDS = {
     "e2e_request_latency_seconds_count": "e2e_count",
     "nixl_xfer_time_seconds_sum": "kv_transfer_s",
     "nixl_xfer_time_seconds_count": "kv_transfers",
+    "rehearsal_requests": "modelled_requests",
+    "rehearsal_ttft_seconds": "modelled_ttft_s",
+    "rehearsal_decode_seconds": "modelled_decode_s",
+    "rehearsal_late_seconds": "modelled_late_s",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds_bucket": "ttft",

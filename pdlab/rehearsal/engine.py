@@ -44,7 +44,7 @@ from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, link_of, transfer_costs
 from pdlab.sim.simulator import engine_of
 
-SENT_HEADER = "x-pdlab-sent"
+SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
 GREEDY = 1e-5
 FRESH_S = 1.0  # simulated: how busy a front end was is no news after that
 BODY = "rehearsal"

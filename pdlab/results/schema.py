@@ -140,6 +140,8 @@ class EngineCounters(Frozen):
     through a connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are sums of
     the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
     level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
+    ``modelled_*`` are of simulated engines alone: sums, over requests that said when they were sent, of their times by
+    the model, and by how much events came after the engine had gone on beyond their moment.
 
     Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) sums are unknown, and ``buckets``
     has what is known: of ttft, queue, prefill and kv_transfer, the number of observations up to each upper
@@ -166,6 +168,10 @@ class EngineCounters(Frozen):
     e2e_count: float | None = None
     kv_transfer_s: float | None = None
     kv_transfers: float | None = None
+    modelled_requests: float | None = None
+    modelled_ttft_s: float | None = None
+    modelled_decode_s: float | None = None
+    modelled_late_s: float | None = None
     buckets: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 
