@@ -31,6 +31,7 @@ HOLDS = {
     "bench": "load to runs",
     "report": "tables, plots",
     "first_hour": "on booked nodes",
+    "rehearsal": "simulated engines",
     "cli": "command lines",
 }
 

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "bench": ["core", "results", "placement", "deploy"],
     "report": ["core", "results", "analysis", "transfer"],
     "first_hour": ["core"],
+    "rehearsal": ["core", "results", "cluster", "sim", "deploy"],
     "cli": [
         "core",
         "remote",
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "bench",
         "report",
         "first_hour",
+        "rehearsal",
     ],
 }
 # Runs where pdlab is not installed.
