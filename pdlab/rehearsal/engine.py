@@ -403,8 +403,8 @@ class _Reply:
             message = {"role": "assistant", "content": text}
             if wants_ids:
                 more["prompt_token_ids"] = list(self._ids)
-            choice = ChatCompletionResponseChoice(message=message, **common)
-            return openai.ChatCompletionResponse(choices=[choice], **more)
+            said = ChatCompletionResponseChoice(message=message, **common)
+            return openai.ChatCompletionResponse(choices=[said], **more)
         if wants_ids:
             common["prompt_token_ids"] = list(self._ids)
         choice = CompletionResponseChoice(text=text, logprobs=self._logprobs(self._tokens), **common)

@@ -181,7 +181,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "rehearsed_pace",
         rehearsed(modelled_ttft_s=21.0),
-        "this machine set the pace: mean TTFT is 1e+03 ms at the client and 875 ms by the model (limit 10%); launch wit",
+        "this machine set the pace: mean TTFT is 1e+03 ms at the client and 875 ms by the model (limit 10%)",
     ),
     ("rehearsed_pace", rehearsed(modelled_decode_s=23.0), "this machine set the pace: mean decode time is 1e+03 ms at"),
     ("rehearsed_pace", rehearsed(modelled_late_s=2.4), "this machine set the pace: requests reached simulated engines"),

@@ -1,6 +1,6 @@
 """Simulated engines without Ray around them: a prefill and a decode engine in one process, asked as Ray's servers ask.
 
-Run with a folder as argument; prints what came out as JSON. A process of its own, for stand-ins take vLLM's place in it.
+Run with a folder as argument; prints what came out as JSON. A process of its own, in which stand-ins take vLLM's place.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (  # noqa: E4
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.rehearsal import engine as module  # noqa: E402
+from pdlab.rehearsal.metrics import EngineMetrics  # noqa: E402
 from pdlab.rehearsal.spec import SPEC, EngineSpec, write_spec  # noqa: E402
 from pdlab.rehearsal.stage import ensure_tokenizer  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
@@ -34,7 +35,7 @@ from pdlab.sim.hardware import load_hardware  # noqa: E402
 SLOW_DOWN = 4.0
 
 
-class FakeMetrics(module.EngineMetrics):
+class FakeMetrics(EngineMetrics):
     """Adds up what would be told to Ray."""
 
     def __init__(self, replica: str) -> None:
@@ -65,9 +66,9 @@ async def started(folder: Path, role: str, label: str, node: str) -> Any:
     write_spec(spec, folder / f"{role}.json")
     os.environ[SPEC] = str(folder / f"{role}.json")
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id=f"{role}-1"))
-    serve.get_replica_context = lambda: replica  # type: ignore[assignment]
-    ray.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: node)  # type: ignore[assignment]
-    module.EngineMetrics = FakeMetrics  # type: ignore[misc]
+    serve.get_replica_context = lambda: replica
+    ray.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: node)
+    vars(module)["EngineMetrics"] = FakeMetrics
     config = SimpleNamespace(
         model_id="m",
         engine_kwargs={"kv_transfer_config": {"engine_id": f"{role}-engine"}},

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import load_yaml
 from pdlab.rehearsal.shared import Folder, SharedLinks
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import LinkKind, transfer_costs
 
-SHAPE = load_model("gpt-oss-120b")
-assert SHAPE is not None
+SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
 PD = Disaggregated(prefill=Pool(tp=4, replicas=2), decode=Pool(tp=4, replicas=2), placement="spread")
 
 

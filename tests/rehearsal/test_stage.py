@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.core.catalog import load_cluster, load_deployment, load_model, resolve_model
+from pdlab.core.catalog import ModelShape, load_cluster, load_deployment, resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
 from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.schema import load_yaml
 from pdlab.core.workload import Workload
 from pdlab.deploy.options import LaunchRequest, build_parser, request_from, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
@@ -19,8 +21,7 @@ from pdlab.results.schema import Manifest
 from pdlab.sim.hardware import load_hardware
 
 HARDWARE = load_hardware("h100-vllm-0.11")
-SHAPE = load_model("gpt-oss-120b")
-assert SHAPE is not None
+SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
 
 
 def asked(*words: str) -> LaunchRequest:
