@@ -48,6 +48,7 @@ class CompletionRequest(_Generates):
 
 class ChatCompletionRequest(_Generates):
     messages: list[Any] = Field(default_factory=list)
+    logprobs: Any = False
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
