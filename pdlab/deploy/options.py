@@ -483,7 +483,8 @@ def _serving(args: argparse.Namespace, topology: Collocated | Disaggregated, bas
     requests |= {"expose": tuple(args.expose)} if args.expose else {}
     before = base.serving.model_dump(exclude_unset=True) if base else {}
     serving = {**serving_path.defaults(topology, args.host, local=local), **before, **flags}
-    serving_path.refuse_unreachable(serving, args.host, local=local)
+    # Made-up nodes are on this machine, but what is the default is so on the cluster that is rehearsed.
+    serving_path.refuse_unreachable(serving, args.host, local=local or args.rehearse)
     return {**serving, "requests": {**before.get("requests", {}), **requests}}
 
 
@@ -597,7 +598,7 @@ class LaunchRequest:
     @property
     def serving_path(self) -> str:
         """The way from ``host`` to the engines, and why."""
-        return serving_path.describe(self.deployment, self.host, local=self.local_nodes is not None)
+        return serving_path.describe(self.deployment, self.host, local=self.node_count is not None)
 
     def known_view(self) -> ClusterView | None:
         """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""
