@@ -598,7 +598,8 @@ class LaunchRequest:
     @property
     def serving_path(self) -> str:
         """The way from ``host`` to the engines, and why."""
-        return serving_path.describe(self.deployment, self.host, local=self.node_count is not None)
+        made_up = self.rehearsal is not None and self.deployment.serving.direct_streaming
+        return serving_path.describe(self.deployment, self.host, local=self.local_nodes is not None or made_up)
 
     def known_view(self) -> ClusterView | None:
         """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""
