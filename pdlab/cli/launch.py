@@ -143,6 +143,10 @@ def _plan(args: argparse.Namespace, request: LaunchRequest, argv: Sequence[str])
     prepared = _prepared(request, model, request.known_view() or _live_view())
     for caution in prepared.cautions:
         _warn(caution)
+    if request.rehearsal is not None:
+        from pdlab.rehearsal.stage import RehearsalStage
+
+        print(RehearsalStage(request).describe(), file=sys.stderr)
     if args.dry_run:
         base_url = f"http://{request.host}:{request.port}"
         text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))

@@ -46,7 +46,7 @@ from pdlab.sim.simulator import engine_of
 
 SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
 GREEDY = 1e-5
-FRESH_S = 1.0  # simulated: how busy a front end was is no news after that
+FRESH_S = 10.0  # simulated: how busy a front end was is no news after that, for its engine may be gone
 BODY = "rehearsal"
 _log = logging.getLogger("ray.serve")
 

@@ -61,6 +61,12 @@ class RehearsalStage:
         self._slow_down: float = slow_down
         self._rehearsal: Rehearsal = request.rehearsal.model_copy(update={"slow_down": slow_down})
 
+    def describe(self) -> str:
+        """Whose engines are simulated, and how slowly, in one line."""
+        return (
+            f"rehearsal: engines of {self._hardware.name} are simulated, {self._slow_down:g} times slower ({self._why})"
+        )
+
     def start_nodes(self) -> LocalNodes:
         return local_nodes.start_made_up(self._cluster, node_env(self._slow_down))
 
@@ -71,9 +77,7 @@ class RehearsalStage:
         stand_ins.at_start()
 
     def simulated(self, prepared: Prepared, local: LocalNodes, say: Callable[[str], None]) -> ServeApp:
-        say(
-            f"rehearsal: engines of {self._hardware.name} are simulated, {self._slow_down:g} times slower ({self._why})"
-        )
+        say(self.describe())
         folder = Path(local.temp_dir) / "rehearsal"
         shutil.rmtree(folder / "shared", ignore_errors=True)
         files = {}
