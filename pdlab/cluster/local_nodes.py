@@ -43,6 +43,8 @@ from pdlab.core.schema import Frozen, load_yaml, to_yaml
 MARKER = "PDLAB_LOCAL"
 # For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
 START_TIMEOUT_S = 300.0
+# `ray start` gives up when its node is not there after 30 s, as where a dozen of them start on two cores.
+AT_ONCE = 4
 LAST_LINES = 3
 # What `ray start` prints once its node stands in the GCS (ray/scripts/scripts.py; a contract test holds it).
 JOINED = "Ray runtime started."
@@ -224,10 +226,21 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
     nodes = nodes.model_copy(update={"pids": (head.pid,)})
     _write(nodes)
     _wait_for(nodes, head)
-    others = [_ray_start(i, [f"--address={nodes.address}"], nodes, {}) for i in range(2, nodes.count + 1)]
+    others = []
+    for number in range(2, nodes.count + 1):
+        _await_fewer(nodes, range(2, number), AT_ONCE)
+        others.append(_ray_start(number, [f"--address={nodes.address}"], nodes, {}))
     nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
     _write(nodes)
     return nodes
+
+
+def _await_fewer(nodes: LocalNodes, started: Iterable[int], most: int) -> None:
+    """Until fewer than ``most`` of the nodes that were started have yet to join, or time is over. Whoever needs a node
+    says so when it does not come."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while sum(JOINED not in _log(nodes, number) for number in started) >= most and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _write_token(path: Path) -> None:
