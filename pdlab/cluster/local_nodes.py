@@ -30,7 +30,7 @@ from typing import Any
 from pydantic import Field
 
 from pdlab.cluster import two_hosts
-from pdlab.cluster.loopback import LISTEN, LOOPBACK
+from pdlab.cluster.loopback import LISTEN, LOOPBACK, NODE_NUMBER
 from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
 from pdlab.cluster.two_hosts import Host, TwoHosts
 from pdlab.core import api_key
@@ -420,6 +420,7 @@ def _ray_start(
         metrics, stats, *agents = own
         # Fixed ports by default, so another program's HAProxy, or another pdlab's, would keep ours from starting.
         env |= {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats)}
+        env[NODE_NUMBER] = str(number)
         command = [
             ray, "start", *args, "--block", "--disable-usage-stats", "--include-log-monitor=false",
             *_resources(number, nodes.made_up), f"--object-store-memory={OBJECT_STORE_BYTES}",
