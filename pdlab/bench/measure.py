@@ -20,7 +20,6 @@ from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
 from pdlab.results.schema import RequestRecord, Run
 
-WARMUP_CONCURRENCY = 8
 # Gates that say that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
 # Ray's metrics agent exports every 10 s by default.
@@ -146,7 +145,7 @@ class Driver:
             seed=levels.warmup_seed(workload, smoke=self._smoke, attempt=attempt),
             prefix_tokens=workload.shared_prefix_tokens,
             prefix_seed=levels.prefix_seed(workload),
-            concurrency=min(requests, WARMUP_CONCURRENCY),
+            concurrency=min(requests, levels.warmup_concurrency(target.manifest.deployment)),
             request_timeout_s=self._request_timeout_s,
         )
 
