@@ -13,7 +13,7 @@ from pdlab.bench import levels
 from pdlab.bench.client import protocol
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cli import bench
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths, read_pairs
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
