@@ -32,7 +32,7 @@ from pdlab.sim.simulator import simulate
 ENGINE_CLASS_ENV = "RAYLLM_VLLM_ENGINE_CLS"  # Ray's name of it
 VOCABULARY = 1024
 # What router, ingress and proxy carry per core of this machine (docs/scale.md), and what of it is used.
-REQUESTS_PER_CORE_S = 15.0
+REQUESTS_PER_CORE_S = 10.0
 LEAST_SLOW_DOWN, MOST_SLOW_DOWN = 4.0, 1000.0
 PER_GPU = 8  # requests in flight, for the rate that the engines reach
 
