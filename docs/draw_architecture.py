@@ -33,6 +33,7 @@ HOLDS = {
     "report": "tables, plots",
     "first_hour": "on booked nodes",
     "faults": "broken on purpose",
+    "rehearsal": "simulated engines",
     "cli": "command lines",
 }
 

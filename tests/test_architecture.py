@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "report": ["core", "results", "analysis", "transfer"],
     "first_hour": ["core"],
     "faults": ["core", "results", "analysis", "cluster", "deploy"],
+    "rehearsal": ["core", "results", "cluster", "sim", "deploy"],
     "cli": [
         "core",
         "remote",
@@ -46,6 +47,7 @@ MAY_IMPORT = {
         "report",
         "first_hour",
         "faults",
+        "rehearsal",
     ],
 }
 # Runs where pdlab is not installed.

@@ -285,6 +285,7 @@ class Curve(Frozen):
     searches: tuple[SloSearch, ...] = ()
     tuning: Tuning | None = None
     origin: Origin = "measured"
+    rehearsed: bool = False
 
     def scale(self, view: View) -> float:
         """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
@@ -342,6 +343,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             searches=experiment.searches,
             tuning=experiment.manifest.tuning,
             origin=experiment.manifest.origin,
+            rehearsed=experiment.manifest.rehearsal is not None,
         )
         for experiment, label, columns in zip(experiments, labels, loaded, strict=True)
     )
@@ -491,7 +493,11 @@ def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def short_labels(experiments: Sequence[Experiment]) -> list[str]:
     """One short unique label each: the configuration; where several share it, their workload or name too."""
-    short = [configuration(e.manifest.deployment) if e.manifest.deployment else e.name for e in experiments]
+    short = [
+        (configuration(e.manifest.deployment) if e.manifest.deployment else e.name)
+        + (" rehearsed" if e.manifest.rehearsal else "")
+        for e in experiments
+    ]
     labels: list[str] = []
     for experiment, label in zip(experiments, short, strict=True):
         namesakes = [e for e, other in zip(experiments, short, strict=True) if other == label]

@@ -44,6 +44,10 @@ T_LIMIT = {3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41, 8: 5.04}
 # The same at 2 %, for the number in flight: its size limits alone keep a lumpy level from being called a drift.
 T_GROWTH = {3: 4.54, 4: 3.75, 5: 3.36, 6: 3.14, 7: 3.00, 8: 2.90}
 FILLED_LEAST = 0.99
+# Of a rehearsal: by how much a client's mean may differ from the model's of the same requests, and how late events may
+# be within TTFT.
+PACE_TTFT, PACE_DECODE, PACE_LATE = 0.10, 0.03, 0.05
+PACE_KNOWN = 0.95  # of the answers must be in the model's sums
 # Ray Serve LLM hands tokens on every 50 ms, so a short answer may come in one piece. 64 tokens in 50 ms are 0.8 ms
 # each: no engine decodes one request so fast. Chunks that arrive together are microseconds apart.
 LEAST_STREAMED, AT_ONCE_S = 64, 1e-4
@@ -428,6 +432,33 @@ def _little(evidence: Evidence, drift: Trend) -> Iterator[str]:
         )
 
 
+def rehearsed_pace(evidence: Evidence) -> Iterator[str]:
+    """In a rehearsal this machine, and not the model, set the pace: the client's times are not those that the simulated
+    engines had for the same requests."""
+    requests = evidence.delta("modelled_requests") or 0.0
+    answered = evidence.answered
+    if not answered or requests < PACE_KNOWN * len(answered):
+        return
+    cure = "; launch with a larger --slow-down"
+    spans = {
+        "TTFT": ("modelled_ttft_s", PACE_TTFT, [r.ttft_s or 0.0 for r in answered]),
+        "decode time": ("modelled_decode_s", PACE_DECODE, [(r.e2el_s or 0.0) - (r.ttft_s or 0.0) for r in answered]),
+    }
+    for name, (field, limit, client_s) in spans.items():
+        modelled_s, client_mean_s = (evidence.delta(field) or 0.0) / requests, math.fsum(client_s) / len(client_s)
+        if modelled_s > 0 and abs(client_mean_s - modelled_s) > limit * modelled_s:
+            yield (
+                f"this machine set the pace: mean {name} is {1000 * client_mean_s:.3g} ms at the client and "
+                f"{1000 * modelled_s:.3g} ms by the model (limit {limit:.0%}){cure}"
+            )
+    late_s, ttft_s = evidence.delta("modelled_late_s") or 0.0, evidence.delta("modelled_ttft_s") or 0.0
+    if late_s > PACE_LATE * ttft_s:
+        yield (
+            f"this machine set the pace: requests reached simulated engines {1000 * late_s / requests:.3g} ms too late "
+            f"on average (limit {PACE_LATE:.0%} of TTFT){cure}"
+        )
+
+
 Judge = Callable[[Evidence], Iterator[str]]
 
 
@@ -453,6 +484,14 @@ def _needs(*fields: str) -> Callable[[Evidence], str | None]:
             return "the engines' metrics are not known or do not have it"
         return None
 
+    return missing
+
+
+def _pace_missing(evidence: Evidence) -> str | None:
+    missing = _needs("modelled_requests", "modelled_ttft_s")(evidence)
+    known = evidence.delta("modelled_requests") or 0.0
+    if missing is None and known < PACE_KNOWN * len(evidence.answered):
+        return f"the simulated engines know when {known:g} of {len(evidence.answered)} requests were sent"
     return missing
 
 
@@ -571,6 +610,12 @@ GATES: tuple[Gate, ...] = (
     ),
     Gate("lateness", lateness, _lateness_missing),
     Gate("clock", clock, _clock_missing),
+    Gate(
+        "rehearsed_pace",
+        rehearsed_pace,
+        _pace_missing,
+        applies=lambda evidence: evidence.run.rehearsal is not None,
+    ),
     Gate("few_requests", few_requests, _short),
     Gate("steady_state", steady_state, _trend_missing),
 )

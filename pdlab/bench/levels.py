@@ -19,6 +19,7 @@ SMOKE_PROMPTS_PER_CONCURRENCY = 2
 SMOKE_RATE_SECONDS = 10
 MIN_SMOKE_PROMPTS = 8
 MIN_WARMUP = 8
+WARMUP_CONCURRENCY = 8
 
 
 def num_requests(load: Load, *, smoke: bool = False, hold_s: float = HOLD_S, e2el_s: float = 0.0) -> int:
@@ -89,6 +90,14 @@ def warmup_requests(deployment: Deployment | None) -> int:
     if isinstance(topology, Collocated):
         return max(MIN_WARMUP, 2 * _engines(topology.pool))
     return max(MIN_WARMUP, 2 * _engines(topology.prefill) * _engines(topology.decode))
+
+
+def warmup_concurrency(deployment: Deployment | None) -> int:
+    """Warm-up prompts in flight: 8, or one per engine of the larger pool: with 8 the pairs of a hundred engines would
+    take hours."""
+    if deployment is None:
+        return WARMUP_CONCURRENCY
+    return max(WARMUP_CONCURRENCY, *(_engines(pool) for pool in deployment.pools.values()))
 
 
 def _engines(pool: Pool) -> int:

@@ -22,7 +22,6 @@ from pdlab.results import metrics
 from pdlab.results.provenance import now
 from pdlab.results.schema import RequestRecord, Run, Validity
 
-WARMUP_CONCURRENCY = 8
 # Gates that say that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
 # Ray's metrics agent exports every 10 s by default.
@@ -68,7 +67,8 @@ class Driver:
         """E2EL of the warm-up's fastest answer: the first ones may be slow."""
         self._error: str | None = None
         self._exports = bool(target.metrics_urls)
-        self._export_s = LOCAL_EXPORT_S if target.manifest.local else CLUSTER_EXPORT_S
+        self._export_s = LOCAL_EXPORT_S if target.manifest.on_local_nodes else CLUSTER_EXPORT_S
+        self._rehearsal = target.manifest.rehearsal
         self._watch = Watch(target.base_url, target.metrics_urls, target.replicas)
 
     def warm_up(self, attempt: int) -> None:
@@ -177,7 +177,7 @@ class Driver:
             seed=levels.warmup_seed(workload, smoke=self._smoke, attempt=attempt),
             prefix_tokens=workload.shared_prefix_tokens,
             prefix_seed=levels.prefix_seed(workload),
-            concurrency=min(requests, WARMUP_CONCURRENCY),
+            concurrency=min(requests, levels.warmup_concurrency(target.manifest.deployment)),
             request_timeout_s=self._request_timeout_s,
         )
 
@@ -242,15 +242,22 @@ class Driver:
             self._watch.count(done - failed)
             self._progress.update(done, failed)
 
+        slow_down = self._rehearsal.slow_down if self._rehearsal else None
         with self._watch.beside(self._client.abort):
-            return self._client.run(level, update)
+            if slow_down is None:
+                return self._client.run(level, update)
+            return protocol.in_simulated_time(self._client.run(protocol.slowed(level, slow_down), update), slow_down)
 
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[str, ...]) -> Run:
         after = self._snapshot
         new = self._strangers(before, after, sum(record.ok for record in answer.records))
         completed = sum(record.ok for record in answer.records)
+        whole, steady = metrics.whole(answer.records), metrics.steady(answer.records, level.load)
+        if self._rehearsal is not None:  # an answer comes in three chunks, which say nothing of gaps between tokens
+            whole = whole.model_copy(update={"itl": None})
+            steady = steady and steady.model_copy(update={"itl": None})
         run = Run(
-            origin="measured",
+            origin=self._target.manifest.origin,
             label=self._target.manifest.label,
             key=level.key,
             workload=self._workload,
@@ -260,8 +267,8 @@ class Driver:
             completed=completed,
             failed=level.num_requests - completed,
             asked_tokens=metrics.asked_tokens(answer.records),
-            whole=metrics.whole(answer.records),
-            steady=metrics.steady(answer.records, level.load),
+            whole=whole,
+            steady=steady,
             steady_window_s=metrics.steady_window(answer.records, level.load),
             trend=metrics.trend(answer.records, level.load),
             nixl_before=before.nixl if before else None,
@@ -274,6 +281,7 @@ class Driver:
             client_cpu_share=answer.cpu_share,
             front_cores=self._watch.front_cores,
             pool_age=before.pool_age if before else None,
+            rehearsal=self._rehearsal,
             started_at=answer.started_at,
             finished_at=answer.finished_at,
         )

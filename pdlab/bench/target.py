@@ -303,9 +303,8 @@ def _manifest(name: str | None, running: Running | None, gpus: int | None, workl
         label = name
     if gpus and known_gpus and gpus != known_gpus:
         raise UsageError(f"--gpus {gpus}: {label} uses {known_gpus}; leave the flag out")
-    return known.model_copy(
-        update={"origin": "measured", "label": label, "gpus": known_gpus or gpus, "workload": workload}
-    )
+    origin = "measured" if known.rehearsal is None else "simulated"
+    return known.model_copy(update={"origin": origin, "label": label, "gpus": known_gpus or gpus, "workload": workload})
 
 
 def check_name(name: str | None) -> None:

@@ -92,7 +92,13 @@ def _start(request: LaunchRequest) -> None:
     if request.two_hosts:
         require()
     key_file = _key_file(request)
-    launch.launch(replace(request, api_key_file=None if key_file is None else str(key_file)))
+    request = replace(request, api_key_file=None if key_file is None else str(key_file))
+    if request.rehearsal is None:
+        launch.launch(request)
+        return
+    from pdlab.rehearsal.stage import RehearsalStage
+
+    launch.launch(request, RehearsalStage(request))
 
 
 def _shutdown(args: argparse.Namespace) -> int:
@@ -137,6 +143,10 @@ def _plan(args: argparse.Namespace, request: LaunchRequest, argv: Sequence[str])
     prepared = _prepared(request, model, request.known_view() or _live_view())
     for caution in prepared.cautions:
         _warn(caution)
+    if request.rehearsal is not None:
+        from pdlab.rehearsal.stage import RehearsalStage
+
+        print(RehearsalStage(request).describe(), file=sys.stderr)
     if args.dry_run:
         base_url = f"http://{request.host}:{request.port}"
         text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))

@@ -139,10 +139,18 @@ class Cluster:
     def _name(self) -> str:
         if self.local is None:
             return "ray"
+        if self.local.made_up is not None:
+            return self.local.made_up.name
         return "two-hosts" if self.local.two_hosts else f"local-{self.local.count}"
 
     def _local_facts(self) -> dict[str, Any]:
         """As `node_facts` would answer on every node, without asking."""
+        if self.local and self.local.made_up:
+            made_up = {node.id: node for node in self.local.made_up.nodes}
+            return {
+                node: {"host": made_up[name].host, "nic": made_up[name].nic.model_dump()}
+                for node, name in self.names().items()
+            }
         pair = self.local.two_hosts if self.local else None
         if pair is None:
             return {node["NodeID"]: {"host": "localhost", "nic": {"kind": "loopback"}} for node in self.alive()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -26,20 +27,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from pdlab.cluster import two_hosts
-from pdlab.cluster.loopback import LISTEN, LOOPBACK
+from pdlab.cluster.loopback import LISTEN, LOOPBACK, NODE_NUMBER
 from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
 from pdlab.cluster.two_hosts import Host, TwoHosts
 from pdlab.core import api_key
 from pdlab.core.catalog import LOCAL_NODE_CPUS
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import cache_dir, holder, launch_lock, replace
-from pdlab.core.nodes import NODE_NAME_LABEL, LinkShape
+from pdlab.core.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
 
 MARKER = "PDLAB_LOCAL"
 # For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
 START_TIMEOUT_S = 300.0
+# `ray start` gives up when its node is not there after 30 s, as where a dozen of them start on two cores.
+AT_ONCE = 4
 LAST_LINES = 3
 # What `ray start` prints once its node stands in the GCS (ray/scripts/scripts.py; a contract test holds it).
 JOINED = "Ray runtime started."
@@ -69,7 +74,9 @@ _children: list[subprocess.Popen[bytes]] = []
 class LocalNodes(Frozen):
     """``count`` Ray nodes of this machine; ``pids`` are their `ray start` processes.
 
-    ``two_hosts``: where they run, the head on the first (None: side by side on the loopback interface).
+    ``two_hosts``: where they run, the head on the first (None: side by side on the loopback interface). ``made_up``:
+    the nodes of a cluster that they stand for, with its GPUs, which nobody has; ``env``: what their processes have in
+    their environment beside `environment`.
     """
 
     id: str
@@ -78,6 +85,8 @@ class LocalNodes(Frozen):
     temp_dir: str
     pids: tuple[int, ...]
     two_hosts: TwoHosts | None = None
+    made_up: ClusterView | None = None
+    env: dict[str, str] = Field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -150,13 +159,29 @@ def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:
 def become_driver(nodes: LocalNodes) -> None:
     """Give this process the nodes' environment: Ray reads it when it is imported."""
     this_host = next((host for host in _hosts(nodes) if host.name == os.environ.get(INSIDE)), None)
-    os.environ.update(environment_on(this_host, nodes) if this_host else environment(nodes.id, nodes.temp_dir))
+    own = environment_on(this_host, nodes) if this_host else environment(nodes.id, nodes.temp_dir) | nodes.env
+    os.environ.update(own)
     for name in NOT_OURS:
         os.environ.pop(name, None)
 
 
 def _hosts(nodes: LocalNodes) -> tuple[Host, ...]:
     return nodes.two_hosts.hosts if nodes.two_hosts else ()
+
+
+def start_made_up(
+    cluster: ClusterView,
+    env: Mapping[str, str],
+    announce: Callable[[str, str], None] = lambda cluster_id, folder: None,
+) -> LocalNodes:
+    """Start a Ray node for every node of ``cluster``, with its CPUs, GPUs and name, whatever this machine has, and with
+    ``env`` in the environment of their processes. Announces, returns and raises as `start`."""
+    with _lock(fcntl.LOCK_EX):
+        if _verified(_read()):
+            raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
+        # The head's node is the first of them.
+        nodes = tuple(sorted(cluster.nodes, key=lambda node: not node.head))
+        return _start(len(nodes), None, announce, cluster.model_copy(update={"nodes": nodes}), env)
 
 
 def start(
@@ -176,7 +201,13 @@ def start(
         return _start(count, link, announce)
 
 
-def _start(count: int, link: LinkShape | None, announce: Callable[[str, str], None]) -> LocalNodes:
+def _start(
+    count: int,
+    link: LinkShape | None,
+    announce: Callable[[str, str], None],
+    made_up: ClusterView | None = None,
+    env: Mapping[str, str] | None = None,
+) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
     # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
     temp_dir = f"{tempfile.gettempdir()}/pdlab-{cluster_id[:8]}"
@@ -184,7 +215,8 @@ def _start(count: int, link: LinkShape | None, announce: Callable[[str, str], No
     Path(temp_dir).mkdir(mode=0o700)
     Path(_scratch(temp_dir)).mkdir()
     _write_token(Path(temp_dir) / TOKEN_FILE)
-    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=())
+    own: dict[str, Any] = {"made_up": made_up, "env": dict(env or {})}
+    nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=(), **own)
     try:
         if link is None:
             return _start_ray(nodes)
@@ -207,7 +239,10 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
     nodes = nodes.model_copy(update={"pids": (head.pid,)})
     _write(nodes)
     _wait_for(nodes, head)
-    others = [_ray_start(i, [f"--address={nodes.address}"], nodes, {}) for i in range(2, nodes.count + 1)]
+    others = []
+    for number in range(2, nodes.count + 1):
+        _await_fewer(nodes, range(2, number), AT_ONCE)
+        others.append(_ray_start(number, [f"--address={nodes.address}"], nodes, {}))
     nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
     _write(nodes)
     return nodes
@@ -240,6 +275,14 @@ def _started(nodes: LocalNodes, number: int) -> list[int]:
     """`ray start` of that node where it has not ended yet."""
     pid = nodes.pids[number - 1]
     return [pid] if _belongs(pid, nodes) else []
+
+
+def _await_fewer(nodes: LocalNodes, started: Iterable[int], most: int) -> None:
+    """Until fewer than ``most`` of the nodes that were started have yet to join, or time is over. Whoever needs a node
+    says so when it does not come."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while sum(JOINED not in _log(nodes, number) for number in started) >= most and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _write_token(path: Path) -> None:
@@ -423,16 +466,17 @@ def _ray_start(
     if ray is None:
         raise ClusterError(f"`ray` is not installed beside {sys.executable}; install requirements-cpu.txt (make setup)")
     host = nodes.host(number) if nodes.two_hosts else None
-    env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir)
+    env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir) | nodes.env
     env.pop("RAY_ADDRESS", None)  # `ray start --head` refuses it
     with (Path(nodes.temp_dir) / f"node-{number}.log").open("w") as log, _held(6, nodes, number) as own:
         metrics, stats, *agents = own
         # Fixed ports by default, so another program's HAProxy, or another pdlab's, would keep ours from starting.
         env |= {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats)}
+        env[NODE_NUMBER] = str(number)
         command = [
             ray, "start", *args, "--block", "--disable-usage-stats", "--include-log-monitor=false",
-            f"--num-cpus={LOCAL_NODE_CPUS}", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}",
-            f"--node-ip-address={host.address if host else LOOPBACK}", f"--labels={NODE_NAME_LABEL}=local-{number}",
+            *_resources(number, nodes.made_up), f"--object-store-memory={OBJECT_STORE_BYTES}",
+            f"--node-ip-address={host.address if host else LOOPBACK}",
             *(f"--{flag}={port}" for flag, port in zip(AGENT_PORTS, agents, strict=True)),
             "--min-worker-port=0", "--max-worker-port=0",  # chosen by each worker: two nodes of one machine, one range
         ]  # fmt: skip
@@ -442,6 +486,15 @@ def _ray_start(
         process = spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
     _children.append(process)
     return process
+
+
+def _resources(number: int, made_up: ClusterView | None) -> list[str]:
+    """What `ray start` is told that node ``number`` has, and its name."""
+    node = made_up.nodes[number - 1] if made_up else ClusterNode(id=f"local-{number}", cpus=LOCAL_NODE_CPUS)
+    flags = [f"--num-cpus={node.cpus:g}", f"--num-gpus={node.gpus}", f"--labels={NODE_NAME_LABEL}={node.id}"]
+    if node.gpus and node.gpu_type:
+        flags.append(f"--resources={json.dumps({f'accelerator_type:{node.gpu_type}': 1})}")
+    return flags
 
 
 def _wait_for(nodes: LocalNodes, head: subprocess.Popen[bytes]) -> None:

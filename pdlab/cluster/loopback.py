@@ -6,7 +6,7 @@ other listeners take no address at all. Ray has no option for any of it, so thes
 after they are imported:
 
 - ``ray._private.services``: 127.0.0.1 stays what it is; the raylet is told that its agent has no HTTP server;
-- ``ray._private.node``: no Ray Client server;
+- ``ray._private.node``: no Ray Client server; sockets have names that no other node of this machine takes;
 - ``ray.serve._private.replica``: replicas' gRPC listens at the node's address, not at ``[::]``;
 - ``ray.serve._private.haproxy_templates``: HAProxy's metrics and statistics listen on loopback (and
   a client that leaves costs no core);
@@ -32,6 +32,7 @@ from typing import Any
 from pdlab.cluster.after_import import change_after_import
 
 LISTEN = "PDLAB_LISTEN"  # the node's address
+NODE_NUMBER = "PDLAB_NODE"  # of the nodes side by side on this machine
 LOOPBACK = "127.0.0.1"
 # With it Ray's HAProxy (2.8.25) takes a whole core from when a client leaves until its answer is there.
 ABORT = "    option abortonclose\n"
@@ -71,6 +72,18 @@ def _node(module: Any) -> None:
     _need(module, "Node")
     _need(module.Node, "start_ray_client_server")
     module.Node.start_ray_client_server = lambda self: None
+    number = os.environ.get(NODE_NUMBER)
+    if number is None:
+        return
+    # Ray takes the first name that no file has, and two nodes that start side by side take the same one.
+    _need(module.Node, "_make_inc_temp")
+    make = module.Node._make_inc_temp
+
+    def make_own(self: Any, suffix: str = "", prefix: str = "", directory_name: str | None = None) -> Any:
+        own = f"-{number}{suffix}" if str(directory_name).endswith("/sockets") else suffix
+        return make(self, suffix=own, prefix=prefix, directory_name=directory_name)
+
+    module.Node._make_inc_temp = make_own
 
 
 def _replica(module: Any) -> None:

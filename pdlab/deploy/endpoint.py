@@ -122,7 +122,7 @@ def launching(base_url: str, *, local: bool) -> Iterator[None]:
     no sweep measures what is replaced, and none begins at ``base_url``. Raises UsageError, which says who has it."""
     with contextlib.ExitStack() as locks:
         locks.enter_context(locked(launch_lock(local=local), "the right to launch (another launch is not finished)"))
-        served = {running.base_url for running in _published() if running.manifest.local == local}
+        served = {running.base_url for running in _published() if running.manifest.on_local_nodes == local}
         for url in sorted(served | {base_url}):
             locks.enter_context(measured(url))
         yield

@@ -105,6 +105,10 @@ _FIELDS = {
     "prefill_retries": "prefill_retries",
     "prefill_local": "prefill_local",
     "prefill_failures": "prefill_failures",
+    "rehearsal_requests": "modelled_requests",
+    "rehearsal_ttft_seconds": "modelled_ttft_s",
+    "rehearsal_decode_seconds": "modelled_decode_s",
+    "rehearsal_late_seconds": "modelled_late_s",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds_bucket": "ttft",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster, prepare
@@ -33,8 +33,8 @@ from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
 from pdlab.deploy.keeper import Keeper, kept
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
-from pdlab.deploy.prepared import prepare_deployment
-from pdlab.deploy.serve_config import transport_env
+from pdlab.deploy.prepared import Prepared, prepare_deployment
+from pdlab.deploy.serve_config import ServeApp, transport_env
 from pdlab.deploy.verify import LaunchProgress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import fits
@@ -48,31 +48,59 @@ LEAST_START_TIMEOUT_S = 1800.0
 START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 
 
-def launch(request: LaunchRequest) -> None:
-    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it.
+class Stage(Protocol):
+    """What a rehearsal has in place of nodes and engines (`pdlab.rehearsal.stage`)."""
+
+    def start_nodes(self, announce: Callable[[str, str], None] = ...) -> LocalNodes:
+        """``announce`` as `pdlab.cluster.local_nodes.start`. Raises UsageError, ClusterError."""
+
+    def tokenizer(self) -> str:
+        """Folder of the tokenizer of the simulated engines."""
+
+    def enter(self) -> None:
+        """Before anything of Ray's is imported."""
+
+    def simulated(self, prepared: Prepared, local: LocalNodes, progress: Callable[[str], None]) -> ServeApp:
+        """The application with simulated engines. Raises UsageError."""
+
+    def manifest(self, manifest: Manifest) -> Manifest:
+        """That says what it is of."""
+
+
+def launch(request: LaunchRequest, stage: Stage | None = None) -> None:
+    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it. ``stage``: where it is
+    a rehearsal.
 
     Other launches are refused until this one has published what it serves, or given up (on two hosts: until this
     process ends). Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
     """
     with contextlib.ExitStack() as turn:
-        turn.enter_context(launching(_base_url(request), local=request.local_nodes is not None))
+        turn.enter_context(launching(_base_url(request), local=request.node_count is not None))
         # On one of two hosts another process is the launcher, and has the keeper.
-        local = request.local_nodes is not None and INSIDE not in os.environ
+        local = request.node_count is not None and INSIDE not in os.environ
         with kept(_base_url(request)) if local else contextlib.nullcontext() as keeper:
             if request.two_hosts and INSIDE not in os.environ:
                 _launch_on_first_host(request, keeper)
             else:
-                _launch(request, turn.close, keeper)
+                _launch(request, turn.close, keeper, stage)
 
 
-def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None, keeper: Keeper | None = None) -> None:
+def _launch(
+    request: LaunchRequest,
+    published: Callable[[], None] = lambda: None,
+    keeper: Keeper | None = None,
+    stage: Stage | None = None,
+) -> None:
     """`launch` in the network where it belongs, once it may; calls ``published`` when others may again."""
     progress = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, progress, keeper)
+        local = _local(request, undo, progress, keeper, stage)
         env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
         shape, source = resolve_model(request.deployment.model)
+        if stage is not None:
+            source = stage.tokenizer()
+            stage.enter()
         if source is None:
             assert shape is not None
             # Before anything else is imported in the background: `from transformers import ...` in two threads
@@ -93,7 +121,7 @@ def _launch(request: LaunchRequest, published: Callable[[], None] = lambda: None
                 app.delete()
                 patience_s = RELEASE_TIMEOUT_S
             try:
-                running = _serve(app, request, shape, source, loading, progress, patience_s)
+                running = _serve(app, request, shape, source, loading, progress, patience_s, stage)
             except BaseException:
                 if local:
                     local_nodes.note_shared_memory(local)
@@ -158,20 +186,29 @@ def live_view() -> ClusterView:
 
 
 def _local(
-    request: LaunchRequest, undo: contextlib.ExitStack, progress: LaunchProgress, keeper: Keeper | None = None
+    request: LaunchRequest,
+    undo: contextlib.ExitStack,
+    progress: LaunchProgress,
+    keeper: Keeper | None = None,
+    stage: Stage | None = None,
 ) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
-    if request.local_nodes is None:
+    if request.node_count is None:
         return None
     up = local_nodes.running()
+    if up and (up.made_up and up.made_up.name) != (request.rehearsal and request.cluster and request.cluster.name):
+        raise UsageError(
+            f"local Ray nodes {f'made up to be {up.made_up.name}' if up.made_up else 'of this machine'} are up, this "
+            "launch needs others; stop them first with launch_gptoss.py --shutdown"
+        )
     if up and (up.two_hosts is not None) != request.two_hosts:
         raise UsageError(
             f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this launch needs others "
             f"({'without' if up.two_hosts else 'with'} --two-hosts); stop them first with launch_gptoss.py --shutdown"
         )
-    if up and up.count != request.local_nodes:
+    if up and up.count != request.node_count:
         raise UsageError(
-            f"{up.count} local Ray nodes are up, this launch needs {request.local_nodes}; "
+            f"{up.count} local Ray nodes are up, this launch needs {request.node_count}; "
             "stop them first with launch_gptoss.py --shutdown"
         )
     if up:
@@ -179,7 +216,12 @@ def _local(
         # What serves on the first of two hosts ends with this process by itself (`pdlab.cluster.run_on_host`).
         if keeper and not up.two_hosts:
             keeper.application(up.id)
+    elif stage is not None:
+        progress(f"starting {request.node_count} local Ray nodes with made-up GPUs")
+        up = stage.start_nodes(*([keeper.nodes] if keeper else []))
+        undo.callback(local_nodes.stop, up)
     else:
+        assert request.local_nodes is not None
         progress(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
         link = (request.link or LinkShape()) if request.two_hosts else None
         up = local_nodes.start(request.local_nodes, link, *([keeper.nodes] if keeper else []))
@@ -207,6 +249,7 @@ def _serve(
     loading: Future[Any],
     progress: LaunchProgress,
     patience_s: float,
+    stage: Stage | None = None,
 ) -> Running:
     deployment = request.deployment
     app.start_serve(request.host, request.port)
@@ -220,14 +263,20 @@ def _serve(
     progress(f"serving path: {request.serving_path}")
     for caution in prepared.cautions:
         progress(f"warning: {caution}")
-    deployment = preflight.examine(app.cluster, deployment, view, progress, choose=request.choose_backend)
+    if stage is None:
+        deployment = preflight.examine(app.cluster, deployment, view, progress, choose=request.choose_backend)
     prepared = prepared.with_transport_of(deployment)
+    served = prepared.app
+    if stage is not None:
+        assert app.cluster.local is not None
+        served = stage.simulated(prepared, app.cluster.local, progress)
     request = replace(request, deployment=deployment)
     started = now()
     loading.result()
-    app.submit(prepared.app)
+    app.submit(served)
     name = prepared.model_id
     manifest = _manifest(request, view, placement, started)
+    manifest = manifest if stage is None else stage.manifest(manifest)
     running = Running(
         base_url=_base_url(request),
         model_id=name,
@@ -249,7 +298,9 @@ def _serve(
     running = running.model_copy(update={"replicas": replicas, "pools": pools})
     came_out = observe(placement, view, app.bundles(deployment, view, name))
     checked = check(app, deployment, running, progress)
-    proof = wire_proof.prove(app, deployment, running, view, came_out, shape, progress, request.accept_wire)
+    proof = None  # in a rehearsal no KV cache moves
+    if stage is None:
+        proof = wire_proof.prove(app, deployment, running, view, came_out, shape, progress, request.accept_wire)
     checks = {"canary": checked.result, "wire": proof}
     manifest = manifest.model_copy(update={"placement": came_out, **checks, "finished_at": None})
     running = running.model_copy(update={"manifest": manifest, "answers": checked.answers})
@@ -348,7 +399,7 @@ def _check_port(request: LaunchRequest) -> None:
 
     Ray Serve on local nodes that are up holds its port also while it serves nothing.
     """
-    ours = load_running(_base_url(request)) or (request.local_nodes and local_nodes.running())
+    ours = load_running(_base_url(request)) or (request.node_count and local_nodes.running())
     if ours or request.host not in ("127.0.0.1", "localhost"):
         return
     with socket.socket() as probe:

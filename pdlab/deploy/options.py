@@ -43,6 +43,7 @@ from pdlab.core.deployment import (
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
+from pdlab.core.rehearsal import DEFAULT_HARDWARE, Rehearsal
 from pdlab.core.schema import parse_yaml, validate, yaml_fault
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
@@ -50,6 +51,7 @@ from pdlab.deploy.engine_arguments import check_engine_arguments
 
 FROM_STDIN = "--request-from-stdin"
 LOCAL_MODEL = "tiny-gptoss"
+REHEARSED_CLUSTER = "p5.48xlarge-x2"
 MAX_LOCAL_NODES = 64
 # Fields of a deployment -> the flags that set them.
 FLAGS = {
@@ -187,6 +189,24 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--link-rate", metavar="RATE", help="of that link, for example 1gbit or 20mbit (default: none)")
     group.add_argument("--link-delay-ms", type=milliseconds, metavar="MS", help="of that link, one way (default 0)")
+    group.add_argument(
+        "--rehearse",
+        action="store_true",
+        help=f"on Ray nodes of this machine that are made up to be those of --cluster (default {REHEARSED_CLUSTER}), "
+        "with simulated engines (docs/rehearsal.md)",
+    )
+    group.add_argument(
+        "--slow-down",
+        type=seconds,
+        metavar="K",
+        help="with --rehearse: seconds that a simulated one takes (default: by requests/s, GPUs and this machine's "
+        "cores)",
+    )
+    group.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help=f"with --rehearse: calibrated step times, as plan.py takes them (default {DEFAULT_HARDWARE})",
+    )
     group.add_argument(
         "--host",
         type=_host,
@@ -513,7 +533,8 @@ def _serving(args: argparse.Namespace, topology: Collocated | Disaggregated, bas
     requests |= {"expose": tuple(args.expose)} if args.expose else {}
     before = base.serving.model_dump(exclude_unset=True) if base else {}
     serving = {**serving_path.defaults(topology, args.host, local=local), **before, **flags}
-    serving_path.refuse_unreachable(serving, args.host, local=local)
+    # Made-up nodes are on this machine, but what is the default is so on the cluster that is rehearsed.
+    serving_path.refuse_unreachable(serving, args.host, local=local or args.rehearse)
     return {**serving, "requests": {**before.get("requests", {}), **requests}}
 
 
@@ -601,7 +622,7 @@ class LaunchRequest:
     anything is launched, after which None means that nobody is asked for a key. ``accept_open_cluster``: serve on a
     Ray cluster that requires no token. ``choose_backend``: nobody named a NIXL backend, so that the nodes may decide.
     ``accept_wire``: serve although KV cache takes this wire and not the planned one. ``workload``: what an engine must
-    hold.
+    hold. ``rehearsal``: with simulated engines, on nodes made up to be those of ``cluster``.
     """
 
     deployment: Deployment
@@ -620,12 +641,19 @@ class LaunchRequest:
     choose_backend: bool = False
     accept_wire: str | None = None
     workload: Workload = DEFAULT_WORKLOAD
+    rehearsal: Rehearsal | None = None
     command: tuple[str, ...] = ()
+
+    @property
+    def node_count(self) -> int | None:
+        """Ray nodes that this launch starts on this machine; None: it starts none."""
+        return len(self.cluster.nodes) if self.rehearsal and self.cluster else self.local_nodes
 
     @property
     def serving_path(self) -> str:
         """The way from ``host`` to the engines, and why."""
-        return serving_path.describe(self.deployment, self.host, local=self.local_nodes is not None)
+        made_up = self.rehearsal is not None and self.deployment.serving.direct_streaming
+        return serving_path.describe(self.deployment, self.host, local=self.local_nodes is not None or made_up)
 
     def known_view(self) -> ClusterView | None:
         """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""
@@ -641,7 +669,8 @@ def request_from(args: argparse.Namespace, words: Sequence[str]) -> LaunchReques
     return LaunchRequest(
         link=_link(args),
         deployment=deployment_from(args),
-        cluster=None if args.cluster in (None, "auto") else load_cluster(args.cluster),
+        rehearsal=_rehearsal(args),
+        cluster=_cluster(args),
         local_nodes=args.local,
         two_hosts=args.two_hosts,
         host=args.host,
@@ -657,6 +686,29 @@ def request_from(args: argparse.Namespace, words: Sequence[str]) -> LaunchReques
         workload=workload_from(args),
         command=(command_line(words),),
     )
+
+
+def _cluster(args: argparse.Namespace) -> ClusterView | None:
+    """The cluster of --cluster; None: the running Ray. Raises UsageError."""
+    name = args.cluster or (REHEARSED_CLUSTER if args.rehearse else "auto")
+    view = None if name == "auto" else load_cluster(name)
+    if args.rehearse and (view is None or view.device != "gpu"):
+        raise UsageError(f"--rehearse makes up the GPUs of a cluster's file; --cluster {name} has none: give another")
+    return view
+
+
+def _rehearsal(args: argparse.Namespace) -> Rehearsal | None:
+    """Raises UsageError for flags that contradict it."""
+    if not args.rehearse:
+        for flag in ("slow_down", "hardware"):
+            if getattr(args, flag) is not None:
+                raise UsageError(f"--{flag.replace('_', '-')} is for --rehearse: give both or none")
+        return None
+    if args.local or args.decode_bench:
+        other = "--local" if args.local else "--decode-bench"
+        raise UsageError(f"--rehearse and {other} exclude each other: engines are simulated, on nodes of its own")
+    data = {"hardware": args.hardware or DEFAULT_HARDWARE, "slow_down": args.slow_down}
+    return validate(Rehearsal, data, where="the flags", names={"slow_down": "--slow-down", "hardware": "--hardware"})
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -226,10 +226,14 @@ def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
     days = sorted({m.started_at[:10] for m in manifests if m.started_at})
     if days:
         facts.append(f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""))
-    facts += [f"origin: {origin}" for origin in dict.fromkeys(m.origin for m in manifests) if origin != "measured"]
+    facts += [f"origin: {origin}" for origin in dict.fromkeys(map(_origin, manifests)) if origin != "measured"]
     if any(m.local for m in manifests):
         facts.append("on CPUs of one machine: engine ranks stand for GPUs")
     return facts
+
+
+def _origin(manifest: Manifest) -> str:
+    return f"{manifest.origin} (rehearsed)" if manifest.rehearsal else manifest.origin
 
 
 def _interval_note(curves: Sequence[Curve], view: View) -> str:
@@ -243,12 +247,13 @@ def _interval_note(curves: Sequence[Curve], view: View) -> str:
 
 def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iterator[dict[str, Any]]:
     """One for each set of comparable experiments."""
-    groups: dict[tuple[str, str], list[Curve]] = {}
+    groups: dict[tuple[str, str, bool], list[Curve]] = {}
     for curve in curves:
         if curve.published is None:
-            groups.setdefault((curve.workload, curve.gpus.device), []).append(curve)
-    for (workload, device), members in sorted(groups.items(), key=lambda item: -len(item[1])):
+            groups.setdefault((curve.workload, curve.gpus.device, curve.rehearsed), []).append(curve)
+    for (workload, device, rehearsed), members in sorted(groups.items(), key=lambda item: -len(item[1])):
         where = "GPUs" if device == "gpu" else "CPU engine ranks"
+        where = "simulated engines (rehearsed)" if rehearsed else where
         per = " per" if view.normalized else ","
         yield {
             "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
@@ -445,7 +450,7 @@ def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
     return {
         "label": label,
         "name": loaded.experiment.name,
-        "short": f"{size}, {counted(len(runs), 'run')}, {manifest.origin}",
+        "short": f"{size}, {counted(len(runs), 'run')}, {'rehearsed' if manifest.rehearsal else manifest.origin}",
         "facts": [
             {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
         ],

@@ -270,7 +270,8 @@ def _plot(axes: Any, positions: Sequence[tuple[float, float, Point]], style: Sty
     look = {"color": style.color, "marker": style.marker, "markersize": size, "clip_on": False}
     if valid:
         dashes = (0, style.dashes) if style.dashes else "-"
-        axes.plot(*zip(*valid, strict=True), ls=dashes, lw=0.32 * size, mec="white", mew=0.7, zorder=3, **look)
+        edge = {"mfc": "white", "mec": style.color, "mew": 1.2} if style.hollow else {"mec": "white", "mew": 0.7}
+        axes.plot(*zip(*valid, strict=True), ls=dashes, lw=0.32 * size, zorder=3, **edge, **look)
     if invalid:
         hollow = {**look, "color": "none", "markersize": 1.6 * size, "mec": style.color, "mfc": "white", "mew": 1.4}
         axes.plot(*zip(*invalid, strict=True), ls="none", zorder=3.1, **hollow)
@@ -354,8 +355,9 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
                 marker=style.marker,
                 markevery=[1],
                 markersize=5.5,
-                mec="white",
-                mew=0.6,
+                mfc="white" if style.hollow else style.color,
+                mec=style.color if style.hollow else "white",
+                mew=1.2 if style.hollow else 0.6,
             )
             axes.text(x + 0.54, y, text, va="center", size=8.8 * max(0.75, shrink), color=INK)
         x += column_width * shrink

@@ -39,13 +39,15 @@ PUBLISHED = "published elsewhere"
 
 
 class Style(NamedTuple):
-    """``family`` is the heading under which the curve stands in a legend, ``rank`` its place; ``color`` is #rrggbb."""
+    """``family`` is the heading under which the curve stands in a legend, ``rank`` its place; ``color`` is #rrggbb;
+    ``hollow``: its markers are, for it was rehearsed."""
 
     family: str
     rank: int
     color: str
     marker: str
     dashes: tuple[float, ...]
+    hollow: bool = False
 
 
 def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
@@ -64,6 +66,7 @@ def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
                 color=_grey(share) if name == COLLOCATED else _shade(hues[name], rank, len(members)),
                 marker=MARKERS[rank % len(MARKERS)],
                 dashes=_dashes(curve, rank),
+                hollow=curve.rehearsed,
             )
     return tuple(style_of[id(curve)] for curve in curves)
 
@@ -75,6 +78,8 @@ def family(curve: Curve) -> str:
     if curve.deployment is None:
         return OTHER
     topology = curve.deployment.topology
+    if curve.rehearsed:
+        return f"rehearsed {topology.kind}"
     if isinstance(topology, Disaggregated):
         return f"P {_shape(topology.prefill)} to D {_shape(topology.decode)}"
     return COLLOCATED

@@ -39,7 +39,7 @@ def notes(curves: Sequence[Curve], view: View) -> list[str]:
         lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
     if published := [curve.label for curve in curves if curve.published is not None]:
         lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
-    return [*lines, *_fresh_notes(own(curves)), *invalid_notes(curves)]
+    return [*_rehearsal_notes(own(curves)), *lines, *_fresh_notes(own(curves)), *invalid_notes(curves)]
 
 
 def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
@@ -59,6 +59,17 @@ def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
                 "scatter between starts of the deployment is not included."
             )
     return lines
+
+
+def _rehearsal_notes(curves: Sequence[Curve]) -> list[str]:
+    """One line on all curves whose engines were simulated."""
+    names = [curve.label for curve in curves if curve.rehearsed]
+    if not names:
+        return []
+    return [
+        "Rehearsed, not measured: engines were simulated in slow time, requests, router and ingress were real "
+        f"(hollow markers): {listed(names)}."
+    ]
 
 
 def _fresh_notes(curves: Sequence[Curve]) -> list[str]:
@@ -107,6 +118,8 @@ def incomparable(curves: Sequence[Curve]) -> str | None:
     models = {curve.deployment.model for curve in curves if curve.deployment}
     if len(models) > 1:
         return f"the experiments have different models ({', '.join(sorted(models))})"
+    if len({curve.rehearsed for curve in curves}) > 1:
+        return "some experiments were rehearsed with simulated engines and some were not"
     if len({curve.gpus.device for curve in curves}) > 1:
         return "some experiments ran on GPUs and some on CPU engine ranks"
     return None

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterView, Placement
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Load, RunKey, Slo, Workload
 
@@ -148,6 +149,8 @@ class EngineCounters(Frozen):
     ``prefill_calls``: requests whose prefill decode asked for; of those ``prefill_retries`` asked another replica,
     ``prefill_local`` had the prompt computed on decode, ``prefill_failures`` were answered with an error.
     ``prefill_timeouts``: calls that got no answer in time.
+    ``modelled_*`` are of simulated engines alone: sums, over requests that said when they were sent, of their times by
+    the model, and by how much events came after the engine had gone on beyond their moment.
 
     Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) sums are unknown, and ``buckets``
     has what is known: of ttft, queue, prefill and kv_transfer, the number of observations up to each upper
@@ -179,6 +182,10 @@ class EngineCounters(Frozen):
     prefill_retries: float | None = None
     prefill_local: float | None = None
     prefill_failures: float | None = None
+    modelled_requests: float | None = None
+    modelled_ttft_s: float | None = None
+    modelled_decode_s: float | None = None
+    modelled_late_s: float | None = None
     buckets: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 
@@ -275,6 +282,7 @@ class Run(Frozen):
     ``asked_tokens``: mean input and output tokens asked of its requests, where lengths vary.
     ``pool_age``: tokens that an engine had been given when the level began, over what its KV pool holds, of the
     engine where that is least (None: not known); below 1 the pool was fresh. ``soak``: the load was held for long.
+    ``rehearsal``: the serving path was real and the engines were simulated; all times are simulated ones.
     ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
@@ -306,6 +314,7 @@ class Run(Frozen):
     front_cores: dict[str, float] = Field(default_factory=dict)
     pool_age: float | None = Field(default=None, ge=0)
     soak: Soak | None = None
+    rehearsal: Rehearsal | None = None
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None
@@ -438,7 +447,7 @@ class Manifest(Frozen):
 
     ``serving_path``: what stood between client and engines, and why. ``canary`` is of the launch; ``canaries_after``:
     the same prompts again after each sweep, against the answers then. ``tuning``: the search that its engine settings
-    come from, where one was made.
+    come from, where one was made. ``rehearsal``: see `Run`.
     """
 
     schema_version: Literal[1, 2] = 2
@@ -461,8 +470,14 @@ class Manifest(Frozen):
     canaries_after: tuple[CanaryResult, ...] = ()
     wire: WireProof | None = None
     tuning: Tuning | None = None
+    rehearsal: Rehearsal | None = None
     started_at: str | None = None
     finished_at: str | None = None
+
+    @property
+    def on_local_nodes(self) -> bool:
+        """Whether its Ray nodes were made on this machine."""
+        return self.local or self.rehearsal is not None
 
     @model_validator(mode="before")
     @classmethod

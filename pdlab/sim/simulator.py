@@ -28,19 +28,18 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
-from pdlab.sim.engine import Engine, EngineSurroundings, PrefixCache, Waiting
+from pdlab.sim.engine import Engine, PrefixCache
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
 from pdlab.sim.router import Router
 from pdlab.sim.step_time import kv_capacity_tokens, step_costs
+from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
 
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
-
-ARRIVES, ENTERS, STEP_ENDS, KV_ARRIVED = range(4)
-MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, at most
 
 
 def simulate(
@@ -72,8 +71,17 @@ def simulate(
     return [system.run(level, workload, trace) for level in levels]
 
 
-class _System(EngineSurroundings):
+def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
+    """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
+    costs = step_costs(hardware, shape, pool)
+    capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
+    return Engine(costs, capacity, hardware.step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
+
+
+class _System(Stepping):
     """The deployment between events."""
+
+    log: SimulatedLevel
 
     def __init__(
         self,
@@ -87,7 +95,7 @@ class _System(EngineSurroundings):
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
-        self.hardware, self.shape = hardware, shape
+        self.hardware, self.shape, self.block_tokens = hardware, shape, hardware.block_tokens
         self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
         topology = deployment.topology
         pools = deployment.pools
@@ -98,52 +106,30 @@ class _System(EngineSurroundings):
             self.links = Links(transfer_costs(hardware, shape, topology, link))
         self.decode = self.engines.get("decode") or self.engines["collocated"]
         self.front = self.engines.get("prefill") or self.decode
+        self.ingress = Ingress.of(hardware, moves_kv=self.links is not None)
         value = hardware.value
-        self.overhead_s = value("pd_overhead_ms" if self.links else "overhead_ms") * 1e-3
-        self.frontend_s = value("frontend_ms") * 1e-3
         self.contention = value("contention")
-        self.token_s = value("ingress_us") * 1e-6
-        self.stream_s = value("stream_us") * 1e-6
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
-        self.scattered: bool | None = None
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
-        costs = step_costs(self.hardware, self.shape, pool)
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
         count = pool.replicas * pool.dp * pool.pp
-        capacity = kv_capacity_tokens(self.hardware, self.shape, pool) / pool.pp
-        return [
-            Engine(
-                costs,
-                capacity,
-                self.hardware.step_tokens,
-                PrefixCache(capacity),
-                prefills_only=role == "prefill",
-            )
-            for _ in range(count)
-        ]
+        return [engine_of(self.hardware, self.shape, pool, prefills_only=role == "prefill") for _ in range(count)]
 
     # --- one level ----------------------------------------------------------------------------
 
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
         self._begin(level, workload, trace)
-        events, log = self.events, self.log
+        events = self.events
         while events:
             now_s, _, kind, subject, number = heapq.heappop(events)
-            if kind == STEP_ENDS:
-                if subject.version == number:
-                    self._step_ends(subject, now_s)
-            elif kind == ENTERS:
-                log.queued_s[number] = now_s
-                subject.waiting.append(Waiting(number, log.input_tokens[number]))
-                self._wake(subject, now_s)
-            elif kind == ARRIVES:
+            if kind == ARRIVES:
                 self._arrives(number, now_s)
             else:
-                self._kv_arrived(subject, number, now_s)
+                self.happens(kind, subject, number, now_s)
         return self._finish()
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
@@ -173,7 +159,7 @@ class _System(EngineSurroundings):
         # Of an open loop one at a time: thousands of events to come would make each one cost more.
         self.arrivals = [] if self.closed else arrivals
         for index, moment_s in enumerate(arrivals if self.closed else arrivals[:1]):
-            self._push(moment_s, ARRIVES, self.front[0], index)
+            self.push(moment_s, ARRIVES, self.front[0], index)
 
     def _check_fit(self) -> None:
         longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
@@ -206,171 +192,60 @@ class _System(EngineSurroundings):
         log.preemptions = sum(engine.preemptions for engine in self.all_engines)
         return log
 
-    # --- events -------------------------------------------------------------------------------
+    # --- a request's ways in and out ----------------------------------------------------------
 
-    def _push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
+    def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
         self.sequence += 1
         heapq.heappush(self.events, (moment_s, self.sequence, kind, engine, number))
 
     def _arrives(self, request: int, now_s: float) -> None:
         self.log.arrival_s[request] = now_s
         if request + 1 < len(self.arrivals):
-            self._push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
+            self.push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
         engine = self.router.choose(self.front, now_s)
         self.target[request] = (engine, engine)
-        # The processes that take requests in also stream every token out: what they do takes longer then.
         # The decode replica is not chosen yet: one of them stands for how busy they are.
         decoder = self.decode[self.sequence % len(self.decode)] if self.links else engine
-        streaming = len(decoder.running) / decoder.step_s * self.stream_s if decoder.busy else 0.0
-        slower = 1 / (1 - min(streaming, MOST_STREAMING))
-        engine.frontend_free_s = max(engine.frontend_free_s, now_s) + self.frontend_s * slower
-        ingress_s = (self.overhead_s + self.token_s * self.log.input_tokens[request]) * slower
-        self._push(engine.frontend_free_s + ingress_s, ENTERS, engine, request)
+        tokens = self.log.input_tokens[request]
+        self.push(self.ingress.pass_on(engine, tokens, self.ingress.streaming(decoder), now_s), ENTERS, engine, request)
 
-    def _wake(self, engine: Engine, now_s: float) -> None:
-        ends_s = engine.interrupt(now_s) if engine.busy else engine.plan(now_s, self)
-        if ends_s is not None:
-            self._push(ends_s, STEP_ENDS, engine, engine.version)
+    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
+        if not self.repeated:
+            return self.hit_rate * self.log.input_tokens[request]
+        hit = engine.cache.hit(self.prompt[request], tokens)
+        if fetched:  # decode keeps what it fetched, as prefill does
+            engine.cache.keep(self.prompt[request], tokens)
+        return hit
 
-    def _step_ends(self, engine: Engine, now_s: float) -> None:
-        log, running = self.log, engine.running
-        duration_s = engine.steps * engine.step_s
-        engine.busy_s += duration_s
-        if engine.starved:
-            engine.full_s += duration_s
-        engine.step += engine.steps
-        generated_tokens = engine.steps * len(running)
-        if generated_tokens:
-            log.gaps.append((engine.step_s, generated_tokens))
-        engine.held_tokens += generated_tokens
-        engine.context += generated_tokens
-        while running and running[0][0] <= engine.step:
-            self._request_ends(engine, heapq.heappop(running)[1], now_s)
-        if engine.prefilled:
-            self._prefilled(engine, now_s)
-        if engine.joined:
-            joined, engine.joined = engine.joined, []
-            for request in joined:
-                self._first_token(engine, request, log.input_tokens[request], now_s)
-        ends_s = engine.plan(now_s, self)
-        if ends_s is not None:
-            self._push(ends_s, STEP_ENDS, engine, engine.version)
+    def keep(self, engine: Engine, request: int) -> None:
+        engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
 
-    def _prefilled(self, engine: Engine, now_s: float) -> None:
-        finished, engine.prefilled = engine.prefilled, []
-        for waiting in finished:
-            request = waiting.request
-            if not self.log.prefill_end_s[request]:  # else it was preempted, and is recomputed
-                self.log.prefill_end_s[request] = now_s
-            engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
-            if engine.prefills_only:
-                self._move(engine, request, now_s)
-            else:
-                self._first_token(engine, request, waiting.tokens, now_s)
-
-    def _first_token(self, engine: Engine, request: int, context: float, now_s: float) -> None:
-        """The step that ended now gave the request a token; the rest follow one per step."""
-        log = self.log
-        generated = int(context) - log.input_tokens[request] + 1
-        if not log.first_token_s[request]:
-            log.first_token_s[request] = now_s
-        engine.held_tokens += 1
-        if generated >= log.output_tokens[request]:
-            engine.context += context + 1
-            self._request_ends(engine, request, now_s)
-            return
-        engine.context += context + 1
-        heapq.heappush(engine.running, (engine.step + log.output_tokens[request] - generated, request))
-
-    def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
-        log = self.log
-        log.finish_s[request] = now_s
-        context = log.input_tokens[request] + log.output_tokens[request]
-        engine.held_tokens -= context
-        engine.context -= context
-        self.router.leaves(engine)
-        engine.allocated += log.output_tokens[request]
-        if engine.inbound:
-            self._fetch(engine, now_s)
-        if self.repeated:
-            self.outputs_kept += 1
-            engine.cache.keep(-self.outputs_kept, log.output_tokens[request])  # never requested again
-        if self.closed and self.next < self.count:
-            self._push(now_s, ARRIVES, engine, self.next)
-            self.next += 1
-
-    def _move(self, engine: Engine, request: int, now_s: float) -> None:
+    def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
         self.router.leaves(engine)
         decoder = self.router.choose(self.decode, now_s)
         self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
-        self._fetch(decoder, now_s)
+        self.fetch(decoder, now_s)
 
-    def _fetch(self, decoder: Engine, now_s: float) -> None:
-        """Start the transfers that the decode engine has room for, in order."""
+    def ended(self, engine: Engine, request: int, now_s: float) -> None:
+        self.router.leaves(engine)
+        if self.repeated:
+            self.outputs_kept += 1
+            engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request])  # never requested again
+        if self.closed and self.next < self.count:
+            self.push(now_s, ARRIVES, engine, self.next)
+            self.next += 1
+
+    def way(self, request: int) -> tuple[Links, Engine]:
         assert self.links is not None
-        costs = self.links.costs
-        while decoder.inbound:
-            request = decoder.inbound[0]
-            tokens = self.log.input_tokens[request]
-            if decoder.held_tokens + tokens > decoder.capacity and decoder.held_tokens > 0:
-                return
-            decoder.inbound.popleft()
-            decoder.held_tokens += tokens
-            hit = self.hit_rate * tokens
-            if self.repeated:  # decode keeps what it fetched, as prefill does
-                hit = decoder.cache.hit(self.prompt[request], tokens)
-                decoder.cache.keep(self.prompt[request], tokens)
-            moved = tokens - hit
-            decoder.allocated += moved
-            size = moved * costs.bytes_per_token
-            sender = self.target[request][0]
-            self.log.transferred_bytes += size
-            arrives_s = self.links.carry(sender, decoder, size, now_s)
-            if moved:
-                wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
-                fragmented = costs.always_fragmented or (wrapped if self.scattered is None else self.scattered)
-                stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * moved
-                arrives_s += stall_s
-                if stall_s and decoder.running:
-                    decoder.stall_s += stall_s
-                    self._wake(decoder, now_s)
-            self._push(arrives_s, KV_ARRIVED, decoder, request)
+        return self.links, self.target[request][0]
 
-    def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
-        """Decode can start on the request, and prefill may free its KV."""
-        self.log.kv_arrived_s[request] = now_s
+    def release(self, request: int, now_s: float) -> None:
         engine = self.target[request][0]
         engine.held_tokens -= self.log.input_tokens[request]
         if engine.waiting and not engine.busy:
-            self._wake(engine, now_s)
-        decoder.joining.append(request)
-        self._wake(decoder, now_s)
-
-    # --- what engines ask ---------------------------------------------------------------------
-
-    def to_compute(self, engine: Engine, waiting: Waiting) -> float:
-        hit = self.hit_rate * self.log.input_tokens[waiting.request]
-        if self.repeated:
-            hit = engine.cache.hit(self.prompt[waiting.request], waiting.tokens)
-        block = self.hardware.block_tokens
-        # Whole blocks are found, and the last token is always computed, for its logits.
-        uncached = waiting.tokens - (min(hit, waiting.tokens - 1) // block) * block
-        self.log.computed_tokens[waiting.request] += uncached
-        engine.allocated += uncached
-        return float(uncached)
+            self.wake(engine, now_s)
 
     def busy_beside(self, engine: Engine) -> int:
         return sum(member.busy for member in self.all_engines if member is not engine)
-
-    def joining_tokens(self, requests: list[int]) -> float:
-        return float(sum(self.log.input_tokens[request] for request in requests))
-
-    def prefill_begins(self, request: int, now_s: float) -> None:
-        if not self.log.prefill_start_s[request]:
-            self.log.prefill_start_s[request] = now_s
-
-    def preempt(self, request: int, steps_left: int) -> float:
-        log = self.log
-        return float(log.input_tokens[request] + log.output_tokens[request] - steps_left)

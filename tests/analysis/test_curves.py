@@ -16,8 +16,10 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
 from pdlab.report import sections, tables, verdicts
+from pdlab.report.style import styles
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=10)
@@ -189,6 +191,21 @@ def test_other_distributions_of_lengths_are_other_workloads() -> None:
     drawn = curves([experiment(label, closed(4, 1, 10), name="a"), experiment(label, other, name="b")])
     assert [curve.workload for curve in drawn] == ["100:10", "100:10 uniform 0.8-1.0"]
     assert "different workloads (100:10, 100:10 uniform 0.8-1.0" in (tables.incomparable(drawn) or "")
+
+
+def test_rehearsed_curves_say_so_and_are_compared_with_no_others() -> None:
+    label = "collocated-4xtp1"
+    measured, other = experiment(label, closed(4, 1, 10), name="a"), experiment(label, closed(4, 1, 10), name="b")
+    manifest = other.manifest.model_copy(update={"origin": "simulated", "rehearsal": Rehearsal(slow_down=4)})
+    rehearsed = other.model_copy(update={"manifest": manifest})
+    drawn = curves([measured, rehearsed])
+    assert [curve.label for curve in drawn] == ["4xTP1 collocated", "4xTP1 collocated rehearsed"]
+    assert "rehearsed with simulated engines and some were not" in (tables.incomparable(drawn) or "")
+    assert any("Rehearsed, not measured" in line for line in tables.notes(drawn, View()))
+    alone = curves([rehearsed])
+    assert tables.incomparable(alone) is None
+    assert [style.hollow for style in styles(drawn)] == [False, True]
+    assert len({style.family for style in styles(drawn)}) == 2
 
 
 def test_concurrency_and_rate_are_never_one_line() -> None:

@@ -11,6 +11,7 @@ from pdlab.bench import gates
 from pdlab.bench.gates import GATES, Evidence, validate_level
 from pdlab.core.errors import BenchError
 from pdlab.core.lengths import parse_lengths
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
 from pdlab.results import metrics
 from pdlab.results.schema import CanaryResult, ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run, Validity
@@ -112,6 +113,17 @@ def client(**changes: float) -> dict[str, Any]:
     return {"client": ClientLoad(**{**CLIENT, **changes})}
 
 
+def rehearsed(**sums: float) -> dict[str, Any]:
+    """A rehearsal's level: 24 requests with TTFT of 1 s and 1 s of decode, by the model too; and its changes."""
+    clean = {"modelled_requests": 24.0, "modelled_ttft_s": 24.0, "modelled_decode_s": 24.0, "modelled_late_s": 0.1}
+    before = dict.fromkeys(clean, 0.0)
+    return {
+        "rehearsal": Rehearsal(slow_down=5),
+        "engines_before": engines(requests=0, external_cache_hits=0, **before),
+        "engines_after": engines(**{**clean, **sums}),
+    }
+
+
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("failed_requests", {"records": changed(error="HTTP 500", finish_s=None)}, "1 of 24 requests failed (first: HTTP"),
     ("failed_requests", {"records": changed(finish_s=None)}, "1 of 24 requests failed (first: no answer)"),
@@ -193,6 +205,13 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "too few requests for a steady window: 9 must finish in",
     ),
     ("few_requests", {"load": Closed(concurrency=14)}, "too few requests for a steady window: 28 must finish in it"),
+    (
+        "rehearsed_pace",
+        rehearsed(modelled_ttft_s=21.0),
+        "this machine set the pace: mean TTFT is 1e+03 ms at the client and 875 ms by the model (limit 10%)",
+    ),
+    ("rehearsed_pace", rehearsed(modelled_decode_s=23.0), "this machine set the pace: mean decode time is 1e+03 ms at"),
+    ("rehearsed_pace", rehearsed(modelled_late_s=2.4), "this machine set the pace: requests reached simulated engines"),
 ]
 
 
@@ -241,6 +260,15 @@ def test_a_schedule_that_is_not_kept_is_noted() -> None:
 def test_every_gate_is_in_the_list_of_faults() -> None:
     tested = {gate for gate, _, _ in FAULTS} | {"decode_context", "steady_state"}
     assert tested == set(NAMES)
+
+
+def test_a_rehearsal_is_judged_by_the_model_alone_where_it_knows_the_requests() -> None:
+    assert validate_level(evidence(**rehearsed())) == validate_level(evidence())
+    unstamped = validate_level(evidence(**rehearsed(modelled_requests=3.0)))
+    assert unstamped.valid
+    assert unstamped.unchecked == {"rehearsed_pace": "the simulated engines know when 3 of 24 requests were sent"}
+    silent = evidence(**{**rehearsed(), "engines_after": engines(), "engines_before": engines(requests=0)})
+    assert set(validate_level(silent).unchecked) == {"rehearsed_pace"}
 
 
 def test_decode_only_must_have_filled_its_context() -> None:

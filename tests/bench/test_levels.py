@@ -13,7 +13,7 @@ from pdlab.bench import levels
 from pdlab.bench.client import protocol
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cli import bench
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths, read_pairs
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
@@ -194,3 +194,17 @@ def test_client_level_has_the_lengths_that_the_workload_draws() -> None:
     assert client_levels[0].seed != client_levels[1].seed and client_levels[0].lengths == client_levels[1].lengths
     with pytest.raises(ValidationError, match="2 lengths for 40 requests"):
         ClientLevel.model_validate({**client_levels[0].model_dump(), "lengths": [(1, 1), (2, 2)]})
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("collocated-2xtp1", 8),
+        ("collocated-32xtp1", 32),
+        ("pd-spread-p2xtp1-d4xtp1", 8),
+        ("pd-spread-p1xdp32ep-d1xdp72ep", 72),
+    ],
+)
+def test_a_warm_up_of_many_engines_does_not_wait_for_one_after_the_other(label: str, expected: int) -> None:
+    assert levels.warmup_concurrency(Deployment(topology=parse_label(label))) == expected
+    assert levels.warmup_concurrency(None) == 8

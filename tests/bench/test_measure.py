@@ -14,6 +14,7 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.target import Target
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.workload import Closed, Level, Open, Workload
 from pdlab.deploy.engine_metrics import Snapshot, parse_snapshot
 from pdlab.results.schema import Manifest, RequestRecord
@@ -56,9 +57,16 @@ class Client:
         raise AssertionError("nothing died")
 
 
-def made(client: Client, label: str = "collocated-1xtp1", urls: tuple[str, ...] = (), **more: Any) -> Driver:
+def made(
+    client: Client,
+    label: str = "collocated-1xtp1",
+    urls: tuple[str, ...] = (),
+    rehearsal: Rehearsal | None = None,
+    **more: Any,
+) -> Driver:
     deployment = Deployment(model="m", topology=parse_label(label))
-    manifest = Manifest(origin="measured", label=label, deployment=deployment)
+    origin = "simulated" if rehearsal else "measured"
+    manifest = Manifest(origin=origin, label=label, deployment=deployment, rehearsal=rehearsal)
     pools = {"r0": "collocated"} if label.startswith("c") else {"r0": "decode", "r1": "prefill"}
     aimed = Target(
         base_url="http://h", model_id="m", tokenizer="t", name="x", manifest=manifest, metrics_urls=urls,
@@ -210,3 +218,23 @@ def test_another_replica_is_seen() -> None:
     known = parse_snapshot([page(r0=1, r9=5)], ("r0",), {"r0": "collocated"})
     assert set(known.replicas) == {"r0", "r9"}
     assert known.engines["collocated"].requests == 1, "of the deployment's own replicas alone"
+
+
+def test_a_rehearsal_is_sent_in_slow_time_and_kept_in_simulated_time() -> None:
+    plain, slow = Client(), Client()
+    usual = made(plain)
+    rehearsal = made(slow, rehearsal=Rehearsal(slow_down=5))
+    open_loop = Level(load=Open(rate_rps=10), num_requests=40, seed=1)
+    for load in (level(), open_loop):
+        real, _ = usual.measure(load)
+        rehearsed, records = rehearsal.measure(load)
+        assert (real.origin, real.rehearsal) == ("measured", None)
+        assert (rehearsed.origin, rehearsed.rehearsal) == ("simulated", Rehearsal(slow_down=5))
+        assert rehearsed.whole.ttft and real.whole.ttft
+        assert rehearsed.whole.ttft.mean_s == pytest.approx(real.whole.ttft.mean_s / 5)
+        assert rehearsed.whole.requests_per_s == pytest.approx(5 * real.whole.requests_per_s)
+        assert rehearsed.whole.itl is None and real.whole.itl is not None
+        assert records[1].arrival_s == pytest.approx(0.02)
+        assert "rehearsed_pace" in rehearsed.validity.unchecked and "rehearsed_pace" not in real.validity.unchecked
+    assert [asked.stamped for asked in (*plain.asked, *slow.asked)] == [False, False, True, True]
+    assert slow.asked[1].rate_rps == 2 and slow.asked[1].request_timeout_s == 5

@@ -27,6 +27,7 @@ from pdlab.cluster.local_nodes import (
     stop,
 )
 from pdlab.cluster.two_hosts import Host, TwoHosts
+from pdlab.core.catalog import load_cluster
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import load_yaml, to_yaml
@@ -322,6 +323,29 @@ class TestStart:
         finally:
             stop(nodes)
         assert running() is None
+
+    def test_made_up_nodes_are_those_of_a_cluster(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ray(tmp_path, monkeypatch)
+        cluster = load_cluster("p5.48xlarge-x2")
+        backwards = cluster.model_copy(update={"nodes": cluster.nodes[::-1]})
+        nodes = local_nodes.start_made_up(backwards, {"PDLAB_AT_START": "some.module"})
+        try:
+            assert running() == nodes
+            assert nodes.made_up == cluster, "the head's node is the first"
+            head, other = (Path(nodes.temp_dir) / f"node-{i}.log" for i in (1, 2))
+            assert eventually(lambda: "PORTS" in other.read_text() and "PORTS" in head.read_text())
+            for number, log in ((1, head), (2, other)):
+                flags = log.read_text()
+                assert "--num-cpus=192 --num-gpus=8 " in flags
+                assert f"--labels=pdlab/node=node-{number} " in flags
+                assert '--resources={"accelerator_type:H100": 1}' in flags
+            assert "--head" in head.read_text()
+            environ = Path(f"/proc/{nodes.pids[1]}/environ").read_bytes().split(b"\0")
+            assert b"PDLAB_AT_START=some.module" in environ
+        finally:
+            stop(nodes)
 
     def test_two_at_once(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A second launch, while the first one waits for its head node."""

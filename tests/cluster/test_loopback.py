@@ -175,3 +175,31 @@ def test_no_side_channel_without_curve_or_token(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(FileNotFoundError, match="gone"):
         loopback._side_channel(module)
     assert module.make_zmq_socket is make_zmq_socket
+
+
+def test_nodes_side_by_side_have_sockets_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ray_node() -> Any:
+        class Node:
+            def start_ray_client_server(self) -> None:
+                raise AssertionError("it listens to everybody")
+
+            def _make_inc_temp(self, suffix: str = "", prefix: str = "", directory_name: str | None = None) -> str:
+                return f"{directory_name}/{prefix}{suffix}"
+
+        return SimpleNamespace(Node=Node)
+
+    names = []
+    for number in ("2", "3", None):
+        if number is None:
+            monkeypatch.delenv(loopback.NODE_NUMBER)
+        else:
+            monkeypatch.setenv(loopback.NODE_NUMBER, number)
+        module = ray_node()
+        loopback._node(module)
+        one = module.Node()
+        one.start_ray_client_server()
+        names.append(one._make_inc_temp(prefix="raylet", directory_name="/tmp/s/sockets"))
+        assert (
+            one._make_inc_temp(suffix=".out", prefix="raylet", directory_name="/tmp/s/logs") == "/tmp/s/logs/raylet.out"
+        )
+    assert names == ["/tmp/s/sockets/raylet-2", "/tmp/s/sockets/raylet-3", "/tmp/s/sockets/raylet"]

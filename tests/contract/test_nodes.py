@@ -315,3 +315,10 @@ class TestArguments:
         names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_"))]
         assert len(names) >= 7
         assert [name for name in names if not any(name in text for text in texts)] == []
+
+
+def test_sockets_of_a_node_get_their_names_where_loopback_makes_them_its_own() -> None:
+    source = inspect.getsource(quietly("ray._private.node").Node._prepare_socket_file)
+    assert "self._make_inc_temp(" in source and "directory_name=self._sockets_dir" in source
+    whole = inspect.getsource(quietly("ray._private.node").Node)
+    assert 'self._sockets_dir = os.path.join(self._session_dir, "sockets")' in whole

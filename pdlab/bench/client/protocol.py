@@ -12,6 +12,8 @@ from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.schema import ClientLoad, RequestRecord
 
+SENT_HEADER = "x-pdlab-sent"
+
 
 class ClientLevel(Frozen):
     """One load as sent to the load-generator process (one JSON line).
@@ -22,7 +24,8 @@ class ClientLevel(Frozen):
     ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
     vLLM servers without a serving layer. ``tokenizer`` is a folder or a Hugging Face id. Of several
     processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
-    are of the whole level, and each process takes its share.
+    are of the whole level, and each process takes its share. ``stamped``: every request says in `SENT_HEADER` when it
+    is sent, in seconds of the machine's monotonic clock.
     """
 
     name: str
@@ -46,6 +49,7 @@ class ClientLevel(Frozen):
     request_timeout_s: float = Field(default=600.0, gt=0)
     part: int = Field(default=0, ge=0)
     parts: int = Field(default=1, ge=1)
+    stamped: bool = False
 
     @property
     def own_concurrency(self) -> int | None:
@@ -111,6 +115,41 @@ class ClientAnswer(Frozen):
             loop_lag_s=self.loop_lag_s,
             clock_step_s=self.clock_step_s,
         )
+
+
+def slowed(level: ClientLevel, slow_down: float) -> ClientLevel:
+    """The level as it is sent where a simulated second takes ``slow_down`` seconds."""
+    ramp = level.ramp
+    if ramp is not None:
+        rates = {"start_rps": ramp.start_rps / slow_down, "end_rps": ramp.end_rps / slow_down}
+        ramp = ramp.model_copy(update=rates)
+    return level.model_copy(
+        update={
+            "rate_rps": None if level.rate_rps is None else level.rate_rps / slow_down,
+            "ramp": ramp,
+            "request_timeout_s": level.request_timeout_s * slow_down,
+            "stamped": True,
+        }
+    )
+
+
+def in_simulated_time(answer: ClientAnswer, slow_down: float) -> ClientAnswer:
+    """The answer to a level that was `slowed`, with all times in simulated seconds."""
+
+    def shorter(record: RequestRecord) -> RequestRecord:
+        changed: dict[str, object] = {
+            name: value / slow_down
+            for name in ("arrival_s", "first_token_s", "finish_s", "lateness_s")
+            if (value := getattr(record, name)) is not None
+        }
+        return record.model_copy(update={**changed, "itl_s": tuple(gap_s / slow_down for gap_s in record.itl_s)})
+
+    changed: dict[str, object] = {
+        name: value / slow_down
+        for name in ("loop_lag_s", "clock_step_s", "origin_s", "schedule_s")
+        if (value := getattr(answer, name)) is not None
+    }
+    return answer.model_copy(update={**changed, "records": tuple(map(shorter, answer.records))})
 
 
 def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:

@@ -32,6 +32,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache, partial
 from typing import Any, TextIO
@@ -39,7 +40,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
-from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
+from pdlab.bench.client.protocol import SENT_HEADER, ClientAnswer, ClientLevel
 from pdlab.core.errors import UsageError
 from pdlab.deploy.endpoint import key_of
 from pdlab.results.schema import RequestRecord
@@ -204,6 +205,9 @@ class Meter:
         first = self._sent < (self.level.own_concurrency or self._sent + 1)
         free_since = self._began[0] if first or not self._freed else self._freed.popleft()
         self._sent += 1
+        if self.level.stamped:
+            more = {**(request_func_input.extra_headers or {}), SENT_HEADER: repr(time.monotonic())}
+            request_func_input = replace(request_func_input, extra_headers=more)
         try:
             output = await asyncio.wait_for(func(request_func_input, session, pbar), self.level.request_timeout_s)
         except asyncio.TimeoutError:
@@ -294,8 +298,6 @@ def _request_func(level: ClientLevel) -> RequestFunc:
 async def _pd_bare(prefill_url: str, decode_url: str, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
     """One request through two bare vLLM servers: prefill posts, then decode streams with the
     transfer parameters that prefill answered. Timing starts before the prefill post."""
-    from dataclasses import replace
-
     from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput, async_request_openai_completions
 
     start = time.perf_counter()

@@ -1,0 +1,17 @@
+"""How a deployment is rehearsed: on nodes made up on this machine, with simulated engines, in slow time."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pdlab.core.schema import Frozen
+
+DEFAULT_HARDWARE = "h100-vllm-0.11"
+
+
+class Rehearsal(Frozen):
+    """``hardware``: whose step times the engines have, a name of configs/catalog/ or a file. ``slow_down``: seconds
+    that a simulated one takes (None: chosen when it is launched). Figures of a rehearsal are in simulated seconds."""
+
+    hardware: str = DEFAULT_HARDWARE
+    slow_down: float | None = Field(default=None, ge=1, le=1000)

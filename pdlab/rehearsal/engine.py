@@ -1,0 +1,461 @@
+"""The engine class of a rehearsal, which Ray Serve LLM's servers run in place of vLLM's (RAYLLM_VLLM_ENGINE_CLS).
+
+When a token comes is the simulator's business (`pdlab.rehearsal.realtime`); this is how a request gets there and an
+answer back: the OpenAI protocol, the KV transfer parameters, and the messages by which an engine that has fetched KV
+tells the one that held it, over a socket of its own as NIXL's notifications go. Imports Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from ray import serve
+from ray.llm._internal.serve.core.configs import openai_api_models as openai
+from ray.llm._internal.serve.core.engine.protocol import LLMEngine
+
+from pdlab.core.deployment import Disaggregated
+from pdlab.deploy.serving.parts import join, split
+from pdlab.rehearsal.clock import SlowClock
+from pdlab.rehearsal.metrics import EngineMetrics
+from pdlab.rehearsal.protocol import (
+    BaseRenderer,
+    ChatCompletionResponseChoice,
+    CompletionResponseChoice,
+    UsageInfo,
+)
+from pdlab.rehearsal.realtime import RealTime, Served, Source
+from pdlab.rehearsal.shared import Folder, SharedLinks
+from pdlab.rehearsal.spec import read_spec
+from pdlab.rehearsal.tokens import Vocabulary, answer, block_keys, digest, likeliest
+from pdlab.sim.ingress import Ingress
+from pdlab.sim.kv_transfer import LinkKind, link_of, transfer_costs
+from pdlab.sim.simulator import engine_of
+
+SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
+GREEDY = 1e-5
+FRESH_S = 10.0  # simulated: how busy a front end was is no news after that, for its engine may be gone
+BODY = "rehearsal"
+_log = logging.getLogger("ray.serve")
+
+
+class SimulatedEngine(LLMEngine):  # type: ignore[misc]
+    """One replica's engine: a DP rank, with its pipeline stages."""
+
+    def __init__(self, llm_config: Any) -> None:
+        super().__init__(llm_config)
+        self.llm_config = llm_config
+        self.spec = spec = read_spec()
+        self._pool = spec.deployment.pools[spec.role]
+        stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
+        self.clock = SlowClock(spec.slow_down)
+        self.core = RealTime(stages, self.clock, spec.hardware.block_tokens)
+        self.core.changed = self._publish
+        self._topology = spec.deployment.topology
+        self._moves_kv = isinstance(self._topology, Disaggregated)
+        self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)
+        self._front = SimpleNamespace(frontend_free_s=0.0)
+        self._folder = Folder(Path(spec.folder))
+        self._vocabulary = Vocabulary(Path(spec.tokenizer))
+        self._renderer: Any = importlib.import_module("vllm.renderers.base").BaseRenderer()
+        BaseRenderer.encode = self._vocabulary.encode
+        self._links: dict[str, SharedLinks] = {}
+        self._leases: dict[int, asyncio.TimerHandle] = {}
+        self._socket: socket.socket | None = None
+        # Where pdlab's servers read what the KV pool holds (pdlab/deploy/serving/pool.py).
+        blocks = int(sum(stage.capacity for stage in stages) // spec.hardware.block_tokens)
+        cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=spec.hardware.block_tokens)
+        self._engine_client = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache))
+
+    async def start(self) -> None:
+        replica = serve.get_replica_context().replica_id.unique_id
+        self.name = replica
+        self.node = ray.get_runtime_context().get_node_id()
+        self.metrics = EngineMetrics(replica)
+        self.llm_config.setup_engine_backend()  # Ray's own: the side channel's port, the engine's id
+        self._streams = self._folder.numbers(f"streaming-{self.spec.role}-{replica}")
+        if self.spec.role == "prefill":
+            self._end = self._folder.end(f"end-{replica}")
+            self._listen()
+
+    def routing_stats(self) -> dict[str, Any]:
+        return {}
+
+    async def resolve_lora(self, lora_model: Any) -> None:
+        raise NotImplementedError("a rehearsal has no LoRA adapters")
+
+    async def reset_prefix_cache(self) -> None:
+        for engine in self.core.engines:
+            engine.cache = type(engine.cache)(engine.cache.capacity)
+
+    async def check_health(self) -> None:
+        return None
+
+    async def shutdown(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            Path(self._address).unlink(missing_ok=True)
+
+    # --- OpenAI -------------------------------------------------------------------------------
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        parts = [request] if self._is_part(request) else split(request, request.request_id)
+        if len(parts) == 1:
+            async for item in self._one(parts[0], raw_request_info, chat=False):
+                yield item
+            return
+        if request.temperature is not None and request.temperature < GREEDY and (request.n or 1) > 1:
+            yield _error(400, f"n={request.n} must be 1 with greedy sampling")
+            return
+        streams = [self._one(part, raw_request_info, chat=False) for part in parts]
+        async for item in join(streams, request.n or 1, _is_error, request.request_id):
+            yield item
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        async for item in self._one(request, raw_request_info, chat=True):
+            yield item
+
+    async def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        yield _error(400, "a rehearsal has no embeddings")
+
+    async def transcriptions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        yield _error(400, "a rehearsal has no transcriptions")
+
+    async def score(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        yield _error(400, "a rehearsal has no scores")
+
+    async def tokenize(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        ids = await self._token_ids(_prompt_of(request, chat=hasattr(request, "messages")))
+        yield openai.TokenizeResponse(count=len(ids), max_model_len=self.spec.max_model_len, tokens=ids)
+
+    async def detokenize(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        yield openai.DetokenizeResponse(prompt=self._vocabulary.decode(request.tokens))
+
+    async def build_asgi_app(self) -> Any:
+        """The routes that vLLM's server has and that clients of pdlab use."""
+        from pdlab.rehearsal.http import build_app
+
+        return build_app(self)
+
+    # --- one sequence -------------------------------------------------------------------------
+
+    def _is_part(self, request: Any) -> bool:
+        return bool(request.kv_transfer_params)
+
+    async def _token_ids(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, list):
+            ids: list[int] = prompt[0] if prompt and isinstance(prompt[0], list) else prompt
+            return ids
+        rendered = await self._renderer.tokenize_prompts_async([{"prompt": prompt}], None)
+        found: list[int] = rendered[0]["prompt_token_ids"]
+        return found
+
+    async def _one(self, request: Any, raw: Any, *, chat: bool) -> AsyncIterator[Any]:
+        sent_s, stamped = self._sent(raw)
+        ids = await self._token_ids(_prompt_of(request, chat=chat))
+        wanted = request.max_tokens if not chat else request.max_completion_tokens or request.max_tokens
+        room = self.spec.max_model_len - len(ids)
+        output_tokens = min(wanted if wanted is not None else room, max(room, 0))
+        if not ids or room < 1 or (wanted or 0) > room:
+            yield _error(
+                400,
+                f"This model's maximum context length is {self.spec.max_model_len} tokens. However, you requested "
+                f"{wanted or 0} output tokens and your prompt contains {len(ids)} input tokens",
+            )
+            return
+        params = request.kv_transfer_params or {}
+        shared = params.get(BODY) or {}
+        moves_on, fetches = bool(params.get("do_remote_decode")), bool(params.get("do_remote_prefill"))
+        # What decode answers is what it was handed: another prompt's KV gives another prompt's answer.
+        prompt_digest = shared["digest"] if fetches else digest(ids)
+        made: asyncio.Queue[tuple[float, int]] = asyncio.Queue()
+        served = Served(
+            input_tokens=len(ids),
+            output_tokens=1 if moves_on else max(output_tokens, 1),
+            blocks=block_keys(ids, self.core.block_tokens),
+            tell=lambda moment_s, tokens: made.put_nowait((moment_s, tokens)),
+            moves_on=moves_on,
+        )
+        if fetches:
+            if not self._send(shared["socket"], {"alive": True}):
+                self.metrics.count("vllm_nixl_num_failed_transfers")
+                yield _error(500, f"KV load failed: {shared['engine']} does not answer")
+                return
+            served.source = self._source(shared)
+            moment_s = shared["prefilled_s"]
+        else:
+            moment_s = self._ingress.pass_on(self._front, len(ids), self._streaming(), sent_s)
+        times: list[Any] = []
+        tell = served.tell
+
+        def told(moment_s: float, tokens: int) -> None:
+            if moves_on or tokens == served.output_tokens:
+                times.append(self.core.times(number[0]))
+            tell(moment_s, tokens)
+
+        served.tell = told
+        number = [0]
+        number[0] = self.core.submit(served, moment_s)
+        complete = False
+        try:
+            if moves_on:
+                prefilled_s, _ = await made.get()
+                self._lease(number[0])
+                complete = True
+                self.metrics.ended(times[0], len(ids), 1, fetched=False)
+                yield self._prefill_answer(request, ids, number[0], prefilled_s, prompt_digest, chat=chat)
+                return
+            tokens = answer(prompt_digest, served.output_tokens, self._vocabulary.size)
+            reply = _Reply(self, request, ids, tokens, chat=chat)
+            sent = 0
+            while sent < served.output_tokens:
+                _, upto = await made.get()
+                if request.stream:
+                    yield reply.chunk(sent, upto)
+                sent = upto
+            complete = True
+            self._ended(times[0], len(ids), served, fetches, sent_s if stamped else None)
+            if not request.stream:
+                yield reply.whole()
+                return
+            if (usage := reply.usage_chunk()) is not None:
+                yield usage
+            yield "data: [DONE]\n\n"
+        finally:
+            if not complete:
+                self.core.abort(number[0])
+
+    def _sent(self, raw: Any) -> tuple[float, bool]:
+        """When the client sent the request, and whether it said so (else: now)."""
+        text = (getattr(raw, "headers", None) or {}).get(SENT_HEADER)
+        if text is not None:
+            with contextlib.suppress(ValueError):
+                return min(self.clock.from_wall(float(text)), self.clock.now_s()), True
+        return self.clock.now_s(), False
+
+    def _ended(self, times: Any, input_tokens: int, served: Served, fetched: bool, sent_s: float | None) -> None:
+        self.metrics.ended(times, input_tokens, served.output_tokens, fetched=fetched)
+        if fetched:
+            self.metrics.observe("vllm_nixl_xfer_time_seconds", served_transfer_s(times))
+            self.metrics.observe("vllm_nixl_bytes_transferred", served_bytes(served, times))
+        if sent_s is not None:
+            self.metrics.count("pdlab_rehearsal_requests")
+            self.metrics.count("pdlab_rehearsal_ttft_seconds", times.first_token_s - sent_s)
+            self.metrics.count("pdlab_rehearsal_decode_seconds", times.finish_s - times.first_token_s)
+
+    def _publish(self) -> None:
+        """After every event: how busy the front end is, for whoever passes requests on."""
+        streaming = sum(self._ingress.streaming(engine) for engine in self.core.engines)
+        self._streams.write(streaming, self.clock.now_s())
+        self.metrics.total("vllm_num_preemptions", sum(engine.preemptions for engine in self.core.engines))
+        self.metrics.total("pdlab_rehearsal_late_seconds", self.core.late_s)
+
+    def _streaming(self) -> float:
+        """The share of its time that the front end of an engine that answers clients streams: one at random."""
+        role = "decode" if self._moves_kv else "collocated"
+        names = self._folder.names(f"streaming-{role}-")
+        if not names:
+            return 0.0
+        share, told_s = self._folder.numbers(random.choice(names)).read()
+        return share if self.clock.now_s() - told_s < FRESH_S else 0.0
+
+    # --- KV transfer --------------------------------------------------------------------------
+
+    def _prefill_answer(
+        self, request: Any, ids: Sequence[int], number: int, prefilled_s: float, prompt_digest: str, *, chat: bool
+    ) -> Any:
+        engine = self.core.engines[0]
+        params = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self.llm_config.engine_kwargs["kv_transfer_config"].get("engine_id"),
+            "remote_host": os.environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST"),
+            "remote_port": os.environ.get("VLLM_NIXL_SIDE_CHANNEL_PORT"),
+            "remote_block_ids": [],
+            "tp_size": self._pool.tp,
+            BODY: {
+                "engine": self.name,
+                "node": self.node,
+                "socket": self._address,
+                "number": number,
+                "digest": prompt_digest,
+                "prefilled_s": prefilled_s,
+                "capacity": engine.capacity,
+                "allocated": engine.allocated,
+            },
+        }
+        reply = _Reply(self, request, ids, answer(prompt_digest, 1, self._vocabulary.size), chat=chat)
+        return reply.whole(kv_transfer_params=params)
+
+    def _source(self, shared: dict[str, Any]) -> Source:
+        sender = self._folder.end(f"end-{shared['engine']}", shared["capacity"], shared["allocated"])
+        number, address = shared["number"], shared["socket"]
+
+        def release(moment_s: float) -> None:
+            self._send(address, {"number": number, "moment_s": moment_s})
+
+        return Source(self._links_from(shared["node"]), sender, release)
+
+    def _links_from(self, node: str) -> SharedLinks:
+        """The links from that node to this one: what the placement gave, not what was planned."""
+        if node not in self._links:
+            assert isinstance(self._topology, Disaggregated)
+            planned = link_of(self.spec.deployment)
+            kind: LinkKind = "tcp" if planned == "tcp" else "nvlink" if node == self.node else "srd"
+            costs = transfer_costs(self.spec.hardware, self.spec.shape, self._topology, kind)
+            self._links[node] = SharedLinks(costs, self._folder, (node, self.node))
+        return self._links[node]
+
+    def _listen(self) -> None:
+        self._address = str(self._folder.path / f"kv-{self.name}")
+        Path(self._address).unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(self._address)
+        asyncio.get_running_loop().add_reader(self._socket, self._received)
+
+    def _received(self) -> None:
+        assert self._socket is not None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message = json.loads(self._socket.recv(4096))
+                if "number" in message:
+                    lease = self._leases.pop(message["number"], None)
+                    if lease is not None:
+                        lease.cancel()
+                        self.core.release_prefilled(message["number"], message["moment_s"])
+
+    def _send(self, address: str, message: dict[str, Any]) -> bool:
+        """Whether the engine at that address is there to hear."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            try:
+                sender.sendto(json.dumps(message).encode(), address)
+            except BlockingIOError:
+                _log.warning("the engine at %s reads none of its messages", address)
+            except OSError:
+                return False
+        return True
+
+    def _lease(self, number: int) -> None:
+        def expire() -> None:
+            del self._leases[number]
+            self.metrics.count("vllm_nixl_num_kv_expired_reqs")
+            self.core.release_prefilled(number, self.clock.now_s())
+
+        wait_s = self.spec.lease_s * self.spec.slow_down
+        self._leases[number] = asyncio.get_running_loop().call_later(wait_s, expire)
+
+
+class _Reply:
+    """The OpenAI answer to one sequence."""
+
+    def __init__(self, engine: SimulatedEngine, request: Any, ids: Sequence[int], tokens: list[int], *, chat: bool):
+        self._vocabulary = engine._vocabulary
+        self._request, self._ids, self._tokens, self._chat = request, ids, tokens, chat
+        self._id = f"{'chatcmpl' if chat else 'cmpl'}-{request.request_id}"
+        self._model = engine.llm_config.model_id
+        self._created = int(time.time())
+
+    @property
+    def _usage(self) -> UsageInfo:
+        prompt, completion = len(self._ids), len(self._tokens)
+        return UsageInfo(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+    def _logprobs(self, tokens: Sequence[int]) -> dict[str, Any] | None:
+        if self._request.logprobs is None or self._chat:
+            return None
+        tops = [likeliest(token, self._vocabulary.size) for token in tokens]
+        by_id = bool(self._request.return_tokens_as_token_ids)
+
+        def name(token: int) -> str:
+            return f"token_id:{token}" if by_id else self._vocabulary.decode([token])
+
+        return {
+            "tokens": [name(token) for token in tokens],
+            "token_logprobs": [top[token] for token, top in zip(tokens, tops, strict=True)],
+            "top_logprobs": [{name(token): value for token, value in top.items()} for top in tops],
+            "text_offset": [0] * len(tokens),
+        }
+
+    def whole(self, kv_transfer_params: dict[str, Any] | None = None) -> Any:
+        wants_ids = bool(self._request.return_token_ids)
+        text = self._vocabulary.decode(self._tokens)
+        more: dict[str, Any] = {"id": self._id, "model": self._model, "usage": self._usage, "created": self._created}
+        more["kv_transfer_params"] = kv_transfer_params
+        common: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+        if wants_ids:
+            common["token_ids"] = list(self._tokens)
+        if self._chat:
+            message = {"role": "assistant", "content": text}
+            if wants_ids:
+                more["prompt_token_ids"] = list(self._ids)
+            said = ChatCompletionResponseChoice(message=message, **common)
+            return openai.ChatCompletionResponse(choices=[said], **more)
+        if wants_ids:
+            common["prompt_token_ids"] = list(self._ids)
+        choice = CompletionResponseChoice(text=text, logprobs=self._logprobs(self._tokens), **common)
+        return openai.CompletionResponse(choices=[choice], **more)
+
+    def chunk(self, sent: int, upto: int) -> str:
+        tokens = self._tokens[sent:upto]
+        text = self._vocabulary.decode(tokens)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if upto == len(self._tokens) else None}
+        if self._chat:
+            choice["delta"] = {"role": "assistant", "content": text} if sent == 0 else {"content": text}
+        else:
+            choice |= {"text": text, "logprobs": self._logprobs(tokens)}
+        if self._request.return_token_ids:
+            choice["token_ids"] = tokens
+            if sent == 0:
+                choice["prompt_token_ids"] = list(self._ids)
+        return self._event([choice])
+
+    def usage_chunk(self) -> str | None:
+        options = self._request.stream_options
+        include = options.get("include_usage") if isinstance(options, dict) else getattr(options, "include_usage", None)
+        return self._event([], usage=self._usage.model_dump()) if include else None
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        body = {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+        return f"data: {json.dumps(body | more)}\n\n"
+
+
+def served_transfer_s(times: Any) -> float:
+    """From when the request came to decode until its KV was there."""
+    return max(0.0, float(times.kv_arrived_s - times.queued_s)) if times.queued_s else 0.0
+
+
+def served_bytes(served: Served, times: Any) -> float:
+    """Bytes of KV that were moved for the request."""
+    assert served.source is not None
+    return float((served.input_tokens - times.hit_tokens) * served.source.links.costs.bytes_per_token)
+
+
+def _prompt_of(request: Any, *, chat: bool) -> Any:
+    if not chat:
+        return request.prompt
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in request.messages)
+
+
+def _error(code: int, message: str) -> Any:
+    kind = "BadRequestError" if code == 400 else "InternalServerError"
+    return openai.ErrorResponse(error=openai.ErrorInfo(message=message, type=kind, code=code))
+
+
+def _is_error(item: Any) -> bool:
+    return isinstance(item, openai.ErrorResponse)

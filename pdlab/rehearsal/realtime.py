@@ -1,0 +1,334 @@
+"""The simulator's engine, driven by a clock: requests come when they come, tokens when their steps are due.
+
+Every event is handled at the moment at which it was due, however late the machine gets to it: being late delays what
+is sent, and nothing in the engine adds up. Only what comes in after the engine has gone on beyond its moment is moved,
+to where the engine is; `RealTime.late_s` counts by how much.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pdlab.rehearsal.clock import Clock, Timer
+from pdlab.sim.engine import Engine
+from pdlab.sim.kv_transfer import Links
+from pdlab.sim.stepping import ENTERS, Sender, Stepping
+
+COMES, MIDDLE, RELEASED = "comes", "middle", "released"
+LATEST_GAPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a request's KV is: the engine that has it, the links from there, and whom to tell that it was taken."""
+
+    links: Links
+    sender: Sender
+    release: Callable[[float], None]
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A request at a simulated engine.
+
+    ``blocks``: a key per whole block of the prompt, the same for the same beginning. ``tell`` is called with (moment,
+    tokens made so far) of the first, one in the middle, and the last token. ``moves_on``: another engine decodes it;
+    then ``tell`` is called once, when it is prefilled.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    blocks: Sequence[int]
+    tell: Callable[[float, int], None]
+    source: Source | None = None
+    moves_on: bool = False
+    engine: Engine | None = None
+    first_step: int = 0
+
+
+@dataclass(slots=True)
+class Log:
+    """`pdlab.sim.stepping.RequestLog` of requests that come and go."""
+
+    input_tokens: dict[int, int] = field(default_factory=dict)
+    output_tokens: dict[int, int] = field(default_factory=dict)
+    queued_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    prefill_start_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    prefill_end_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    kv_arrived_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    first_token_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    finish_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    computed_tokens: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    gaps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LATEST_GAPS))
+    transferred_bytes: float = 0.0
+
+    def forget(self, request: int) -> None:
+        """Nobody will ask of that request again."""
+        for name in self.__slots__:
+            column = getattr(self, name)
+            if isinstance(column, dict):
+                column.pop(request, None)
+
+
+@dataclass(slots=True)
+class Times:
+    """What an engine did with one request: moments in simulated seconds (0: not done here), and prompt tokens."""
+
+    queued_s: float
+    prefill_start_s: float
+    prefill_end_s: float
+    kv_arrived_s: float
+    first_token_s: float
+    finish_s: float
+    hit_tokens: float
+
+
+class RealTime(Stepping):
+    """The engines of one replica: one, or one per pipeline stage.
+
+    ``block_tokens``: of a KV block. Not safe to use from several threads.
+    """
+
+    def __init__(self, engines: Sequence[Engine], clock: Clock, block_tokens: int) -> None:
+        self.engines = list(engines)
+        self.clock = clock
+        self.block_tokens = block_tokens
+        self.log: Log = Log()
+        self.late_s = 0.0
+        self.changed: Callable[[], None] = _nothing
+        """Called when something has happened."""
+        self._served: dict[int, Served] = {}
+        self._released: dict[int, Engine] = {}
+        self._events: list[tuple[float, int, object, Engine, int]] = []
+        self._sequence = 0
+        self._last_s = 0.0
+        self._timer: Timer | None = None
+        self._timer_s = 0.0
+        self._outputs = 0
+
+    # --- in and out ---------------------------------------------------------------------------
+
+    def submit(self, served: Served, moment_s: float) -> int:
+        """A request comes at that moment; one that has KV elsewhere fetches it first. Returns its number here."""
+        self.advance()
+        self._sequence += 1
+        number = self._sequence
+        engine = min(self.engines, key=lambda each: each.load)
+        engine.load += 1
+        served.engine = engine
+        self._served[number] = served
+        self.log.input_tokens[number] = served.input_tokens
+        self.log.output_tokens[number] = served.output_tokens
+        self._at(moment_s, COMES if served.source else ENTERS, engine, number)
+        self._arm()  # not handled here: who submits must know the number before anything is told of it
+        return number
+
+    def release_prefilled(self, number: int, moment_s: float) -> None:
+        """Another engine has fetched the KV of a request that was prefilled here, or will never."""
+        self.advance()
+        engine = self._released.get(number)
+        if engine is not None:
+            self._at(moment_s, RELEASED, engine, number)
+            self._arm()
+
+    def abort(self, number: int) -> None:
+        """Whoever asked has gone: what waits is dropped, what runs ends with the step that runs."""
+        self.advance()
+        served = self._served.get(number)
+        if served is None or served.engine is None:
+            return
+        engine = served.engine
+        served.tell = _nobody
+        for waiting in engine.waiting:
+            if waiting.request == number and waiting.tokens_left is None:
+                engine.waiting.remove(waiting)
+                self._gone(engine, number)
+                return
+        if number in engine.inbound:
+            engine.inbound.remove(number)
+            self.release(number, self._last_s)
+            self._gone(engine, number)
+            return
+        for entry in engine.running:
+            if entry[1] == number:
+                engine.running.remove(entry)
+                heapq.heapify(engine.running)
+                context = self.preempt(number, entry[0] - engine.step)
+                engine.held_tokens -= context
+                engine.context -= context
+                self._gone(engine, number)
+                self.wake(engine, max(self._last_s, self.clock.now_s()))
+                self._arm()
+                return
+
+    def times(self, number: int) -> Times:
+        """Of a request that was told to have ended, or to be prefilled, just now."""
+        log = self.log
+        served = log.input_tokens[number]
+        computed = log.computed_tokens.get(number, 0.0)
+        return Times(
+            queued_s=log.queued_s[number],
+            prefill_start_s=log.prefill_start_s[number],
+            prefill_end_s=log.prefill_end_s[number],
+            kv_arrived_s=log.kv_arrived_s[number],
+            first_token_s=log.first_token_s[number],
+            finish_s=log.finish_s[number],
+            hit_tokens=max(0.0, served - computed) if computed else 0.0,
+        )
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._served)
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Handle everything that is due by now, in order, and be called back for what comes next."""
+        now_s = self.clock.now_s()
+        due = bool(self._events) and self._events[0][0] <= now_s
+        while self._events and self._events[0][0] <= now_s:
+            moment_s, _, kind, engine, number = heapq.heappop(self._events)
+            self._last_s = moment_s
+            self._happens(kind, engine, number, moment_s)
+        self._arm()
+        if due:
+            self.changed()
+
+    def _arm(self) -> None:
+        if not self._events:
+            return
+        moment_s = self._events[0][0]
+        if self._timer is not None:
+            if self._timer_s <= moment_s:
+                return
+            self._timer.cancel()
+        self._timer, self._timer_s = self.clock.call_at(moment_s, self._called), moment_s
+
+    def _called(self) -> None:
+        self._timer = None
+        self.advance()
+
+    def _at(self, moment_s: float, kind: object, engine: Engine, number: int) -> None:
+        """An event from outside: not before what the engine has done already."""
+        self.late_s += max(0.0, self._last_s - moment_s)
+        self._push(max(moment_s, self._last_s), kind, engine, number)
+
+    def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
+        self._push(moment_s, kind, engine, number)
+
+    def _push(self, moment_s: float, kind: object, engine: Engine, number: int) -> None:
+        self._sequence += 1
+        heapq.heappush(self._events, (moment_s, self._sequence, kind, engine, number))
+
+    def _happens(self, kind: object, engine: Engine, number: int, now_s: float) -> None:
+        if isinstance(kind, int):
+            if kind != ENTERS or number in self._served:
+                self.happens(kind, engine, number, now_s)
+        elif kind == COMES:
+            if number in self._served:
+                self.log.queued_s[number] = now_s
+                engine.inbound.append(number)
+                self.fetch(engine, now_s)
+        elif kind == MIDDLE:
+            self._middle(engine, number, now_s)
+        else:
+            self._free(engine, number, now_s)
+
+    # --- what steps do ------------------------------------------------------------------------
+
+    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
+        served = self._served[request]
+        hit = 0.0
+        for block in served.blocks:
+            if engine.cache.hit(block, self.block_tokens) < self.block_tokens:
+                break
+            hit += self.block_tokens
+        hit = min(hit, tokens)
+        if fetched:
+            self.log.computed_tokens[request] = tokens - hit
+            self.keep(engine, request)
+        return hit
+
+    def keep(self, engine: Engine, request: int) -> None:
+        # The beginning last: what is evicted of a prompt first is its end.
+        for block in reversed(self._served[request].blocks):
+            engine.cache.keep(block, self.block_tokens)
+
+    def moves_on(self, engine: Engine, request: int) -> bool:
+        return self._served[request].moves_on
+
+    def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
+        served = self._served.pop(request)
+        engine.load -= 1
+        self._released[request] = engine
+        if served.tell is _nobody:
+            self._free(engine, request, now_s)
+        else:
+            served.tell(now_s, 1)
+
+    def first_token(self, engine: Engine, request: int, now_s: float) -> None:
+        served = self._served[request]
+        served.first_step = engine.step
+        if served.output_tokens > 1:
+            served.tell(now_s, 1)
+        if served.output_tokens > 2:
+            batch = len(engine.running) + 1
+            step_s = engine.costs.step_s(batch, 0, engine.context / batch)
+            self._push(now_s + (served.output_tokens - 1) / 2 * step_s, MIDDLE, engine, request)
+
+    def _middle(self, engine: Engine, request: int, now_s: float) -> None:
+        """Tell of the tokens that the steps until now have given."""
+        served = self._served.get(request)
+        if served is None:
+            return
+        done = min(engine.steps, int((now_s - engine.began_s) / engine.step_s + 1e-9)) if engine.busy else 0
+        tokens = 1 + engine.step + done - served.first_step
+        if 1 < tokens < served.output_tokens:
+            served.tell(engine.began_s + done * engine.step_s if engine.busy else now_s, tokens)
+
+    def ended(self, engine: Engine, request: int, now_s: float) -> None:
+        served = self._served.pop(request)
+        engine.load -= 1
+        self._outputs += 1
+        engine.cache.keep(-self._outputs, served.output_tokens)
+        served.tell(now_s, served.output_tokens)
+        self.log.forget(request)
+
+    def way(self, request: int) -> tuple[Links, Sender]:
+        source = self._served[request].source
+        assert source is not None, "only what comes from elsewhere is fetched"
+        return source.links, source.sender
+
+    def release(self, request: int, now_s: float) -> None:
+        served = self._served[request]
+        assert served.source is not None
+        served.source.release(now_s)
+
+    def busy_beside(self, engine: Engine) -> int:
+        return sum(each.busy for each in self.engines if each is not engine)
+
+    def _free(self, engine: Engine, request: int, now_s: float) -> None:
+        if self._released.pop(request, None) is None:
+            return
+        engine.held_tokens -= self.log.input_tokens[request]
+        self.log.forget(request)
+        if engine.waiting and not engine.busy:
+            self.wake(engine, now_s)
+
+    def _gone(self, engine: Engine, request: int) -> None:
+        del self._served[request]
+        engine.load -= 1
+        self.log.forget(request)
+        if engine.inbound:
+            self.fetch(engine, self._last_s)
+
+
+def _nobody(moment_s: float, tokens: int) -> None:
+    """Nobody listens any more."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,116 @@
+"""Numbers that the engines of a rehearsal share: all are processes of one machine, and a folder of it is theirs.
+
+When a link is free again is known to whoever uses it; how busy a front end is, to whoever asks. Every number has a file
+of its own, mapped into the processes that use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from pdlab.sim.kv_transfer import End, Links, TransferCosts
+
+_TWO = struct.Struct("dd")
+
+
+class Numbers:
+    """Two numbers in a file: 0 until somebody writes them."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.fstat(descriptor).st_size < _TWO.size:
+                os.ftruncate(descriptor, _TWO.size)
+            self._map = mmap.mmap(descriptor, _TWO.size)
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> tuple[float, float]:
+        first, second = _TWO.unpack_from(self._map)
+        return first, second
+
+    def write(self, first: float, second: float) -> None:
+        _TWO.pack_into(self._map, 0, first, second)
+
+
+class SharedEnd:
+    """One side of a link (`pdlab.sim.kv_transfer.Sender`) that several processes use: an engine that is fetched from,
+    or the network of a node. ``capacity`` and ``allocated`` are as they were told."""
+
+    def __init__(self, numbers: Numbers, capacity: float = 0.0, allocated: float = 0.0) -> None:
+        self._numbers = numbers
+        self.capacity, self.allocated = capacity, allocated
+
+    @property
+    def link_free_s(self) -> float:
+        return self._numbers.read()[0]
+
+    @link_free_s.setter
+    def link_free_s(self, moment_s: float) -> None:
+        self._numbers.write(moment_s, self._numbers.read()[1])
+
+    @property
+    def link_busy_s(self) -> float:
+        return self._numbers.read()[1]
+
+    @link_busy_s.setter
+    def link_busy_s(self, seconds: float) -> None:
+        self._numbers.write(self._numbers.read()[0], seconds)
+
+
+class SharedLinks(Links):
+    """The links between two nodes. A wire that engines share is the network of each of the two nodes: a transfer
+    begins when both are free."""
+
+    def __init__(self, costs: TransferCosts, folder: Folder, nodes: tuple[str, str]) -> None:
+        self._folder = folder
+        self._wires = [folder.end(f"wire-{node}") for node in dict.fromkeys(nodes)] if costs.shared else []
+        super().__init__(costs)
+
+    @property
+    def free_s(self) -> float:
+        return max((wire.link_free_s for wire in self._wires), default=0.0)
+
+    @free_s.setter
+    def free_s(self, moment_s: float) -> None:
+        for wire in self._wires:
+            wire.link_free_s = max(wire.link_free_s, moment_s)
+
+    def carry(self, sender: End, receiver: End, size: float, now_s: float) -> float:
+        with self._folder.locked():
+            return super().carry(sender, receiver, size, now_s)
+
+
+class Folder:
+    """The folder of one rehearsal."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._numbers: dict[str, Numbers] = {}
+
+    def numbers(self, name: str) -> Numbers:
+        if name not in self._numbers:
+            self._numbers[name] = Numbers(self.path / name)
+        return self._numbers[name]
+
+    def end(self, name: str, capacity: float = 0.0, allocated: float = 0.0) -> SharedEnd:
+        return SharedEnd(self.numbers(name), capacity, allocated)
+
+    def names(self, prefix: str) -> list[str]:
+        """Of the numbers that begin so, sorted."""
+        return sorted(path.name for path in self.path.glob(f"{prefix}*"))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time; the kernel gives the lock back when its process ends, however it does."""
+        with (self.path / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

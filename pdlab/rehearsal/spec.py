@@ -1,0 +1,52 @@
+"""What a simulated engine is told: a file on this machine, named in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen, validate
+from pdlab.sim.hardware import Hardware
+
+SPEC = "PDLAB_REHEARSAL"
+ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
+
+
+class EngineSpec(Frozen):
+    """One pool's engines. ``role``: collocated, prefill or decode. ``folder``: shared by all engines of the deployment
+    (`pdlab.rehearsal.shared`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated seconds for
+    which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``."""
+
+    slow_down: float = Field(gt=0)
+    role: str
+    hardware: Hardware
+    shape: ModelShape
+    deployment: Deployment
+    tokenizer: str
+    folder: str
+    max_model_len: int
+    lease_s: float = 30.0
+
+
+def write_spec(spec: EngineSpec, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # Defaults too: without its "kind" a topology cannot be read back.
+    file.write_text(json.dumps(spec.model_dump(mode="json")), encoding="utf-8")
+
+
+def read_spec() -> EngineSpec:
+    """The one that this process's environment names. Raises UsageError."""
+    file = os.environ.get(SPEC)
+    if not file:
+        raise UsageError(f"{SPEC} is not set: simulated engines are started by launch_gptoss.py --rehearse")
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{SPEC}={file}: cannot be read ({error.strerror}); launch again") from error
+    return validate(EngineSpec, json.loads(text), where=file)

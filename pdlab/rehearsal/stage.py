@@ -1,0 +1,170 @@
+"""What a launch does otherwise where it is a rehearsal: made-up nodes, simulated engines, slow time."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from pdlab.cluster import local_nodes
+from pdlab.cluster.local_nodes import LocalNodes
+from pdlab.cluster.machine import usable_cores
+from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import UsageError
+from pdlab.core.files import cache_dir
+from pdlab.core.nodes import Role
+from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.workload import Closed, Level, Workload
+from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
+from pdlab.deploy.options import LaunchRequest
+from pdlab.deploy.prepared import Prepared
+from pdlab.deploy.serve_config import ServeApp, engine_kwargs
+from pdlab.rehearsal import stand_ins
+from pdlab.rehearsal.spec import ENGINE_CLASS, SPEC, EngineSpec, write_spec
+from pdlab.results.schema import Manifest
+from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.level import figures
+from pdlab.sim.simulator import simulate
+
+ENGINE_CLASS_ENV = "RAYLLM_VLLM_ENGINE_CLS"  # Ray's name of it
+VOCABULARY = 1024
+# What router, ingress and proxy carry per core of this machine (docs/scale.md), and what of it is used.
+REQUESTS_PER_CORE_S = 10.0
+LEAST_SLOW_DOWN, MOST_SLOW_DOWN = 4.0, 1000.0
+PER_GPU = 8  # requests in flight, for the rate that the engines reach
+
+
+class RehearsalStage:
+    """`pdlab.deploy.launch.Stage` of a request that asks for a rehearsal. Raises UsageError for hardware or a model
+    that cannot be simulated."""
+
+    def __init__(self, request: LaunchRequest) -> None:
+        assert request.rehearsal is not None and request.cluster is not None
+        self._cluster = request.cluster
+        self._hardware = load_hardware(request.rehearsal.hardware)
+        if self._hardware.cpu:
+            raise UsageError(f"--hardware {request.rehearsal.hardware} is of CPU engines: give that of a GPU")
+        shape = resolve_model(request.deployment.model).shape
+        if shape is None:
+            raise UsageError(
+                f"--rehearse needs the shape of {request.deployment.model}, which configs/models/ does not have"
+            )
+        self._shape: ModelShape = shape
+        slow_down, self._why = request.rehearsal.slow_down, "as asked for"
+        if slow_down is None:
+            slow_down, self._why = choose_slow_down(
+                request.deployment, request.workload, self._hardware, shape, usable_cores()
+            )
+        self._slow_down: float = slow_down
+        self._rehearsal: Rehearsal = request.rehearsal.model_copy(update={"slow_down": slow_down})
+
+    def describe(self) -> str:
+        """Whose engines are simulated, and how slowly, in one line."""
+        return (
+            f"rehearsal: engines of {self._hardware.name} are simulated, {self._slow_down:g} times slower ({self._why})"
+        )
+
+    def start_nodes(self, announce: Callable[[str, str], None] = lambda cluster_id, folder: None) -> LocalNodes:
+        return local_nodes.start_made_up(self._cluster, node_env(self._slow_down), announce)
+
+    def tokenizer(self) -> str:
+        return str(ensure_tokenizer(cache_dir()))
+
+    def enter(self) -> None:
+        stand_ins.at_start()
+
+    def simulated(self, prepared: Prepared, local: LocalNodes, progress: Callable[[str], None]) -> ServeApp:
+        progress(self.describe())
+        folder = Path(local.temp_dir) / "rehearsal"
+        shutil.rmtree(folder / "shared", ignore_errors=True)
+        files = {}
+        for role in prepared.deployment.pools:
+            files[role] = folder / f"{role}.json"
+            write_spec(self._spec(prepared.deployment, role, folder / "shared"), files[role])
+        return with_simulated_engines(prepared.app, files)
+
+    def _spec(self, deployment: Deployment, role: str, shared: Path) -> EngineSpec:
+        shape = self._shape
+        kinds: dict[str, Role] = {"collocated": "collocated", "prefill": "prefill", "decode": "decode"}
+        length = engine_kwargs(deployment, kinds[role], shape, cpu=False).get("max_model_len", shape.max_context)
+        return EngineSpec(
+            slow_down=self._slow_down,
+            role=role,
+            hardware=self._hardware,
+            shape=shape,
+            deployment=deployment,
+            tokenizer=str(Path(self.tokenizer()) / "tokenizer.json"),
+            folder=str(shared),
+            max_model_len=int(length),
+        )
+
+    def manifest(self, manifest: Manifest) -> Manifest:
+        versions = {**manifest.versions, "vllm": f"simulated ({self._hardware.stack})", "torch": None, "nixl": None}
+        changed = {"origin": "simulated", "rehearsal": self._rehearsal, "versions": versions, "transport_env": {}}
+        return manifest.model_copy(update=changed)
+
+
+def node_env(slow_down: float) -> dict[str, str]:
+    """Environment of the processes of made-up nodes. Times of Ray's that shape the routing pass as slowly as those of
+    the engines."""
+    return {
+        "PDLAB_AT_START": stand_ins.__name__,
+        # By default as many at once as the node has CPUs, which are made up.
+        "RAY_worker_maximum_startup_concurrency": str(max(2, int(usable_cores()))),
+        "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": f"{10 * slow_down:g}",
+    }
+
+
+def with_simulated_engines(app: ServeApp, files: dict[str, Path]) -> ServeApp:
+    """The application with another class of engines; ``files``: role -> what they are told."""
+    args = copy.deepcopy(app.args)
+    configs = {"collocated": [*args.get("llm_configs", []), *([args["llm_config"]] if "llm_config" in args else [])]}
+    configs |= {role: [args[f"{role}_config"]] for role in ("prefill", "decode") if f"{role}_config" in args}
+    for role, of_role in configs.items():
+        for config in of_role:
+            env = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
+            env |= {ENGINE_CLASS_ENV: ENGINE_CLASS, SPEC: str(files[role])}
+            config["log_engine_metrics"] = False
+    return app.model_copy(update={"args": args})
+
+
+def choose_slow_down(
+    deployment: Deployment, workload: Workload, hardware: Hardware, shape: ModelShape, cores: float
+) -> tuple[float, str]:
+    """So slow that this machine's serving path carries what the simulated engines answer at their best, and why.
+
+    Raises UsageError where the model or a request does not fit them.
+    """
+    rate_rps = best_rate_rps(deployment, workload, hardware, shape)
+    carried_rps = REQUESTS_PER_CORE_S * cores
+    needed = max(LEAST_SLOW_DOWN, rate_rps / carried_rps)
+    digits = 10 ** math.floor(math.log10(needed))
+    slow_down = min(MOST_SLOW_DOWN, math.ceil(needed / digits * 2) / 2 * digits)
+    why = (
+        f"{deployment.gpus} GPUs answer up to {rate_rps:.3g} requests/s of {workload.label}, the serving path on "
+        f"{cores:g} cores {carried_rps:.3g}"
+    )
+    return slow_down, why
+
+
+def best_rate_rps(deployment: Deployment, workload: Workload, hardware: Hardware, shape: ModelShape) -> float:
+    """Requests/s that the simulator finds with `PER_GPU` requests in flight per GPU."""
+    engines = sum(pool.replicas * pool.engines_per_replica for pool in deployment.pools.values())
+    concurrency = max(PER_GPU * deployment.gpus, 2 * engines)
+    level = Level(load=Closed(concurrency=concurrency), num_requests=3 * concurrency, seed=0)
+    return figures(simulate(deployment, [level], workload, hardware, shape)[0]).requests_per_s
+
+
+def ensure_tokenizer(cache: Path) -> Path:
+    """Folder of the tokenizer that rehearsals have, whatever the model: built once, in a second."""
+    folder = cache / "models" / f"rehearsal-tokenizer-{VOCABULARY}"
+    if not folder.exists():
+        part = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        build_tokenizer(part, VOCABULARY)
+        part.rename(folder)
+    return folder

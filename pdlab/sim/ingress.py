@@ -1,0 +1,51 @@
+"""What a request passes on its way to an engine: a latency, and one at a time a replica's front end. In seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdlab.sim.engine import Engine
+from pdlab.sim.hardware import Hardware
+
+MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, at most
+
+
+class FrontEnd(Protocol):
+    """The process that takes a replica's requests in."""
+
+    frontend_free_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """Its costs per request, per prompt token, per request at the front end, and per streamed token."""
+
+    overhead_s: float
+    token_s: float
+    frontend_s: float
+    stream_s: float
+
+    @classmethod
+    def of(cls, hardware: Hardware, *, moves_kv: bool) -> Ingress:
+        """Raises UsageError."""
+        value = hardware.value
+        return cls(
+            overhead_s=value("pd_overhead_ms" if moves_kv else "overhead_ms") * 1e-3,
+            token_s=value("ingress_us") * 1e-6,
+            frontend_s=value("frontend_ms") * 1e-3,
+            stream_s=value("stream_us") * 1e-6,
+        )
+
+    def streaming(self, engine: Engine) -> float:
+        """Share of its time that the front end of an engine streams tokens now."""
+        return len(engine.running) / engine.step_s * self.stream_s if engine.busy else 0.0
+
+    def pass_on(self, front: FrontEnd, input_tokens: int, streaming: float, now_s: float) -> float:
+        """A request of so many tokens comes in. Returns when it enters the engine's queue.
+
+        The processes that take requests in also stream every token out: what they do takes longer then.
+        """
+        slower = 1 / (1 - min(streaming, MOST_STREAMING))
+        front.frontend_free_s = max(front.frontend_free_s, now_s) + self.frontend_s * slower
+        return front.frontend_free_s + (self.overhead_s + self.token_s * input_tokens) * slower

@@ -1,0 +1,220 @@
+"""What the steps of engines do to requests, wherever time comes from.
+
+`pdlab.sim.simulator` lets events happen one after the other, `pdlab.rehearsal` when a clock says so; both are
+`Stepping`, with a request's ways in and out of the engines of their own. Times in seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, Protocol
+
+from pdlab.sim.engine import Engine, EngineSurroundings, Waiting
+from pdlab.sim.kv_transfer import End, Links
+
+STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES = range(4)
+
+
+class RequestLog(Protocol):
+    """What is kept of every request, by its number: lists, or dictionaries where requests come and go. A moment is 0
+    until it has come. ``gaps`` takes (seconds, tokens) of every step with decoding sequences."""
+
+    input_tokens: Any  # a list or a dictionary: no type of both can be assigned to
+    output_tokens: Any
+    queued_s: Any
+    prefill_start_s: Any
+    prefill_end_s: Any
+    kv_arrived_s: Any
+    first_token_s: Any
+    finish_s: Any
+    computed_tokens: Any
+    gaps: Any
+    transferred_bytes: float
+
+
+class Sender(End, Protocol):
+    """The engine that has a request's KV: its side of the link, and whether its pool has wrapped."""
+
+    capacity: float
+    allocated: float
+
+
+class Stepping(EngineSurroundings):
+    """Engines between events. ``scattered``: whether free blocks lie apart; None: from when a pool has wrapped."""
+
+    log: RequestLog
+    block_tokens: int
+    scattered: bool | None = None
+
+    # --- a request's ways in and out ----------------------------------------------------------
+
+    def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
+        """Have the event handled at that moment; ``number``: of the request, or the version of the step."""
+        raise NotImplementedError
+
+    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
+        """Tokens of the request's prompt, of ``tokens`` to build, that the engine's cache holds. ``fetched``: the
+        others come from another engine, and are held from now on."""
+        raise NotImplementedError
+
+    def keep(self, engine: Engine, request: int) -> None:
+        """The prompt was computed: the engine's cache has it from now on."""
+        raise NotImplementedError
+
+    def moves_on(self, engine: Engine, request: int) -> bool:
+        """Whether another engine decodes what this one has prefilled."""
+        return engine.prefills_only
+
+    def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
+        """What another engine decodes is prefilled."""
+        raise NotImplementedError
+
+    def first_token(self, engine: Engine, request: int, now_s: float) -> None:
+        """The first token of the request was made."""
+
+    def ended(self, engine: Engine, request: int, now_s: float) -> None:
+        """The last token of the request was made."""
+        raise NotImplementedError
+
+    def way(self, request: int) -> tuple[Links, Sender]:
+        """Over which links a request's KV comes, and from which engine."""
+        raise NotImplementedError
+
+    def release(self, request: int, now_s: float) -> None:
+        """The request's KV has arrived: the engine that prefilled it may free its own."""
+        raise NotImplementedError
+
+    # --- events -------------------------------------------------------------------------------
+
+    def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
+        """Handle an event of an engine."""
+        if kind == STEP_ENDS:
+            if engine.version == number:
+                self._step_ends(engine, now_s)
+        elif kind == ENTERS:
+            self.log.queued_s[number] = now_s
+            engine.waiting.append(Waiting(number, self.log.input_tokens[number]))
+            self.wake(engine, now_s)
+        elif kind == KV_ARRIVED:
+            self._kv_arrived(engine, number, now_s)
+
+    def wake(self, engine: Engine, now_s: float) -> None:
+        """Something came in: an idle engine begins a step, one that repeats equal steps ends them."""
+        ends_s = engine.interrupt(now_s) if engine.busy else engine.plan(now_s, self)
+        if ends_s is not None:
+            self.push(ends_s, STEP_ENDS, engine, engine.version)
+
+    def fetch(self, decoder: Engine, now_s: float) -> None:
+        """Start the transfers that the decode engine has room for, in order."""
+        while decoder.inbound:
+            request = decoder.inbound[0]
+            tokens = self.log.input_tokens[request]
+            if decoder.held_tokens + tokens > decoder.capacity and decoder.held_tokens > 0:
+                return
+            decoder.inbound.popleft()
+            decoder.held_tokens += tokens
+            moved = tokens - self.hit_tokens(decoder, request, tokens, fetched=True)
+            decoder.allocated += moved
+            links, sender = self.way(request)
+            costs = links.costs
+            size = moved * costs.bytes_per_token
+            self.log.transferred_bytes += size
+            arrives_s = links.carry(sender, decoder, size, now_s)
+            if moved:
+                wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
+                fragmented = costs.always_fragmented or (wrapped if self.scattered is None else self.scattered)
+                stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * moved
+                arrives_s += stall_s
+                if stall_s and decoder.running:
+                    decoder.stall_s += stall_s
+                    self.wake(decoder, now_s)
+            self.push(arrives_s, KV_ARRIVED, decoder, request)
+
+    def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
+        """Decode can start on the request."""
+        self.log.kv_arrived_s[request] = now_s
+        self.release(request, now_s)
+        decoder.joining.append(request)
+        self.wake(decoder, now_s)
+
+    def _step_ends(self, engine: Engine, now_s: float) -> None:
+        log, running = self.log, engine.running
+        duration_s = engine.steps * engine.step_s
+        engine.busy_s += duration_s
+        if engine.starved:
+            engine.full_s += duration_s
+        engine.step += engine.steps
+        generated_tokens = engine.steps * len(running)
+        if generated_tokens:
+            log.gaps.append((engine.step_s, generated_tokens))
+        engine.held_tokens += generated_tokens
+        engine.context += generated_tokens
+        while running and running[0][0] <= engine.step:
+            self._request_ends(engine, heapq.heappop(running)[1], now_s)
+        if engine.prefilled:
+            self._prefilled(engine, now_s)
+        if engine.joined:
+            joined, engine.joined = engine.joined, []
+            for request in joined:
+                self._first_token(engine, request, log.input_tokens[request], now_s)
+        ends_s = engine.plan(now_s, self)
+        if ends_s is not None:
+            self.push(ends_s, STEP_ENDS, engine, engine.version)
+
+    def _prefilled(self, engine: Engine, now_s: float) -> None:
+        finished, engine.prefilled = engine.prefilled, []
+        for waiting in finished:
+            request = waiting.request
+            if not self.log.prefill_end_s[request]:  # else it was preempted, and is recomputed
+                self.log.prefill_end_s[request] = now_s
+            self.keep(engine, request)
+            if self.moves_on(engine, request):
+                self.hand_over(engine, request, now_s)
+            else:
+                self._first_token(engine, request, waiting.tokens, now_s)
+
+    def _first_token(self, engine: Engine, request: int, context: float, now_s: float) -> None:
+        """The step that ended now gave the request a token; the rest follow one per step."""
+        log = self.log
+        generated = int(context) - log.input_tokens[request] + 1
+        if not log.first_token_s[request]:
+            log.first_token_s[request] = now_s
+            self.first_token(engine, request, now_s)
+        engine.held_tokens += 1
+        engine.context += context + 1
+        if generated >= log.output_tokens[request]:
+            self._request_ends(engine, request, now_s)
+            return
+        heapq.heappush(engine.running, (engine.step + log.output_tokens[request] - generated, request))
+
+    def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
+        log = self.log
+        log.finish_s[request] = now_s
+        context = log.input_tokens[request] + log.output_tokens[request]
+        engine.held_tokens -= context
+        engine.context -= context
+        engine.allocated += log.output_tokens[request]
+        if engine.inbound:
+            self.fetch(engine, now_s)
+        self.ended(engine, request, now_s)
+
+    # --- what engines ask ---------------------------------------------------------------------
+
+    def to_compute(self, engine: Engine, waiting: Waiting) -> float:
+        hit = self.hit_tokens(engine, waiting.request, waiting.tokens, fetched=False)
+        # Whole blocks are found, and the last token is always computed, for its logits.
+        uncached = waiting.tokens - (min(hit, waiting.tokens - 1) // self.block_tokens) * self.block_tokens
+        self.log.computed_tokens[waiting.request] += uncached
+        engine.allocated += uncached
+        return float(uncached)
+
+    def joining_tokens(self, requests: list[int]) -> float:
+        return float(sum(self.log.input_tokens[request] for request in requests))
+
+    def prefill_begins(self, request: int, now_s: float) -> None:
+        if not self.log.prefill_start_s[request]:
+            self.log.prefill_start_s[request] = now_s
+
+    def preempt(self, request: int, steps_left: int) -> float:
+        log = self.log
+        return float(log.input_tokens[request] + log.output_tokens[request] - steps_left)

@@ -1,0 +1,92 @@
+"""A short rehearsal: three deployments on two made-up nodes, launched, checked, swept, held against the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live.conftest import BUSY_MACHINE, Stack
+
+from pdlab.core.catalog import ModelShape, load_cluster
+from pdlab.core.deployment import Deployment, Disaggregated, parse_label
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import load_yaml
+from pdlab.core.workload import Level
+from pdlab.placement.place import place
+from pdlab.results.store import Store
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.level import figures
+from pdlab.sim.simulator import simulate
+
+CLUSTER = "p5.48xlarge-x2"
+SLOW_DOWN = 6.0
+CASES = {
+    "collocated-2xtp4": ("--collocated", "--num", "2", "--tp", "4", "--direct-streaming"),
+    "pd-pack-p1xtp4-d1xtp4": ("--pd-pack", "--p-tp", "4", "--d-tp", "4"),
+    "pd-spread-p2xtp2-d2xtp4": ("--pd-spread", "--p-num", "2", "--p-tp", "2", "--d-num", "2", "--d-tp", "4"),
+}
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    from pdlab.cluster.local_nodes import hold_port
+
+    held, port = hold_port()
+    made = Stack(tmp_path_factory.mktemp("rehearsal"), port)
+    try:
+        yield made
+    finally:
+        held.close()
+        made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) -> None:
+    flags = ("--rehearse", "--cluster", CLUSTER, "--slow-down", f"{SLOW_DOWN:g}", "--detach", "--timeout-s", "600")
+    launched = rehearsal.run("launch_gptoss.py", *CASES[label], *flags, "--port", str(rehearsal.port))
+    assert launched.code == 0, launched.text
+    assert "6 times slower (as asked for)" in launched.text
+
+    running = rehearsal.running()
+    manifest = running.manifest
+    deployment = Deployment(topology=parse_label(label))
+    planned = place(deployment, load_cluster(CLUSTER))
+    for role in dict.fromkeys(replica.role for replica in planned.replicas):
+        assert set(manifest.placement.nodes_of(role)) == set(planned.nodes_of(role))
+        assert len(manifest.placement.of(role)) == deployment.pools[role].replicas
+    assert manifest.cluster.name == CLUSTER
+    assert manifest.origin == "simulated" and manifest.rehearsal.slow_down == SLOW_DOWN
+    assert manifest.wire is None
+    if isinstance(deployment.topology, Disaggregated):
+        assert manifest.canary.equal is True
+        assert "0 failed" in launched.text
+
+    out = rehearsal.folder / "results"
+    words = ("-c", "8", "--itl", "1000", "--otl", "60", "--prompts-per-level", "48", "--fill-cache", "no")
+    swept = rehearsal.run(
+        "-m", "pdlab", "bench", "-u", rehearsal.url, *words, "--out", str(out), env={"PYTHONPATH": "."}
+    )
+    store = Store(out / label)
+    (run,) = store.runs()
+    assert set(run.validity.failed_gates) <= BUSY_MACHINE, swept.text
+    assert run.origin == "simulated" and run.rehearsal == manifest.rehearsal
+    assert run.completed == 48
+    assert run.whole.ttft is not None and run.whole.tpot is not None
+    if label.endswith("p1xtp4-d1xtp4"):  # of several replicas Ray's routers choose, and draw other ones
+        shape = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
+        level = Level(load=run.load, num_requests=run.num_requests, seed=run.seed or 0)
+        hardware = load_hardware("h100-vllm-0.11")
+        means = figures(simulate(deployment, [level], run.workload, hardware, shape, scattered=False)[0])
+        assert means.tpot_s is not None
+        assert run.whole.tpot.mean_s == pytest.approx(means.tpot_s, rel=0.03)
+        assert run.whole.ttft.mean_s == pytest.approx(means.ttft_s, rel=0.10)
+    chunks = [len(record.itl_s) for record in store.read_records(run.key)]
+    assert set(chunks) == {2}
+
+
+def test_nothing_is_left(rehearsal: Stack) -> None:
+    done = rehearsal.run("launch_gptoss.py", "--shutdown", "--port", str(rehearsal.port))
+    assert done.code == 0
+    assert rehearsal.running() is None and rehearsal.nodes() is None
+    assert not list(Path(rehearsal.folder / "cache").glob("local.yaml"))

@@ -1,0 +1,144 @@
+"""Simulated engines without Ray around them: a prefill and a decode engine in one process, asked as Ray's servers ask.
+
+Run with a folder as argument; prints what came out as JSON. A process of its own, in which stand-ins take vLLM's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pdlab.rehearsal import stand_ins
+
+stand_ins.at_start()
+
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+from ray.llm._internal.serve.core.configs.openai_api_models import (  # noqa: E402
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+
+from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.rehearsal import engine as module  # noqa: E402
+from pdlab.rehearsal.metrics import EngineMetrics  # noqa: E402
+from pdlab.rehearsal.spec import SPEC, EngineSpec, write_spec  # noqa: E402
+from pdlab.rehearsal.stage import ensure_tokenizer  # noqa: E402
+from pdlab.sim.hardware import load_hardware  # noqa: E402
+
+SLOW_DOWN = 4.0
+
+
+class FakeMetrics(EngineMetrics):
+    """Adds up what would be told to Ray."""
+
+    def __init__(self, replica: str) -> None:
+        self.sums: dict[str, float] = {}
+        self._told: dict[str, float] = {}
+
+    def count(self, name: str, value: float = 1.0) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def observe(self, name: str, value: float) -> None:
+        self.count(f"{name}_count")
+        self.count(f"{name}_sum", value)
+
+
+async def started(folder: Path, role: str, label: str, node: str) -> Any:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    spec = EngineSpec(
+        slow_down=SLOW_DOWN,
+        role=role,
+        hardware=load_hardware("h100-vllm-0.11"),
+        shape=shape,
+        deployment=Deployment(topology=parse_label(label)),
+        tokenizer=str(ensure_tokenizer(folder) / "tokenizer.json"),
+        folder=str(folder / "s"),
+        max_model_len=16384,
+    )
+    write_spec(spec, folder / f"{role}.json")
+    os.environ[SPEC] = str(folder / f"{role}.json")
+    replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id=f"{role}-1"))
+    serve.get_replica_context = lambda: replica
+    ray.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: node)
+    vars(module)["EngineMetrics"] = FakeMetrics
+    config = SimpleNamespace(
+        model_id="m",
+        engine_kwargs={"kv_transfer_config": {"engine_id": f"{role}-engine"}},
+        setup_engine_backend=lambda: None,
+    )
+    one = module.SimulatedEngine(config)
+    await one.start()
+    return one
+
+
+async def all_of(stream: Any) -> list[Any]:
+    return [item if isinstance(item, str) else item.model_dump() async for item in stream]
+
+
+async def through_both(prefill: Any, decode: Any, request: Any, *, chat: bool = False) -> list[Any]:
+    """As Ray's PD server does: prefill for one token, its parameters to decode."""
+    first = request.model_copy(deep=True)
+    first.kv_transfer_params = {"do_remote_decode": True, "do_remote_prefill": False}
+    first.max_tokens, first.stream = 1, False
+    method = "chat" if chat else "completions"
+    (answer,) = [item async for item in getattr(prefill, method)(first, None)]
+    second = request.model_copy(deep=True)
+    second.kv_transfer_params = json.loads(json.dumps(answer.kv_transfer_params))
+    return await all_of(getattr(decode, method)(second, None))
+
+
+async def main(folder: Path) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    label = "pd-spread-p1xtp4-d1xtp4"
+    prefill = await started(folder, "prefill", label, "node-1")
+    decode = await started(folder, "decode", label, "node-2")
+
+    def asked(prompt: Any, **more: Any) -> Any:
+        return CompletionRequest(**{"model": "m", "prompt": prompt, "max_tokens": 12, **more})
+
+    detailed = {"logprobs": 5, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    words = "Item 1 has code 4711. " * 40
+    out["alone"] = await all_of(prefill.completions(asked(words, **detailed), None))
+    out["both"] = await through_both(prefill, decode, asked(words, **detailed))
+    streamed = asked(words, stream=True, stream_options={"include_usage": True}, **detailed)
+    out["streamed"] = await through_both(prefill, decode, streamed)
+    out["other"] = await through_both(prefill, decode, asked(words + "x", **detailed))
+    out["ids"] = await through_both(prefill, decode, asked([5, 6, 7], **detailed))
+    chat = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "hi"}], max_completion_tokens=5)
+    out["chat"] = await through_both(prefill, decode, chat, chat=True)
+    out["two"] = await all_of(prefill.completions(asked([[5, 6, 7], [8, 9]], **detailed), None))
+    out["choices"] = await all_of(prefill.completions(asked([5, 6, 7], n=2, temperature=1.0, **detailed), None))
+    out["long"] = await all_of(prefill.completions(asked([1] * 16000, max_tokens=500), None))
+    # Parameters of another request: what is answered is the other prompt's.
+    first = asked("another prompt altogether")
+    first.kv_transfer_params = {"do_remote_decode": True}
+    (answer,) = [item async for item in prefill.completions(first, None)]
+    mixed = asked(words, **detailed)
+    mixed.kv_transfer_params = answer.kv_transfer_params
+    out["mixed"] = await all_of(decode.completions(mixed, None))
+    # A client that leaves.
+    leaving = decode.completions(asked(words, stream=True, max_tokens=2000), None)
+    await leaving.__anext__()
+    await leaving.aclose()
+    await asyncio.sleep(0.1)
+    out["held"] = [one.core.engines[0].held_tokens for one in (prefill, decode)]
+    out["leases"] = len(prefill._leases)
+    out["sums"] = {"prefill": prefill.metrics.sums, "decode": decode.metrics.sums}
+    # The engine that has the KV is gone.
+    await prefill.shutdown()
+    mixed.kv_transfer_params = answer.kv_transfer_params
+    out["gone"] = await all_of(decode.completions(mixed, None))
+    out["blocks"] = decode._engine_client.vllm_config.cache_config.num_gpu_blocks
+    return out
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(Path(sys.argv[1])))))

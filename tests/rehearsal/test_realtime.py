@@ -1,0 +1,230 @@
+"""The simulator's engine driven by a clock gives what the simulator gives."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import load_yaml
+from pdlab.core.workload import Closed, Level, Workload
+from pdlab.rehearsal.clock import Clock, SlowClock, Timer
+from pdlab.rehearsal.realtime import RealTime, Served, Source
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.ingress import Ingress
+from pdlab.sim.kv_transfer import Links, link_of, transfer_costs
+from pdlab.sim.level import SimulatedLevel, figures
+from pdlab.sim.simulator import engine_of, simulate
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
+PD = Disaggregated(prefill=Pool(tp=4), decode=Pool(tp=4), placement="pack")
+TOPOLOGIES = [Collocated(pool=Pool(tp=4)), PD]
+
+
+class VirtualTime:
+    """Lets what is called at a moment happen at that moment, one after the other."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.numbers = itertools.count()
+        self.calls: list[tuple[float, int, Callable[[], None]]] = []
+
+    def now_s(self) -> float:
+        return self.now
+
+    def call_at(self, moment_s: float, callback: Callable[[], None]) -> Timer:
+        entry = (max(moment_s, self.now), next(self.numbers), callback)
+        heapq.heappush(self.calls, entry)
+        calls = self.calls
+
+        class Entry:
+            def cancel(self) -> None:
+                calls.remove(entry)
+                heapq.heapify(calls)
+
+        return Entry()
+
+    def run(self) -> None:
+        while self.calls:
+            self.now, _, callback = heapq.heappop(self.calls)
+            callback()
+
+
+class Loop:
+    """A closed loop on one engine, or on one that prefills and one that decodes."""
+
+    def __init__(self, topology: Any, clock: Clock, concurrency: int, requests: int, tokens: tuple[int, int]) -> None:
+        self.clock, self.requests, self.tokens = clock, requests, tokens
+        deployment = Deployment(topology=topology)
+        pd = isinstance(topology, Disaggregated)
+        self.links = Links(transfer_costs(HARDWARE, SHAPE, topology, link_of(deployment))) if pd else None
+        engines = {
+            role: engine_of(HARDWARE, SHAPE, pool, prefills_only=role == "prefill")
+            for role, pool in deployment.pools.items()
+        }
+        self.by_role = {role: RealTime([one], clock, HARDWARE.block_tokens) for role, one in engines.items()}
+        self.front_engine = engines.get("prefill") or engines["collocated"]
+        self.decode_engine = engines.get("decode") or engines["collocated"]
+        self.ingress = Ingress.of(HARDWARE, moves_kv=pd)
+        self.sent_s: list[float] = []
+        self.first_s: dict[int, float] = {}
+        self.end_s: dict[int, float] = {}
+        self.chunks: dict[int, list[int]] = {}
+        self.began_s = clock.now_s()
+        self.begin = [
+            clock.call_at(self.began_s + i * HARDWARE.value("client_gap_ms") * 1e-3, self.send)
+            for i in range(concurrency)
+        ]
+
+    def send(self, due_s: float | None = None) -> None:
+        if len(self.sent_s) == self.requests:
+            return
+        number, now_s = len(self.sent_s), self.clock.now_s() if due_s is None else due_s
+        self.sent_s.append(now_s)
+        streaming = self.ingress.streaming(self.decode_engine)
+        enters_s = self.ingress.pass_on(self.front_engine, self.tokens[0], streaming, now_s)
+
+        if self.links is None:
+            self.by_role["collocated"].submit(Served(*self.tokens, (), self.teller(number)), enters_s)
+            return
+        prefill = self.by_role["prefill"]
+
+        def prefilled(moment_s: float, tokens: int) -> None:
+            self.clock.call_at(moment_s, lambda: self.decode(number, here[0], moment_s))
+
+        here = [prefill.submit(Served(self.tokens[0], 1, (), prefilled, moves_on=True), enters_s)]
+
+    def decode(self, number: int, prefilled: int, moment_s: float) -> None:
+        assert self.links is not None
+        prefill = self.by_role["prefill"]
+        source = Source(self.links, self.front_engine, lambda at_s: prefill.release_prefilled(prefilled, at_s))
+        self.by_role["decode"].submit(Served(*self.tokens, (), self.teller(number), source), moment_s)
+
+    def teller(self, number: int) -> Callable[[float, int], None]:
+        def tell(moment_s: float, tokens: int) -> None:
+            self.first_s.setdefault(number, moment_s)
+            self.chunks.setdefault(number, []).append(tokens)
+            if tokens == self.tokens[1]:
+                self.end_s[number] = moment_s
+                self.clock.call_at(moment_s, lambda: self.send(moment_s))
+
+        return tell
+
+    @property
+    def tpot_s(self) -> float:
+        return sum((self.end_s[i] - self.first_s[i]) / (self.tokens[1] - 1) for i in self.end_s) / len(self.end_s)
+
+    @property
+    def ttft_s(self) -> float:
+        return sum(self.first_s[i] - self.sent_s[i] for i in self.end_s) / len(self.end_s)
+
+
+def simulated(topology: Any, concurrency: int, requests: int, tokens: tuple[int, int]) -> SimulatedLevel:
+    load = Closed(concurrency=concurrency)
+    level = Level(load=load, num_requests=requests, seed=1)
+    workload = Workload(input_tokens=tokens[0], output_tokens=tokens[1])
+    return simulate(Deployment(topology=topology), [level], workload, HARDWARE, SHAPE)[0]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=["collocated", "pd"])
+@pytest.mark.parametrize(("concurrency", "tokens"), [(1, (5000, 250)), (16, (5000, 250)), (64, (1000, 200))])
+def test_in_time_without_delay_it_is_the_simulator(topology: Any, concurrency: int, tokens: tuple[int, int]) -> None:
+    clock = VirtualTime()
+    loop = Loop(topology, clock, concurrency, 3 * concurrency + 5, tokens)
+    clock.run()
+    pure = simulated(topology, concurrency, 3 * concurrency + 5, tokens)
+    means = figures(pure)
+    assert len(loop.end_s) == 3 * concurrency + 5
+    assert means.tpot_s is not None
+    assert loop.tpot_s == pytest.approx(means.tpot_s, rel=1e-6)
+    assert loop.ttft_s == pytest.approx(means.ttft_s, rel=1e-6)
+    assert sorted(loop.end_s.values()) == pytest.approx(sorted(pure.finish_s), rel=1e-6)
+
+
+def test_an_answer_comes_in_three_chunks_of_whole_tokens() -> None:
+    clock = VirtualTime()
+    loop = Loop(PD, clock, 8, 20, (2000, 100))
+    clock.run()
+    for counts in loop.chunks.values():
+        first, middle, last = counts
+        assert first == 1 and last == 100
+        assert 20 < middle < 80
+
+
+@pytest.mark.parametrize("slow_down", [4.0, 8.0])
+def test_in_slow_time_it_is_the_simulator_nearly(slow_down: float) -> None:
+    tokens, concurrency, requests = (2000, 100), 8, 24
+
+    async def run() -> Loop:
+        loop = Loop(PD, SlowClock(slow_down), concurrency, requests, tokens)
+        while len(loop.end_s) < requests:
+            await asyncio.sleep(0.05)
+        return loop
+
+    loop = asyncio.run(run())
+    means = figures(simulated(PD, concurrency, requests, tokens))
+    assert means.tpot_s is not None
+    assert loop.tpot_s == pytest.approx(means.tpot_s, rel=0.03)
+    assert loop.ttft_s == pytest.approx(means.ttft_s, rel=0.10)
+
+
+def served(tell: Callable[[float, int], None], tokens: tuple[int, int], blocks: tuple[int, ...] = ()) -> Served:
+    return Served(*tokens, blocks, tell)
+
+
+def alone(clock: VirtualTime) -> RealTime:
+    engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=False)
+    return RealTime([engine], clock, HARDWARE.block_tokens)
+
+
+def test_the_same_beginning_is_computed_once() -> None:
+    clock, ends = VirtualTime(), []
+    one = alone(clock)
+    for blocks in (tuple(range(100)), (*range(99), 1000)):
+        begin = clock.now
+        one.submit(served(lambda at_s, tokens: ends.append((at_s, tokens)), (1600, 1), blocks), clock.now)
+        clock.run()
+        ends[-1] = (ends[-1][0] - begin, ends[-1][1])
+    assert ends[1][0] < ends[0][0] / 2
+    assert one.engines[0].held_tokens == pytest.approx(0)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.2, 5.0])
+def test_whoever_leaves_gives_everything_back(after_s: float) -> None:
+    clock, told = VirtualTime(), []
+    one = alone(clock)
+    stays = [one.submit(served(lambda at_s, tokens: told.append(tokens), (3000, 50)), 0.0) for _ in range(3)]
+    leaves = one.submit(served(lambda at_s, tokens: told.append(-tokens), (3000, 500)), 0.0)
+    clock.call_at(after_s, lambda: one.abort(leaves))
+    clock.run()
+    assert told.count(50) == len(stays)
+    assert -500 not in told or after_s > 4
+    engine = one.engines[0]
+    assert engine.held_tokens == pytest.approx(0)
+    assert engine.context == pytest.approx(0)
+    assert one.unfinished == 0
+    assert engine.load == 0
+    assert not one.log.input_tokens
+
+
+def test_prefilled_kv_is_held_until_it_is_released() -> None:
+    clock, told = VirtualTime(), []
+    one = alone(clock)
+    number = one.submit(Served(3000, 1, (), lambda at_s, tokens: told.append(at_s), moves_on=True), 0.0)
+    clock.run()
+    assert len(told) == 1
+    assert one.engines[0].held_tokens == 3000
+    one.release_prefilled(number, told[0] + 1.0)
+    clock.call_at(told[0] + 2.0, one.advance)
+    clock.run()
+    assert one.engines[0].held_tokens == 0
+    one.release_prefilled(number, told[0] + 3.0)  # told twice: nothing is given back twice
+    assert one.engines[0].held_tokens == 0

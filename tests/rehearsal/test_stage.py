@@ -1,0 +1,138 @@
+"""A launch that is a rehearsal: flags, slow time, and engines in the application's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdlab.core.catalog import ModelShape, load_cluster, load_deployment, resolve_model
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.schema import load_yaml
+from pdlab.core.workload import Workload
+from pdlab.deploy.options import LaunchRequest, build_parser, request_from, request_from_json, request_to_json
+from pdlab.deploy.prepared import prepare_deployment
+from pdlab.rehearsal.spec import ENGINE_CLASS, EngineSpec, read_spec, write_spec
+from pdlab.rehearsal.stage import RehearsalStage, best_rate_rps, choose_slow_down, with_simulated_engines
+from pdlab.results.schema import Manifest
+from pdlab.sim.hardware import load_hardware
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
+
+
+def asked(*words: str) -> LaunchRequest:
+    return request_from(build_parser().parse_args(words), words)
+
+
+def test_flags_make_the_request_and_json_carries_it() -> None:
+    plain = asked("--pd-spread", "--rehearse")
+    assert plain.rehearsal == Rehearsal() and plain.cluster == load_cluster("p5.48xlarge-x2")
+    assert plain.node_count == 2 and plain.local_nodes is None
+    assert plain.known_view() == plain.cluster
+    told = asked("--pd-spread", "--rehearse", "--slow-down", "20", "--cluster", "p5.48xlarge-x13")
+    assert told.rehearsal is not None
+    assert told.rehearsal.slow_down == 20 and told.node_count == 13
+    assert request_from_json(request_to_json(told)) == told
+    assert asked("--pd-spread").rehearsal is None
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("--pd-spread --slow-down 5", "--slow-down is for --rehearse"),
+        ("--pd-spread --hardware h100-vllm-0.11", "--hardware is for --rehearse"),
+        ("--pd-spread --rehearse --local", "--rehearse and --local exclude each other"),
+        ("--collocated --rehearse --decode-bench", "--rehearse and --decode-bench exclude each other"),
+        ("--pd-spread --rehearse --cluster auto", "--cluster auto has none"),
+        ("--pd-spread --rehearse --cluster local-2", "--cluster local-2 has none"),
+        ("--pd-spread --rehearse --slow-down 0.5", "--slow-down"),
+    ],
+)
+def test_flags_that_contradict_it(line: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        asked(*line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("--pd-spread --rehearse --hardware cpu-vllm-0.29", "is of CPU engines"),
+        ("--pd-spread --rehearse --model some/model", "needs the shape of some/model"),
+    ],
+)
+def test_what_cannot_be_simulated(line: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        RehearsalStage(asked(*line.split()))
+
+
+@pytest.mark.parametrize("name", ["pd-spread-p1xtp4-d1xtp4", "collocated-2xtp4", "pd-spread-p1xdp32ep-d1xdp72ep"])
+def test_every_engine_is_simulated_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
+    deployment = load_deployment(name)
+    view = load_cluster("p5.48xlarge-x13")
+    shape, source = resolve_model(deployment.model)
+    prepared = prepare_deployment(deployment, view, shape, source or "", Workload())
+    files = {role: tmp_path / f"{role}.json" for role in deployment.pools}
+    app = with_simulated_engines(prepared.app, files)
+    assert app.import_path == prepared.app.import_path
+    found = set()
+    for key, before in prepared.app.args.items():
+        after = app.args[key]
+        for config, original in zip(
+            after if isinstance(after, list) else [after], before if isinstance(before, list) else [before], strict=True
+        ):
+            if "model_loading_config" not in config:
+                assert config == original
+                continue
+            env = config["runtime_env"]["env_vars"]
+            assert env["RAYLLM_VLLM_ENGINE_CLS"] == ENGINE_CLASS
+            found.add(env["PDLAB_REHEARSAL"])
+            same = ("model_loading_config", "engine_kwargs", "placement_group_config", "deployment_config")
+            assert all(config[field] == original[field] for field in same)
+    assert found == {str(file) for file in files.values()}
+    assert "PDLAB_REHEARSAL" not in str(prepared.app.args)
+
+
+def test_time_is_slowed_down_by_requests_and_cores() -> None:
+    small, large = (Deployment(topology=parse_label(f"pd-spread-p{n}xtp4-d{n}xtp4")) for n in (1, 13))
+    workload = Workload()
+    rates = [best_rate_rps(deployment, workload, HARDWARE, SHAPE) for deployment in (small, large)]
+    assert rates[1] == pytest.approx(13 * rates[0], rel=0.25)
+    slow, why = choose_slow_down(large, workload, HARDWARE, SHAPE, 1.0)
+    slower, _ = choose_slow_down(large, workload, HARDWARE, SHAPE, 0.25)
+    least, _ = choose_slow_down(small, workload, HARDWARE, SHAPE, 64.0)
+    assert slower > 3 * slow > 3 * least
+    assert rates[1] / slow <= 10.0
+    assert "104 GPUs answer up to" in why
+
+
+def test_the_manifest_says_what_it_is_of() -> None:
+    stage = RehearsalStage(asked("--pd-spread", "--rehearse", "--slow-down", "7"))
+    manifest = Manifest(origin="measured", label="x", versions={"vllm": "0.29.0", "torch": "2", "ray": "2.60.0"})
+    changed = stage.manifest(manifest)
+    assert changed.origin == "simulated"
+    assert changed.rehearsal == Rehearsal(slow_down=7)
+    assert changed.versions["vllm"] == "simulated (vLLM 0.11, Ray 2.51, NIXL 0.6.1)"
+    assert changed.versions["ray"] == "2.60.0"
+    assert changed.on_local_nodes and not changed.local
+
+
+def test_an_engine_reads_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
+    spec = EngineSpec(
+        slow_down=5, role="prefill", hardware=HARDWARE, shape=SHAPE, deployment=deployment, tokenizer="t", folder="f",
+        max_model_len=16384,
+    )  # fmt: skip
+    file = tmp_path / "deep" / "prefill.json"
+    write_spec(spec, file)
+    monkeypatch.setenv("PDLAB_REHEARSAL", str(file))
+    assert read_spec() == spec
+    monkeypatch.setenv("PDLAB_REHEARSAL", str(tmp_path / "none.json"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_spec()
+    monkeypatch.delenv("PDLAB_REHEARSAL")
+    with pytest.raises(UsageError, match="is not set"):
+        read_spec()
