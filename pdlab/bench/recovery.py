@@ -69,7 +69,7 @@ def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], 
     its launcher has taken down, or that answers wrongly.
     """
     began = said = time.monotonic()
-    note(f"{why.split(': the running level')[0]}: waiting until the deployment is whole again, {limit_s:g} s at most")
+    note(f"{why}: waiting until the deployment is whole again, {limit_s:g} s at most")
     whole_since: float | None = None
     before: frozenset[str] = frozenset()
     missing = "its state is not known"

@@ -41,6 +41,8 @@ MOST_CLIENTS = 8
 SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
 # How `pdlab.bench.gates.restarts` begins, and the error of a request that took too long.
 REPLACED_IN_IT, LATE = "a replica was replaced", "no complete answer within"
+# How what a person is to do begins, behind what died (`pdlab.bench.watch`, `pdlab.bench.gates`).
+ADVICE = (": the running level", "; launch again", "; wait until")
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
@@ -347,6 +349,11 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
     )
 
 
+def _without_advice(why: str) -> str:
+    """What died, without what a person would have to do where no sweep waited."""
+    return min((why.partition(mark)[0] for mark in ADVICE), key=len)
+
+
 def _not_all_late(records: Sequence[RequestRecord]) -> bool:
     """False where all that failed did so for want of time, as under a load beyond what is served."""
     failed = [record.error or "" for record in records if not record.ok]
@@ -408,7 +415,7 @@ class _Sweeper:
             assert run is not None
             return run, records
         judged = run or self._driver.spoiled(level, why)
-        if why not in judged.validity.reasons:
+        if not any(reason.startswith(why) for reason in judged.validity.reasons):
             validity = judged.validity.model_copy(update={"reasons": (*judged.validity.reasons, why)})
             judged = judged.model_copy(update={"validity": validity})
         replaced = self._store.spoil(judged, records)
@@ -431,9 +438,9 @@ class _Sweeper:
             if SIGNS_OF_DEATH & set(run.validity.failed_gates) and _not_all_late(records):
                 self._driver.require_alive()
         except DeploymentDied as died:
-            return run, records, str(died)
+            return run, records, _without_advice(str(died))
         replaced = [reason for reason in run.validity.reasons if reason.startswith(REPLACED_IN_IT)]
-        return run, records, replaced[0] if replaced else None
+        return run, records, _without_advice(replaced[0]) if replaced else None
 
     def _lasting(self, level: Level, soak_s: float) -> Level:
         """The load after a first round of it that nobody keeps: there the load generator gets the processes that it

@@ -100,7 +100,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
 def test_the_new_replica_is_published_and_taken_prompts_stay_taken(world: World) -> None:
     assert [next_attempt(URL, "prompts", 0) for _ in range(2)] == [0, 1]
     world.pages = [(0, health(*ALL, dead="p1")), (40, health(*ALL, "p7", dead="p1"))]
-    found = await_whole(target(), "replica p1 died: the running level is not kept", 900, world.notes.append)
+    found = await_whole(target(), "replica p1 died", 900, world.notes.append)
     assert found.replicas == ("d0", "p0", "p7", "router") and found.pools == {
         "p0": "prefill", "p7": "prefill", "d0": "decode",
     }  # fmt: skip
@@ -249,10 +249,18 @@ def test_requests_that_took_too_long_are_no_sign_of_a_death(tmp_path: Path) -> N
 
 
 def test_a_replica_that_was_replaced_meanwhile_spoils_the_level_too(tmp_path: Path) -> None:
-    reason = "a replica was replaced: p7 answers, which the launch neither started nor verified"
+    reason = "a replica was replaced: p7 answers, which the launch neither started nor verified; wait until Ray ..."
     driver = Driver((Validity(reasons=(reason,), failed_gates=("restarts",)), ()), FINE)
     (run,) = measured(tmp_path, driver).runs()
-    assert run.replaces and run.replaces.reasons == (reason,) and driver.recovered == [(reason, 900.0)]
+    assert run.replaces and run.replaces.reasons == (reason,)
+    assert driver.recovered == [(reason.removesuffix("; wait until Ray ..."), 900.0)]
+
+
+def test_what_a_person_would_have_to_do_is_not_said_where_the_sweep_does_it(tmp_path: Path) -> None:
+    died = "replica p1 of Prefill:m died and is not replaced yet: the running level is not kept; wait until Ray Serve"
+    driver = Driver(DeploymentDied(died), FINE)
+    (run,) = measured(tmp_path, driver).runs()
+    assert run.replaces and run.replaces.reasons == ("replica p1 of Prefill:m died and is not replaced yet",)
 
 
 def test_a_second_death_ends_the_sweep_and_the_level_is_not_finished(tmp_path: Path) -> None:
