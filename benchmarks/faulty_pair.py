@@ -304,7 +304,7 @@ async def client(pair: FaultyPair, *, seed: int) -> AsyncIterator[Client]:
     its prompt takes, on a busy machine too."""
     import aiohttp
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
         yield Client(pair, session, seed=seed, hang_s=pair.deadline_s + 30)
 
 
