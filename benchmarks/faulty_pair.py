@@ -52,7 +52,7 @@ class FaultyPair:
     KV pool of each. Logs of the servers are appended to files in ``logs``."""
 
     def __init__(
-        self, logs: Path, *, guarded: bool, lease_s: int = 12, deadline_s: float = 10.0, kv_bytes: int = 48 * 2**20
+        self, logs: Path, *, guarded: bool, lease_s: int = 12, deadline_s: float = 10.0, kv_bytes: int = 96 * 2**20
     ) -> None:
         self.guarded = guarded
         self.lease_s = lease_s
