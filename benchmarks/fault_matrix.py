@@ -28,7 +28,7 @@ from faulty_pair import FAULTS, FaultyPair, Tally, client  # noqa: E402
 # Faults whose requests have answers, and which share of the requests each has; the others are tried with a few.
 SHARES = {"kill": 0.24, "kill-first": 0.08, "kill-during": 0.16, "stop": 0.24, "expired": 0.16, "twice": 0.12}
 FEW = 8
-PER_ROUND = 40
+PER_ROUND = 80
 RIGHT = ("equal", "rounded")
 
 

@@ -52,7 +52,7 @@ class FaultyPair:
     KV pool of each. Logs of the servers are appended to files in ``logs``."""
 
     def __init__(
-        self, logs: Path, *, guarded: bool, lease_s: int = 12, deadline_s: float = 10.0, kv_bytes: int = 48 * 2**20
+        self, logs: Path, *, guarded: bool, lease_s: int = 12, deadline_s: float = 10.0, kv_bytes: int = 96 * 2**20
     ) -> None:
         self.guarded = guarded
         self.lease_s = lease_s
@@ -304,7 +304,7 @@ async def client(pair: FaultyPair, *, seed: int) -> AsyncIterator[Client]:
     its prompt takes, on a busy machine too."""
     import aiohttp
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
         yield Client(pair, session, seed=seed, hang_s=pair.deadline_s + 30)
 
 
