@@ -19,7 +19,7 @@ from pdlab.results.chaos import InjectedFault
 
 PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
 STILL_S = 1.5  # so long no prefill was finished: whatever was in flight has been
-CHUNKS_MOST_S = 20.0
+CHUNKS_MOST_S, CHUNKS_MORE_S = 20.0, 0.2
 POLL_S = 0.2
 SAFETY_S = 20.0  # beyond what a stop may last before the process goes on by itself
 WIDE = ("raylet", "node")
@@ -224,10 +224,14 @@ class _Making:
         self.injector.load.send_leaving(self.plan.leavers, self.due.kind.phase or "")
 
     def _await_chunks(self, act: Act) -> str:
+        load = self.injector.load
         deadline = time.monotonic() + CHUNKS_MOST_S
-        while self.injector.load.streaming < 1 and time.monotonic() < deadline:
+        first = True
+        while load.streaming < self.plan.leavers and time.monotonic() < deadline:
+            if first and load.streaming:  # the first ones must not have ended when the last ones begin
+                first, deadline = False, min(deadline, time.monotonic() + CHUNKS_MORE_S)
             time.sleep(0.002)
-        return f" ({self.injector.load.streaming} streams)"
+        return f" ({load.streaming} streams)"
 
     def _leave(self, act: Act) -> None:
         self.injector.load.leave()

@@ -189,7 +189,8 @@ def draw(chaos: Chaos, path: Path) -> None:
             recovery.set_ylabel("recovery, s (x: never)")
             for place, part in enumerate(_parts(chaos)):
                 points = [(s.at_s, s.rss_mib[part]) for s in chaos.samples if part in s.rss_mib]
-                memory.plot([x for x, _ in points], [y for _, y in points], color=HUES[place % len(HUES)], label=part)
+                look, color = "-" if place < len(HUES) else "--", HUES[place % len(HUES)]
+                memory.plot([x for x, _ in points], [y for _, y in points], look, color=color, label=part)
             memory.set_ylabel("resident, MiB")
             if chaos.samples:
                 memory.legend(frameon=False, fontsize=7, ncols=3, loc="upper left")
