@@ -8,7 +8,7 @@ import sys
 import time
 
 from pdlab.cluster import local_nodes
-from pdlab.cluster.connection import Cluster
+from pdlab.cluster.connection import Cluster, prepare
 from pdlab.deploy.application import APP, Application
 
 PREFILL = "Prefill:tiny-gptoss"
@@ -17,7 +17,7 @@ PREFILL = "Prefill:tiny-gptoss"
 def main(what: str) -> float:
     nodes = local_nodes.running()
     assert nodes is not None
-    local_nodes.become_driver(nodes)
+    prepare(nodes, {}).result()
     with Cluster(nodes) as cluster:
         import ray
         from ray import serve
