@@ -270,6 +270,24 @@ def test_vllms_rule_for_greedy_is_ours() -> None:
     assert quietly("vllm.sampling_params")._SAMPLING_EPS == parts._GREEDY
 
 
+def test_a_message_that_rays_ingress_cannot_read_is_known_by_what_it_says() -> None:
+    from pdlab.deploy.serving import guard
+
+    utils = quietly(f"{SERVE}.core.ingress.utils")
+
+    def parts() -> Iterator[Any]:
+        raise ValueError("of no known kind")
+        yield
+
+    class Unreadable:
+        def __iter__(self) -> Iterator[Any]:
+            return parts()
+
+    asked: Any = SimpleNamespace(messages=[{"role": "user", "content": Unreadable()}])
+    with pytest.raises(ValueError, match=guard._NO_CONTENT):
+        utils._sanitize_chat_completion_request(asked)
+
+
 def test_a_vocabulary_that_is_not_there_is_known_by_what_harmony_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

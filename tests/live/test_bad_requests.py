@@ -97,9 +97,15 @@ def test_good_requests_beside_bad_ones_are_right(stack: Stack) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_http_is_refused_or_closed(stack: Stack, name: str) -> None:
+    answer = b""
     with socket.create_connection(("127.0.0.1", stack.port), timeout=ANSWER_S) as client:
-        client.sendall(BROKEN[name])
-        client.shutdown(socket.SHUT_WR)
-        answer = client.recv(4096)
+        try:
+            client.sendall(BROKEN[name])
+            client.shutdown(socket.SHUT_WR)
+            answer = client.recv(4096)
+        except TimeoutError:
+            raise
+        except OSError:  # the server has closed it meanwhile
+            pass
     assert not answer or answer.split()[1][:1] == b"4", answer
     assert stack.complete([5, 6, 7], tokens=1)

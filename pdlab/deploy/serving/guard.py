@@ -37,6 +37,14 @@ _MESSAGE_CHARS, _VALUE_CHARS = 600, 60
 _DRAIN = 16
 # How openai_harmony's errors end when gpt-oss's chat format has no vocabulary on the node and none can be downloaded.
 _NO_VOCABULARY = "vocab file"
+# How the error begins of Ray's ingress for a message whose parts are of no kind that it knows, which it calls its own.
+_NO_CONTENT = "Validating message"
+# 500 or an exception, by what it says, that is a 400 -> what the client is told.
+_REASONS = {
+    _NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
+    "download it: fetch it there with `python -m pdlab weights --fetch`, or ask /v1/completions",
+    _NO_CONTENT: "content or tool_calls of a message have a part that is of no known kind: give a text",
+}
 
 
 @dataclass(frozen=True)
@@ -162,14 +170,11 @@ class _Explained:
 
     async def refuse(self, reason: str) -> bool:
         """Answer for that error; False: its reason is not known, or an answer has begun."""
-        if self._sent or _NO_VOCABULARY not in reason:
+        why = next((answer for mark, answer in _REASONS.items() if mark in reason), None)
+        if self._sent or why is None:
             return False
         self._held = []
         self._sent = True
-        why = (
-            "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
-            "download it: fetch it there with `python -m pdlab weights --fetch`, or ask /v1/completions"
-        )
         await _refuse(self._scope, Refused(400, why), self._send)
         return True
 
@@ -206,6 +211,9 @@ def check_body(body: bytes, content_type: bytes, rules: Rules, path: str) -> Non
             raise Refused(400, "a text has half of a surrogate pair, which is no character: leave it out") from error
     if isinstance(request, dict):
         _check_amounts(request, rules)
+        model = request.get("model")
+        if whole and model is not None and not (isinstance(model, str) and model.strip()):
+            raise Refused(400, f"model is {_shown(json.dumps(model))}: give a name of /v1/models")
         if path == _CHAT:
             _check_messages(request.get("messages"))
     elif whole:

@@ -282,6 +282,12 @@ def test_chat_without_its_vocabulary_is_a_400_that_names_it(app: Any) -> None:
     assert "o200k_base.tiktoken" in error["message"] and "pdlab weights --fetch" in error["message"]
 
 
+def test_a_part_of_no_known_kind_is_a_400() -> None:
+    said = "Message: Internal Server Error, original exception: Validating message `content` raised an error. Please"
+    sent = answered(fails(500, json.dumps({"error": {"message": said, "code": 500}}).encode()))
+    assert sent[0]["status"] == 400 and "of no known kind" in json.loads(sent[1]["body"])["error"]["message"]
+
+
 def test_other_failures_stay_what_they_are() -> None:
     for status, parts in ((500, (b"something ", b"else")), (200, (b"a vocab file", b"...")), (503, (b"",))):
         sent = answered(fails(status, *parts))
