@@ -2,8 +2,8 @@
 
 A request belongs to a fault when it was in flight as the fault began, or was sent from then until the deployment had
 recovered (or the next fault began). Recovered: so many requests, one sent after the other after the fault's last act,
-were answered right; the moment is when the first of them ended. Requests are taken in the order in which they were sent, so that one that hangs
-does not count as a recovery's end.
+were answered right; the moment is when the first of them ended. Requests are taken in the order in which they were
+sent, so that one that hangs does not count as a recovery's end.
 """
 
 from __future__ import annotations

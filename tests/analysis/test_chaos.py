@@ -118,8 +118,8 @@ class TestServedByHealthy:
         fates_in_turn: list[Fate] = ["right", "error", "right", "right", "right"]
         requests = [request(0, 9.5, 12, "error")]
         requests += [request(i + 1, 10 + i, 10.5 + i, fate) for i, fate in enumerate(fates_in_turn)]
-        served = analysis.served_by_healthy(made(requests, [fault(1, "k", 10, 14, spared=True)]))
-        assert served == (3, 4) and served.share == 0.75, "in flight before it: not counted; sent at 14 s: after it"
+        served = analysis.served_by_healthy(made(requests, [fault(1, "k", 10, 10, spared=True)]))
+        assert served == (2, 3), "in flight before it: not counted; sent after the recovery at 12.5 s: neither"
 
     def test_nothing_where_no_pool_kept_a_replica(self) -> None:
         assert analysis.served_by_healthy(EXAMPLE) is None
