@@ -1,9 +1,9 @@
 """Faults and the requests around them -> fates, recovery, throughput, memory. Pure.
 
 A request belongs to a fault when it was in flight as the fault began, or was sent from then until the deployment had
-recovered (or the next fault began). Recovered: so many requests, one sent after the other, were answered right; the
-moment is when the first of them ended. Requests are taken in the order in which they were sent, so that one that hangs
-does not count as a recovery's end.
+recovered (or the next fault began). Recovered: so many requests, one sent after the other after the fault's last act,
+were answered right; the moment is when the first of them ended. Requests are taken in the order in which they were
+sent, so that one that hangs does not count as a recovery's end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ MIB_NOISE = 32.0  # of all processes together: allocators of fresh processes fil
 
 
 def recovery_s(fault: InjectedFault, requests: Sequence[ChaosRequest], answers: int) -> float | None:
-    """Seconds from the fault's beginning to the end of the first of ``answers`` right answers in a row; None: never.
+    """Seconds from the fault's beginning to the end of the first of ``answers`` right answers in a row, all sent after
+    the fault's last act: what a kill brings down may go on answering for a second. None: never.
 
     Requests whose client left on purpose say nothing and are passed over."""
-    after = sorted((r for r in requests if r.sent_s >= fault.began_s and r.fate != "left"), key=lambda r: r.sent_s)
+    over_s = max(fault.began_s, fault.ended_s)
+    after = sorted((r for r in requests if r.sent_s >= over_s and r.fate != "left"), key=lambda r: r.sent_s)
     row: list[ChaosRequest] = []
     for request in after:
         row = [*row, request] if request.fate == "right" else []

@@ -51,7 +51,7 @@ class Injector:
         self.hands = hands
         self.link = link
         self.around = around
-        self._stopped: dict[Found, None] = {}
+        self._stopped: dict[Found, tuple[int, int]] = {}
         self._link_touched = False
 
     def inject(self, due: DueFault) -> InjectedFault:
@@ -82,7 +82,7 @@ class Injector:
         """Let go on what is stopped, put the link as it was; what cannot be undone goes on by itself later."""
         for found in list(self._stopped):
             with contextlib.suppress(ClusterError):
-                self.hands.call(found.node, "send", [(found.pid, found.started)], int(signal.SIGCONT))
+                self.go_on(found)
             self._stopped.pop(found, None)
         if self.link is not None and self._link_touched:
             with contextlib.suppress(ClusterError):
@@ -94,11 +94,20 @@ class Injector:
                     self.link.drop(0.0, self.hands.survey())
             self._link_touched = False
 
-    def remember(self, found: Found) -> None:
-        self._stopped[found] = None
+    def stop(self, found: Found, most_s: float) -> None:
+        """SIGSTOP, after a process of its own was told to end that in ``most_s``. Raises Nothing, ClusterError."""
+        process = [(found.pid, found.started)]
+        watcher = self.hands.call(found.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
+        self._stopped[found] = (watcher[0], watcher[1])
+        if not self.hands.call(found.node, "send", process, int(signal.SIGSTOP)):
+            raise Nothing(f"process {found.pid} ended before SIGSTOP reached it")
 
-    def forget(self, found: Found) -> None:
-        self._stopped.pop(found, None)
+    def go_on(self, found: Found) -> None:
+        """SIGCONT, and nothing that would send another one into a later stop of the same process."""
+        self.hands.call(found.node, "send", [(found.pid, found.started)], int(signal.SIGCONT))
+        watcher = self._stopped.pop(found, None)
+        if watcher is not None:
+            self.hands.call(found.node, "send", [watcher], int(signal.SIGKILL))
 
     def link_acts(self) -> Link:
         """The link, which `undo` then puts as it was."""
@@ -152,7 +161,6 @@ class _Making:
             time.sleep(PREPARATION_S)
         else:
             self._send(found, signal.SIGKILL)
-        self.injector.forget(found)
 
     def _stop(self, act: Act) -> None:
         found = self._of(act)
@@ -163,17 +171,12 @@ class _Making:
             return
         acts = self.due.kind.acts
         waits = [PREFILL_MOST_S if each.verb == "await_prefill" else self.plan.wait_s(each.wait) for each in acts]
-        most_s = sum(waits) + SAFETY_S
-        hands = self.injector.hands
-        hands.call(found.node, "send_later", [(found.pid, found.started)], [(most_s, int(signal.SIGCONT))])
-        self._send(found, signal.SIGSTOP)
-        self.injector.remember(found)
+        self.injector.stop(found, sum(waits) + SAFETY_S)
 
     def _continue(self, act: Act) -> None:
         found = self._of(act)
         if found.part != "raylet":
-            self._send(found, signal.SIGCONT)
-            self.injector.forget(found)
+            self.injector.go_on(found)
 
     def _restart(self, act: Act) -> None:
         if self.injector.around.restart is None or not self._node_name:
@@ -246,7 +249,7 @@ class _Making:
 
     def _send(self, found: Found, number: signal.Signals) -> None:
         hit = self.injector.hands.call(found.node, "send", [(found.pid, found.started)], int(number))
-        if not hit and number is not signal.SIGCONT:
+        if not hit:
             raise Nothing(f"process {found.pid} ended before {number.name} reached it")
 
     def _later(self, act: Act, found: Found, signals: list[tuple[float, int]]) -> None:

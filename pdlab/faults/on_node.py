@@ -40,6 +40,20 @@ for wait_s, number in order["signals"]:
 """
 
 
+# Forks once more, so that the watcher is nobody's child and no node's process: a node that is killed does not take it
+# along. Says the watcher's number.
+SENDER = """
+import os, sys
+pid = os.fork()
+if pid:
+    print(pid)
+else:
+    os.setsid()
+    os.dup2(0, 1)
+    exec(sys.argv[2])
+"""
+
+
 class Hand:
     """Acts on one node; a Ray actor that is pinned there, so that an act needs no process to be started for it."""
 
@@ -49,8 +63,8 @@ class Hand:
     def send(self, processes: list[tuple[int, int]], number: int) -> list[int]:
         return send(processes, number)
 
-    def send_later(self, processes: list[tuple[int, int]], signals: list[tuple[float, int]]) -> None:
-        send_later(processes, signals)
+    def send_later(self, processes: list[tuple[int, int]], signals: list[tuple[float, int]]) -> tuple[int, int]:
+        return send_later(processes, signals)
 
     def run(self, command: list[str]) -> str:
         return run(command)
@@ -96,13 +110,17 @@ def send(processes: list[tuple[int, int]], number: int) -> list[int]:
     return hit
 
 
-def send_later(processes: list[tuple[int, int]], signals: list[tuple[float, int]]) -> None:
-    """Have a process of its own send each signal, so many seconds after the one before; returns at once."""
+def send_later(processes: list[tuple[int, int]], signals: list[tuple[float, int]]) -> tuple[int, int]:
+    """Have a process of its own send each signal, so many seconds after the one before; returns that process's number
+    and start time at once: whoever ends it takes the order back."""
     order = json.dumps({"processes": processes, "signals": signals})
-    # Forked twice, so that it is nobody's child and no node's process: a node that is killed does not take it along.
-    code = f"import os, sys\nif os.fork() == 0:\n    os.setsid()\n    exec({WATCHER!r})\n"
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([sys.executable, "-I", "-S", "-c", code, order], check=True, env={}, cwd="/", **quiet)  # type: ignore[call-overload]
+    command = [sys.executable, "-I", "-S", "-c", SENDER, order, WATCHER]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, env={},
+        cwd="/",
+    )  # fmt: skip
+    pid = int(done.stdout)
+    return pid, started_at(pid) or 0
 
 
 def run(command: list[str]) -> str:

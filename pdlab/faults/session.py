@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import sys
 import threading
@@ -44,6 +45,7 @@ from pdlab.results.schema import Manifest
 
 ROLE_OF = {"Prefill": "prefill", "Decode": "decode", "LLMServer": "collocated", "DPServer": "collocated"}
 LAST_RECOVERY_S = 180.0
+CALM_S = 5.0  # of ordinary load between a recovery and the next fault
 SAMPLE_S = 5.0
 LEFT_POLL_S, LEFT_ASK_S = 0.5, 3.0
 LEFT_ANSWER_S = 10.0
@@ -112,6 +114,7 @@ def execute(order: Order) -> None:
         loading = prepare(local, env)
         cluster = stack.enter_context(Cluster(local, env))
         loading.result()
+        logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # tells of every raylet that was killed
         session = _Session(order, subject, cluster, local)
         stack.callback(session.hands.close)
         session.run()
@@ -359,12 +362,16 @@ class _Session:
     def _await_turn(self, due: DueFault, load: Load, faults: list[InjectedFault]) -> None:
         """Until the fault is due, and the one before is over where the plan waits for that."""
         last = faults[-1] if faults else None
-        while (now_s := load.now_s()) < due.at_s or (
-            last is not None
-            and self.plan.recover_s
-            and now_s < last.ended_s + self.plan.recover_s
-            and not self._recovered(last, load)
-        ):
+        waits = last is not None and self.plan.recover_s and last.outcome != "skipped"
+        while waits and last is not None and load.now_s() < last.ended_s + self.plan.recover_s:
+            if self._recovered(last, load):
+                calm_s = load.now_s() + min(CALM_S, self.plan.every_s)
+                break
+            load.check()
+            time.sleep(0.1)
+        else:
+            calm_s = 0.0
+        while load.now_s() < max(due.at_s, calm_s):
             load.check()
             time.sleep(0.1)
 

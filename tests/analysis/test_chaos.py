@@ -30,6 +30,13 @@ class TestRecovery:
         requests[0] = request(0, 13.5, 73.5, "hang")
         assert analysis.recovery_s(fault(1, "k", 10, 10), requests, 3) is None
 
+    def test_what_is_answered_while_the_fault_goes_on_is_no_recovery(self) -> None:
+        """A raylet was killed, and its engine answered for a second before it noticed."""
+        requests = [request(i, 10 + i * 0.1, 10.1 + i * 0.1) for i in range(5)]
+        requests += [request(5 + i, 12 + i, 12.5 + i, "error") for i in range(4)]
+        requests += [request(9 + i, 20 + i, 20.5 + i) for i in range(3)]
+        assert analysis.recovery_s(fault(1, "kill_raylet", 10, 18), requests, 3) == pytest.approx(10.5)
+
     def test_in_flight_at_the_fault_and_leaving_clients_say_nothing(self) -> None:
         requests = [request(0, 9.0, 11.0), request(1, 11, 12), request(2, 11.5, 11.8, "left"), request(3, 12, 13)]
         assert analysis.recovery_s(fault(1, "k", 10, 10), requests, 2) == pytest.approx(2.0)
@@ -111,8 +118,8 @@ class TestServedByHealthy:
         fates_in_turn: list[Fate] = ["right", "error", "right", "right", "right"]
         requests = [request(0, 9.5, 12, "error")]
         requests += [request(i + 1, 10 + i, 10.5 + i, fate) for i, fate in enumerate(fates_in_turn)]
-        served = analysis.served_by_healthy(made(requests, [fault(1, "k", 10, 14, spared=True)]))
-        assert served == (3, 4) and served.share == 0.75, "in flight before it: not counted; sent at 14 s: after it"
+        served = analysis.served_by_healthy(made(requests, [fault(1, "k", 10, 10, spared=True)]))
+        assert served == (2, 3), "in flight before it: not counted; sent after the recovery at 12.5 s: neither"
 
     def test_nothing_where_no_pool_kept_a_replica(self) -> None:
         assert analysis.served_by_healthy(EXAMPLE) is None

@@ -19,6 +19,7 @@ from pdlab.faults.kinds import KINDS
 from pdlab.faults.plan import DueFault, FaultPlan
 
 PLAN = FaultPlan(faults=("all",), hold_s=0.02, lease_s=0.01, limit_s=5, leavers=2)
+WATCHER = 4242
 STOP, CONT, KILL = int(signal.SIGSTOP), int(signal.SIGCONT), int(signal.SIGKILL)
 
 
@@ -34,10 +35,14 @@ class FakeHands:
             raise ClusterError("node n1 does not answer")
         pids = [pid for pid, _ in args[0]]
         self.sent.append((method, pids, args[1]))
+        if method == "send_later":
+            return (WATCHER, 5)
         return [pid for pid in pids if pid not in self.gone]
 
     def signals(self) -> list[tuple[int, int]]:
-        return [(pids[0], number) for method, pids, number in self.sent if method == "send"]
+        """To the deployment's processes."""
+        sent = [(pids[0], number) for method, pids, number in self.sent if method == "send"]
+        return [each for each in sent if each[0] != WATCHER]
 
 
 class FakeLoad:
@@ -128,6 +133,15 @@ def test_signals_in_their_order(
     injector, load = made(hands)
     assert injector.inject(due(name)).outcome == "injected"
     assert hands.signals() == signals and load.did == did
+
+
+def test_no_watcher_of_an_earlier_stop_ends_a_later_one() -> None:
+    """A decode engine core that was to stand still for longer than a lease went on after 25 s once."""
+    hands = FakeHands()
+    injector, _ = made(hands)
+    injector.inject(due("stop_decode_engine"))
+    sent = [(method, pids, number) for method, pids, number in hands.sent if method == "send"]
+    assert sent == [("send", [22], STOP), ("send", [22], CONT), ("send", [WATCHER], KILL)]
 
 
 def test_a_whole_node_is_hit_by_a_process_of_its_own() -> None:

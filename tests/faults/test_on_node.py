@@ -69,6 +69,15 @@ def test_what_is_stopped_goes_on_by_itself(sleeper: subprocess.Popen[bytes]) -> 
     assert eventually(lambda: state_of(sleeper.pid) == "S")
 
 
+def test_an_order_can_be_taken_back(sleeper: subprocess.Popen[bytes]) -> None:
+    started = on_node.started_at(sleeper.pid)
+    assert started is not None
+    watcher = on_node.send_later([(sleeper.pid, started)], [(1.0, signal.SIGKILL)])
+    assert on_node.send([watcher], signal.SIGKILL) == [watcher[0]]
+    time.sleep(1.5)
+    assert sleeper.poll() is None
+
+
 def test_whoever_sends_later_belongs_to_nobody() -> None:
     """Killed with the node or not: what sends is no child of the one that ordered it."""
     with subprocess.Popen(["sleep", "300"]) as sleeper:
