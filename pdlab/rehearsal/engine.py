@@ -358,8 +358,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             self._send(address, message)
         except BlockingIOError:
             if tries:
-                again = (self._notify, address, message, tries - 1)
-                asyncio.get_running_loop().call_later(NOTICE_AGAIN_S, *again)
+                loop = asyncio.get_running_loop()
+                loop.call_later(NOTICE_AGAIN_S, self._notify, address, message, tries - 1)
             else:
                 _log.warning("the engine at %s reads no messages: its KV waits for its lease to end", address)
 
