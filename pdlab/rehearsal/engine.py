@@ -47,6 +47,7 @@ from pdlab.sim.simulator import engine_of
 SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
 GREEDY = 1e-5
 FRESH_S = 10.0  # simulated: how busy a front end was is no news after that, for its engine may be gone
+NOTICE_TRIES, NOTICE_AGAIN_S = 200, 0.02
 BODY = "rehearsal"
 _log = logging.getLogger("ray.serve")
 
@@ -190,7 +191,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             moves_on=moves_on,
         )
         if fetches:
-            if not self._send(shared["socket"], {"alive": True}):
+            if not self._is_there(shared["socket"]):
                 self.metrics.count("vllm_nixl_num_failed_transfers")
                 yield _error(500, f"KV load failed: {shared['engine']} does not answer")
                 return
@@ -305,7 +306,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         number, address = shared["number"], shared["socket"]
 
         def release(moment_s: float) -> None:
-            self._send(address, {"number": number, "moment_s": moment_s})
+            self._notify(address, {"number": number, "moment_s": moment_s}, NOTICE_TRIES)
 
         return Source(self._links_from(shared["node"]), sender, release)
 
@@ -339,16 +340,34 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                         self.core.release_prefilled(message["number"], message["moment_s"])
 
     def _send(self, address: str, message: dict[str, Any]) -> bool:
-        """Whether the engine at that address is there to hear."""
+        """Whether there is an engine at that address. Raises BlockingIOError where it has yet to read others."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             try:
                 sender.sendto(json.dumps(message).encode(), address)
             except BlockingIOError:
-                _log.warning("the engine at %s reads none of its messages", address)
+                raise
             except OSError:
                 return False
         return True
+
+    def _notify(self, address: str, message: dict[str, Any], tries: int) -> None:
+        """Tell the engine at that address, where there still is one. Linux keeps ten messages for it: of a burst some
+        have to be sent again."""
+        try:
+            self._send(address, message)
+        except BlockingIOError:
+            if tries:
+                loop = asyncio.get_running_loop()
+                loop.call_later(NOTICE_AGAIN_S, self._notify, address, message, tries - 1)
+            else:
+                _log.warning("the engine at %s reads no messages: its KV waits for its lease to end", address)
+
+    def _is_there(self, address: str) -> bool:
+        try:
+            return self._send(address, {"alive": True})
+        except BlockingIOError:  # it has others to read
+            return True
 
     def _lease(self, number: int) -> None:
         def expire() -> None:

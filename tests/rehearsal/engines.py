@@ -124,6 +124,13 @@ async def main(folder: Path) -> dict[str, Any]:
     mixed = asked(words, **detailed)
     mixed.kv_transfer_params = answer.kv_transfer_params
     out["mixed"] = await all_of(decode.completions(mixed, None))
+    # More at once than a socket keeps messages for.
+    several = [through_both(prefill, decode, asked([7, number, 9], max_tokens=1)) for number in range(40)]
+    out["burst"] = [len(one) for one in await asyncio.gather(*several)]
+    for _ in range(200):
+        if not prefill._leases:
+            break
+        await asyncio.sleep(0.02)
     # A client that leaves.
     leaving = decode.completions(asked(words, stream=True, max_tokens=2000), None)
     await leaving.__anext__()

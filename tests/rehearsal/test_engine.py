@@ -80,13 +80,15 @@ def test_what_was_fetched_or_left_is_held_no_longer(answers: Answers) -> None:
     assert answers["held"] == [0.0, 0.0]
     assert answers["leases"] == 0
     assert answers["gone"][0]["error"]["code"] == 500
+    assert answers["burst"] == [1] * 40
 
 
 def test_what_is_counted_adds_up(answers: Answers) -> None:
     prefill, decode = answers["sums"]["prefill"], answers["sums"]["decode"]
-    assert prefill["vllm_request_success"] == 11  # 5 to decode, 1 alone, 2 x 2 sequences, and the one mixed up
-    assert decode["vllm_request_success"] == 6
-    assert decode["vllm_nixl_xfer_time_seconds_count"] == 6
+    assert prefill["vllm_request_success"] == 51  # 5 to decode, 1 alone, 2 x 2 sequences, the one mixed up, a burst
+    assert decode["vllm_request_success"] == 46
+    assert decode["vllm_nixl_xfer_time_seconds_count"] == 46
+    assert "vllm_nixl_num_kv_expired_reqs" not in prefill
     assert decode["vllm_nixl_bytes_transferred_sum"] > 0
     assert prefill["vllm_prefix_cache_hits"] > 0
     assert answers["blocks"] * 16 == pytest.approx(2_900_000, rel=0.05)
