@@ -9,11 +9,10 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from support.processes import title
 
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
@@ -23,45 +22,53 @@ LAUNCH_S = 70.0  # about what a launch takes here; one that is faster is killed 
 GONE_S = 90.0
 
 
-@pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A temporary folder with a short name, of this test alone."""
-    folder = Path(f"/tmp/k{os.getpid()}")
-    folder.mkdir()
-    yield folder
-    folder.rmdir()  # fails where something is left
+def known_to(proc: Path) -> dict[str, str]:
+    """A process's environment, as far as it can be read."""
+    with contextlib.suppress(OSError):
+        text = (proc / "environ").read_bytes().decode(errors="replace")
+        return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+    return {}
 
 
-def left(stack: Stack, place: Path) -> list[str]:
-    """Processes that know this cache or temporary folder, files in the latter, and records."""
+def folders() -> set[str]:
+    """Of Ray nodes, whosever they are. HAProxy's sockets lie in them, and their paths may have no character more, so
+    that they cannot be put into a folder of this test."""
+    return {str(path) for path in Path(tempfile.gettempdir()).glob("pdlab-*")}
+
+
+def left(stack: Stack, before: set[str]) -> list[str]:
+    """Processes that know this cache folder, or write to a folder of its nodes; those folders, and records."""
     cache = stack.folder / "kept"
-    marks = (f"PDLAB_CACHE_DIR={cache}", f"TMPDIR={place}")
-    found = [str(path) for path in place.iterdir()]
-    found += [str(path) for path in (cache / "local.yaml", *(cache / "running").glob("*")) if path.exists()]
-    for proc in Path("/proc").iterdir():
+    found = [str(path) for path in (cache / "local.yaml", *(cache / "running").glob("*")) if path.exists()]
+    processes = {proc: known_to(proc) for proc in Path("/proc").iterdir() if proc.name.isdigit()}
+    others = {env["TMPDIR"].removesuffix("/t") for env in processes.values()
+              if "TMPDIR" in env and env.get("PDLAB_CACHE_DIR") != str(cache)}  # fmt: skip
+    fresh = folders() - before - others
+    for proc, env in processes.items():
+        streams = []
         with contextlib.suppress(OSError):
-            if proc.name.isdigit() and int(proc.name) != os.getpid():
-                known = (proc / "environ").read_bytes().decode(errors="replace")
-                streams = [str((proc / "fd" / number).readlink()) for number in ("1", "2")]
-                if any(mark in known for mark in marks) or any(name.startswith(str(place)) for name in streams):
-                    found.append(f"{proc.name} {title(int(proc.name))[:100]}")
-    return found
+            streams = [str((proc / "fd" / number).readlink()) for number in ("1", "2")]
+        ours = env.get("PDLAB_CACHE_DIR") == str(cache) or any(s.startswith(f"{f}/") for s in streams for f in fresh)
+        if ours and int(proc.name) != os.getpid():
+            found.append(f"{proc.name} {title(int(proc.name))[:100]}")
+    return [*found, *sorted(fresh)]
 
 
-def await_nothing(stack: Stack, place: Path) -> None:
+def await_nothing(stack: Stack, before: set[str]) -> None:
     deadline = time.monotonic() + GONE_S
-    while what := left(stack, place):
+    while what := left(stack, before):
         assert time.monotonic() < deadline, "\n".join(what)
         time.sleep(0.5)
 
 
-def test_a_launcher_that_is_killed_at_any_moment_leaves_nothing(stack: Stack, place: Path) -> None:
+def test_a_launcher_that_is_killed_at_any_moment_leaves_nothing(stack: Stack) -> None:
     stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))  # what earlier tests serve takes the cores
     rng = random.Random(15)
     moments = sorted(rng.uniform(0.2, LAUNCH_S) for _ in range(KILLS))
-    env = {**stack.env, "PDLAB_CACHE_DIR": str(stack.folder / "kept"), "TMPDIR": str(place)}
+    env = {**stack.env, "PDLAB_CACHE_DIR": str(stack.folder / "kept")}
     words = ("launch_gptoss.py", "--pd-spread", "--local", "--port", str(stack.port), "--timeout-s", "600")
     for moment_s in moments:
+        before = folders()
         launcher = subprocess.Popen(
             stack.command(*words), cwd=ROOT, env=env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             start_new_session=True,
@@ -73,4 +80,4 @@ def test_a_launcher_that_is_killed_at_any_moment_leaves_nothing(stack: Stack, pl
         assert launcher.stderr is not None
         print(f"killed after {moment_s:.1f} s, at: {launcher.stderr.read().splitlines()[-1:]}")
         launcher.stderr.close()
-        await_nothing(stack, place)
+        await_nothing(stack, before)
