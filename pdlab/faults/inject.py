@@ -145,6 +145,8 @@ class _Making:
             )
             if target.part in WIDE:
                 self._node_name = names.get(chosen.node, "")
+        if self.due.kind.needs_link:
+            self.named.append("the link between the two hosts")
         if self.due.kind.disaggregated:
             self._prefilled_before = self.injector.around.prefilled()
 

@@ -441,7 +441,7 @@ class _Session:
         asked = -math.inf
         short = min(prompts, key=lambda each: len(each.ids))
         self.say("waiting for KV blocks, processes and ports to be given back")
-        while (passed_s := time.monotonic() - ended) <= limit_s:
+        while time.monotonic() - ended <= limit_s:
             if time.monotonic() - asked > LEFT_ASK_S:
                 # An idle engine says nothing: Ray's pages drop a gauge that is not set again.
                 asked = time.monotonic()
@@ -452,7 +452,7 @@ class _Session:
             with contextlib.suppress(PdlabError):
                 last |= self.kv_use()
             if all(last.get(replica) == 0 for replica in self._engines()) and last:
-                free_s = passed_s
+                free_s = time.monotonic() - ended
                 break
             time.sleep(LEFT_POLL_S)
         engines = self._engines()

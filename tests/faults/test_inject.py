@@ -184,7 +184,8 @@ def test_a_process_that_ended_meanwhile_is_told() -> None:
 def test_the_link_is_mended_once_more_at_the_end() -> None:
     link = FakeLink()
     injector, _ = made(FakeHands(), link)
-    assert injector.inject(due("link_down")).outcome == "injected"
+    fault = injector.inject(due("link_down"))
+    assert (fault.outcome, fault.targets) == ("injected", ("the link between the two hosts",))
     assert link.did == ["down", "up"]
     assert injector.inject(due("relay_drop")).outcome == "injected"
     assert link.did[2:] == ["drop", "drop"]
