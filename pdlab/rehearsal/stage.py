@@ -127,7 +127,6 @@ def with_simulated_engines(app: ServeApp, files: dict[str, Path]) -> ServeApp:
         for config in of_role:
             env = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
             env |= {ENGINE_CLASS_ENV: ENGINE_CLASS, SPEC: str(files[role])}
-            config["log_engine_metrics"] = False
     return app.model_copy(update={"args": args})
 
 
