@@ -44,10 +44,10 @@ def state(target: Target, health: Sequence[Health]) -> Whole:
     counts = Counter(one.deployment for one in healthy)
     wanted = _wanted(deployment, roles)
     beside = sum(count for name, count in counts.items() if name not in roles)
-    asked = len(set(target.replicas) - set(target.pools))
+    published_beside = len(set(target.replicas) - set(target.pools))
     lacking = [f"{counts[name]} of {count} of {name}" for name, count in wanted.items() if counts[name] != count]
-    if beside < asked:
-        lacking.append(f"{beside} of {asked} that hand requests on")
+    if beside < published_beside:
+        lacking.append(f"{beside} of {published_beside} that hand requests on")
     return Whole(
         replicas=tuple(sorted(one.replica for one in healthy)),
         pools={one.replica: roles[one.deployment] for one in healthy if one.deployment in roles},
@@ -68,7 +68,7 @@ def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], 
     Raises DeploymentDied, with ``why`` and what is missing, for one that is not whole within ``limit_s`` seconds, that
     its launcher has taken down, or that answers wrongly.
     """
-    began = said = time.monotonic()
+    began = noted_at = time.monotonic()
     note(f"{why}: waiting until the deployment is whole again, {limit_s:g} s at most")
     whole_since: float | None = None
     before: frozenset[str] = frozenset()
@@ -77,26 +77,26 @@ def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], 
         now = time.monotonic()
         if target.replicas and load_running(target.base_url) is None:
             raise DeploymentDied(f"{why}; its launcher has taken it down")
-        found, missing = _look(target)
+        whole, missing = _look(target)
         if missing:
             whole_since = None
-        elif whole_since is None or frozenset(found.replicas) != before:
-            whole_since, before = now, frozenset(found.replicas)
+        elif whole_since is None or frozenset(whole.replicas) != before:
+            whole_since, before = now, frozenset(whole.replicas)
         if not missing and whole_since is not None:
-            same = set(found.replicas) >= set(target.replicas)
+            same = set(whole.replicas) >= set(target.replicas)
             if now - whole_since >= (HEALTH_LAG_S if same else LOOK_EVERY_S):
                 right, detail = _canary(target)
                 if right is False:
                     raise DeploymentDied(f"{why}; it is whole again and answers wrongly: {detail}")
                 if right:
                     note(f"whole again after {now - began:.0f} s; canary: {detail}")
-                    publish_replicas(target.base_url, found.replicas, found.pools)
-                    return target.model_copy(update={"replicas": found.replicas, "pools": found.pools})
+                    publish_replicas(target.base_url, whole.replicas, whole.pools)
+                    return target.model_copy(update={"replicas": whole.replicas, "pools": whole.pools})
                 missing = detail
         if now - began >= limit_s:
             raise DeploymentDied(f"{why}; not whole again within {limit_s:g} s (--recover-s): {missing}")
-        if now - said >= SAY_EVERY_S:
-            said = now
+        if now - noted_at >= SAY_EVERY_S:
+            noted_at = now
             note(
                 f"waiting for the deployment, {now - began:.0f} s of {limit_s:g}: {missing or 'whole, let it stay so'}"
             )
@@ -113,9 +113,9 @@ def _canary(target: Target) -> tuple[bool | None, str]:
 
 def _look(target: Target) -> tuple[Whole, str]:
     """The replicas now, and what is missing: an empty text where nothing is."""
-    found = state(target, read_health(target.metrics_urls) if target.replicas else ())
+    whole = state(target, read_health(target.metrics_urls) if target.replicas else ())
     try:
         silent = "" if answers(target.base_url) else f"{target.base_url} does not list its models"
     except UsageError as error:
         silent = str(error)
-    return found, found.missing or silent
+    return whole, whole.missing or silent

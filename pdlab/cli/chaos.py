@@ -50,15 +50,15 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--not-mine", action="store_true", help="also a deployment that no launcher of this machine has started"
     )
-    here = flags.add_argument_group("with deployments of its own")
-    here.add_argument(
+    launch_flags = flags.add_argument_group("with deployments of its own")
+    launch_flags.add_argument(
         "--launch", action="store_true", help="launch 1P1D, 2P2D and (as root) two hosts here in turn, and break each"
     )
-    here.add_argument("--short", action="store_true", help="with --launch: 1P1D and the short plan alone")
-    here.add_argument(
+    launch_flags.add_argument("--short", action="store_true", help="with --launch: 1P1D and the short plan alone")
+    launch_flags.add_argument(
         "--launch-flag", action="append", default=[], metavar="FLAG", help="for the launches, such as --launch-flag=--x"
     )
-    here.add_argument("--port", type=port, metavar="N", help="of the launches (default 8000)")
+    launch_flags.add_argument("--port", type=port, metavar="N", help="of the launches (default 8000)")
     made = flags.add_argument_group("what is kept")
     made.add_argument(
         "--out",
@@ -89,8 +89,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
 
     if args.launch:
         return _launch(args)
-    for name, given in (("--short", args.short), ("--launch-flag", args.launch_flag), ("--port", args.port)):
-        if given:
+    for name, option in (("--short", args.short), ("--launch-flag", args.launch_flag), ("--port", args.port)):
+        if option:
             raise UsageError(f"{name} goes with --launch, which is not given")
     if args.all == (args.plan is not None):
         raise UsageError("give one of FILE and --all: which faults")

@@ -14,7 +14,7 @@ from pdlab.faults.link import Link
 from pdlab.faults.load import Load
 from pdlab.faults.on_node import PREPARATION_S
 from pdlab.faults.plan import DueFault, FaultPlan
-from pdlab.faults.targets import Found, Hands, NodeSurvey, choose
+from pdlab.faults.targets import Hands, Member, NodeSurvey, choose
 from pdlab.results.chaos import InjectedFault
 
 PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
@@ -30,7 +30,7 @@ class Surroundings(NamedTuple):
     the engines do not say). ``restart``: start a node again, by its name (None: nothing here can). ``names``: of nodes,
     by Ray's id. ``most_more``: requests that take the memory of expired blocks."""
 
-    look: Callable[[], tuple[Sequence[NodeSurvey], Sequence[Found]]]
+    look: Callable[[], tuple[Sequence[NodeSurvey], Sequence[Member]]]
     prefilled: Callable[[], float | None]
     names: Callable[[], dict[str, str]]
     restart: Callable[[str], None] | None
@@ -51,7 +51,7 @@ class Injector:
         self.hands = hands
         self.link = link
         self.around = around
-        self._stopped: dict[Found, tuple[int, int]] = {}
+        self._stopped: dict[Member, tuple[int, int]] = {}
         self._link_touched = False
 
     def inject(self, due: DueFault) -> InjectedFault:
@@ -80,10 +80,10 @@ class Injector:
 
     def undo(self) -> None:
         """Let go on what is stopped, put the link as it was; what cannot be undone goes on by itself later."""
-        for found in list(self._stopped):
+        for member in list(self._stopped):
             with contextlib.suppress(ClusterError):
-                self.go_on(found)
-            self._stopped.pop(found, None)
+                self.go_on(member)
+            self._stopped.pop(member, None)
         if self.link is not None and self._link_touched:
             with contextlib.suppress(ClusterError):
                 self.link.up()
@@ -94,20 +94,20 @@ class Injector:
                     self.link.drop(0.0, self.hands.survey())
             self._link_touched = False
 
-    def stop(self, found: Found, most_s: float) -> None:
+    def stop(self, member: Member, most_s: float) -> None:
         """SIGSTOP, after a process of its own was told to end that in ``most_s``. Raises Nothing, ClusterError."""
-        process = [(found.pid, found.started)]
-        watcher = self.hands.call(found.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
-        self._stopped[found] = (watcher[0], watcher[1])
-        if not self.hands.call(found.node, "send", process, int(signal.SIGSTOP)):
-            raise Nothing(f"process {found.pid} ended before SIGSTOP reached it")
+        process = [(member.pid, member.started)]
+        watcher = self.hands.call(member.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
+        self._stopped[member] = (watcher[0], watcher[1])
+        if not self.hands.call(member.node, "send", process, int(signal.SIGSTOP)):
+            raise Nothing(f"process {member.pid} ended before SIGSTOP reached it")
 
-    def go_on(self, found: Found) -> None:
+    def go_on(self, member: Member) -> None:
         """SIGCONT, and nothing that would send another one into a later stop of the same process."""
-        self.hands.call(found.node, "send", [(found.pid, found.started)], int(signal.SIGCONT))
-        watcher = self._stopped.pop(found, None)
+        self.hands.call(member.node, "send", [(member.pid, member.started)], int(signal.SIGCONT))
+        watcher = self._stopped.pop(member, None)
         if watcher is not None:
-            self.hands.call(found.node, "send", [watcher], int(signal.SIGKILL))
+            self.hands.call(member.node, "send", [watcher], int(signal.SIGKILL))
 
     def link_acts(self) -> Link:
         """The link, which `undo` then puts as it was."""
@@ -126,7 +126,7 @@ class _Making:
         self.plan = injector.plan
         self.done: list[str] = []
         self.named: list[str] = []
-        self._chosen: dict[Target, Found] = {}
+        self._chosen: dict[Target, Member] = {}
         self._surveys: Sequence[NodeSurvey] = ()
         self._prefilled_before: float | None = None
         self._node_name = ""
@@ -134,9 +134,9 @@ class _Making:
     def prepare(self) -> None:
         """Choose the processes. Raises Nothing where one is not there, as while it is being started again."""
         names = self.injector.around.names()
-        self._surveys, found = self.injector.around.look()
+        self._surveys, members = self.injector.around.look()
         for target in self.due.kind.targets:
-            chosen = choose(found, target, self.due.draw)
+            chosen = choose(members, target, self.due.draw)
             if chosen is None:
                 raise Nothing(f"no {target.text} is there at this moment")
             self._chosen[target] = chosen
@@ -157,28 +157,28 @@ class _Making:
         self.done.append(f"{began:.2f} s {act.verb}{f' {act.target.text}' if act.target else ''}{note or ''}")
 
     def _kill(self, act: Act) -> None:
-        found = self._of(act)
-        if found.part == "raylet":
-            self._later(act, found, [(PREPARATION_S, int(signal.SIGKILL))])
+        member = self._of(act)
+        if member.part == "raylet":
+            self._later(act, member, [(PREPARATION_S, int(signal.SIGKILL))])
             time.sleep(PREPARATION_S)
         else:
-            self._send(found, signal.SIGKILL)
+            self._send(member, signal.SIGKILL)
 
     def _stop(self, act: Act) -> None:
-        found = self._of(act)
-        if found.part == "raylet":
+        member = self._of(act)
+        if member.part == "raylet":
             # It may keep its node's processes from being reached: told beforehand when to go on.
-            self._later(act, found, [(PREPARATION_S, int(signal.SIGSTOP)), (self.plan.hold_s, int(signal.SIGCONT))])
+            self._later(act, member, [(PREPARATION_S, int(signal.SIGSTOP)), (self.plan.hold_s, int(signal.SIGCONT))])
             time.sleep(PREPARATION_S)
             return
         acts = self.due.kind.acts
         waits = [PREFILL_MOST_S if each.verb == "await_prefill" else self.plan.wait_s(each.wait) for each in acts]
-        self.injector.stop(found, sum(waits) + SAFETY_S)
+        self.injector.stop(member, sum(waits) + SAFETY_S)
 
     def _continue(self, act: Act) -> None:
-        found = self._of(act)
-        if found.part != "raylet":
-            self.injector.go_on(found)
+        member = self._of(act)
+        if member.part != "raylet":
+            self.injector.go_on(member)
 
     def _restart(self, act: Act) -> None:
         if self.injector.around.restart is None or not self._node_name:
@@ -245,21 +245,21 @@ class _Making:
         self.injector.load.send_more(self.injector.around.more)
         return f" ({self.injector.around.more} requests)"
 
-    def _of(self, act: Act) -> Found:
+    def _of(self, act: Act) -> Member:
         assert act.target is not None
         return self._chosen[act.target]
 
-    def _send(self, found: Found, number: signal.Signals) -> None:
-        hit = self.injector.hands.call(found.node, "send", [(found.pid, found.started)], int(number))
+    def _send(self, member: Member, number: signal.Signals) -> None:
+        hit = self.injector.hands.call(member.node, "send", [(member.pid, member.started)], int(number))
         if not hit:
-            raise Nothing(f"process {found.pid} ended before {number.name} reached it")
+            raise Nothing(f"process {member.pid} ended before {number.name} reached it")
 
-    def _later(self, act: Act, found: Found, signals: list[tuple[float, int]]) -> None:
-        processes = [(found.pid, found.started)]
+    def _later(self, act: Act, member: Member, signals: list[tuple[float, int]]) -> None:
+        processes = [(member.pid, member.started)]
         if act.target is not None and act.target.part == "node":
-            survey = next(each for each in self._surveys if each.node == found.node)
+            survey = next(each for each in self._surveys if each.node == member.node)
             kills = int(signal.SIGKILL) in [number for _, number in signals]
             # The one that acts goes on when the node stands still, and goes with it when it is killed.
-            below = [pid for pid in survey.below(found.pid) if kills or pid != survey.own]
+            below = [pid for pid in survey.below(member.pid) if kills or pid != survey.own]
             processes += [(pid, int(survey.processes[pid]["started"])) for pid in below]
-        self.injector.hands.call(found.node, "send_later", processes, signals)
+        self.injector.hands.call(member.node, "send_later", processes, signals)

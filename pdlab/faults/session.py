@@ -37,7 +37,7 @@ from pdlab.faults.kinds import Possible, Role
 from pdlab.faults.link import Link
 from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, Schedule
-from pdlab.faults.targets import Found, Hands, NodeSurvey, classify, counted, parts, resident_mib
+from pdlab.faults.targets import Hands, Member, NodeSurvey, classify, counted, parts, resident_mib
 from pdlab.faults.warden import ask
 from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
 from pdlab.results.provenance import now
@@ -139,10 +139,10 @@ class _Session:
         state = self.app.state()
         if state.status != "RUNNING":
             raise ClusterError(f"the application {APP} is {state.status}, not RUNNING: faults need one that is well")
-        _, found = self.look()
+        _, members = self.look()
         replicas = self._replicas()
         possible = Possible(
-            parts=parts(found),
+            parts=parts(members),
             replicas=replicas,
             restarts=self.local is not None,
             link=self.link is not None,
@@ -159,7 +159,7 @@ class _Session:
 
     # What there is
 
-    def look(self, *, ports: bool = False) -> tuple[list[NodeSurvey], list[Found]]:
+    def look(self, *, ports: bool = False) -> tuple[list[NodeSurvey], list[Member]]:
         """Processes now. Raises ClusterError."""
         from ray._private import state as ray_state
 
@@ -267,11 +267,11 @@ class _Session:
         else:
             answers = [self._ask(service, request) for request in alone]
         references = [canary.read_answer(answer) for answer in answers]
-        got = []
+        canary_answers = []
         for place, each in enumerate(ids):
             salted = request_of(service, each, f"before-{time.time_ns()}-{place}", stream=False)
-            got.append(canary.read_answer(self._ask(service, salted)))
-        result = canary.compare(got, references, "an engine alone", rounding=service.rounding, bounded=False)
+            canary_answers.append(canary.read_answer(self._ask(service, salted)))
+        result = canary.compare(canary_answers, references, "an engine alone", rounding=service.rounding, bounded=False)
         if result.equal is False:
             raise CanaryError(f"the deployment answers wrongly before any fault: {result.detail}")
         self.say(f"references: {result.detail}")
@@ -290,8 +290,8 @@ class _Session:
         started = now()
         service = self._service()
         prompts = self._prompts(service, replicas)
-        surveys, found = self.look(ports=True)
-        before = self._inventory(surveys, found)
+        surveys, members = self.look(ports=True)
+        before = self._inventory(surveys, members)
         self.count()
         counts = dict(self._counts)
         load = Load(service, prompts, self.plan.concurrency, self.plan.seed, lambda each: append(folder, [each]))
@@ -401,7 +401,7 @@ class _Session:
         def sample() -> None:
             while not over.wait(SAMPLE_S):
                 try:
-                    surveys, found = self.look()
+                    surveys, members = self.look()
                     use = self.kv_use()
                     self.count()
                 except Exception:  # whatever is down at this moment; the next sample comes
@@ -409,7 +409,7 @@ class _Session:
                 engines = self._engines()
                 kv = {f"{engines.get(replica, 'engine')} {replica}": value for replica, value in use.items()}
                 moment = ChaosSample(
-                    at_s=round(load.now_s(), 2), rss_mib=resident_mib(surveys, found), kv_use=kv
+                    at_s=round(load.now_s(), 2), rss_mib=resident_mib(surveys, members), kv_use=kv
                 )  # fmt: skip
                 append(folder, [moment])
 
@@ -423,11 +423,11 @@ class _Session:
 
     # What is left
 
-    def _inventory(self, surveys: Sequence[NodeSurvey], found: Sequence[Found]) -> tuple[Counter[str], ...]:
+    def _inventory(self, surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> tuple[Counter[str], ...]:
         """Processes, ports and actors, by kind."""
         from ray._private import state as ray_state
 
-        processes, ports = counted(surveys, found)
+        processes, ports = counted(surveys, members)
         alive = [actor for actor in ray_state.actors().values() if actor["State"] == "ALIVE"]
         actors = Counter(actor["ActorClassName"].rpartition(".")[2] for actor in alive)
         return processes, ports, actors
@@ -438,13 +438,13 @@ class _Session:
         limit_s = self.plan.lease_s + LEFT_GRACE_S
         last: dict[str, float] = {}
         free_s: float | None = None
-        asked = -math.inf
+        requested_at = -math.inf
         short = min(prompts, key=lambda each: len(each.ids))
         self.say("waiting for KV blocks, processes and ports to be given back")
         while time.monotonic() - ended <= limit_s:
-            if time.monotonic() - asked > LEFT_ASK_S:
+            if time.monotonic() - requested_at > LEFT_ASK_S:
                 # An idle engine says nothing: Ray's pages drop a gauge that is not set again.
-                asked = time.monotonic()
+                requested_at = time.monotonic()
                 for number in range(2 * max(1, len(self._engines()))):
                     request = request_of(service, short.ids, f"after-{time.time_ns()}-{number}", stream=False)
                     with contextlib.suppress(NoAnswer):
@@ -469,8 +469,8 @@ class _Session:
 
     def _more(self, before: tuple[Counter[str], ...]) -> tuple[dict[str, int], ...]:
         """What there is beyond what there was, by kind: processes, ports, actors."""
-        surveys, found = self.look(ports=True)
-        after = self._inventory(surveys, found)
+        surveys, members = self.look(ports=True)
+        after = self._inventory(surveys, members)
         return tuple(beyond(now_there, then) for now_there, then in zip(after, before, strict=True))
 
 

@@ -25,7 +25,7 @@ _HAPROXY = re.compile(r"(?:\S*/)?haproxy\s")
 _ENDED = ("DEAD",)
 
 
-class Found(NamedTuple):
+class Member(NamedTuple):
     """One process of the deployment. ``node``: Ray's id of its node; ``started``: in ticks since boot. ``replica``: of
     Ray Serve, where it belongs to one."""
 
@@ -54,14 +54,14 @@ class NodeSurvey(NamedTuple):
 
     def below(self, pid: int) -> list[int]:
         """Descendants."""
-        found: list[int] = []
+        pids: list[int] = []
         waiting = [pid]
         while waiting:
             parent = waiting.pop()
             children = [each for each, facts in self.processes.items() if facts["parent"] == parent]
-            found += children
+            pids += children
             waiting += children
-        return sorted(found)
+        return sorted(pids)
 
 
 def classify(
@@ -70,23 +70,23 @@ def classify(
     roles: Mapping[str, Role],
     actors: Iterable[Mapping[str, Any]],
     jobs: Iterable[Mapping[str, Any]] = (),
-) -> list[Found]:
+) -> list[Member]:
     """Every process that a fault may hit, by node and number.
 
     ``roles``: Serve's name of an engine deployment -> its role; other deployments' replicas are routers. ``actors``,
     ``jobs``: Ray's tables, by which a worker that is a Ray actor is known: the driver of its job is an engine core.
     """
     by_node = {survey.node: survey for survey in surveys}
-    found: dict[tuple[str, int], Found] = {}
+    members: dict[tuple[str, int], Member] = {}
     driver_of = {job["JobID"]: (job.get("DriverIPAddress"), job.get("DriverPid")) for job in jobs}
-    engines: dict[tuple[str, int], Found] = {}
+    engines: dict[tuple[str, int], Member] = {}
 
-    def add(node: str, pid: int, part: Part, role: Role | None = None, replica: str | None = None) -> Found | None:
+    def add(node: str, pid: int, part: Part, role: Role | None = None, replica: str | None = None) -> Member | None:
         survey = by_node.get(node)
         if survey is None or pid not in survey.processes:
             return None
-        each = Found(node, pid, int(survey.processes[pid]["started"]), part, role, replica)
-        found.setdefault((node, pid), each)
+        each = Member(node, pid, int(survey.processes[pid]["started"]), part, role, replica)
+        members.setdefault((node, pid), each)
         return each
 
     for replica in replicas:
@@ -118,25 +118,25 @@ def classify(
                 add(survey.node, pid, "balancer")
         if survey.raylet is not None and not survey.head:
             add(survey.node, survey.raylet, "raylet")
-    return sorted(found.values())
+    return sorted(members.values())
 
 
-def parts(found: Sequence[Found]) -> frozenset[tuple[Role | None, Part]]:
+def parts(members: Sequence[Member]) -> frozenset[tuple[Role | None, Part]]:
     """Role and part of everything there is; a node is there where its raylet is."""
-    there: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in found}
+    there: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in members}
     return frozenset(there | ({(None, "node")} if (None, "raylet") in there else set()))
 
 
-def choose(found: Sequence[Found], target: Target, draw: float) -> Found | None:
+def choose(members: Sequence[Member], target: Target, draw: float) -> Member | None:
     """One of them, by a number from 0 to 1; None where there is none. The same for all acts of a fault."""
     part = "raylet" if target.part == "node" else target.part
-    some = sorted(each for each in found if (each.role, each.part) == (target.role, part))
+    some = sorted(each for each in members if (each.role, each.part) == (target.role, part))
     return some[min(len(some) - 1, int(draw * len(some)))] if some else None
 
 
-def counted(surveys: Sequence[NodeSurvey], found: Sequence[Found]) -> tuple[Counter[str], Counter[str]]:
+def counted(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> tuple[Counter[str], Counter[str]]:
     """Processes, and TCP ports that they listen on, by kind of process; each once, also where nodes share a machine."""
-    names = {(each.node, each.pid): Target(each.part, each.role).text for each in found}
+    names = {(each.node, each.pid): Target(each.part, each.role).text for each in members}
     processes: Counter[str] = Counter()
     ports: Counter[str] = Counter()
     done: set[tuple[str, int]] = set()
@@ -153,9 +153,9 @@ def counted(surveys: Sequence[NodeSurvey], found: Sequence[Found]) -> tuple[Coun
     return processes, ports
 
 
-def resident_mib(surveys: Sequence[NodeSurvey], found: Sequence[Found]) -> dict[str, float]:
+def resident_mib(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> dict[str, float]:
     """Resident MiB by part of the deployment; what is no part of it that a fault hits is ``other``."""
-    names = {(each.node, each.pid): Target(each.part, each.role).text for each in found}
+    names = {(each.node, each.pid): Target(each.part, each.role).text for each in members}
     sums: dict[str, float] = {}
     done: set[tuple[str, int]] = set()
     own = {(survey.space, survey.own) for survey in surveys}

@@ -161,8 +161,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             ids: list[int] = prompt[0] if prompt and isinstance(prompt[0], list) else prompt
             return ids
         rendered = await self._renderer.tokenize_prompts_async([{"prompt": prompt}], None)
-        found: list[int] = rendered[0]["prompt_token_ids"]
-        return found
+        token_ids: list[int] = rendered[0]["prompt_token_ids"]
+        return token_ids
 
     async def _one(self, request: Any, raw: Any, *, chat: bool) -> AsyncIterator[Any]:
         sent_s, stamped = self._sent(raw)
@@ -422,8 +422,8 @@ class _Reply:
             message = {"role": "assistant", "content": text}
             if wants_ids:
                 more["prompt_token_ids"] = list(self._ids)
-            said = ChatCompletionResponseChoice(message=message, **common)
-            return openai.ChatCompletionResponse(choices=[said], **more)
+            chat_choice = ChatCompletionResponseChoice(message=message, **common)
+            return openai.ChatCompletionResponse(choices=[chat_choice], **more)
         if wants_ids:
             common["prompt_token_ids"] = list(self._ids)
         choice = CompletionResponseChoice(text=text, logprobs=self._logprobs(self._tokens), **common)
