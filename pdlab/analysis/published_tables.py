@@ -30,7 +30,7 @@ from pathlib import Path
 from pdlab.analysis.curves import METRICS, Curve, Gpus, Point, Sample
 from pdlab.core import notation
 from pdlab.core.bounds import Metric
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Closed, Load, Open, Workload
 
@@ -114,7 +114,7 @@ def _point(where: str, row: Mapping[str, str]) -> tuple[Deployment, Point]:
         topology = notation.parse(row["configuration"], gpus_per_node=gpus_per_node, tp=tp)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
-    deployment = Deployment(model=row.get("model", "unknown"), topology=topology)
+    deployment = Deployment(model=row.get("model", "unknown"), topology=unguarded(topology))
     workload = Workload(
         input_tokens=_integer(where, row, "input_tokens"), output_tokens=_integer(where, row, "output_tokens")
     )

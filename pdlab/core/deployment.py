@@ -282,12 +282,21 @@ class Deployment(Frozen):
         if same:
             absent["serving"] = same
         if isinstance(self.topology, Disaggregated):
-            given, default = self.topology.transport, Transport()
-            added = ("ucx_env", "kv_guard", "kv_deadline_s")
-            if same := {name: True for name in added if getattr(given, name) == getattr(default, name)}:
+            transport = self.topology.transport
+            # Until there was a KV guard, nothing was guarded.
+            without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
+            if same := dict.fromkeys((*(() if transport.ucx_env else ("ucx_env",)), *without), True):
                 absent["topology"] = {"transport": same}
         text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def unguarded(topology: Collocated | Disaggregated) -> Collocated | Disaggregated:
+    """As others run it: without pdlab's KV guard."""
+    if isinstance(topology, Collocated):
+        return topology
+    transport = topology.transport.model_copy(update={"kv_guard": False})
+    return topology.model_copy(update={"transport": transport})
 
 
 RESERVED_ENGINE_KWARGS = {

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool, parse_pool
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool, parse_pool, unguarded
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload, WorkloadMode
@@ -135,7 +135,7 @@ def _published(path: Path, files: list[Path], gpus: int | None) -> Experiment:
     runs.sort(key=lambda run: (run.key.kind, run.key.value, run.key.repeat))
     deployment = None
     if topology is not None:
-        deployment = Deployment(name=name, model=models[0] if models else "unknown", topology=topology)
+        deployment = Deployment(name=name, model=models[0] if models else "unknown", topology=unguarded(topology))
     manifest = Manifest(origin="imported", label=name, deployment=deployment, gpus=total, workload=runs[0].workload)
     return Experiment(name=name, manifest=manifest, runs=tuple(runs))
 

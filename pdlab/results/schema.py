@@ -482,7 +482,7 @@ class Manifest(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _of_schema_1(cls, data: Any) -> Any:
-        return _renamed_decode(data)
+        return _unguarded(_renamed_decode(data))
 
 
 class Visit(Frozen):
@@ -531,6 +531,18 @@ class Experiment(Frozen):
     manifest: Manifest
     runs: tuple[Run, ...]
     searches: tuple[SloSearch, ...] = ()
+
+
+def _unguarded(data: Any) -> Any:
+    """A stored manifest that says nothing of a KV guard is from before there was one."""
+    try:
+        transport = data["deployment"]["topology"]["transport"]
+    except (KeyError, TypeError):
+        return data
+    if not isinstance(transport, dict) or "kv_guard" in transport:
+        return data
+    topology = {**data["deployment"]["topology"], "transport": {**transport, "kv_guard": False}}
+    return {**data, "deployment": {**data["deployment"], "topology": topology}}
 
 
 def _renamed_decode(data: Any) -> Any:

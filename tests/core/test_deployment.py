@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from pdlab.core.deployment import Deployment, Disaggregated, Pool, Transport, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, Transport, parse_label, unguarded
 
 
 def test_a_pool_with_engine_arguments_is_a_key() -> None:
@@ -23,7 +23,9 @@ def with_transport(**fields: object) -> Deployment:
 
 def test_fields_that_came_later_change_no_stored_fingerprint() -> None:
     default = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
-    assert default.fingerprint == with_transport(kv_guard=True, kv_deadline_s=10.0).fingerprint == "6cb416b81550"
+    assert with_transport(kv_guard=False).fingerprint == "6cb416b81550", "of when there was no KV guard"
+    assert default.fingerprint == with_transport(kv_guard=True, kv_deadline_s=10.0).fingerprint != "6cb416b81550"
+    assert Deployment(topology=unguarded(default.topology)) == with_transport(kv_guard=False)
     prints = {
         with_transport(**fields).fingerprint
         for fields in ({}, {"kv_guard": False}, {"kv_deadline_s": 5.0}, {"ucx_env": {"UCX_A": "1"}})

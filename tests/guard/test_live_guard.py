@@ -30,12 +30,14 @@ def tally_of(pair: FaultyPair, name: str, count: int = REQUESTS) -> Tally:
     return asyncio.run(run())
 
 
-class TestGuarded:
-    @pytest.fixture(scope="class")
-    def pair(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyPair]:
-        with FaultyPair(tmp_path_factory.mktemp("guarded"), guarded=True, deadline_s=5.0) as pair:
-            yield pair
+@pytest.fixture(scope="class")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyPair]:
+    guarded = request.cls is TestGuarded
+    with FaultyPair(tmp_path_factory.mktemp("pair"), guarded=guarded, deadline_s=5.0) as made:
+        yield made
 
+
+class TestGuarded:
     @pytest.mark.parametrize("name", ["kill", "kill-first", "kill-during", "stop", "expired", "twice"])
     def test_every_answer_is_right(self, name: str, pair: FaultyPair) -> None:
         before = pair.actions()
@@ -76,11 +78,6 @@ class TestGuarded:
 
 class TestStock:
     """Without wrong answers here the tests above would prove nothing."""
-
-    @pytest.fixture(scope="class")
-    def pair(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyPair]:
-        with FaultyPair(tmp_path_factory.mktemp("stock"), guarded=False, deadline_s=5.0) as pair:
-            yield pair
 
     @pytest.mark.parametrize("name", ["kill", "expired"])
     def test_vllm_alone_answers_wrongly(self, name: str, pair: FaultyPair) -> None:
