@@ -148,8 +148,8 @@ async def _write_elsewhere(files: Mapping[str, str]) -> None:
     group = util.get_current_placement_group()
     if group is None:
         return
-    here = ray.get_runtime_context().get_node_id()
-    nodes = {node for node in util.placement_group_table(group)["bundles_to_node_id"].values() if node} - {here}
+    own_node = ray.get_runtime_context().get_node_id()
+    nodes = {node for node in util.placement_group_table(group)["bundles_to_node_id"].values() if node} - {own_node}
     if not nodes:
         return
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")

@@ -101,9 +101,9 @@ def build_dp_openai_app(args: dict[str, Any]) -> Any:
 
 def build_pd_openai_app(args: dict[str, Any]) -> Any:
     """Prefill and decode disaggregated. Raises what Ray's builder raises."""
-    given = dict(args)
-    call, kv_drain_s = given.pop("prefill_call"), given.pop("kv_drain_s")
-    application = _build("build_pd_openai_app", given)
+    arguments = dict(args)
+    call, kv_drain_s = arguments.pop("prefill_call"), arguments.pop("kv_drain_s")
+    application = _build("build_pd_openai_app", arguments)
     pd: Any = importlib.import_module(_PD)
     server: Any = importlib.import_module(_SERVER)
     rules = PrefillRules(**{**call, "on_failure": tuple(call["on_failure"])})

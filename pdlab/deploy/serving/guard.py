@@ -246,10 +246,10 @@ def _depth(value: Any) -> int:
     level, depth = [value], 0
     while level and depth <= _DEEPEST:
         inner: list[Any] = []
-        for here in level:
-            items = here.values() if isinstance(here, dict) else here if isinstance(here, list) else ()
+        for element in level:
+            items = element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
             inner += [item for item in items if isinstance(item, (dict, list))]
-        depth += any(isinstance(here, (dict, list)) for here in level)
+        depth += any(isinstance(element, (dict, list)) for element in level)
         level = inner
     return depth
 
@@ -304,8 +304,8 @@ def _shown(text: str, chars: int = _VALUE_CHARS) -> str:
 def _one_line(body: bytes) -> str | None:
     """What an application's complaint says, as one line; None where it has no known form."""
     try:
-        said = json.loads(body)
-        error = said.get("error", said)
+        parsed = json.loads(body)
+        error = parsed.get("error", parsed)
         message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
         if isinstance(message, list):  # FastAPI's, of which the first says enough
             where = ".".join(str(part) for part in message[0].get("loc", ()))

@@ -74,7 +74,7 @@ class CallsPrefill:
         if isinstance(answer, pd.ErrorResponse):
             yield answer
             return
-        given = getattr(answer, "kv_transfer_params", None)
+        kv_parameters = getattr(answer, "kv_transfer_params", None)
         began = False
         stream: Any = None
         try:
@@ -89,8 +89,8 @@ class CallsPrefill:
                 async for item in stream:
                     yield item
         finally:
-            if not began and given:
-                _in_background(self._release(given))
+            if not began and kv_parameters:
+                _in_background(self._release(kv_parameters))
             if began and hasattr(stream, "aclose"):
                 with contextlib.suppress(Exception):
                     await stream.aclose()
@@ -129,10 +129,10 @@ class CallsPrefill:
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         """Prefill's first answer: a completion, or an error of the client's. Raises PrefillFailed."""
         exceptions: Any = importlib.import_module("ray.exceptions")
-        asked = backend.prepare_prefill_request(request=request, peer=None)
-        self._request_prefill_token_ids(asked)  # type: ignore[attr-defined]
+        prefill_request = backend.prepare_prefill_request(request=request, peer=None)
+        self._request_prefill_token_ids(prefill_request)  # type: ignore[attr-defined]
         try:
-            call = getattr(self._prefill_of(pd, raw), method).remote(asked, raw, **{ROUTE: route})
+            call = getattr(self._prefill_of(pd, raw), method).remote(prefill_request, raw, **{ROUTE: route})
         except Exception as error:
             raise PrefillFailed(_in_words(error)) from error
         first = asyncio.ensure_future(call.__anext__())
@@ -174,15 +174,15 @@ class CallsPrefill:
     async def _release_late(self, first: asyncio.Future[Any]) -> None:
         with contextlib.suppress(Exception, asyncio.CancelledError):
             answer = await asyncio.wait_for(first, self.prefill_rules.timeout_s)
-            if given := getattr(answer, "kv_transfer_params", None):
-                await self._release(given)
+            if kv_parameters := getattr(answer, "kv_transfer_params", None):
+                await self._release(kv_parameters)
 
-    async def _release(self, given: dict[str, Any]) -> None:
+    async def _release(self, kv_parameters: dict[str, Any]) -> None:
         """Have decode's engine tell prefill that nobody will read what it keeps for these transfer parameters."""
         engine: Any = self.engine  # type: ignore[attr-defined]
-        name = f"gone-{given.get('remote_request_id')}"
+        name = f"gone-{kv_parameters.get('remote_request_id')}"
         try:
-            await engine._engine_client.notify_kv_transfer_request_rejected(name, given)
+            await engine._engine_client.notify_kv_transfer_request_rejected(name, kv_parameters)
             _count("released")
         except Exception as error:
             _log("prefill is not told that its KV blocks are not needed; their lease will end: %s", _in_words(error))
