@@ -20,7 +20,7 @@ from pdlab.results.chaos import InjectedFault
 PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
 STILL_S = 1.5  # so long no prefill was finished: whatever was in flight has been
 CHUNKS_MOST_S, CHUNKS_MORE_S = 20.0, 0.2
-POLL_S = 0.2
+POLL_S, LOOK_AGAIN_S = 0.2, 1.0
 SAFETY_S = 20.0  # beyond what a stop may last before the process goes on by itself
 WIDE = ("raylet", "node")
 
@@ -132,9 +132,17 @@ class _Making:
         self._node_name = ""
 
     def prepare(self) -> None:
-        """Choose the processes. Raises Nothing where one is not there, as while it is being started again."""
+        """Choose the processes. One that is being started again after an earlier fault, which requests may have found
+        a way around, is waited for as long as a recovery. Raises Nothing where one is not there then."""
         names = self.injector.around.names()
+        until_s = self.injector.load.now_s() + self.plan.recover_s
         self._surveys, members = self.injector.around.look()
+        while self.injector.load.now_s() < until_s and any(
+            choose(members, target, self.due.draw) is None for target in self.due.kind.targets
+        ):
+            self.injector.load.check()
+            time.sleep(LOOK_AGAIN_S)
+            self._surveys, members = self.injector.around.look()
         for target in self.due.kind.targets:
             chosen = choose(members, target, self.due.draw)
             if chosen is None:

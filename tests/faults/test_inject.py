@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -52,6 +52,9 @@ class FakeLoad:
 
     def now_s(self) -> float:
         return time.monotonic()
+
+    def check(self) -> None:
+        self.did.append("check")
 
     def send_leaving(self, count: int, phase: str) -> None:
         self.did.append(f"send {count} {phase}")
@@ -161,6 +164,20 @@ def test_what_is_not_there_is_skipped() -> None:
     fault = injector.inject(due("kill_prefill_before_read"))
     assert (fault.outcome, hands.sent) == ("skipped", [])
     assert fault.detail == "no prefill engine core is there at this moment"
+
+
+def test_what_is_being_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a way around a dead prefill, requests are right again before its engine is."""
+    monkeypatch.setattr(inject, "LOOK_AGAIN_S", 0.01)
+    looks: Iterator[int] = itertools.count()
+
+    def look() -> Any:
+        without = [each for each in found_now() if each.role != "prefill"]
+        return SURVEYS, (without if next(looks) < 3 else found_now())
+
+    injector, _ = made(FakeHands(), look=look)
+    injector.plan = PLAN.model_copy(update={"recover_s": 60.0})
+    assert injector.inject(due("stop_prefill_engine")).outcome == "injected"
 
 
 @pytest.mark.parametrize("fail_at", [1, 2])

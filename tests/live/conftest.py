@@ -102,7 +102,7 @@ class Stack:
             return token_ids
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     from pdlab.cluster.local_nodes import hold_port
 
