@@ -5,7 +5,7 @@ PYTHON_VENV := .venv/bin/python
 PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo wire chaos test test-fast check golden bench lock clean
+.PHONY: help setup setup-gpu demo wire chaos test test-long test-fast check golden bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,9 @@ chaos: setup  ## break 1P1D, 2P2D and (as root) two hosts in every way under loa
 
 test: setup  ## every test, the live ones (Ray, vLLM, NIXL) included
 	@$(PYTEST)
+
+test-long: setup  ## the same with more kills, more faults and every serving path
+	@PDLAB_TEST_LONG=1 $(PYTEST)
 
 test-fast: setup  ## every test that starts neither an engine nor a deployment
 	@$(PYTEST) -m "not live"

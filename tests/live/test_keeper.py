@@ -1,6 +1,4 @@
-"""kill -9 of a launcher at seeded moments of a real launch: nothing of it is left a moment later.
-
-PDLAB_TEST_KILLS=20 makes the long form of it."""
+"""kill -9 of a launcher at seeded moments of a real launch: nothing of it is left a moment later."""
 
 from __future__ import annotations
 
@@ -13,11 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from support.long import LONG
 from support.processes import title
 
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
-KILLS = int(os.environ.get("PDLAB_TEST_KILLS", "3"))
+KILLS = 20 if LONG else 2
 LAUNCH_S = 70.0  # about what a launch takes here; one that is faster is killed while it serves
 GONE_S = 90.0
 
