@@ -16,7 +16,7 @@ from support.processes import title
 
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
-KILLS = 20 if LONG else 2
+KILLS = 20 if LONG else 1
 LAUNCH_S = 70.0  # about what a launch takes here; one that is faster is killed while it serves
 GONE_S = 90.0
 
