@@ -38,10 +38,10 @@ class Link:
             ["sh", "-c", later], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, env={"PATH": os.environ.get("PATH", os.defpath)},  # none of the deployment's
         )  # fmt: skip
-        _here(["ip", "link", "set", INTERFACE, "down"])
+        _run_outside(["ip", "link", "set", INTERFACE, "down"])
 
     def up(self) -> None:
-        _here(["ip", "link", "set", INTERFACE, "up"])
+        _run_outside(["ip", "link", "set", INTERFACE, "up"])
 
     def slow(self, mbit: float) -> None:
         """Both ways."""
@@ -74,7 +74,7 @@ class Link:
                 self._hands.call(node, "run", list(command))
 
 
-def _here(command: list[str]) -> None:
+def _run_outside(command: list[str]) -> None:
     try:
         run(command)
     except OSError as error:

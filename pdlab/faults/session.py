@@ -129,7 +129,7 @@ class _Session:
         self.subject = subject
         self.cluster = cluster
         self.local = local
-        self.say = LaunchProgress()
+        self.progress = LaunchProgress()
         self.app = Application(cluster)
         self.hands = Hands(cluster, f"{MARKER}={local.id}" if local else None)
         self._counts: dict[tuple[str, str], float] = {}
@@ -274,7 +274,7 @@ class _Session:
         result = canary.compare(canary_answers, references, "an engine alone", rounding=service.rounding, bounded=False)
         if result.equal is False:
             raise CanaryError(f"the deployment answers wrongly before any fault: {result.detail}")
-        self.say(f"references: {result.detail}")
+        self.progress(f"references: {result.detail}")
         return [Prompt(tuple(each), answer) for each, answer in zip(ids, references, strict=True)]
 
     def _ask(self, service: Service, request: dict[str, Any]) -> dict[str, Any]:
@@ -308,11 +308,11 @@ class _Session:
                         fault = injector.inject(due)
                         faults.append(fault)
                         append(folder, [fault])
-                        self.say(_told(fault))
+                        self.progress(_described(fault))
                     self._await_end(load, faults)
                 except KeyboardInterrupt:
                     interrupted = True
-                    self.say("interrupted: nothing more is injected")
+                    self.progress("interrupted: nothing more is injected")
                 finally:
                     injector.undo()
                     loaded_s = load.now_s()
@@ -440,7 +440,7 @@ class _Session:
         free_s: float | None = None
         requested_at = -math.inf
         short = min(prompts, key=lambda each: len(each.ids))
-        self.say("waiting for KV blocks, processes and ports to be given back")
+        self.progress("waiting for KV blocks, processes and ports to be given back")
         while time.monotonic() - ended <= limit_s:
             if time.monotonic() - requested_at > LEFT_ASK_S:
                 # An idle engine says nothing: Ray's pages drop a gauge that is not set again.
@@ -495,7 +495,7 @@ def guarded(deployment: Deployment | None) -> bool | None:
     return None
 
 
-def _told(fault: InjectedFault) -> str:
+def _described(fault: InjectedFault) -> str:
     what = f"fault {fault.number} at {fault.began_s:.1f} s: {fault.kind}"
     if fault.outcome == "injected":
         return f"{what} ({'; '.join(fault.targets) or 'clients'})"

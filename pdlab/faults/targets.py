@@ -123,8 +123,8 @@ def classify(
 
 def parts(members: Sequence[Member]) -> frozenset[tuple[Role | None, Part]]:
     """Role and part of everything there is; a node is there where its raylet is."""
-    there: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in members}
-    return frozenset(there | ({(None, "node")} if (None, "raylet") in there else set()))
+    present: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in members}
+    return frozenset(present | ({(None, "node")} if (None, "raylet") in present else set()))
 
 
 def choose(members: Sequence[Member], target: Target, draw: float) -> Member | None:
@@ -199,9 +199,9 @@ class Hands:
         with self._making:
             if node not in self._hands:
                 ray.cloudpickle.register_pickle_by_value(importlib.import_module(on_node.__name__))
-                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                on_that_node = NodeAffinitySchedulingStrategy(node, soft=False)
                 actor: Any = ray.remote(num_cpus=0, max_concurrency=4)(on_node.Hand)
-                self._hands[node] = actor.options(scheduling_strategy=there).remote()
+                self._hands[node] = actor.options(scheduling_strategy=on_that_node).remote()
             return self._hands[node]
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = HANDS_TIMEOUT_S) -> Any:

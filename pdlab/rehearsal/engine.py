@@ -202,12 +202,12 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         times: list[Any] = []
         tell = served.tell
 
-        def told(moment_s: float, tokens: int) -> None:
+        def tell_and_time(moment_s: float, tokens: int) -> None:
             if moves_on or tokens == served.output_tokens:
                 times.append(self.core.times(number[0]))
             tell(moment_s, tokens)
 
-        served.tell = told
+        served.tell = tell_and_time
         number = [0]
         number[0] = self.core.submit(served, moment_s)
         complete = False

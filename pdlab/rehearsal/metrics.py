@@ -71,7 +71,7 @@ class EngineMetrics:
             name: metrics.Histogram(name, description=name, boundaries=ends, tag_keys=("ReplicaId",))
             for name, ends in HISTOGRAMS.items()
         }
-        self._told: dict[str, float] = {}
+        self._counted: dict[str, float] = {}
 
     def count(self, name: str, value: float = 1.0) -> None:
         if value > 0:
@@ -79,8 +79,8 @@ class EngineMetrics:
 
     def total(self, name: str, value: float) -> None:
         """Count up to a total that only grows."""
-        self.count(name, value - self._told.get(name, 0.0))
-        self._told[name] = value
+        self.count(name, value - self._counted.get(name, 0.0))
+        self._counted[name] = value
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value, tags=self._tags)

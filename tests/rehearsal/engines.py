@@ -40,7 +40,7 @@ class FakeMetrics(EngineMetrics):
 
     def __init__(self, replica: str) -> None:
         self.sums: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+        self._counted: dict[str, float] = {}
 
     def count(self, name: str, value: float = 1.0) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value

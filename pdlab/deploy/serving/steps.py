@@ -67,10 +67,10 @@ def watch(client: Any) -> StepWatch | None:
     steps = StepWatch(client.output_processor.get_num_unfinished_requests)
     receive = client.engine_core.get_output_async
 
-    async def seen() -> Any:
+    async def get_output() -> Any:
         outputs = await receive()
         steps.step()
         return outputs
 
-    client.engine_core.get_output_async = seen
+    client.engine_core.get_output_async = get_output
     return steps
