@@ -371,7 +371,7 @@ class TestRay:
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
     def test_a_launcher_that_is_stopped(self, number: int, code: int, stack: Stack) -> None:
-        """By Ctrl-C: the hosts go. Killed: its child notices, and what is left is found by --shutdown."""
+        """By Ctrl-C: the hosts go. Killed: its child notices, and its keeper takes down what is left."""
         words = ("launch_gptoss.py", "--pd-spread", "--local", "--two-hosts", "--port", str(stack.port))
         process = subprocess.Popen(
             stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE, start_new_session=True
@@ -384,11 +384,8 @@ class TestRay:
         rest = process.stderr.read()
         process.stderr.close()
         assert process.wait(TIMEOUT_S) == code, rest
-        if number == signal.SIGKILL:
-            assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
         assert "Traceback" not in rest
-        assert eventually(lambda: nothing_is_left(stack))
-        assert stack.nodes() is None
+        assert eventually(lambda: nothing_is_left(stack) and stack.nodes() is None, 120)
 
 
 # The plan is told that EFA joins the hosts, while UCX takes TCP without a word, as it does where EFA fails.
