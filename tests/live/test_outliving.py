@@ -27,7 +27,7 @@ def ask_all(stack: Stack) -> list[list[int]]:
 
 
 def right(answers: list[list[int]]) -> bool:
-    """One of them may take the other of two tokens that are alike up to rounding, as the batch that it was in decides."""
+    """One of them may take the other of two tokens that are alike up to rounding, as its batch decides."""
     return sum(answer != alone for answer, alone in zip(answers, ALONE, strict=True)) <= 1
 
 
