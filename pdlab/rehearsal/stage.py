@@ -121,6 +121,7 @@ def node_env(slow_down: float) -> dict[str, str]:
 def with_simulated_engines(app: ServeApp, files: dict[str, Path]) -> ServeApp:
     """The application with another class of engines; ``files``: role -> what they are told."""
     args = copy.deepcopy(app.args)
+    args.pop("kv_guard", None)  # it is in vLLM's engines, and on the nodes its sources would hide the rest of pdlab
     configs = {"collocated": [*args.get("llm_configs", []), *([args["llm_config"]] if "llm_config" in args else [])]}
     configs |= {role: [args[f"{role}_config"]] for role in ("prefill", "decode") if f"{role}_config" in args}
     for role, of_role in configs.items():

@@ -79,8 +79,9 @@ def test_every_engine_is_simulated_and_nothing_else_changes(name: str, tmp_path:
     app = with_simulated_engines(prepared.app, files)
     assert app.import_path == prepared.app.import_path
     found = set()
-    for key, before in prepared.app.args.items():
-        after = app.args[key]
+    assert prepared.app.args.keys() - app.args.keys() <= {"kv_guard"}
+    for key, after in app.args.items():
+        before = prepared.app.args[key]
         for config, original in zip(
             after if isinstance(after, list) else [after], before if isinstance(before, list) else [before], strict=True
         ):
