@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
@@ -112,19 +112,23 @@ class Driver:
 
     def spoiled(self, level: Level, why: str) -> Run:
         """The record of a level whose requests are lost, for what it measured died."""
+        validity = Validity(reasons=(why,), failed_gates=("restarts",))
+        return self._run_of(level, 0, whole=metrics.whole(()), validity=validity, finished_at=now())
+
+    def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
+        """The level's record: of whom and of what it is, and the ``figures``, fields of `Run`."""
         return Run(
-            origin="measured",
+            origin=self._target.manifest.origin,
+            rehearsal=self._rehearsal,
             label=self._target.manifest.label,
             key=level.key,
             workload=self._workload,
             load=level.load,
             num_requests=level.num_requests,
             seed=level.seed,
-            completed=0,
-            failed=level.num_requests,
-            whole=metrics.whole(()),
-            validity=Validity(reasons=(why,), failed_gates=("restarts",)),
-            finished_at=now(),
+            completed=completed,
+            failed=level.num_requests - completed,
+            **figures,
         )
 
     @property
@@ -256,16 +260,9 @@ class Driver:
         if self._rehearsal is not None:  # an answer comes in three chunks, which say nothing of gaps between tokens
             whole = whole.model_copy(update={"itl": None})
             steady = steady and steady.model_copy(update={"itl": None})
-        run = Run(
-            origin=self._target.manifest.origin,
-            label=self._target.manifest.label,
-            key=level.key,
-            workload=self._workload,
-            load=level.load,
-            num_requests=level.num_requests,
-            seed=level.seed,
-            completed=completed,
-            failed=level.num_requests - completed,
+        run = self._run_of(
+            level,
+            completed,
             asked_tokens=metrics.asked_tokens(answer.records),
             whole=whole,
             steady=steady,
@@ -281,7 +278,6 @@ class Driver:
             client_cpu_share=answer.cpu_share,
             front_cores=self._watch.front_cores,
             pool_age=before.pool_age if before else None,
-            rehearsal=self._rehearsal,
             started_at=answer.started_at,
             finished_at=answer.finished_at,
         )

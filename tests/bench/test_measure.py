@@ -238,3 +238,11 @@ def test_a_rehearsal_is_sent_in_slow_time_and_kept_in_simulated_time() -> None:
         assert "rehearsed_pace" in rehearsed.validity.unchecked and "rehearsed_pace" not in real.validity.unchecked
     assert [asked.stamped for asked in (*plain.asked, *slow.asked)] == [False, False, True, True]
     assert slow.asked[1].rate_rps == 2 and slow.asked[1].request_timeout_s == 5
+
+
+@pytest.mark.parametrize("rehearsal", [None, Rehearsal(slow_down=5)])
+def test_a_spoiled_level_says_what_it_is_of_as_others_do(rehearsal: Rehearsal | None) -> None:
+    driver = made(Client(), rehearsal=rehearsal)
+    spoiled, whole = driver.spoiled(level(), "a replica died"), driver.measure(level())[0]
+    assert (spoiled.origin, spoiled.rehearsal) == (whole.origin, whole.rehearsal)
+    assert (spoiled.completed, spoiled.failed) == (0, 40) and not spoiled.validity.valid

@@ -32,10 +32,14 @@ WRITE_TIMEOUT_S = 120.0
 OLD_S = 3600.0
 
 
+# Of the package above the guard. Where a node has pdlab too, its other packages are found beside the guard.
+PARENT = "from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n"
+
+
 def sources(package: Path) -> dict[str, str]:
-    """The guard's package as path -> text, below a package ``pdlab`` that has nothing else."""
+    """The guard's package as path -> text, below a package ``pdlab`` that has nothing else of its own."""
     files = {f"pdlab/guard/{path.name}": path.read_text(encoding="utf-8") for path in sorted(package.glob("*.py"))}
-    return {"pdlab/__init__.py": "", **files}
+    return {"pdlab/__init__.py": PARENT, **files}
 
 
 def digest(files: Mapping[str, str]) -> str:

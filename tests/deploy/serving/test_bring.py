@@ -49,6 +49,17 @@ def test_an_engines_process_imports_it_by_name() -> None:
     held.close()
 
 
+def test_it_does_not_hide_a_pdlab_that_the_node_has() -> None:
+    """On a rehearsal's nodes it did: no module named pdlab.rehearsal."""
+    folder, held = bring.hold(bring.sources(PACKAGE))
+    code = "import pdlab.guard.leases as a, pdlab.core.errors as b; print(a.__file__, b.__file__)"
+    assert run(code, f"{folder}:{PACKAGE.parents[1]}").split() == [
+        f"{folder}/pdlab/guard/leases.py",
+        str(PACKAGE.parent / "core" / "errors.py"),
+    ]
+    held.close()
+
+
 def test_the_path_is_the_nodes_own(home: Path) -> None:
     path = bring.pythonpath(FILES)
     assert path.endswith(":${PYTHONPATH}")
