@@ -11,6 +11,8 @@ What is simulated, and as what:
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
   (``scattered`` None), or is so from the start, or never.
+- **Fluid pools** (`pdlab.sim.fluid`): every engine takes prompts or requests to decode as its role then is and
+  ends what it has. Roles are the controller's, which is the real one. A router counts the requests of each kind.
 - **Prompts**: ``fresh`` ones, or ``repeated``: each level of the sweep draws from one list, from its start, so
   that a level of n prompts repeats those of the levels before it; caches live through the whole sweep.
 
@@ -25,10 +27,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.sim.engine import Engine, PrefixCache
+from pdlab.sim.fluid import LOOK_EVERY_S, Controller, FluidPool, Queue
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
@@ -40,6 +43,7 @@ from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
+LOOKS = ARRIVES + 1
 
 
 def simulate(
@@ -55,18 +59,23 @@ def simulate(
     link: LinkKind | None = None,
     trace: Trace | None = None,
     scattered: bool | None = None,
+    controller: Controller | None = None,
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
     ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
     prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
     replaces lengths and arrivals of each level. ``scattered``: whether free blocks lie apart, as in pools that
-    have served more tokens than they hold; None: from when they have. Raises UsageError when the model or one
-    request does not fit an engine.
+    have served more tokens than they hold; None: from when they have. ``controller``: of a fluid pool, in place of its
+    own. Raises UsageError when the model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
-    system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link or link_of(deployment))
+    if isinstance(deployment.topology, Fluid):
+        system: _System = _FluidSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+        system.controller = controller
+    else:
+        system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
     system.scattered = scattered
     return [system.run(level, workload, trace) for level in levels]
 
@@ -91,7 +100,7 @@ class _System(Stepping):
         seed: int,
         prompts: Prompts,
         prefix_hit_rate: float,
-        link: LinkKind,
+        link: LinkKind | None,
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
@@ -101,12 +110,12 @@ class _System(Stepping):
         pools = deployment.pools
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
-        self.links = None
+        self.links: tuple[Links, ...] = ()
         if isinstance(topology, Disaggregated):
-            self.links = Links(transfer_costs(hardware, shape, topology, link))
-        self.decode = self.engines.get("decode") or self.engines["collocated"]
+            self.links = (Links(transfer_costs(hardware, shape, topology, link or link_of(deployment))),)
+        self.decode = self.engines.get("decode") or self.all_engines
         self.front = self.engines.get("prefill") or self.decode
-        self.ingress = Ingress.of(hardware, moves_kv=self.links is not None)
+        self.ingress = Ingress.of(hardware, moves_kv=deployment.transport is not None)
         value = hardware.value
         self.contention = value("contention")
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
@@ -141,8 +150,8 @@ class _System(Stepping):
         self.events: list[tuple[float, int, int, Engine, int]] = []
         self.sequence = 0
         self.target: dict[int, tuple[Engine, Engine]] = {}
-        if self.links:
-            self.links.free_s = 0.0
+        for links in self.links:
+            links.free_s = 0.0
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
             engine.preemptions = 0
@@ -187,7 +196,7 @@ class _System(Stepping):
             for role, engines in self.engines.items():
                 log.busy[role] = sum(engine.busy_s for engine in engines) / len(engines) / log.duration_s
             ends = [engine.link_busy_s for engine in self.all_engines]
-            log.link_busy = self.links.busy_s(ends) / log.duration_s if self.links else 0.0
+            log.link_busy = max((links.busy_s(ends) for links in self.links), default=0.0) / log.duration_s
             log.kv_full = sum(engine.full_s for engine in self.all_engines) / len(self.all_engines) / log.duration_s
         log.preemptions = sum(engine.preemptions for engine in self.all_engines)
         return log
@@ -202,12 +211,24 @@ class _System(Stepping):
         self.log.arrival_s[request] = now_s
         if request + 1 < len(self.arrivals):
             self.push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
-        engine = self.router.choose(self.front, now_s)
+        engine = self._first_engine(request, now_s)
         self.target[request] = (engine, engine)
-        # The decode replica is not chosen yet: one of them stands for how busy they are.
-        decoder = self.decode[self.sequence % len(self.decode)] if self.links else engine
+        decoder = self._streaming_engine(engine)
         tokens = self.log.input_tokens[request]
         self.push(self.ingress.pass_on(engine, tokens, self.ingress.streaming(decoder), now_s), ENTERS, engine, request)
+
+    def _first_engine(self, request: int, now_s: float) -> Engine:
+        """The engine that the prompt goes to."""
+        return self.router.choose(self.front, now_s)
+
+    def _streaming_engine(self, engine: Engine) -> Engine:
+        """The decode replica is not chosen yet: one of them stands for how busy they are."""
+        return self.decode[self.sequence % len(self.decode)] if self.links else engine
+
+    def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
+        """The engine that decodes what the given one has prefilled."""
+        self.router.leaves(engine)
+        return self.router.choose(self.decode, now_s)
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if not self.repeated:
@@ -222,14 +243,17 @@ class _System(Stepping):
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
-        self.router.leaves(engine)
-        decoder = self.router.choose(self.decode, now_s)
+        decoder = self._decode_engine(engine, request, now_s)
         self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
         self.fetch(decoder, now_s)
 
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
         self.router.leaves(engine)
+        self._output_kept(engine, request, now_s)
+
+    def _output_kept(self, engine: Engine, request: int, now_s: float) -> None:
+        """The answer has ended: its KV stays cached, and in a closed loop the next prompt comes."""
         if self.repeated:
             self.outputs_kept += 1
             engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request])  # never requested again
@@ -238,8 +262,7 @@ class _System(Stepping):
             self.next += 1
 
     def way(self, request: int) -> tuple[Links, Engine]:
-        assert self.links is not None
-        return self.links, self.target[request][0]
+        return self.links[0], self.target[request][0]
 
     def release(self, request: int, now_s: float) -> None:
         engine = self.target[request][0]
@@ -249,3 +272,93 @@ class _System(Stepping):
 
     def busy_beside(self, engine: Engine) -> int:
         return sum(member.busy for member in self.all_engines if member is not engine)
+
+
+class _FluidSystem(_System):
+    """A fluid pool between events. Every level begins with what the topology says, and nothing learnt."""
+
+    controller: Controller | None = None
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        hardware: Hardware,
+        shape: ModelShape,
+        seed: int,
+        prompts: Prompts,
+        prefix_hit_rate: float,
+        link: LinkKind | None,
+    ) -> None:
+        super().__init__(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+        topology = deployment.topology
+        assert isinstance(topology, Fluid)
+        self.topology = topology
+        self.per_node = max(hardware.gpus_per_node // topology.pool.tp, 1)
+        kinds = [link or link_of(deployment, same_node=same_node) for same_node in (False, True)]
+        self.links = tuple(Links(transfer_costs(hardware, shape, topology, kind)) for kind in kinds)
+        # What a request that moves waits for beside its turn: a second way through the ingress, and the transfer.
+        self.moving_s = self.ingress.overhead_s + self.links[0].costs.setup_s
+
+    def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
+        super()._begin(level, workload, trace)
+        self.pool = FluidPool(self.topology, self.all_engines, self.per_node, self.controller)
+        self.moves: set[int] = set()
+        self.left = self.count
+        if self.pool.controller is not None:
+            self.push(LOOK_EVERY_S, LOOKS, self.all_engines[0], 0)
+
+    def _finish(self) -> SimulatedLevel:
+        log = super()._finish()
+        log.splits = self.pool.splits
+        return log
+
+    def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
+        if kind == LOOKS:
+            self.pool.look(now_s, self.moving_s)
+            if self.left:
+                self.push(now_s + LOOK_EVERY_S, LOOKS, engine, 0)
+            return
+        if kind == ENTERS:
+            self.pool.enters(engine, now_s)
+        super().happens(kind, engine, number, now_s)
+
+    def _first_engine(self, request: int, now_s: float) -> Engine:
+        pool, tokens = self.pool, self.log.input_tokens[request]
+        local = tokens < pool.below_tokens
+        queue: Queue = self.router.choose(pool.back if local else pool.front, now_s)
+        pool.arrives(queue.engine, tokens, local=local)
+        if not local:
+            self.moves.add(request)
+        return queue.engine
+
+    def _streaming_engine(self, engine: Engine) -> Engine:
+        return self.pool.back[self.sequence % len(self.pool.back)].engine
+
+    def moves_on(self, engine: Engine, request: int) -> bool:
+        return request in self.moves
+
+    def keep(self, engine: Engine, request: int) -> None:
+        super().keep(engine, request)
+        if not self.log.first_token_s[request]:  # else it was preempted, and is recomputed
+            local = request not in self.moves
+            self.pool.prefilled(engine, self.log.input_tokens[request], self.log.prefill_end_s[request], local=local)
+
+    def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
+        self.moves.remove(request)
+        self.router.leaves(self.pool.by_engine[engine].prefill)
+        chosen: Queue = self.router.choose(self.pool.elsewhere(engine), now_s)
+        return chosen.engine
+
+    def first_token(self, engine: Engine, request: int, now_s: float) -> None:
+        self.pool.first_token(now_s - self.log.arrival_s[request])
+
+    def ended(self, engine: Engine, request: int, now_s: float) -> None:
+        log, tokens = self.log, self.log.output_tokens[request]
+        self.left -= 1
+        self.pool.ended(log.input_tokens[request], tokens, (now_s - log.first_token_s[request]) / max(tokens - 1, 1))
+        self.router.leaves(self.pool.by_engine[engine].decode)
+        self._output_kept(engine, request, now_s)
+
+    def way(self, request: int) -> tuple[Links, Engine]:
+        sender, receiver = (self.pool.by_engine[engine] for engine in self.target[request])
+        return self.links[sender.node == receiver.node], sender.engine
