@@ -2,7 +2,8 @@
 
 What is simulated, and as what:
 
-- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
+- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), a trace, or a workload whose mix
+  moves with time (`pdlab.core.mixes`), which is one.
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
   all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
 - **Routing** as Ray Serve does (`pdlab.sim.router`): of two replicas drawn at random the one with fewer requests by
@@ -35,7 +36,7 @@ from pdlab.sim.fluid import LOOK_EVERY_S, Controller, FluidPool, Queue
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
-from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
+from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import Router
 from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
@@ -131,7 +132,7 @@ class _System(Stepping):
 
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
-        self._begin(level, workload, trace)
+        self._begin(level, workload, trace or trace_of(workload, level))
         events = self.events
         while events:
             now_s, _, kind, subject, number = heapq.heappop(events)
