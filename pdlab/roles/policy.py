@@ -179,7 +179,7 @@ class Policy:
             decode=len(engines) - prefill,
             changed=prefill != now,
             reason=reason,
-            roles=self._roles(engines, prefill),
+            roles=self.roles(engines, prefill),
         )
 
     def demand(self, engines: tuple[EngineLoad, ...]) -> Demand | None:
@@ -273,8 +273,8 @@ class Policy:
             return now, f"{kept}, {best}:{engines - best} would be loaded {least:.0%} instead of {worst:.0%}"
         return best, f"{now}:{engines - now} -> {best}:{engines - best}: {work}, loaded {worst:.0%} -> {least:.0%}"
 
-    def _roles(self, engines: tuple[EngineLoad, ...], prefill: int) -> dict[str, Role]:
-        """Prompts wait for engines that drain up to a share of the TTFT bound."""
+    def roles(self, engines: tuple[EngineLoad, ...], prefill: int) -> dict[str, Role]:
+        """Who prefills where so many do: prompts wait for engines that drain up to a share of the TTFT bound."""
         rules, rate = self.rules, self.prefill_rate.tokens_per_s
         opened = 1
         if rate is not None:
