@@ -75,7 +75,7 @@ def _rows(path: Path, moment: str) -> list[dict[str, Any]]:
                 raise ValueError("at_s is no number, or reason no text")
             if not isinstance(row["prefill"], int) or not isinstance(row["decode"], int):
                 raise ValueError("prefill and decode are no whole numbers")
-        return sorted(rows, key=lambda row: row[moment])
+        return sorted(rows, key=lambda row: _moment(row["at"]) if moment == "at" else row["at_s"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"{path}: cannot be read as a log of roles ({type(error).__name__}: {error}); "
