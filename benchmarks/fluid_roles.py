@@ -5,6 +5,7 @@
 
 gpt-oss-120b, TP2 engines on H100 (configs/catalog/h100-vllm-0.11.yaml), TTFT within 2 s and TPOT within 12 ms. All of
 it is simulated; fixed splits, the controller (`pdlab.roles.policy`) and the oracle run on the same pool and requests.
+KV blocks are taken to merge within a node (plan.py says what it costs where they do not).
 
 - **Stationary**: the highest rate of each mix at which 95 % of requests are within both bounds.
 - **Alternating**: each mix comes for --every seconds at its own rate, a share of what the best fixed split serves of
@@ -90,7 +91,14 @@ def run(
 ) -> SimulatedLevel:
     assert SHAPE is not None
     (done,) = simulate(
-        deployment(engines, roles), [level], workload, HARDWARE, SHAPE, seed=workload.seed, controller=controller
+        deployment(engines, roles),
+        [level],
+        workload,
+        HARDWARE,
+        SHAPE,
+        seed=workload.seed,
+        controller=controller,
+        scattered=False,
     )
     return done
 
