@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.deployment import Collocated, Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.lengths import FIXED
@@ -95,12 +95,12 @@ def fill_tokens(workload: Workload) -> int:
 
 
 def warmup_requests(deployment: Deployment | None) -> int:
-    """Warm-up prompts: two for every pair of a prefill and a decode engine (or for every
-    collocated engine), at least 8; 8 when the deployment is not known."""
+    """Warm-up prompts: two for every pair of a prefill and a decode engine (or for every collocated engine, or every
+    fluid one: their launch has made each pair's first transfer), at least 8; 8 when the deployment is not known."""
     if deployment is None:
         return MIN_WARMUP
     topology = deployment.topology
-    if isinstance(topology, Collocated):
+    if isinstance(topology, (Collocated, Fluid)):
         return max(MIN_WARMUP, 2 * _engines(topology.pool))
     return max(MIN_WARMUP, 2 * _engines(topology.prefill) * _engines(topology.decode))
 

@@ -199,7 +199,7 @@ class Fluid(Frozen):
         if self.p_min + self.d_min > replicas:
             raise ValueError(
                 f"{self.p_min} to prefill and {self.d_min} to decode at least are more than {replicas} replicas: "
-                "give more, or a smaller p_min or d_min"
+                "give more of them"
             )
         prefill, decode = self.split or (self.p_min, replicas - self.p_min)
         if prefill + decode != replicas:
