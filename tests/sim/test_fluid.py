@@ -17,7 +17,7 @@ from pdlab.roles.observed import Observed, Role
 from pdlab.roles.policy import Decision
 from pdlab.sim.fluid import Controller
 from pdlab.sim.hardware import load_hardware
-from pdlab.sim.level import SimulatedLevel, records
+from pdlab.sim.level import SimulatedLevel, figures, records
 from pdlab.sim.simulator import simulate
 
 HARDWARE = load_hardware("h100-vllm-0.11")
@@ -67,14 +67,31 @@ class Shuffled:
         return Decision(prefill, len(names) - prefill, True, "shuffled", roles)
 
 
-@pytest.mark.parametrize("load", [Closed(concurrency=24), Open(rate_rps=20)])
-@pytest.mark.parametrize(("prefill", "decode"), [(1, 3), (3, 1), (2, 2)])
-def test_fixed_roles_are_the_disaggregated_deployment_of_that_split(load: Load, prefill: int, decode: int) -> None:
-    fluid = run(f"pd-fluid-{prefill + decode}xtp2-p{prefill}d{decode}", load)
-    spread = run(f"pd-spread-p{prefill}xtp2-d{decode}xtp2", load)
+@pytest.mark.parametrize("load", [Closed(concurrency=12), Open(rate_rps=6)])
+def test_one_engine_of_each_role_is_the_disaggregated_deployment_of_two(load: Load) -> None:
+    fluid, spread = run("pd-fluid-2xtp2-p1d1", load), run("pd-spread-p1xtp2-d1xtp2", load)
     assert records(fluid) == records(spread)
     assert fluid.transferred_bytes == spread.transferred_bytes > 0
-    assert [(split.prefill, split.decode) for split in fluid.splits] == [(prefill, decode)]
+    assert [(split.prefill, split.decode) for split in fluid.splits] == [(1, 1)]
+
+
+@pytest.mark.parametrize("load", [Closed(concurrency=24), Open(rate_rps=12)])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 3), (3, 1), (2, 2)])
+def test_a_fixed_split_serves_as_the_disaggregated_deployment_of_it(load: Load, prefill: int, decode: int) -> None:
+    """But for routing: a fluid pool's routers know all loads, those of the other know few."""
+    fluid = figures(run(f"pd-fluid-{prefill + decode}xtp2-p{prefill}d{decode}", load, 400))
+    spread = figures(run(f"pd-spread-p{prefill}xtp2-d{decode}xtp2", load, 400))
+    assert fluid.requests_per_s == pytest.approx(spread.requests_per_s, rel=0.06)
+    assert fluid.tpot_s == pytest.approx(spread.tpot_s, rel=0.06)
+    assert fluid.ttft_s < 1.1 * spread.ttft_s
+
+
+def test_requests_to_decode_are_spread_evenly() -> None:
+    done = run("pd-fluid-6xtp2-p2d4", Open(rate_rps=30), 300)
+    busiest = max(done.busy.values())
+    assert 0 < busiest <= 1
+    tpots = sorted((end - first) / 99 for end, first in zip(done.finish_s, done.first_token_s, strict=True))
+    assert tpots[int(0.95 * len(tpots))] < 1.5 * tpots[len(tpots) // 2]
 
 
 @pytest.mark.property
