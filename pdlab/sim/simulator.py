@@ -73,8 +73,9 @@ def simulate(
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
     if isinstance(deployment.topology, Fluid):
-        system: _System = _FluidSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
-        system.controller = controller
+        fluid = _FluidSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+        fluid.controller = controller
+        system: _System = fluid
     else:
         system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
     system.scattered = scattered
