@@ -282,9 +282,7 @@ def main() -> None:
         pool = alternating(engines, float(every), fixed, seeds)
         if args.out:
             split = round(math.sqrt(fixed[0].prefill * fixed[1].prefill))
-            keep(
-                args.out, pool, pool.most(lambda load: pool.within(load, AUTO))[1], [AUTO, f"{split}:{engines - split}"]
-            )
+            keep(args.out, pool, [AUTO, f"{split}:{engines - split}"])
     print()
     head(
         "engines",
