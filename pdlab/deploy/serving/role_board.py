@@ -143,7 +143,7 @@ class RoleBoard:
         return await self.look()
 
     async def set_roles(self, roles: dict[str, str]) -> int:
-        """Exactly these roles, each ``prefill`` or ``decode`` and at least one of both, as a split by hand. Returns their
+        """Exactly these roles, ``prefill`` or ``decode`` and at least one of both, as a split by hand. Returns their
         version."""
         self._by = "{}:{}".format(*_split(roles))
         self._publish(dict(roles))
