@@ -215,8 +215,8 @@ def prove(
         return proven(planned, placement.nodes_of("prefill"), placement.nodes_of("decode"), _over_http(running))
     proofs = []
     for planned, (prefill, decode) in _pair_of_each_wire(app, deployment, running, view).items():
-        nodes = [(each.node,) for each in (prefill, decode)]
-        proofs.append(proven(planned, *nodes, _over_pair(app, running.model_id, prefill.replica, decode.replica)))
+        send = _over_pair(app, running.model_id, prefill.replica, decode.replica)
+        proofs.append(proven(planned, (prefill.node,), (decode.node,), send))
     # The manifest has one: that of a network before others, what is not proven before what is.
     return min(proofs, key=lambda proof: (proof.proven is True, proof.planned not in NETWORKS), default=None)
 

@@ -144,7 +144,7 @@ def _fluid(args: dict[str, Any], board_name: str, roles: dict[str, Any]) -> Any:
         {**{key: value for key, value in args.items() if key != "llm_config"}, "llm_configs": [args["llm_config"]]}
     )
     (config,) = serving.llm_configs
-    router = {"request_router_class": FLUID_ROUTER}
+    router: dict[str, Any] = {"request_router_class": FLUID_ROUTER}
     split = roles.get("split", AUTO)
     bounds = (roles.get("p_min", 1), roles.get("d_min", 1))
     engines_in_all = config.deployment_config["num_replicas"]
@@ -152,7 +152,7 @@ def _fluid(args: dict[str, Any], board_name: str, roles: dict[str, Any]) -> Any:
     router["request_router_kwargs"] = {"board": board_name, "prefill": first}
     config.deployment_config["request_router_config"] = router
     engines = type("FluidServer", (pd.PDOrchestratorMixin, server.LLMServer), {"__module__": __name__})
-    naming = {"name_prefix": FLUID_PREFIX, "deployment_cls": engines}
+    naming: dict[str, Any] = {"name_prefix": FLUID_PREFIX, "deployment_cls": engines}
     if ingress.RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING:
         ingress._validate_direct_streaming_ingress_config(serving.ingress_deployment_config, serving.ingress_cls_config)
         direct = ingress._build_direct_streaming_llm_deployment(config, **naming)
@@ -197,9 +197,8 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
     if files is not None:
         configs = [key for key in ("prefill_config", "decode_config", "llm_config") if key in arguments]
         arguments |= {key: _with_guard(arguments[key], files) for key in configs}
-    if isinstance(builder, str):
-        builder = getattr(importlib.import_module("ray.serve.llm"), builder)
-    application: Any = builder(arguments)
+    make: Any = getattr(importlib.import_module("ray.serve.llm"), builder) if isinstance(builder, str) else builder
+    application: Any = make(arguments)
     server: Any = importlib.import_module(_SERVER)
     for application_ in _applications(application):
         if issubclass(application_._bound_deployment.func_or_class, server.LLMServer):

@@ -103,6 +103,11 @@ class Flow:
         if answer.tokens > 1 and self._clock() > answer.first_s:
             self._counts["tpot_s"].append((self._clock() - answer.first_s) / (answer.tokens - 1))
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, nor came or ended since the last `take`."""
+        return not (self._prefills or self.running or any(self._counts.values()))
+
     def take(self) -> dict[str, Any]:
         """The counts since the last call, and what is under way now."""
         now_s = self._clock()

@@ -19,6 +19,8 @@ from pdlab.deploy.serving.role_board import TELL_S, board
 
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 BOARD_ANSWER_S = 5.0
+# An idle engine says every so many times that it is alive.
+ALIVE_EVERY = 4
 
 
 class PlaysRoles:
@@ -171,7 +173,12 @@ class PlaysRoles:
         node = ray.get_runtime_context().get_node_id()
         pause_s = TELL_S * max(1.0, min(self.board_spec.get("slow_down", 1.0), 4.0))
         actor = None
+        idle = 0
         while True:
+            idle = idle + 1 if self._flow.idle else 0
+            if idle % ALIVE_EVERY:
+                await asyncio.sleep(pause_s)
+                continue
             try:
                 if actor is None:
                     actor = await asyncio.to_thread(board, self.board_name, self.board_spec)

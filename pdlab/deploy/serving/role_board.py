@@ -143,8 +143,9 @@ class RoleBoard:
         return await self.look()
 
     async def set_roles(self, roles: dict[str, str]) -> int:
-        """Exactly these roles, until the next decision (a test's, and that of whoever experiments with a fixed split).
-        Returns the version."""
+        """Exactly these roles, ``prefill`` or ``decode`` and at least one of both, as a split by hand. Returns their
+        version."""
+        self._by = "{}:{}".format(*_split(roles))
         self._publish(dict(roles))
         return self._version
 
@@ -298,6 +299,7 @@ class RoleBoard:
 
     async def _forever(self) -> None:
         heard_s = next_s = self._clock() + LISTEN_S
+        told: dict[str, Any] = {}
         while True:
             await asyncio.sleep(TELL_S * self._pace)
             now_s = self._clock()
@@ -306,7 +308,9 @@ class RoleBoard:
                     next_s = now_s + LOOK_S * self._pace
                     self.decide()
                     self._show()
-                self._tell()
+                if (loads := self._state()["loads"]) != told:
+                    told = loads
+                    self._tell()
             except Exception:  # the roles that stand are told on
                 logging.getLogger("ray.serve").exception("no decision on the roles")
             if self._engines:

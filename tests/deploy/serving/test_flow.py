@@ -78,6 +78,22 @@ def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
     assert counts["prompts"] == {size_class(10): (1, 10)}
 
 
+def test_idle_is_nothing_to_tell(clock: Clock) -> None:
+    flow = Flow(clock)
+    assert flow.idle
+    answer = flow.arrived(10)
+    flow.prompted(answer)
+    assert not flow.idle
+    flow.take()
+    flow.sent(answer, event())
+    flow.take()
+    assert not flow.idle, "it is decoded"
+    flow.ended(answer, whole=True)
+    assert not flow.idle, "its end was not told"
+    flow.take()
+    assert flow.idle
+
+
 def test_a_prompt_has_about_so_many_tokens() -> None:
     assert prompt_tokens(SimpleNamespace(prompt=[1, 2, 3])) == 3
     assert prompt_tokens(SimpleNamespace(prompt=[[1, 2, 3, 4]])) == 4

@@ -73,6 +73,16 @@ def test_no_split_of_the_engines_that_there_are(clock: Clock, text: str) -> None
     assert counts(of) == (1, 3)
 
 
+def test_exact_roles_stay_until_another_split_is_set(clock: Clock) -> None:
+    of = board(clock, split="1:3")
+    report(of, *"abcd")
+    of.decide()
+    wanted = {"a": "decode", "b": "prefill", "c": "prefill", "d": "decode"}
+    asyncio.run(of.set_roles(wanted))
+    of.decide()
+    assert roles(of) == wanted
+
+
 def test_a_silent_engine_loses_its_role_and_gets_one_again(clock: Clock) -> None:
     of = board(clock, split="1:3")
     report(of, *"abcd")
