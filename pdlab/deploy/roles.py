@@ -38,7 +38,7 @@ def execute(order: RolesOrder) -> None:
     """Do it; prints to standard output. Raises UsageError, ClusterError."""
     running = load_running(order.base_url)
     local: LocalNodes | None = None
-    if running is not None and running.manifest.local:
+    if running is not None and running.manifest.on_local_nodes:
         local = local_nodes.running()
         if local is None:
             raise UsageError(f"the local Ray nodes that {order.base_url} was on are gone; launch it again")
@@ -47,6 +47,8 @@ def execute(order: RolesOrder) -> None:
             env = local_nodes.environment_on(host, local)
             run_on_host.call(host.pid, __name__, order.model_dump_json(), env)
             return
+    if local is not None:
+        local_nodes.become_driver(local)
     with Cluster(local):
         if order.split is not None:
             ask("set_split", order.split)
