@@ -57,9 +57,6 @@ class Stage(Protocol):
     def tokenizer(self) -> str:
         """Folder of the tokenizer of the simulated engines."""
 
-    def enter(self) -> None:
-        """Before anything of Ray's is imported."""
-
     def simulated(self, prepared: Prepared, local: LocalNodes, progress: Callable[[str], None]) -> ServeApp:
         """The application with simulated engines. Raises UsageError."""
 
@@ -100,7 +97,6 @@ def _launch(
         shape, source = resolve_model(request.deployment.model)
         if stage is not None:
             source = stage.tokenizer()
-            stage.enter()
         if source is None:
             assert shape is not None
             # Before anything else is imported in the background: `from transformers import ...` in two threads

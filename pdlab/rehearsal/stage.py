@@ -73,9 +73,6 @@ class RehearsalStage:
     def tokenizer(self) -> str:
         return str(ensure_tokenizer(cache_dir()))
 
-    def enter(self) -> None:
-        stand_ins.at_start()
-
     def simulated(self, prepared: Prepared, local: LocalNodes, progress: Callable[[str], None]) -> ServeApp:
         progress(self.describe())
         folder = Path(local.temp_dir) / "rehearsal"
@@ -99,6 +96,7 @@ class RehearsalStage:
             tokenizer=str(Path(self.tokenizer()) / "tokenizer.json"),
             folder=str(shared),
             max_model_len=int(length),
+            chunk_per_token=self._rehearsal.chunk_per_token,
         )
 
     def manifest(self, manifest: Manifest) -> Manifest:
@@ -111,7 +109,7 @@ def node_env(slow_down: float) -> dict[str, str]:
     """Environment of the processes of made-up nodes. Times of Ray's that shape the routing pass as slowly as those of
     the engines."""
     return {
-        "PDLAB_AT_START": stand_ins.__name__,
+        local_nodes.AT_START: stand_ins.__name__,
         # By default as many at once as the node has CPUs, which are made up.
         "RAY_worker_maximum_startup_concurrency": str(max(2, int(usable_cores()))),
         "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": f"{10 * slow_down:g}",

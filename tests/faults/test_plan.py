@@ -29,6 +29,13 @@ plans = st.builds(
 )
 
 
+def test_in_slow_time_leases_and_limits_are_longer_and_ray_is_not() -> None:
+    plan = FaultPlan(faults=("kill_raylet",), lease_s=30, limit_s=60, hold_s=5, recover_s=100)
+    slowed = plan.slowed(4.0)
+    assert (slowed.lease_s, slowed.limit_s) == (120, 240)
+    assert slowed.model_copy(update={"lease_s": 30, "limit_s": 60}) == plan
+
+
 def test_what_is_shipped() -> None:
     assert SHIPPED == ["all", "short", "soak", "workers"]
     soak = load_plan("soak")
