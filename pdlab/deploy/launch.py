@@ -54,6 +54,9 @@ class Stage(Protocol):
     def start_nodes(self, announce: Callable[[str, str], None] = ...) -> LocalNodes:
         """``announce`` as `pdlab.cluster.local_nodes.start`. Raises UsageError, ClusterError."""
 
+    def environment(self) -> dict[str, str]:
+        """What Ray Serve's processes have in theirs, beside that of the serving path."""
+
     def tokenizer(self) -> str:
         """Folder of the tokenizer of the simulated engines."""
 
@@ -97,6 +100,7 @@ def _launch(
         shape, source = resolve_model(request.deployment.model)
         if stage is not None:
             source = stage.tokenizer()
+            env |= stage.environment()
         if source is None:
             assert shape is not None
             # Before anything else is imported in the background: `from transformers import ...` in two threads
