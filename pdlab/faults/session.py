@@ -325,7 +325,7 @@ class _Session:
             run = ChaosRun(
                 label=self.subject.manifest.label, plan=self.order.name, seed=self.plan.seed,
                 concurrency=self.plan.concurrency, limit_s=self.plan.limit_s, answers=self.plan.answers,
-                lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=guarded(self.subject.deployment),
+                lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=self._guarded(),
                 impossible=made.impossible, counters=self._grown(counts), leftovers=leftovers,
                 interrupted=interrupted, command=self.order.command,
                 started_at=started, finished_at=now(),
@@ -334,6 +334,10 @@ class _Session:
             finish(folder, run, manifest)
         if interrupted:
             raise KeyboardInterrupt
+
+    def _guarded(self) -> bool | None:
+        """As `guarded`; simulated engines have none."""
+        return None if self.subject.manifest.rehearsal else guarded(self.subject.deployment)
 
     def _surroundings(self, prompts: Sequence[Prompt], replicas: dict[Role, int]) -> Surroundings:
         more = self.plan.more
