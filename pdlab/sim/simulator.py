@@ -6,7 +6,8 @@ What is simulated, and as what:
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
   all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
 - **Routing** as Ray Serve does (`pdlab.sim.router`): of two replicas drawn at random the one with fewer requests by
-  what one of several routers remembers. Decode is chosen when prefill has answered.
+  what one of several routers remembers. Decode is chosen when prefill has answered. With direct streaming replicas are
+  taken in turn, and decode's before the prefill that it asks for.
 - **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.step_time`.
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
@@ -33,7 +34,7 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
-from pdlab.sim.router import Router
+from pdlab.sim.router import InTurn, Router
 from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
 
@@ -110,6 +111,7 @@ class _System(Stepping):
         value = hardware.value
         self.contention = value("contention")
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
+        self.in_turn = InTurn() if deployment.serving.direct_streaming else None
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
 
@@ -202,12 +204,19 @@ class _System(Stepping):
         self.log.arrival_s[request] = now_s
         if request + 1 < len(self.arrivals):
             self.push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
-        engine = self.router.choose(self.front, now_s)
-        self.target[request] = (engine, engine)
-        # The decode replica is not chosen yet: one of them stands for how busy they are.
-        decoder = self.decode[self.sequence % len(self.decode)] if self.links else engine
+        engine, decoder = self._chosen(now_s)
+        self.target[request] = (engine, decoder)
         tokens = self.log.input_tokens[request]
         self.push(self.ingress.pass_on(engine, tokens, self.ingress.streaming(decoder), now_s), ENTERS, engine, request)
+
+    def _chosen(self, now_s: float) -> tuple[Engine, Engine]:
+        """The engine that a prompt enters, and the one that streams its answer."""
+        if self.in_turn is not None:
+            index, decoder = self.in_turn.choose(self.decode)
+            return self.router.choose(self.front, now_s, index) if self.links else decoder, decoder
+        engine = self.router.choose(self.front, now_s)
+        # The decode replica is not chosen yet: one of them stands for how busy they are.
+        return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if not self.repeated:
@@ -223,8 +232,10 @@ class _System(Stepping):
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
         self.router.leaves(engine)
-        decoder = self.router.choose(self.decode, now_s)
-        self.target[request] = (engine, decoder)
+        decoder = self.target[request][1]
+        if self.in_turn is None:
+            decoder = self.router.choose(self.decode, now_s)
+            self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
         self.fetch(decoder, now_s)
 
