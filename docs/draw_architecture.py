@@ -21,6 +21,7 @@ HOLDS = {
     "core": "shared values",
     "remote": "sent to nodes",
     "results": "runs, metrics",
+    "roles": "who prefills",
     "placement": "replica to node",
     "cluster": "Ray nodes",
     "sim": "simulator",

@@ -22,6 +22,7 @@ COMMANDS = {
     "weights": "whether a model's weights are on every node, and fetch them",
     "first-hour": "the first thing to run on booked nodes: doctor to report, every step with a verdict, one archive",
     "chaos": "kill, stop and cut parts of a running deployment under load, and compare every answer",
+    "roles": "which fluid engines prefill and which decode, why, and another split by hand",
     "install-wheel": "install a wheel on every node of the Ray cluster (debug/install_on_nodes.py)",
     "two-hosts": "two hosts on this machine with a shaped link between them",
     "demo": "serve, sweep and plot three deployments on this machine (make demo)",

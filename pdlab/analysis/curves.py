@@ -14,7 +14,7 @@ from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import Study
 from pdlab.analysis.ttft_breakdown import Split, mean_split, split
 from pdlab.core.bounds import Metric, Statistic
-from pdlab.core.deployment import Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind, RunKey
@@ -518,10 +518,12 @@ def _words(name: str) -> list[str]:
 
 
 def configuration(deployment: Deployment) -> str:
-    """``P1xTP4 D2xTP2 spread`` or ``4xTP2 collocated``."""
+    """``P1xTP4 D2xTP2 spread``, ``8xTP2 fluid``, with fixed roles ``8xTP2 fluid 3:5``, or ``4xTP2 collocated``."""
     topology = deployment.topology
     if isinstance(topology, Disaggregated):
         return f"P{_pool(topology.prefill)} D{_pool(topology.decode)} {topology.placement}"
+    if isinstance(topology, Fluid):
+        return f"{_pool(topology.pool)} fluid" + ("" if topology.split is None else f" {topology.roles}")
     return f"{_pool(topology.pool)} collocated"
 
 

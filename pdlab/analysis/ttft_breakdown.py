@@ -76,6 +76,8 @@ def split(run: Run) -> Split | None:
     # The whole run: the counters cover all of its requests.
     if run.whole.ttft is None or not run.engines_after:
         return None
+    if "fluid" in run.engines_after:  # its engines count both kinds of work together
+        return None
     pool = "prefill" if "prefill" in run.engines_after else "collocated"
     parts = {
         "engine": _mean(run, pool, "ttft", "ttft_count"),

@@ -14,7 +14,6 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
 from pdlab.bench.watch import HEALTH_LAG_S, Watch
-from pdlab.core.deployment import Disaggregated
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
@@ -61,7 +60,7 @@ class Driver:
         deployment = target.manifest.deployment
         fronted = deployment is not None and not deployment.serving.direct_streaming
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
-        self._moves_kv = deployment is not None and isinstance(deployment.topology, Disaggregated)
+        self._moves_kv = deployment is not None and deployment.transport is not None
         self._snapshot: Snapshot | None = None
         self.warm_e2el_s: float | None = None
         """E2EL of the warm-up's fastest answer: the first ones may be slow."""

@@ -20,7 +20,6 @@ from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen, read
 from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
-from pdlab.core.deployment import Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import ClusterView
@@ -122,8 +121,7 @@ def _checked_model(request: LaunchRequest) -> Model:
     check_context(deployment, shape)
     for warning in check_divisibility(deployment, shape):
         _warn(warning)
-    topology = deployment.topology
-    if isinstance(topology, Disaggregated) and topology.transport.verbose:
+    if deployment.transport is not None and deployment.transport.verbose:
         _warn(
             "NIXL debug logging costs 5 to 10 times in KV-transfer speed: look at transports with it, measure without"
         )

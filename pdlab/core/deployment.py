@@ -16,10 +16,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen
+from pdlab.core.schema import Frozen, validate
 
 PlacementKind = Literal["pack", "spread"]
-Mode = Literal["collocated", "pd-pack", "pd-spread"]
+Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
 PrefillStep = Literal["retry", "local", "fail"]
 
 _POOL = re.compile(r"(?P<replicas>\d+)x(?:tp(?P<tp>\d+))?(?:pp(?P<pp>\d+))?(?:dp(?P<dp>\d+))?(?P<ep>ep)?")
@@ -27,7 +27,10 @@ _LABEL = re.compile(
     rf"collocated-(?P<pool>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
     rf"|pd-(?P<placement>pack|spread)-p(?P<prefill>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
     rf"-d(?P<decode>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
+    rf"|pd-fluid-(?P<fluid>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})(?:-p(?P<p>\d+)d(?P<d>\d+))?"
 )
+_SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
+AUTO = "auto"
 
 
 MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
@@ -152,6 +155,70 @@ class Disaggregated(Frozen):
         return f"pd-{self.placement}-p{self.prefill.label}-d{self.decode.label}"
 
 
+class Fluid(Frozen):
+    """Identical engines that each prefill or decode, as its role is at the moment; KV cache moves between any two.
+
+    ``roles``: ``auto``, a controller follows the load, or a fixed split such as ``3:5`` (engines that prefill : that
+    decode). At least ``p_min`` prefill and ``d_min`` decode. ``slo_ttft_s`` and ``slo_tpot_s``: what the controller
+    keeps TTFT and TPOT below (None: no bound). ``prefill_locally_below``: a prompt of fewer tokens is computed
+    where it is decoded (None: none is; ``auto``: below what the learnt rates say).
+    """
+
+    kind: Literal["fluid"] = "fluid"
+    pool: Pool
+    transport: Transport = Transport()
+    roles: str = AUTO
+    p_min: int = Field(default=1, ge=1, le=MOST)
+    d_min: int = Field(default=1, ge=1, le=MOST)
+    slo_ttft_s: float | None = Field(default=None, gt=0, le=86400)
+    slo_tpot_s: float | None = Field(default=None, gt=0, le=86400)
+    prefill_locally_below: int | Literal["auto"] | None = Field(default=None)
+
+    @field_validator("roles")
+    @classmethod
+    def _roles(cls, value: str) -> str:
+        if value != AUTO:
+            try:
+                parse_split(value)
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+        return value
+
+    @field_validator("prefill_locally_below")
+    @classmethod
+    def _tokens(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, int) and not 1 <= value <= 2**31:
+            raise ValueError("is a number of tokens from 1, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _can_be_split(self) -> Fluid:
+        replicas = self.pool.replicas
+        if self.pool.dp > 1:
+            raise ValueError(f"data parallel engines (dp {self.pool.dp}) take requests as one: roles need dp 1, use tp")
+        if self.p_min + self.d_min > replicas:
+            raise ValueError(
+                f"{self.p_min} to prefill and {self.d_min} to decode at least are more than {replicas} replicas: "
+                "give more of them"
+            )
+        prefill, decode = self.split or (self.p_min, replicas - self.p_min)
+        if prefill + decode != replicas:
+            raise ValueError(f"roles {self.roles} are {prefill + decode} engines, there are {replicas} replicas")
+        if prefill < self.p_min or decode < self.d_min:
+            raise ValueError(f"roles {self.roles} are fewer than p_min {self.p_min} or d_min {self.d_min}")
+        return self
+
+    @property
+    def split(self) -> tuple[int, int] | None:
+        """Engines that prefill and that decode; None: the controller says."""
+        return None if self.roles == AUTO else parse_split(self.roles)
+
+    @property
+    def label(self) -> str:
+        fixed = "" if self.split is None else "-p{}d{}".format(*self.split)
+        return f"pd-fluid-{self.pool.label}{fixed}"
+
+
 class RequestLimits(Frozen):
     """Which requests clients may send; docs/requests.md lists the routes and the outcome of each shape of request.
 
@@ -204,6 +271,9 @@ class Serving(Frozen):
         return steps
 
 
+Topology = Collocated | Disaggregated | Fluid
+
+
 class Deployment(Frozen):
     """What is served: a model, a topology, and engine arguments common to all pools.
 
@@ -215,7 +285,7 @@ class Deployment(Frozen):
     name: str | None = None
     model: str = "gpt-oss-120b"
     model_id: str | None = None
-    topology: Collocated | Disaggregated = Field(discriminator="kind")
+    topology: Topology = Field(discriminator="kind")
     ingress_replicas: int = Field(default=1, ge=1)
     serving: Serving = Serving()
     max_model_len: int | None = Field(default=None, ge=1)
@@ -231,13 +301,22 @@ class Deployment(Frozen):
     def mode(self) -> Mode:
         if isinstance(self.topology, Collocated):
             return "collocated"
+        if isinstance(self.topology, Fluid):
+            return "pd-fluid"
         return "pd-pack" if self.topology.placement == "pack" else "pd-spread"
 
     @property
+    def transport(self) -> Transport | None:
+        """How KV cache moves; None: prefill and decode are in the same engines."""
+        return None if isinstance(self.topology, Collocated) else self.topology.transport
+
+    @property
     def pools(self) -> dict[str, Pool]:
-        """Role -> pool: ``{"collocated": ...}`` or ``{"prefill": ..., "decode": ...}``."""
+        """Role -> pool: ``{"collocated": ...}``, ``{"prefill": ..., "decode": ...}`` or ``{"fluid": ...}``."""
         if isinstance(self.topology, Collocated):
             return {"collocated": self.topology.pool}
+        if isinstance(self.topology, Fluid):
+            return {"fluid": self.topology.pool}
         return {"prefill": self.topology.prefill, "decode": self.topology.decode}
 
     @property
@@ -263,7 +342,7 @@ class Deployment(Frozen):
 
     @model_validator(mode="after")
     def _the_guard_brings_its_scheduler(self) -> Deployment:
-        if isinstance(self.topology, Disaggregated) and self.topology.transport.kv_guard:
+        if self.transport is not None and self.transport.kv_guard:
             for role, pool in self.pools.items():
                 if "scheduler_cls" in {**self.engine_kwargs, **pool.engine_kwargs}:
                     raise ValueError(
@@ -281,8 +360,7 @@ class Deployment(Frozen):
         same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
         if same:
             absent["serving"] = same
-        if isinstance(self.topology, Disaggregated):
-            transport = self.topology.transport
+        if (transport := self.transport) is not None:
             # Until there was a KV guard, nothing was guarded.
             without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
             if same := dict.fromkeys((*(() if transport.ucx_env else ("ucx_env",)), *without), True):
@@ -291,7 +369,7 @@ class Deployment(Frozen):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def unguarded(topology: Collocated | Disaggregated) -> Collocated | Disaggregated:
+def unguarded(topology: Topology) -> Topology:
     """As others run it: without pdlab's KV guard."""
     if isinstance(topology, Collocated):
         return topology
@@ -324,15 +402,27 @@ def parse_pool(text: str) -> Pool:
     return Pool(**number, expert_parallel=bool(match["ep"]))
 
 
-def parse_label(label: str) -> Collocated | Disaggregated:
+def parse_split(text: str) -> tuple[int, int]:
+    """Engines that prefill and that decode, written ``3:5``. Raises UsageError."""
+    match = _SPLIT.fullmatch(text)
+    if not match:
+        raise UsageError(f"roles {text!r}: expected PREFILL:DECODE with at least one of each, for example 3:5, or auto")
+    return int(match["prefill"]), int(match["decode"])
+
+
+def parse_label(label: str) -> Topology:
     """Inverse of `Deployment.label` (the label speaks of the topology alone). Raises UsageError."""
     match = _LABEL.fullmatch(label)
     if not match:
         raise UsageError(
-            f"label {label!r}: expected collocated-4xtp2 or pd-spread-p1xtp4-d1xtp4 (pack|spread, p POOL, d POOL)"
+            f"label {label!r}: expected collocated-4xtp2, pd-spread-p1xtp4-d1xtp4 (pack|spread, p POOL, d POOL) or "
+            "pd-fluid-8xtp2 (with fixed roles pd-fluid-8xtp2-p3d5)"
         )
     if match["pool"]:
         return Collocated(pool=parse_pool(match["pool"]))
+    if match["fluid"]:
+        data = {"pool": parse_pool(match["fluid"]), "roles": f"{match['p']}:{match['d']}" if match["p"] else AUTO}
+        return validate(Fluid, data, where=f"label {label!r}")
     return Disaggregated(
         prefill=parse_pool(match["prefill"]), decode=parse_pool(match["decode"]), placement=match["placement"]
     )
@@ -344,10 +434,13 @@ def launch_flags(deployment: Deployment) -> str:
     return shlex.join([*topology_flags(deployment.topology), *model])
 
 
-def topology_flags(topology: Collocated | Disaggregated) -> tuple[str, ...]:
+def topology_flags(topology: Topology) -> tuple[str, ...]:
     """The flags of launch_gptoss.py that describe this mode and these pools."""
     if isinstance(topology, Collocated):
         return ("--collocated", *_pool_flags("--", topology.pool))
+    if isinstance(topology, Fluid):
+        roles = () if topology.split is None else ("--roles", topology.roles)
+        return ("--pd-fluid", *_pool_flags("--", topology.pool), *roles)
     pools = (*_pool_flags("--p-", topology.prefill), *_pool_flags("--d-", topology.decode))
     return (f"--pd-{topology.placement}", *pools)
 

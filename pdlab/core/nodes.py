@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pdlab.core.schema import Frozen
 
-Role = Literal["collocated", "prefill", "decode"]
+# The pool of a replica: of a fluid one, each replica prefills or decodes as its role is at the moment.
+Role = Literal["collocated", "prefill", "decode", "fluid"]
 
 # A cluster file knows no Ray node ids; its nodes carry this label, given to `ray start --labels`.
 NODE_NAME_LABEL = "pdlab/node"
@@ -162,6 +163,13 @@ class Placement(Frozen):
     def nodes_of(self, role: Role) -> tuple[str, ...]:
         """Node ids that hold replicas of ``role``, in order of first use."""
         return tuple(dict.fromkeys(node for replica in self.of(role) for node in replica.nodes))
+
+    def pairs(self) -> Iterator[tuple[ReplicaPlacement, ReplicaPlacement]]:
+        """Every two replicas of which the first may send the KV cache of a prompt to the second."""
+        for prefill in (*self.of("prefill"), *self.of("fluid")):
+            for decode in self.of("decode" if prefill.role == "prefill" else "fluid"):
+                if prefill is not decode:
+                    yield prefill, decode
 
     @property
     def used_slots(self) -> dict[str, tuple[int, ...]]:

@@ -5,17 +5,16 @@
   4. Every group spans its nodes with one expert-parallel engine, its ranks data-parallel.
 - Instances: ``3P1D`` is three prefill instances and one decode instance; the size of an
   instance has to be given separately.
-- Ours: ``4xtp2``, ``1xtp2-1xtp2``, ``collocated-4xtp2``, ``pd-spread-p1xtp4-d1xtp4``.
+- Ours: ``4xtp2``, ``1xtp2-1xtp2``, ``collocated-4xtp2``, ``pd-spread-p1xtp4-d1xtp4``,
+  ``pd-fluid-8xtp2``.
 """
 
 from __future__ import annotations
 
 import re
 
-from pdlab.core.deployment import Collocated, Disaggregated, PlacementKind, Pool, parse_label, parse_pool
+from pdlab.core.deployment import Collocated, Disaggregated, PlacementKind, Pool, Topology, parse_label, parse_pool
 from pdlab.core.errors import UsageError
-
-Topology = Collocated | Disaggregated
 
 _GROUP = r"\(?{role}(?P<{name}_nodes>[1-9]\d*)(?:x(?P<{name}_groups>[1-9]\d*))?\)?"
 _NODES = re.compile(_GROUP.format(role="P", name="p") + r"[- ]?" + _GROUP.format(role="D", name="d"), re.IGNORECASE)

@@ -28,14 +28,17 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
             redundant = _redundant_experts({**deployment.engine_kwargs, **pool.engine_kwargs})
             _check_pool(role, pool, shape, redundant)
     pools = deployment.pools
-    if "prefill" not in pools:
+    if deployment.transport is None:
         return []
     for role, pool in pools.items():
         if pool.pp > 1:
+            prefix = "" if role == "fluid" else f"{role[0]}-"
             raise UsageError(
                 f"{role} PP {pool.pp}: vLLM's NixlConnector moves KV between engines of one pipeline stage only; "
-                f"use --{role[0]}-pp 1 with a larger --{role[0]}-tp, or DP with EP, or collocated engines"
+                f"use --{prefix}pp 1 with a larger --{prefix}tp, or DP with EP, or collocated engines"
             )
+    if "fluid" in pools:
+        return []
     prefill_tp, decode_tp = pools["prefill"].tp, pools["decode"].tp
     if max(prefill_tp, decode_tp) % min(prefill_tp, decode_tp):
         raise UsageError(

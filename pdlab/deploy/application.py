@@ -5,6 +5,7 @@ All through Ray Serve on a connected `pdlab.cluster.connection.Cluster`. Imports
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
@@ -22,6 +23,7 @@ from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
 from pdlab.core.schema import Frozen
 from pdlab.deploy.serve_config import ServeApp
+from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
 
 APP = "pdlab"
@@ -253,6 +255,60 @@ class Application:
         counts = self._read_logs(count_prewarmed)
         return sum(done for done, _ in counts), sum(empty for _, empty in counts)
 
+    def pair_answers(
+        self, model_id: str, request: dict[str, Any], wanted: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[tuple[str, str], dict[str, Any]]:
+        """(prefill, decode) -> the completion, over pairs of fluid replicas (by their ids), each by a transfer.
+
+        ``wanted``: decode -> those that prefill; None: every ordered pair. Raises DeployError where one of them fails.
+        """
+        serve = importlib.import_module("ray.serve")
+        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        broadcast = importlib.import_module("ray.llm._internal.serve.utils.broadcast").broadcast
+        name = f"Fluid:{_serve_name(model_id)}"
+        running = [r.replica for r in self.state().replicas if (r.deployment, r.state) == (name, "RUNNING")]
+        wanted = dict.fromkeys(running, running) if wanted is None else wanted
+
+        def asked(replica: Any) -> list[Any]:
+            return [list(wanted.get(replica.unique_id, ())), models.CompletionRequest(**request)]
+
+        try:
+            told = broadcast(serve.get_deployment_handle(name, APP), "answers_from", args=asked)
+        except Exception as error:
+            why = self._why(self.state(), "a first KV transfer failed")
+            raise DeployError(f"{why}; {_last_line(str(error))}") from error
+        answers = {}
+        for decode, of_decode in told:
+            for prefill, answer in of_decode.items():
+                if not hasattr(answer, "choices"):
+                    raise DeployError(f"{decode} answers with an error what {prefill} has prefilled: {answer}")
+                answers[prefill, decode] = answer.model_dump(mode="json")
+        missing = [
+            (prefill, decode)
+            for decode, prefills in wanted.items()
+            for prefill in prefills
+            if prefill != decode and (prefill, decode) not in answers
+        ]
+        if missing:
+            raise DeployError("no KV transfer from {} to {}: a replica is gone".format(*missing[0]))
+        return answers
+
+    def ask_alone(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Completions by one fluid engine alone, without KV transfer. Raises DeployError."""
+        serve = importlib.import_module("ray.serve")
+        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        handle = serve.get_deployment_handle(f"Fluid:{_serve_name(model_id)}", APP)
+        answers = []
+        for request in requests:
+            try:
+                answer: Any = handle.alone.remote(models.CompletionRequest(**request)).result()
+            except Exception as error:  # whatever the replica raised, as a RayTaskError
+                raise DeployError(f"an engine alone cannot be asked: {_last_line(str(error))}") from error
+            if not hasattr(answer, "choices"):
+                raise DeployError(f"an engine alone answers with an error: {answer or 'nothing'}")
+            answers.append(answer.model_dump(mode="json"))
+        return answers
+
     def ask_prefill(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Completions by a prefill engine alone, without KV transfer: the same model served collocated.
 
@@ -285,6 +341,7 @@ class Application:
                 subject = "the application is" if up else "placement groups of the application are"
                 raise ClusterError(f"{subject} still up {STOP_TIMEOUT_S:g} s after its stop was requested")
             time.sleep(POLL_S)
+        end_boards()
         return APP in details.get("applications", {})
 
     def stop_serve(self) -> None:
@@ -342,11 +399,28 @@ def _why_no_proxy(text: str) -> str:
 
 def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:
     """Role -> name of its Ray Serve deployment."""
-    prefix = {"prefill": "Prefill", "decode": "Decode"}
+    prefix = {"prefill": "Prefill", "decode": "Decode", "fluid": "Fluid"}
     return {
         cast(Role, role): f"{prefix.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
         for role, pool in deployment.pools.items()
     }
+
+
+def end_boards() -> None:
+    """End what told the roles of fluid engines that are gone; each would end itself in a minute."""
+    import ray
+
+    for name in board_names():
+        with contextlib.suppress(ValueError):  # it has just ended
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+
+
+def board_names() -> list[str]:
+    """Actors that tell the roles of fluid engines, by name (`pdlab.deploy.serving.role_board`)."""
+    from ray.util import list_named_actors
+
+    actors = list_named_actors(all_namespaces=True)
+    return [a["name"] for a in actors if a["namespace"] == NAMESPACE and a["name"].startswith(BOARD_PREFIX)]
 
 
 def rank_order(nodes: Mapping[Any, str]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
+from pdlab.core.deployment import AUTO, Deployment, Fluid
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
 from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
@@ -30,6 +31,7 @@ def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_com
         f"cluster     {view.name}: {counted(len(view.engine_nodes), 'engine node')}, "
         f"{deployment.gpus} {unit}s of {sum(len(node.slots) for node in view.engine_nodes)} free ones used",
         f"serving     {serving_path}, from {', '.join(placement.ingress_nodes)}",
+        *_roles(deployment),
         "",
         _replica_table(view, placement, unit),
         "",
@@ -45,11 +47,27 @@ def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_com
     return "\n".join(section for section in sections if section is not None)
 
 
+def _roles(deployment: Deployment) -> list[str]:
+    topology = deployment.topology
+    if not isinstance(topology, Fluid):
+        return []
+    bounds = f"at least {topology.p_min} prefill and {topology.d_min} decode"
+    text = f"a controller follows the load, {bounds}" if topology.split is None else f"{topology.roles}, as asked for"
+    below = topology.prefill_locally_below
+    short = (
+        ""
+        if below is None
+        else f"; prompts below {'what the rates say' if below == AUTO else f'{below} tokens'} where decoded"
+    )
+    return [f"roles       {text}{short} (python -m pdlab roles changes them)"]
+
+
 def _replica_table(view: ClusterView, placement: Placement, unit: str) -> str:
     """One row per replica and node; the link column says how its KV cache travels."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for link in links(placement, view):
-        for key in (("prefill", link.prefill_node), ("decode", link.decode_node)):
+        ends = (("prefill", link.prefill_node), ("decode", link.decode_node))
+        for key in (*ends, ("fluid", link.prefill_node), ("fluid", link.decode_node)):
             kinds.setdefault(key, []).append(link.kind)
     rows = [("replica", "node", f"{unit}s", "KV transfer over")]
     for replica in placement.replicas:

@@ -41,7 +41,12 @@ def known() -> dict[str, dict[str, Any]]:
 
 def check_engine_arguments(deployment: Deployment) -> None:
     """Raises UsageError for an engine argument that vLLM does not know, or whose value it refuses."""
-    flags = {"collocated": "--engine-arg", "prefill": "--p-engine-arg", "decode": "--d-engine-arg"}
+    flags = {
+        "collocated": "--engine-arg",
+        "fluid": "--engine-arg",
+        "prefill": "--p-engine-arg",
+        "decode": "--d-engine-arg",
+    }
     check(deployment.engine_kwargs, "--engine-arg")
     for role, pool in deployment.pools.items():
         check(pool.engine_kwargs, flags[role])

@@ -78,6 +78,7 @@ def _page(url: str, deadline: float) -> str:
             raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
 
 
+PREFILLED = "prefill_answered"
 _FIELDS = {
     "request_success": "requests",
     "prompt_tokens": "prompt_tokens",
@@ -105,6 +106,8 @@ _FIELDS = {
     "prefill_retries": "prefill_retries",
     "prefill_local": "prefill_local",
     "prefill_failures": "prefill_failures",
+    # A fluid engine finishes requests that others decode, too: they are taken off those that it answered.
+    PREFILLED: "requests",
     "rehearsal_requests": "modelled_requests",
     "rehearsal_ttft_seconds": "modelled_ttft_s",
     "rehearsal_decode_seconds": "modelled_decode_s",
@@ -204,11 +207,12 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
         field, histogram = _FIELDS.get(sample.name), _HISTOGRAMS.get(sample.name)
         if field is None and histogram is None:
             continue
+        value = -sample.value if sample.name == PREFILLED else sample.value
         replica = sample.label("ReplicaId")
         if replica:
             replica_ids[replica] = None
             if field == "requests":
-                finished_by[replica] = finished_by.get(replica, 0.0) + sample.value
+                finished_by[replica] = finished_by.get(replica, 0.0) + value
         delayed = delayed or sample.through_ray
         if replicas and replica not in replicas:
             continue
@@ -221,7 +225,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
             counts[end] = counts.get(end, 0.0) + sample.value
         elif field and not (sample.through_ray and sample.name.endswith("_sum")):
             pool = totals.setdefault(name, {})
-            pool[field] = pool.get(field, 0.0) + sample.value
+            pool[field] = pool.get(field, 0.0) + value
     for fields in totals.values():
         for field, beside in _IMPLIED.items():
             if beside in fields:

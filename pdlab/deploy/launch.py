@@ -21,7 +21,7 @@ from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape, resolve_model
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import cache_dir, holder
 from pdlab.core.files import replace as replace_file
@@ -341,7 +341,7 @@ def _stages(state: AppState) -> str:
 
 def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, started: str) -> Manifest:
     commit, dirty = git_state()
-    topology = request.deployment.topology
+    transport = request.deployment.transport
     return Manifest(
         origin="measured",
         label=request.deployment.label,
@@ -356,7 +356,7 @@ def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, s
         git_dirty=dirty,
         versions=versions(),
         hardware=hardware(),
-        transport_env=transport_env(topology.transport, view) if isinstance(topology, Disaggregated) else {},
+        transport_env={} if transport is None else transport_env(transport, view),
         started_at=started,
     )
 

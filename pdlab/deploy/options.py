@@ -30,16 +30,20 @@ from pdlab.core.arguments import (
 )
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.deployment import (
+    AUTO,
     RESERVED_ENGINE_KWARGS,
     Collocated,
     Deployment,
     Disaggregated,
+    Fluid,
     Mode,
     Pool,
     PrefillStep,
     RequestLimits,
     Serving,
+    Topology,
     Transport,
+    parse_split,
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
@@ -62,6 +66,12 @@ FLAGS = {
     "backends": "--kv-backend",
     "ucx_tls": "--ucx-tls",
     "ucx_env": "--ucx-env",
+    "roles": "--roles",
+    "p_min": "--p-min",
+    "d_min": "--d-min",
+    "slo_ttft_s": "--slo-ttft-ms",
+    "slo_tpot_s": "--slo-tpot-ms",
+    "prefill_locally_below": "--prefill-locally-below",
     "kv_deadline_s": "--kv-deadline-s",
     "serving.stream_batching_ms": "--stream-batching-ms",
     "serving.prefill_timeout_s": "--prefill-timeout-s",
@@ -73,6 +83,8 @@ FLAGS = {
 }
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
+FLUID_REPLICAS = 2
+ROLE_FLAGS = ("roles", "p_min", "d_min", "slo_ttft_ms", "slo_tpot_ms", "prefill_locally_below")
 # A CPU engine answers it in reasonable time.
 LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
@@ -88,6 +100,8 @@ _EXAMPLES = f"""examples:
       two Ray nodes on this machine, a tiny gpt-oss built on the spot, no GPU
   sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
       prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
+  python launch_gptoss.py --pd-fluid --num 8 --tp 2
+      eight engines, of which as many prefill as the load wants
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
       a file of configs/deployments/ with one number changed, as a Serve config for serve deploy
   python launch_gptoss.py --shutdown
@@ -139,6 +153,13 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         const="pd-spread",
         help="PD, prefill and decode on different nodes: KV cache crosses the network",
     )
+    group.add_argument(
+        "--pd-fluid",
+        dest="mode",
+        action="store_const",
+        const="pd-fluid",
+        help="PD with identical engines whose roles move: a controller, or you, says how many prefill (docs/fluid.md)",
+    )
     group.add_argument("--mode", dest="mode", choices=get_args(Mode), help="the same as one word")
     more = parser.add_argument_group("model")
     more.add_argument("--model", metavar="NAME|PATH", help="configs/models/ name or file, Hugging Face id, or folder")
@@ -150,9 +171,12 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_pools(parser: argparse.ArgumentParser) -> None:
     default = f"default {CLUSTER_TP}, with --local {LOCAL_TP}"
-    for title, prefix in (("collocated", ""), ("prefill pool", "p-"), ("decode pool", "d-")):
+    replicas = {"": f"replicas (default 1, with --pd-fluid {FLUID_REPLICAS})"}
+    for title, prefix in (("collocated and fluid pool", ""), ("prefill pool", "p-"), ("decode pool", "d-")):
         group = parser.add_argument_group(title)
-        group.add_argument(f"--{prefix}num", type=positive, metavar="N", help="replicas (default 1)")
+        group.add_argument(
+            f"--{prefix}num", type=positive, metavar="N", help=replicas.get(prefix, "replicas (default 1)")
+        )
         group.add_argument(f"--{prefix}tp", type=positive, metavar="N", help=f"tensor parallel size ({default})")
         group.add_argument(
             f"--{prefix}dp", type=positive, metavar="N", help="data parallel ranks per replica (default 1)"
@@ -164,6 +188,51 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
             default=None,
             help="expert parallel: experts are divided over all tp x dp ranks of a replica",
         )
+    _add_roles(parser)
+
+
+def _add_roles(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("roles (--pd-fluid)")
+    group.add_argument(
+        "--roles",
+        type=split,
+        metavar="auto|P:D",
+        help="auto (default): the controller follows the load; or so many engines prefill and so many decode, such as "
+        "3:5 (python -m pdlab roles changes it while it serves)",
+    )
+    group.add_argument("--p-min", type=positive, metavar="N", help="engines that prefill at least (default 1)")
+    group.add_argument("--d-min", type=positive, metavar="N", help="engines that decode at least (default 1)")
+    group.add_argument(
+        "--slo-ttft-ms", type=milliseconds, metavar="MS", help="TTFT that the controller stays below (default: 2000)"
+    )
+    group.add_argument(
+        "--slo-tpot-ms",
+        type=milliseconds,
+        metavar="MS",
+        help="TPOT that the controller stays below (default: twice that of an almost empty engine)",
+    )
+    group.add_argument(
+        "--prefill-locally-below",
+        type=local_tokens,
+        metavar="TOKENS|auto",
+        help="prefill a prompt of fewer tokens where it is decoded, without a transfer; auto: fewer than what the "
+        "learnt rates say (default: never). What a prefix cache has of it is not known there and not taken off",
+    )
+
+
+def split(text: str) -> str:
+    """``auto`` or ``3:5``."""
+    if text != AUTO:
+        try:
+            parse_split(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def local_tokens(text: str) -> int | str:
+    """A number of tokens, or ``auto``."""
+    return AUTO if text == AUTO else positive(text)
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
@@ -470,7 +539,7 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
     base = load_deployment(args.config) if args.config else None
     mode: Mode | None = args.mode or (base.mode if base else None)
     if mode is None:
-        raise UsageError("say what to serve: --collocated, --pd-pack or --pd-spread (or --config FILE)")
+        raise UsageError("say what to serve: --collocated, --pd-pack, --pd-spread or --pd-fluid (or --config FILE)")
     _refuse_flags_of_other_modes(args, mode)
     data = base.model_dump(exclude={"topology"}) if base else {}
     data["topology"] = _topology(args, mode, base)
@@ -520,11 +589,12 @@ def _max_model_len(args: argparse.Namespace, base: Deployment | None) -> int | N
 def chooses_backend(args: argparse.Namespace) -> bool:
     """Whether neither the flags nor the file of --config say which NIXL backend moves the KV cache."""
     base = load_deployment(args.config).topology if args.config else None
-    named = isinstance(base, Disaggregated) and "backends" in base.transport.model_fields_set
+    transport = None if base is None or isinstance(base, Collocated) else base.transport
+    named = transport is not None and "backends" in transport.model_fields_set
     return args.kv_backend is None and not named
 
 
-def _serving(args: argparse.Namespace, topology: Collocated | Disaggregated, base: Deployment | None) -> dict[str, Any]:
+def _serving(args: argparse.Namespace, topology: Topology, base: Deployment | None) -> dict[str, Any]:
     """What the flags say, else the file of --config, else what suits --host. Raises UsageError."""
     local = args.local is not None
     serving_flags = (
@@ -545,10 +615,12 @@ def _serving(args: argparse.Namespace, topology: Collocated | Disaggregated, bas
     return {**serving, "requests": {**before.get("requests", {}), **requests}}
 
 
-def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> Collocated | Disaggregated:
+def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> Topology:
     if mode == "collocated":
         before = base.topology.pool if base and isinstance(base.topology, Collocated) else None
         return Collocated(pool=_pool(args, "", before))
+    if mode == "pd-fluid":
+        return _fluid(args, base.topology if base and isinstance(base.topology, Fluid) else None)
     pd = base.topology if base and isinstance(base.topology, Disaggregated) else None
     return Disaggregated(
         prefill=_pool(args, "p_", pd.prefill if pd else None),
@@ -556,6 +628,20 @@ def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> 
         placement="pack" if mode == "pd-pack" else "spread",
         transport=_transport(args, pd.transport if pd else Transport()),
     )
+
+
+def _fluid(args: argparse.Namespace, before: Fluid | None) -> Fluid:
+    names = ("roles", "p_min", "d_min", "prefill_locally_below")
+    data = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    for field in ("slo_ttft", "slo_tpot"):
+        if (ms := getattr(args, f"{field}_ms")) is not None:
+            data[f"{field}_s"] = ms / 1000
+    if args.num is None and before is None:
+        args.num = FLUID_REPLICAS
+    base = before.model_dump(exclude={"pool", "transport"}) if before else {}
+    base |= {"pool": _pool(args, "", before.pool if before else None)}
+    base |= {"transport": _transport(args, before.transport if before else Transport())}
+    return validate(Fluid, base | data, where="the flags", names=FLAGS)
 
 
 def _pool(args: argparse.Namespace, prefix: str, before: Pool | None) -> Pool:
@@ -600,11 +686,18 @@ def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
     pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")]
     pd_only += ["kv_backend", "ucx_tls", "ucx_env", "kv_guard", "kv_deadline_s", "accept_wire"]
     pd_only += ["prefill_timeout_s", "on_prefill_failure"]
+    two_pools = pd_only[: 2 * len(names) + 2]
     wrong, hint = (
-        (pd_only, "it is for --pd-pack and --pd-spread")
+        (pd_only, "it is for --pd-pack, --pd-spread and --pd-fluid")
         if mode == "collocated"
+        else (two_pools, "its engines are alike: use --num, --tp, --pp and --engine-arg")
+        if mode == "pd-fluid"
         else (list(names), "use --p-... for prefill and --d-... for decode")
     )
+    if mode != "pd-fluid":
+        for name in ROLE_FLAGS:
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} does not apply to {mode}: it is for --pd-fluid")
     for name in wrong:
         if getattr(args, name) not in (None, []):
             raise UsageError(f"--{name.replace('_', '-')} does not apply to {mode}: {hint}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pdlab.cluster.connection import Cluster
-from pdlab.core.deployment import Deployment, Disaggregated, Transport
+from pdlab.core.deployment import Collocated, Deployment, Fluid, Transport
 from pdlab.core.errors import DeployError
 from pdlab.core.nodes import ClusterView
 from pdlab.deploy.serve_config import gpu_env, transport_env
@@ -39,7 +39,7 @@ def examine(
     """
     topology = deployment.topology
     on_gpus = view.device == "gpu"
-    if not isinstance(topology, Disaggregated):
+    if isinstance(topology, Collocated):
         if on_gpus:
             facts = cluster.call_nodes(node.quick, (), gpu_env())
             judge(lambda: diagnosis.diagnose(facts, rules=software_rules.ENGINE_RULES), print_line)
@@ -47,8 +47,10 @@ def examine(
     ports = settings_rules.side_channel_ports(deployment.pools)
     transport = topology.transport
     environment = {**(gpu_env() if on_gpus else {}), **transport_env(transport, view)}
-    if topology.placement == "spread" and over_efa(view):
-        optional = (LIBFABRIC,) if choose and may_choose(transport) else ()
+    fluid = isinstance(topology, Fluid)
+    if (fluid or topology.placement == "spread") and over_efa(view):
+        # Fluid engines of one node move KV cache over NVLink, which LIBFABRIC does not know.
+        optional = (LIBFABRIC,) if choose and may_choose(transport) and not fluid else ()
         print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
         facts = cluster.call_nodes(node.thorough, ports, environment, backends)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Disaggregated, Pool, Transport
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
 from pdlab.placement.place import bundle_nodes
@@ -21,6 +21,7 @@ from pdlab.placement.place import bundle_nodes
 OPENAI_BUILDER = "pdlab.deploy.serving.builders:build_openai_app"
 DP_BUILDER = "pdlab.deploy.serving.builders:build_dp_openai_app"
 PD_BUILDER = "pdlab.deploy.serving.builders:build_pd_openai_app"
+FLUID_BUILDER = "pdlab.deploy.serving.builders:build_fluid_openai_app"
 # By name: what they are runs inside engines.
 KV_GUARD_CONNECTOR = "pdlab.guard.connector"
 KV_GUARD_SCHEDULER = "pdlab.guard.scheduler.GuardScheduler"
@@ -63,18 +64,29 @@ def render(
     direct = deployment.serving.direct_streaming
     ingress: dict[str, Any] = {} if direct else {"ingress_deployment_config": ingress_options(deployment)}
     ingress["guard"] = deployment.serving.requests.model_dump(mode="json")
-    if isinstance(deployment.topology, Disaggregated):
+    if deployment.transport is not None:
         serving = deployment.serving
         call = {"timeout_s": serving.prefill_timeout_s, "on_failure": list(serving.on_prefill_failure)}
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
-        if deployment.topology.transport.kv_guard:
+        if deployment.transport.kv_guard:
             # The engines of local nodes find pdlab itself.
             ingress["kv_guard"] = {"bring": placement.device == "gpu"}
+    if isinstance(deployment.topology, Fluid):
+        fluid = {"llm_config": configs["fluid"], "roles": roles(deployment.topology), **ingress}
+        return ServeApp(import_path=FLUID_BUILDER, args=fluid)
+    if isinstance(deployment.topology, Disaggregated):
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
         return ServeApp(import_path=PD_BUILDER, args=pd)
     if deployment.topology.pool.dp > 1:
         return ServeApp(import_path=DP_BUILDER, args={"llm_config": configs["collocated"], **ingress})
     return ServeApp(import_path=OPENAI_BUILDER, args={"llm_configs": [configs["collocated"]], **ingress})
+
+
+def roles(topology: Fluid) -> dict[str, Any]:
+    """Fields of `pdlab.deploy.serving.role_board.BoardSpec`."""
+    bounds = {"p_min": topology.p_min, "d_min": topology.d_min}
+    slo = {"slo_ttft_s": topology.slo_ttft_s, "slo_tpot_s": topology.slo_tpot_s}
+    return {"split": topology.roles, **bounds, **slo, "local_below": topology.prefill_locally_below}
 
 
 def model_id(deployment: Deployment, shape: ModelShape | None) -> str:
@@ -96,7 +108,7 @@ def _llm_config(
     model_source: str,
 ) -> dict[str, Any]:
     pool = deployment.pools[role]
-    transport = deployment.topology.transport if isinstance(deployment.topology, Disaggregated) else None
+    transport = deployment.transport
     cpu = placement.device == "cpu"
     env = {**(cpu_env() if cpu else gpu_env()), **(transport_env(transport, view) if transport else {})}
     batching_ms = deployment.serving.stream_batching_ms
@@ -121,8 +133,8 @@ def _llm_config(
     experimental: dict[str, Any] = {} if batching_ms is None else {"stream_batching_interval_ms": batching_ms}
     if role == "decode":
         experimental["_prewarm_prefill_decode"] = True
-        if deployment.serving.tokenize_once:
-            experimental["pd_tokenize_once"] = True
+    if role in ("decode", "fluid") and deployment.serving.tokenize_once:
+        experimental["pd_tokenize_once"] = True
     if experimental:
         config["experimental_configs"] = experimental
     if cpu:
@@ -152,9 +164,9 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
         merged["data_parallel_size"] = pool.dp
     if pool.expert_parallel:
         merged["enable_expert_parallel"] = True
-    if isinstance(deployment.topology, Disaggregated):
-        merged["kv_transfer_config"] = _kv_transfer_config(deployment.topology.transport, role, cpu=cpu)
-        if deployment.topology.transport.kv_guard:
+    if deployment.transport is not None:
+        merged["kv_transfer_config"] = _kv_transfer_config(deployment.transport, role, cpu=cpu)
+        if deployment.transport.kv_guard:
             merged["scheduler_cls"] = KV_GUARD_SCHEDULER
     elif deployment.decode_bench:
         merged |= decode_bench_kwargs()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Topology
 from pdlab.core.errors import UsageError
 
 EVERYWHERE = "0.0.0.0"
@@ -33,19 +33,19 @@ def reaches_engines(host: str, *, local: bool) -> bool:
     return host == EVERYWHERE or (local and host in AT_HAPROXY)
 
 
-def defaults(topology: Collocated | Disaggregated, host: str, *, local: bool) -> dict[str, Any]:
+def defaults(topology: Topology, host: str, *, local: bool) -> dict[str, Any]:
     """Fields of `pdlab.core.deployment.Serving` as a default: the fastest path that ``host`` allows, and
     no output chunk held back."""
     return {
         "direct_streaming": reaches_engines(host, local=local),
-        "tokenize_once": isinstance(topology, Disaggregated),
+        "tokenize_once": not isinstance(topology, Collocated),
         "stream_batching_ms": 0.0,
     }
 
 
-def ingress_replicas(topology: Collocated | Disaggregated) -> int:
+def ingress_replicas(topology: Topology) -> int:
     """One per rank (GPU) of the pool that answers clients, from 2 to 16: a rank's tokens are a process's work."""
-    pool = topology.pool if isinstance(topology, Collocated) else topology.decode
+    pool = topology.decode if isinstance(topology, Disaggregated) else topology.pool
     return min(max(LEAST_INGRESS, pool.gpus), MOST_INGRESS)
 
 

@@ -12,7 +12,7 @@ from typing import cast
 
 from pdlab.core import api_key
 from pdlab.core.catalog import resolve_model
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.errors import CanaryError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import Role
@@ -57,29 +57,33 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         progress("no canary: the KV cache of prompts is filled with random values")
         return Checked(CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared"))
     _check_shapes(deployment, running, canary_answers, progress)
-    if not isinstance(topology, Disaggregated):
+    if isinstance(topology, Collocated):
         assert key is not None, "one pool has one key"
         canary.save_reference(cache_dir(), key, canary_answers)
         progress("canary: answers kept as the collocated reference")
         return Checked(CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(canary_answers))
-    if topology.prefill.replicas * topology.prefill.dp > 1:
+    if isinstance(topology, Disaggregated) and topology.prefill.replicas * topology.prefill.dp > 1:
         progress(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
-    equal_tp = topology.prefill.tp == topology.decode.tp
-    rounding = canary.ROUNDING if equal_tp else canary.ROUNDING_UNEQUAL_TP
+    tps = [pool.tp for pool in deployment.pools.values()]
+    rounding = canary.ROUNDING if len(set(tps)) == 1 else canary.ROUNDING_UNEQUAL_TP
     stored = None if key is None else canary.load_reference(cache_dir(), key)
     if stored is not None:
-        result = canary.compare(canary_answers, stored, "reference: a collocated launch", rounding=rounding)
+        reference, source = stored, "reference: a collocated launch"
     else:
-        alone = app.ask_prefill(running.model_id, canary.requests(running.model_id)[: len(canary_answers)])
-        answers = [canary.read_answer(answer) for answer in alone]
-        result = canary.compare(canary_answers, answers, "reference: a prefill engine alone", rounding=rounding)
+        fluid = isinstance(topology, Fluid)
+        ask_alone, source = (app.ask_alone, "an engine") if fluid else (app.ask_prefill, "a prefill engine")
+        alone = ask_alone(running.model_id, canary.requests(running.model_id)[: len(canary_answers)])
+        reference, source = tuple(canary.read_answer(answer) for answer in alone), f"reference: {source} alone"
+    result = canary.compare(canary_answers, reference, source, rounding=rounding)
     progress(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")
     if result.equal is False:
         raise CanaryError(
             f"the deployment answers, but wrongly: {result.detail}. KV cache arrives damaged or in the wrong place; "
             "try another --kv-backend, equal --p-tp and --d-tp, and see docs/setup.md"
         )
-    if result.equal is None and topology.prefill.tp > topology.decode.tp:
+    if isinstance(topology, Fluid):
+        _check_pairs(app, running, reference, rounding, progress)
+    if result.equal is None and tps[0] > tps[-1]:
         raise CanaryError(f"prefill TP > decode TP is only served when the canary can be compared; {result.detail}")
     counters = _await_transfers(running)
     progress(describe_counters(counters))
@@ -95,6 +99,27 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
             f"vLLM counts {counters.failed_transfers:g} failed KV transfers; see the decode replica's log"
         )
     return Checked(result, tuple(canary_answers))
+
+
+def _check_pairs(
+    app: Application,
+    running: Running,
+    reference: Sequence[canary.CanaryAnswer],
+    rounding: float,
+    progress: LaunchProgress,
+) -> None:
+    """One prompt over every ordered pair of engines, each of which makes its first transfer by that. Raises
+    CanaryError, DeployError."""
+    request = canary.requests(running.model_id)[0]
+    answers = app.pair_answers(running.model_id, request)
+    wrong = []
+    for (prefill, decode), answer in answers.items():
+        result = canary.compare([canary.read_answer(answer)], reference[:1], "one engine alone", rounding=rounding)
+        if result.equal is False:
+            wrong.append(f"prefill {prefill}, decode {decode}: {result.detail}")
+    if wrong:
+        raise CanaryError(f"{len(wrong)} of {len(answers)} ordered pairs of engines answer wrongly: {wrong[0]}")
+    progress(f"canary: {len(answers)} ordered pairs of engines, each with a KV transfer of its own")
 
 
 def _check_shapes(

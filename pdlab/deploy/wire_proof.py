@@ -9,20 +9,20 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement, Role
 from pdlab.deploy.application import Application
 from pdlab.deploy.completions import NoAnswer, complete
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
 from pdlab.deploy.serve_config import engine_kwargs
-from pdlab.placement.place import links
+from pdlab.placement.place import link_kind, links
 from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
 from pdlab.results.schema import WireProof
@@ -61,14 +61,16 @@ class NodeCounters:
 
 def planned_wire(deployment: Deployment, placement: Placement, view: ClusterView) -> str | None:
     """The wire that the plan names, or that UCX_TLS leaves; None where links of several kinds have none in common."""
-    topology = deployment.topology
-    if not isinstance(topology, Disaggregated):
+    if deployment.transport is None:
         return None
-    kinds = {_wire_of_link(link.kind) for link in links(placement, view)}
-    if len(kinds) != 1:
-        return None
-    (wire,) = kinds
-    tls = topology.transport.ucx_tls
+    wires = {_allowed(deployment, link.kind) for link in links(placement, view)}
+    return wires.pop() if len(wires) == 1 else None
+
+
+def _allowed(deployment: Deployment, link_kind: str) -> str:
+    """The wire of a link, or what UCX_TLS leaves."""
+    assert deployment.transport is not None
+    wire, tls = _wire_of_link(link_kind), deployment.transport.ucx_tls
     return "tcp" if tls and not allows(tls, TRANSPORTS[wire]) else wire
 
 
@@ -169,7 +171,7 @@ def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> Wire
     if proof.proven is not False:
         return proof
     accepted = accept == (proof.observed or UNKNOWN)
-    if deployment.mode == "pd-spread" and proof.planned in NETWORKS and not accepted:
+    if deployment.mode in ("pd-spread", "pd-fluid") and proof.planned in NETWORKS and not accepted:
         observed = proof.observed or "no wire that any interface counted"
         raise WireError(
             f"KV cache goes over {observed}, the plan names {proof.planned}: {proof.detail}; debug/doctor.py says what "
@@ -184,51 +186,99 @@ def prove(
     shape: ModelShape | None, print_line: Callable[[str], None], accept: str | None = None,
 ) -> WireProof | None:  # fmt: skip
     """Send one long request and see what carries its KV cache; None where none is moved. Raises WireError."""
-    topology = deployment.topology
-    if not isinstance(topology, Disaggregated):
+    if deployment.transport is None:
         return None
-    before = _readings(app, view)
-    bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
-    tokens = _ask(running, _longest(deployment, shape, view), shape)
-    payload = int(kv_bytes(shape, tokens, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
-    nodes = {role: placement.nodes_of(role) for role in ("prefill", "decode")}
-    machines = [{view.node(node).machine for node in of} for of in nodes.values()]
-    proof = judge(
-        planned_wire(deployment, placement, view),
-        before,
-        _readings(app, view),
-        prefill=nodes["prefill"],
-        decode=nodes["decode"],
-        payload_bytes=payload,
-        apart=not machines[0] & machines[1],
-        gpus=view.device == "gpu",
-        ucx=_logged(app, payload) if topology.transport.verbose else (),
-    )
-    print_line(sentence(proof))
-    return refuse(proof, deployment, accept)
+    tokens = _longest(deployment, shape, view)
+
+    def proven(planned: str | None, prefill: Sequence[str], decode: Sequence[str], send: Send) -> WireProof:
+        before = _readings(app, view)
+        bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
+        sent = _ask(send, running.model_id, tokens, shape)
+        payload = int(kv_bytes(shape, sent, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
+        machines = [{view.node(node).machine for node in nodes} for nodes in (prefill, decode)]
+        proof = judge(
+            planned,
+            before,
+            _readings(app, view),
+            prefill=prefill,
+            decode=decode,
+            payload_bytes=payload,
+            apart=not machines[0] & machines[1],
+            gpus=view.device == "gpu",
+            ucx=_logged(app, payload) if deployment.transport and deployment.transport.verbose else (),
+        )
+        print_line(sentence(proof))
+        return refuse(proof, deployment, accept)
+
+    if not isinstance(deployment.topology, Fluid):
+        planned = planned_wire(deployment, placement, view)
+        return proven(planned, placement.nodes_of("prefill"), placement.nodes_of("decode"), _over_http(running))
+    proofs = []
+    for planned, (prefill, decode) in _pair_of_each_wire(app, deployment, running, view).items():
+        send = _over_pair(app, running.model_id, prefill.replica, decode.replica)
+        proofs.append(proven(planned, (prefill.node,), (decode.node,), send))
+    # The manifest has one: that of a network before others, what is not proven before what is.
+    return min(proofs, key=lambda proof: (proof.proven is True, proof.planned not in NETWORKS), default=None)
+
+
+Send = Callable[[dict[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class _Engine:
+    replica: str
+    node: str
+
+
+def _pair_of_each_wire(
+    app: Application, deployment: Deployment, running: Running, view: ClusterView
+) -> dict[str, tuple[_Engine, _Engine]]:
+    """Planned wire -> two fluid engines between which KV cache takes it, one pair of each."""
+    ids = {node.labels.get(NODE_ID_LABEL): node.id for node in view.nodes}
+    engines = [
+        _Engine(each.replica, ids[each.node])
+        for each in app.state().replicas
+        if each.replica in running.pools and each.node in ids
+    ]
+    pairs: dict[str, tuple[_Engine, _Engine]] = {}
+    for prefill in engines:
+        for decode in engines:
+            if prefill is not decode:
+                kind = link_kind(view.node(prefill.node), view.node(decode.node))
+                pairs.setdefault(_allowed(deployment, kind), (prefill, decode))
+    return pairs
+
+
+def _over_http(running: Running) -> Send:
+    return lambda body: complete(running.base_url, body, api_key.client_key(running.api_key_file, {}), TIMEOUT_S)
+
+
+def _over_pair(app: Application, model_id: str, prefill: str, decode: str) -> Send:
+    return lambda body: app.pair_answers(model_id, body, {decode: [prefill]})
 
 
 def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:
     """As long as a prompt may be, as far as that is known, up to TOKENS."""
     cpu = view.device == "cpu"
-    limits = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in ("prefill", "decode")]
+    roles = [cast(Role, role) for role in deployment.pools]
+    limits = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in roles]
     lengths = [length for length in limits if isinstance(length, int)] or [shape.max_context if shape else TOKENS]
     return max(1, min(TOKENS, *(length - 16 for length in lengths)))
 
 
-def _ask(running: Running, tokens: int, shape: ModelShape | None) -> int:
+def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> int:
     """Send one prompt that no prefix cache has, a shorter one where that is refused as too long (HTTP 400).
 
     Returns its tokens. Raises WireError.
     """
     draw = random.Random(time.time_ns())
     prompt = [draw.randrange(100, min(shape.vocab if shape else 1000, 1000)) for _ in range(tokens)]
-    body = {"model": running.model_id, "prompt": prompt, "max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
+    body = {"model": model_id, "prompt": prompt, "max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
     try:
-        complete(running.base_url, body, api_key.client_key(running.api_key_file, {}), TIMEOUT_S)
+        send(body)
     except NoAnswer as error:
         if error.code == 400 and tokens > LEAST_TOKENS:
-            return _ask(running, tokens // 2, shape)
+            return _ask(send, model_id, tokens // 2, shape)
         raise WireError(f"a request of {tokens} tokens {error}") from error
     return tokens
 

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from pdlab.core.errors import UsageError
 from pdlab.core.text import choices
 
-Role = Literal["prefill", "decode", "collocated"]
-Part = Literal["replica", "engine", "worker", "router", "proxy", "balancer", "raylet", "node"]
+Role = Literal["prefill", "decode", "collocated", "fluid"]
+Part = Literal["replica", "engine", "worker", "router", "board", "proxy", "balancer", "raylet", "node"]
 Verb = Literal[
     "kill",  # SIGKILL
     "stop",  # SIGSTOP; goes on by itself some seconds after `continue` was due
@@ -28,9 +28,10 @@ Verb = Literal[
     "leave",  # their client goes away
     "send_more",  # ordinary requests, beyond the load's
 ]  # fmt: skip
-ROLES: tuple[Role, ...] = ("prefill", "decode", "collocated")
+ROLES: tuple[Role, ...] = ("prefill", "decode", "collocated", "fluid")
 PART_NAMES: dict[Part, str] = {
     "replica": "replica", "engine": "engine core", "worker": "TP worker", "router": "request router",
+    "board": "board of the roles",
     "proxy": "Serve proxy", "balancer": "HAProxy process", "raylet": "raylet", "node": "whole node",
 }  # fmt: skip
 PARTS: tuple[Part, ...] = ("replica", "engine", "worker")
@@ -79,7 +80,7 @@ class Kind(NamedTuple):
     def spares(self, replicas: dict[Role, int]) -> bool:
         """Whether every pool keeps a replica that it does not touch; ``replicas``: of every pool."""
         hit = {target.role for target in self.targets}
-        whole = {"router", "proxy", "balancer", "raylet", "node"}
+        whole = {"router", "board", "proxy", "balancer", "raylet", "node"}
         if not self.targets or any(target.part in whole for target in self.targets) or self.phase:
             return False
         return all(count > 1 for role, count in replicas.items() if role in hit)
@@ -87,7 +88,14 @@ class Kind(NamedTuple):
 
 def _signals() -> Iterator[Kind]:
     targets = [Target(part, role) for role in ROLES for part in PARTS]
-    targets += [Target("router"), Target("proxy"), Target("balancer"), Target("raylet"), Target("node")]
+    targets += [
+        Target("router"),
+        Target("board"),
+        Target("proxy"),
+        Target("balancer"),
+        Target("raylet"),
+        Target("node"),
+    ]
     for target in targets:
         name = "_".join(filter(None, [target.role, target.part]))
         back = (Act("wait", wait="hold"), Act("restart", target)) if target.part in ("raylet", "node") else ()
@@ -99,7 +107,7 @@ def _signals() -> Iterator[Kind]:
         )
 
 
-_P, _D, _C = (Target("engine", role) for role in ROLES)
+_P, _D = Target("engine", "prefill"), Target("engine", "decode")
 _SEND, _LEAVE = Act("send_leaving"), Act("leave")
 
 
@@ -222,6 +230,8 @@ def _missing(target: Target) -> str:
         return "no HAProxy runs here"
     if target.part in ("raylet", "node"):
         return "all of it is on the head node, whose end would be the cluster's"
+    if target.part == "board":
+        return "no engines' roles move here (launch_gptoss.py --pd-fluid)"
     if target.part == "router":
         return "no request router or ingress replica runs here"
     return f"no {target.text} runs here"

@@ -43,7 +43,13 @@ from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers,
 from pdlab.results.provenance import now
 from pdlab.results.schema import Manifest
 
-ROLE_OF = {"Prefill": "prefill", "Decode": "decode", "LLMServer": "collocated", "DPServer": "collocated"}
+ROLE_OF = {
+    "Prefill": "prefill",
+    "Decode": "decode",
+    "Fluid": "fluid",
+    "LLMServer": "collocated",
+    "DPServer": "collocated",
+}
 LAST_RECOVERY_S = 180.0
 CALM_S = 5.0  # of ordinary load between a recovery and the next fault
 SAMPLE_S = 5.0
@@ -179,7 +185,7 @@ class _Session:
     def _replicas(self) -> dict[Role, int]:
         roles = self._roles()
         counts = Counter(roles[r.deployment] for r in self.app.state().replicas if r.deployment in roles)
-        order: tuple[Role, ...] = ("prefill", "decode", "collocated")
+        order: tuple[Role, ...] = ("prefill", "decode", "collocated", "fluid")
         return {role: counts[role] for role in order if counts[role]}
 
     def _engines(self) -> dict[str, Role]:
@@ -265,6 +271,8 @@ class _Session:
         alone = [request_of(service, each, None, stream=False) for each in ids]
         if "prefill" in replicas:
             answers = self.app.ask_prefill(service.model_id, alone)
+        elif "fluid" in replicas:
+            answers = self.app.ask_alone(service.model_id, alone)
         else:
             answers = [self._ask(service, request) for request in alone]
         references = [canary.read_answer(answer) for answer in answers]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pdlab.cluster.connection import Cluster
 from pdlab.core.errors import ClusterError
 from pdlab.deploy.application import ReplicaState
+from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.faults import on_node
 from pdlab.faults.kinds import Part, Role, Target
 
@@ -108,6 +109,8 @@ def classify(
             continue
         if str(actor["Name"]).startswith(PROXY_ACTOR):
             add(node, pid, "proxy")
+        elif str(actor["Name"]).startswith(BOARD_PREFIX):
+            add(node, pid, "board")
         elif actor["ActorClassName"].rpartition(".")[2] in WORKER_ACTORS:
             engine = engines.get(driver_of.get(actor["JobID"], (None, None)))  # type: ignore[arg-type]
             if engine is not None:

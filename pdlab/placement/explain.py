@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.schema import validate
 from pdlab.core.text import listed
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.placement.solver import cpus_per_group, eligible, groups_on, spans_nodes
@@ -20,7 +21,7 @@ MAX_MORE_NODES = 64
 MAX_ATTEMPTS = 400
 # Each search for advice may look at about so many (node, prefill units, decode units): about a second of work.
 MAX_WORK = 1_000_000
-_PREFIX = {"collocated": "", "prefill": "p-", "decode": "d-"}
+_PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
@@ -74,7 +75,7 @@ def _demand(deployment: Deployment, view: ClusterView) -> str:
         kind = f" of type {pool.gpu_type}" if pool.gpu_type else ""
         parts.append(f"{role} {shape} {unit}s{kind}{groups}")
     text = "; ".join(parts)
-    if isinstance(deployment.topology, Collocated):
+    if not isinstance(deployment.topology, Disaggregated):
         return text
     where = "all on one node" if deployment.mode == "pd-pack" else "the two pools on different nodes"
     return f"{text}; {deployment.gpus} {unit}s in all, {where}"
@@ -156,13 +157,16 @@ def _reductions(role: str, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool
 
 def _with_pools(deployment: Deployment, pools: dict[str, Pool]) -> Deployment:
     topology = deployment.topology
-    update = {"pool" if role == "collocated" else role: pool for role, pool in pools.items()}
+    update = {"pool" if role in ("collocated", "fluid") else role: pool for role, pool in pools.items()}
     return deployment.model_copy(update={"topology": topology.model_copy(update=update)})
 
 
 def _worth_advising(changed: Deployment, requested: Deployment) -> bool:
     """Whether vLLM accepts the degrees, and without a warning that the requested ones do not have."""
+    topology = changed.topology
     try:
+        if isinstance(topology, Fluid):  # its roles must still be a split of its replicas
+            validate(Fluid, topology.model_dump(), where="a smaller deployment")
         return len(check_divisibility(changed, None)) <= len(check_divisibility(requested, None))
     except UsageError:
         return False

@@ -1,6 +1,6 @@
 """(Deployment, ClusterView) -> Placement, and the links that KV transfers will use. Pure: no Ray.
 
-Rules. Free slots and free CPUs count, not totals. Collocated replicas go on as few nodes as
+Rules. Free slots and free CPUs count, not totals. Collocated and fluid replicas go on as few nodes as
 possible, nodes in partial use first. ``pack`` puts every prefill and decode replica on one node,
 ``spread`` puts the two pools on disjoint sets of nodes. A TP group stays on one node, unless TP is
 larger than the biggest node: then it takes whole free nodes of one size. A replica stays on one
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pdlab.core.deployment import Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import ClusterNode, ClusterView, Placement, ReplicaPlacement, Role, TpGroup, rate_text
 from pdlab.core.schema import Frozen
@@ -71,7 +71,7 @@ def _layouts(deployment: Deployment, view: ClusterView) -> dict[Role, Layout] | 
                 return None
             return {role: [[(node.id,)] * (pool.pp * pool.dp)] * pool.replicas for role, pool in by_role.items()}
     else:
-        by_role = {"collocated": topology.pool}
+        by_role = {"fluid" if isinstance(topology, Fluid) else "collocated": topology.pool}
     chosen = choose_nodes(list(by_role.values()), nodes)
     if chosen is None:
         return None
@@ -106,13 +106,13 @@ def _take(free: dict[str, list[int]], node_ids: Sequence[str], tp: int) -> TpGro
 def links(placement: Placement, view: ClusterView) -> tuple[Link, ...]:
     """The link of every (prefill node, decode node) pair, in order of the nodes; empty for collocated.
 
-    Ray Serve LLM pairs any prefill with any decode replica, so every pair of nodes is used.
+    Ray Serve LLM pairs any prefill with any decode replica, so every pair of nodes is used; fluid replicas are
+    prefill and decode of all others.
     """
     counts: dict[tuple[str, str], int] = {}
-    for prefill in placement.of("prefill"):
-        for decode in placement.of("decode"):
-            for pair in ((p, d) for p in prefill.nodes for d in decode.nodes):
-                counts[pair] = counts.get(pair, 0) + 1
+    for prefill, decode in placement.pairs():
+        for pair in ((p, d) for p in prefill.nodes for d in decode.nodes):
+            counts[pair] = counts.get(pair, 0) + 1
     return tuple(
         Link(prefill_node=p, decode_node=d, kind=link_kind(view.node(p), view.node(d)), pairs=count)
         for (p, d), count in counts.items()
@@ -177,7 +177,8 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
 
 def _unlike(placement: Placement, view: ClusterView) -> list[str]:
     """Warnings about prefill and decode on nodes with different GPUs or networks."""
-    pools = [[view.node(node_id) for node_id in placement.nodes_of(role)] for role in ("prefill", "decode")]
+    roles: tuple[tuple[Role, ...], ...] = (("prefill", "fluid"), ("decode", "fluid"))
+    pools = [[view.node(node_id) for role in part for node_id in placement.nodes_of(role)] for part in roles]
     facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [
         ("GPUs", lambda node: node.gpu_type, "the slower GPUs limit the throughput"),
         ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),

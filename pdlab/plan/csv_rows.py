@@ -13,7 +13,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool, parse_label
+from pdlab.core.deployment import (
+    Collocated,
+    Deployment,
+    Disaggregated,
+    Fluid,
+    PlacementKind,
+    Pool,
+    Topology,
+    parse_label,
+)
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.results.published_folders import PUBLISHED_NODE_GPUS, parse_name
@@ -326,8 +335,9 @@ def _placement(
 def _from_label(label: str, where: str) -> Collocated | Disaggregated:
     if not label:
         raise UsageError(f"{where}: no TP degree is given; give tp, or p_tp and d_tp, or a configuration in config")
+    topology: Topology | None
     try:
-        return parse_label(label)
+        topology = parse_label(label)
     except UsageError as error:
         try:
             topology = parse_name(label).topology
@@ -335,7 +345,9 @@ def _from_label(label: str, where: str) -> Collocated | Disaggregated:
             raise UsageError(f"{where}: {nonsense}") from nonsense
         if topology is None:
             raise UsageError(f"{where}: {error}") from error
-        return topology
+    if isinstance(topology, Fluid):
+        raise UsageError(f"{where}: {label}: engines whose roles move are not predicted row by row")
+    return topology
 
 
 def _count(cells: Mapping[str, str], name: str) -> str:

@@ -26,7 +26,7 @@ from ray import serve
 from ray.llm._internal.serve.core.configs import openai_api_models as openai
 from ray.llm._internal.serve.core.engine.protocol import LLMEngine
 
-from pdlab.core.deployment import Disaggregated
+from pdlab.core.deployment import Collocated
 from pdlab.deploy.serving.parts import join, split
 from pdlab.rehearsal.clock import SlowClock
 from pdlab.rehearsal.metrics import EngineMetrics
@@ -65,7 +65,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self.core = RealTime(stages, self.clock, spec.hardware.block_tokens, every_token=spec.chunk_per_token)
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
-        self._moves_kv = isinstance(self._topology, Disaggregated)
+        self._moves_kv = spec.deployment.transport is not None
         self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)
         self._front = SimpleNamespace(frontend_free_s=0.0)
         self._folder = Folder(Path(spec.folder))
@@ -91,7 +91,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self.metrics = EngineMetrics(replica)
         self.llm_config.setup_engine_backend()  # Ray's own: the side channel's port, the engine's id
         self._streams = self._folder.numbers(f"streaming-{self.spec.role}-{replica}")
-        if self.spec.role == "prefill":
+        if self.spec.role in ("prefill", "fluid"):
             self._end = self._folder.end(f"end-{replica}")
             self._listen()
 
@@ -107,6 +107,16 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
     async def check_health(self) -> None:
         return None
+
+    def generated_tokens(self) -> int:
+        """Tokens that it has decoded so far: answers come in three pieces, which would tell too little
+        (`pdlab.deploy.serving.fluid`)."""
+        now_s, total = self.clock.now_s(), 0
+        for engine in self.core.engines:
+            total += engine.generated
+            if engine.busy:
+                total += min(int((now_s - engine.began_s) / engine.step_s), engine.steps) * len(engine.running)
+        return total
 
     async def shutdown(self) -> None:
         if self._socket is not None:
@@ -272,7 +282,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
     def _streaming(self) -> float:
         """The share of its time that the front end of an engine that answers clients streams: one at random."""
-        role = "decode" if self._moves_kv else "collocated"
+        role = "decode" if self.spec.role == "prefill" else self.spec.role
         names = self._folder.names(f"streaming-{role}-")
         if not names:
             return 0.0
@@ -324,7 +334,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
     def _links_from(self, node: str) -> SharedLinks:
         """The links from that node to this one: what the placement gave, not what was planned."""
         if node not in self._links:
-            assert isinstance(self._topology, Disaggregated)
+            assert not isinstance(self._topology, Collocated)
             planned = link_of(self.spec.deployment)
             kind: LinkKind = "tcp" if planned == "tcp" else "nvlink" if node == self.node else "srd"
             costs = transfer_costs(self.spec.hardware, self.spec.shape, self._topology, kind)

@@ -19,9 +19,9 @@ ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
 
 
 class EngineSpec(Frozen):
-    """One pool's engines. ``role``: collocated, prefill or decode. ``folder``: shared by all engines of the deployment
-    (`pdlab.rehearsal.shared`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated seconds for
-    which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``. ``chunk_per_token`` as in
+    """One pool's engines. ``role``: collocated, prefill, decode or fluid. ``folder``: shared by all engines of the
+    deployment (`pdlab.rehearsal.shared`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated
+    seconds for which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``. ``chunk_per_token`` as in
     `pdlab.core.rehearsal.Rehearsal`."""
 
     slow_down: float = Field(gt=0)

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import LocalNodes
@@ -84,12 +85,11 @@ class RehearsalStage:
         for role in prepared.deployment.pools:
             files[role] = folder / f"{role}.json"
             write_spec(self._spec(prepared.deployment, role, folder / "shared"), files[role])
-        return with_simulated_engines(prepared.app, files)
+        return with_simulated_engines(prepared.app, files, self._slow_down)
 
     def _spec(self, deployment: Deployment, role: str, shared: Path) -> EngineSpec:
         shape = self._shape
-        kinds: dict[str, Role] = {"collocated": "collocated", "prefill": "prefill", "decode": "decode"}
-        length = engine_kwargs(deployment, kinds[role], shape, cpu=False).get("max_model_len", shape.max_context)
+        length = engine_kwargs(deployment, cast(Role, role), shape, cpu=False).get("max_model_len", shape.max_context)
         return EngineSpec(
             slow_down=self._slow_down,
             role=role,
@@ -123,11 +123,15 @@ def serve_env(slow_down: float) -> dict[str, str]:
     return {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": f"{10 * slow_down:g}"}
 
 
-def with_simulated_engines(app: ServeApp, files: dict[str, Path]) -> ServeApp:
-    """The application with another class of engines; ``files``: role -> what they are told."""
+def with_simulated_engines(app: ServeApp, files: dict[str, Path], slow_down: float = 1.0) -> ServeApp:
+    """The application with another class of engines, ``slow_down`` times slower; ``files``: role -> what they are
+    told."""
     args = copy.deepcopy(app.args)
     args.pop("kv_guard", None)  # it is in vLLM's engines, and on the nodes its sources would hide the rest of pdlab
-    configs = {"collocated": [*args.get("llm_configs", []), *([args["llm_config"]] if "llm_config" in args else [])]}
+    if "roles" in args:
+        args["roles"]["slow_down"] = slow_down
+    one_pool = "fluid" if "roles" in args else "collocated"
+    configs = {one_pool: [*args.get("llm_configs", []), *([args["llm_config"]] if "llm_config" in args else [])]}
     configs |= {role: [args[f"{role}_config"]] for role in ("prefill", "decode") if f"{role}_config" in args}
     for role, of_role in configs.items():
         for config in of_role:

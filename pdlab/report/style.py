@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import Curve
-from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.deployment import Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 
@@ -72,7 +72,7 @@ def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
 
 
 def family(curve: Curve) -> str:
-    """``collocated``, ``P TP2 to D TP4``, or ``other`` where the configuration is not known."""
+    """``collocated``, ``P TP2 to D TP4``, ``fluid TP2``, or ``other`` where the configuration is not known."""
     if curve.published is not None:
         return PUBLISHED
     if curve.deployment is None:
@@ -82,6 +82,8 @@ def family(curve: Curve) -> str:
         return f"rehearsed {topology.kind}"
     if isinstance(topology, Disaggregated):
         return f"P {_shape(topology.prefill)} to D {_shape(topology.decode)}"
+    if isinstance(topology, Fluid):
+        return f"fluid {_shape(topology.pool)}"
     return COLLOCATED
 
 
@@ -104,6 +106,9 @@ def _order(curve: Curve) -> tuple[object, ...]:
     if isinstance(topology, Disaggregated):
         p, d = topology.prefill, topology.decode
         return (1, -d.gpus_per_replica, -p.gpus_per_replica, p.replicas / d.replicas, curve.label)
+    if isinstance(topology, Fluid):  # behind all that do not move
+        p, d = topology.split or (0, 1)
+        return (1, 0, -topology.pool.gpus_per_replica, p / d, curve.label)
     return (0, -topology.pool.gpus_per_replica, 0, float(topology.pool.replicas), curve.label)
 
 
@@ -116,6 +121,8 @@ def _dashes(curve: Curve, rank: int) -> tuple[float, ...]:
     if isinstance(topology, Disaggregated):
         patterns = DASH_DOT if topology.placement == "spread" else SOLID
         return patterns[rank % len(patterns)]
+    if isinstance(topology, Fluid):
+        return DASH_DOT[rank % len(DASH_DOT)]
     return DASHED[rank % len(DASHED)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.model_size import kv_bytes
 from pdlab.sim.hardware import Hardware
 
@@ -84,20 +84,27 @@ def _descriptors(hardware: Hardware, shape: ModelShape) -> float:
     return 2 * shape.layers / hardware.block_tokens
 
 
-def link_of(deployment: Deployment) -> LinkKind:
-    """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS says so."""
+def link_of(deployment: Deployment, *, same_node: bool = False) -> LinkKind:
+    """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS says so. Of a fluid one it is that of
+    two engines, on the ``same_node`` or not."""
     topology = deployment.topology
-    if not isinstance(topology, Disaggregated):
+    if isinstance(topology, Collocated):
         return "nvlink"
     tls = topology.transport.ucx_tls
     if tls and "tcp" in tls.split(",") and not {"srd", "rc", "cuda_ipc", "all"} & set(tls.split(",")):
         return "tcp"
-    return "nvlink" if topology.placement == "pack" else "srd"
+    within = same_node if isinstance(topology, Fluid) else topology.placement == "pack"
+    return "nvlink" if within else "srd"
 
 
-def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregated, link: LinkKind) -> TransferCosts:
+def transfer_costs(
+    hardware: Hardware, shape: ModelShape, topology: Disaggregated | Fluid, link: LinkKind
+) -> TransferCosts:
     """Costs of one (prefill, decode) pair over ``link``; rates of configs/catalog, per GPU or per node."""
     value = hardware.value
+    prefill_tp, decode_tp = (
+        (topology.pool.tp,) * 2 if isinstance(topology, Fluid) else (topology.prefill.tp, topology.decode.tp)
+    )
     per_node = link == "tcp"
     rate = value(f"{link}_gb_per_s") * 1e9
     # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
@@ -107,19 +114,19 @@ def transfer_costs(hardware: Hardware, shape: ModelShape, topology: Disaggregate
     stall_s = value("fragment_us") * 1e-6 * descriptors if link == "nvlink" else post_s
     return TransferCosts(
         setup_s=value("transfer_setup_ms") * 1e-3,
-        prefill_bytes_per_s=rate if per_node else rate * topology.prefill.tp,
-        decode_bytes_per_s=rate if per_node else rate * topology.decode.tp,
+        prefill_bytes_per_s=rate if per_node else rate * prefill_tp,
+        decode_bytes_per_s=rate if per_node else rate * decode_tp,
         shared=per_node,
         bytes_per_token=kv_bytes(shape, 1e6, hybrid=hardware.hybrid_kv) / 1e6,
         post_s_per_token=post_s,
         stall_s_per_token=stall_s,
-        always_fragmented=topology.prefill.tp != topology.decode.tp,
+        always_fragmented=prefill_tp != decode_tp,
     )
 
 
 def depends_on_age(deployment: Deployment, hardware: Hardware, shape: ModelShape, link: LinkKind | None = None) -> bool:
     """Whether it matters to this deployment if scattered blocks of a wrapped KV pool are copied one by one."""
     topology = deployment.topology
-    if not isinstance(topology, Disaggregated):
+    if isinstance(topology, Collocated):
         return False
-    return transfer_costs(hardware, shape, topology, link or link_of(deployment)).depend_on_age
+    return transfer_costs(hardware, shape, topology, link or link_of(deployment, same_node=True)).depend_on_age

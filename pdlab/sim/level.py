@@ -13,6 +13,15 @@ from pdlab.results.metrics import Columns, distribution, is_short, window_of
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 
 
+class Split(NamedTuple):
+    """From a moment on (seconds since the level began) so many engines prefill and decode, and why."""
+
+    at_s: float
+    prefill: int
+    decode: int
+    reason: str
+
+
 @dataclass(slots=True)
 class SimulatedLevel:
     """One level, request by request (lists in order of the prompts; seconds since the level began)."""
@@ -35,6 +44,7 @@ class SimulatedLevel:
     link_busy: float  # share of the duration that the busiest link was in use
     kv_full: float  # share of engine time in which a prompt waited for KV memory
     preemptions: int
+    splits: list[Split]  # of a fluid pool: the first, and every later one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,12 @@ class Trace:
     def part(self, of: int) -> Trace:
         """What one of so many equal copies gets: every ``of``-th request."""
         return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
+
+
+def trace_of(workload: Workload, level: Level) -> Trace | None:
+    """The requests of a workload whose mix moves with time; None of another. Raises UsageError."""
+    arrivals = workload.arrivals(level)
+    return None if arrivals is None else Trace(*zip(*arrivals, strict=True))
 
 
 def empty_level(level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
@@ -84,6 +100,7 @@ def empty_level(level: Level, workload: Workload, trace: Trace | None) -> Simula
         link_busy=0.0,
         kv_full=0.0,
         preemptions=0,
+        splits=[],
     )
 
 

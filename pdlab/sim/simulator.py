@@ -2,7 +2,8 @@
 
 What is simulated, and as what:
 
-- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
+- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), a trace, or a workload whose mix
+  moves with time (`pdlab.core.mixes`), which is one.
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
   all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
 - **Routing** as Ray Serve does (`pdlab.sim.router`): of two replicas drawn at random the one with fewer requests by
@@ -12,6 +13,8 @@ What is simulated, and as what:
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
   (``scattered`` None), or is so from the start, or never.
+- **Fluid pools** (`pdlab.sim.fluid`): every engine takes prompts or requests to decode as its role then is and
+  ends what it has. Roles are the controller's, which is the real one, and so is the way of routing.
 - **Prompts**: ``fresh`` ones, or ``repeated``: each level of the sweep draws from one list, from its start, so
   that a level of n prompts repeats those of the levels before it; caches live through the whole sweep.
 
@@ -26,14 +29,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.sim.engine import Engine, PrefixCache
+from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
-from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
+from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import InTurn, Router
 from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
@@ -41,6 +45,7 @@ from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
+TELLS = ARRIVES + 1
 
 
 def simulate(
@@ -56,18 +61,24 @@ def simulate(
     link: LinkKind | None = None,
     trace: Trace | None = None,
     scattered: bool | None = None,
+    controller: Controller | None = None,
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
     ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
     prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
     replaces lengths and arrivals of each level. ``scattered``: whether free blocks lie apart, as in pools that
-    have served more tokens than they hold; None: from when they have. Raises UsageError when the model or one
-    request does not fit an engine.
+    have served more tokens than they hold; None: from when they have. ``controller``: of a fluid pool, in place of its
+    own. Raises UsageError when the model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
-    system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link or link_of(deployment))
+    if isinstance(deployment.topology, Fluid):
+        fluid = _FluidSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+        fluid.controller = controller
+        system: _System = fluid
+    else:
+        system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
     system.scattered = scattered
     return [system.run(level, workload, trace) for level in levels]
 
@@ -92,7 +103,7 @@ class _System(Stepping):
         seed: int,
         prompts: Prompts,
         prefix_hit_rate: float,
-        link: LinkKind,
+        link: LinkKind | None,
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
@@ -102,12 +113,12 @@ class _System(Stepping):
         pools = deployment.pools
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
-        self.links = None
+        self.links: tuple[Links, ...] = ()
         if isinstance(topology, Disaggregated):
-            self.links = Links(transfer_costs(hardware, shape, topology, link))
-        self.decode = self.engines.get("decode") or self.engines["collocated"]
+            self.links = (Links(transfer_costs(hardware, shape, topology, link or link_of(deployment))),)
+        self.decode = self.engines.get("decode") or self.all_engines
         self.front = self.engines.get("prefill") or self.decode
-        self.ingress = Ingress.of(hardware, moves_kv=self.links is not None)
+        self.ingress = Ingress.of(hardware, moves_kv=deployment.transport is not None)
         value = hardware.value
         self.contention = value("contention")
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
@@ -124,7 +135,7 @@ class _System(Stepping):
 
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
-        self._begin(level, workload, trace)
+        self._begin(level, workload, trace or trace_of(workload, level))
         events = self.events
         while events:
             now_s, _, kind, subject, number = heapq.heappop(events)
@@ -143,8 +154,8 @@ class _System(Stepping):
         self.events: list[tuple[float, int, int, Engine, int]] = []
         self.sequence = 0
         self.target: dict[int, tuple[Engine, Engine]] = {}
-        if self.links:
-            self.links.free_s = 0.0
+        for links in self.links:
+            links.free_s = 0.0
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
             engine.preemptions = 0
@@ -189,7 +200,7 @@ class _System(Stepping):
             for role, engines in self.engines.items():
                 log.busy[role] = sum(engine.busy_s for engine in engines) / len(engines) / log.duration_s
             ends = [engine.link_busy_s for engine in self.all_engines]
-            log.link_busy = self.links.busy_s(ends) / log.duration_s if self.links else 0.0
+            log.link_busy = max((links.busy_s(ends) for links in self.links), default=0.0) / log.duration_s
             log.kv_full = sum(engine.full_s for engine in self.all_engines) / len(self.all_engines) / log.duration_s
         log.preemptions = sum(engine.preemptions for engine in self.all_engines)
         return log
@@ -204,12 +215,12 @@ class _System(Stepping):
         self.log.arrival_s[request] = now_s
         if request + 1 < len(self.arrivals):
             self.push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
-        engine, decoder = self._chosen(now_s)
+        engine, decoder = self._chosen(request, now_s)
         self.target[request] = (engine, decoder)
         tokens = self.log.input_tokens[request]
         self.push(self.ingress.pass_on(engine, tokens, self.ingress.streaming(decoder), now_s), ENTERS, engine, request)
 
-    def _chosen(self, now_s: float) -> tuple[Engine, Engine]:
+    def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         """The engine that a prompt enters, and the one that streams its answer."""
         if self.in_turn is not None:
             index, decoder = self.in_turn.choose(self.decode)
@@ -217,6 +228,11 @@ class _System(Stepping):
         engine = self.router.choose(self.front, now_s)
         # The decode replica is not chosen yet: one of them stands for how busy they are.
         return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
+
+    def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
+        """The engine that decodes what the given one has prefilled."""
+        self.router.leaves(engine)
+        return self.router.choose(self.decode, now_s) if self.in_turn is None else self.target[request][1]
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if not self.repeated:
@@ -231,16 +247,17 @@ class _System(Stepping):
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
-        self.router.leaves(engine)
-        decoder = self.target[request][1]
-        if self.in_turn is None:
-            decoder = self.router.choose(self.decode, now_s)
-            self.target[request] = (engine, decoder)
+        decoder = self._decode_engine(engine, request, now_s)
+        self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
         self.fetch(decoder, now_s)
 
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
         self.router.leaves(engine)
+        self._output_kept(engine, request, now_s)
+
+    def _output_kept(self, engine: Engine, request: int, now_s: float) -> None:
+        """The answer has ended: its KV stays cached, and in a closed loop the next prompt comes."""
         if self.repeated:
             self.outputs_kept += 1
             engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request])  # never requested again
@@ -249,8 +266,7 @@ class _System(Stepping):
             self.next += 1
 
     def way(self, request: int) -> tuple[Links, Engine]:
-        assert self.links is not None
-        return self.links, self.target[request][0]
+        return self.links[0], self.target[request][0]
 
     def release(self, request: int, now_s: float) -> None:
         engine = self.target[request][0]
@@ -260,3 +276,87 @@ class _System(Stepping):
 
     def busy_beside(self, engine: Engine) -> int:
         return sum(member.busy for member in self.all_engines if member is not engine)
+
+
+class _FluidSystem(_System):
+    """A fluid pool between events. Every level begins with what the topology says, and nothing learnt."""
+
+    controller: Controller | None = None
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        hardware: Hardware,
+        shape: ModelShape,
+        seed: int,
+        prompts: Prompts,
+        prefix_hit_rate: float,
+        link: LinkKind | None,
+    ) -> None:
+        super().__init__(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+        topology = deployment.topology
+        assert isinstance(topology, Fluid)
+        self.topology = topology
+        self.per_node = max(hardware.gpus_per_node // topology.pool.tp, 1)
+        kinds = [link or link_of(deployment, same_node=same_node) for same_node in (False, True)]
+        self.links = tuple(Links(transfer_costs(hardware, shape, topology, kind)) for kind in kinds)
+        # What a request that moves waits for beside its turn: a second way through the ingress, and the transfer.
+        self.moving_s = self.ingress.overhead_s + self.links[0].costs.setup_s
+
+    def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
+        super()._begin(level, workload, trace)
+        routers = self.router.count
+        self.pool = FluidPool(self.topology, self.all_engines, self.per_node, routers, self.random, self.controller)
+        self.decoder: dict[int, Engine] = {}  # of the requests that are prefilled elsewhere, until then
+        self.left = self.count
+        self.push(TELL_EVERY_S, TELLS, self.all_engines[0], 0)
+
+    def _finish(self) -> SimulatedLevel:
+        log = super()._finish()
+        log.splits = self.pool.splits
+        return log
+
+    def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
+        if kind == TELLS:
+            self.pool.tell(now_s, self.moving_s)
+            if self.left or self.pool.is_between_looks:
+                self.push(now_s + TELL_EVERY_S, TELLS, engine, 0)
+            return
+        if kind == ENTERS:
+            self.pool.enters(engine, now_s)
+        super().happens(kind, engine, number, now_s)
+
+    def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
+        prefiller, decoder = self.pool.arrives(self.log.input_tokens[request])
+        if prefiller is not decoder:
+            self.decoder[request] = decoder.engine
+        return prefiller.engine, decoder.engine
+
+    def moves_on(self, engine: Engine, request: int) -> bool:
+        return request in self.decoder
+
+    def keep(self, engine: Engine, request: int) -> None:
+        super().keep(engine, request)
+        if not self.log.first_token_s[request]:  # else it was preempted, and is recomputed
+            local = request not in self.decoder
+            self.pool.prefilled(engine, self.log.input_tokens[request], self.log.prefill_end_s[request], local=local)
+
+    def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
+        decoder = self.decoder.pop(request)
+        self.pool.moves(decoder)
+        return decoder
+
+    def first_token(self, engine: Engine, request: int, now_s: float) -> None:
+        self.pool.first_token(now_s - self.log.arrival_s[request])
+
+    def ended(self, engine: Engine, request: int, now_s: float) -> None:
+        log, tokens = self.log, self.log.output_tokens[request]
+        self.left -= 1
+        self.pool.ended(
+            engine, log.input_tokens[request], tokens, (now_s - log.first_token_s[request]) / max(tokens - 1, 1)
+        )
+        self._output_kept(engine, request, now_s)
+
+    def way(self, request: int) -> tuple[Links, Engine]:
+        sender, receiver = (self.pool.by_engine[engine] for engine in self.target[request])
+        return self.links[sender.node == receiver.node], sender.engine

@@ -147,6 +147,7 @@ class Stepping(EngineSurroundings):
         generated_tokens = engine.steps * len(running)
         if generated_tokens:
             log.gaps.append((engine.step_s, generated_tokens))
+            engine.generated += generated_tokens
         engine.held_tokens += generated_tokens
         engine.context += generated_tokens
         while running and running[0][0] <= engine.step:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from pdlab.core.deployment import Deployment, Disaggregated, Pool, Transport, parse_label, unguarded
+from pdlab.core.deployment import (
+    Deployment,
+    Disaggregated,
+    Fluid,
+    Pool,
+    Transport,
+    launch_flags,
+    parse_label,
+    parse_split,
+    unguarded,
+)
+from pdlab.core.errors import UsageError
+from pdlab.core.notation import parse
 
 
 def test_a_pool_with_engine_arguments_is_a_key() -> None:
@@ -48,3 +60,78 @@ def test_the_guards_scheduler_has_no_other_beside_it() -> None:
 def test_a_deadline_is_a_time(deadline_s: float) -> None:
     with pytest.raises(ValidationError):
         Transport(kv_deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("topology", "label", "flags"),
+    [
+        (Fluid(pool=Pool(replicas=8, tp=2)), "pd-fluid-8xtp2", "--pd-fluid --num 8 --tp 2"),
+        (
+            Fluid(pool=Pool(replicas=8, tp=2), roles="3:5"),
+            "pd-fluid-8xtp2-p3d5",
+            "--pd-fluid --num 8 --tp 2 --roles 3:5",
+        ),
+        (
+            Fluid(pool=Pool(replicas=12), roles="11:1"),
+            "pd-fluid-12xtp1-p11d1",
+            "--pd-fluid --num 12 --tp 1 --roles 11:1",
+        ),
+    ],
+)
+def test_a_fluid_deployment_has_a_label_of_its_own(topology: Fluid, label: str, flags: str) -> None:
+    deployment = Deployment(topology=topology)
+    assert deployment.label == label
+    assert parse_label(label) == parse(label) == topology
+    assert Deployment.model_validate(deployment.model_dump(mode="json")) == deployment
+    assert (deployment.mode, deployment.pools, deployment.gpus) == (
+        "pd-fluid",
+        {"fluid": topology.pool},
+        topology.pool.gpus,
+    )
+    assert launch_flags(deployment) == flags
+    assert deployment.transport == Transport()
+
+
+def test_fluid_roles_tell_deployments_apart() -> None:
+    pool = Pool(replicas=4)
+    fluids = [
+        Fluid(pool=pool),
+        Fluid(pool=pool, roles="1:3"),
+        Fluid(pool=pool, p_min=2),
+        Fluid(pool=pool, slo_ttft_s=1),
+    ]
+    unlike = [*fluids, unguarded(fluids[0]), Fluid(pool=pool, prefill_locally_below="auto")]
+    assert len({Deployment(topology=each).fingerprint for each in unlike}) == len(unlike)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"replicas": 1}, "1 to prefill and 1 to decode at least are more than 1 replicas"),
+        ({"replicas": 4, "d_min": 4}, "1 to prefill and 4 to decode at least are more than 4 replicas"),
+        ({"replicas": 4, "roles": "1:4"}, "roles 1:4 are 5 engines, there are 4 replicas"),
+        ({"replicas": 4, "roles": "1:3", "p_min": 2}, "roles 1:3 are fewer than p_min 2"),
+        ({"replicas": 4, "roles": "0:4"}, "roles '0:4': expected PREFILL:DECODE"),
+        ({"replicas": 4, "roles": "fast"}, "roles 'fast': expected PREFILL:DECODE"),
+        ({"replicas": 4, "dp": 2}, "roles need dp 1"),
+        ({"replicas": 4, "prefill_locally_below": 0}, "a number of tokens from 1, or auto"),
+        ({"replicas": 4, "slo_tpot_s": 0.0}, "greater than 0"),
+    ],
+)
+def test_roles_are_a_split_of_the_replicas(fields: dict[str, object], complaint: str) -> None:
+    pool = {name: fields.pop(name) for name in ("replicas", "dp") if name in fields}
+    with pytest.raises(ValidationError, match=complaint):
+        Fluid.model_validate({"pool": pool, **fields})
+
+
+@pytest.mark.parametrize("label", ["pd-fluid-8xtp2-p3d4", "pd-fluid-1xtp2", "pd-fluid-8xtp2-p3", "pd-fluid-8xtp2-p0d8"])
+def test_a_label_of_no_split_is_refused(label: str) -> None:
+    with pytest.raises(UsageError, match="label"):
+        parse_label(label)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3:", ":5", "3:5:1", "-1:2", "03:5", "3 : 5"])
+def test_a_split_is_two_counts(text: str) -> None:
+    with pytest.raises(UsageError, match="expected PREFILL:DECODE"):
+        parse_split(text)
+    assert parse_split("3:5") == (3, 5)

@@ -135,3 +135,18 @@ def test_a_pool_that_one_engine_does_not_tell_is_unknown(page: str) -> None:
 def test_without_a_launcher_the_engines_that_tell_count() -> None:
     page = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="10"} 1.0\nvllm:prompt_tokens_total 320\n'
     assert parse_snapshot([page], (), {}).pool_age == 2.0
+
+
+def test_what_fluid_engines_prefilled_for_others_is_not_answered() -> None:
+    """vLLM counts a request in the engine that prefills it and in the one that decodes it."""
+    page = """
+# TYPE ray_vllm_request_success counter
+ray_vllm_request_success_total{ReplicaId="a",finished_reason="length"} 30.0
+ray_vllm_request_success_total{ReplicaId="b",finished_reason="length"} 50.0
+# TYPE ray_pdlab_prefill_answered counter
+ray_pdlab_prefill_answered_total{ReplicaId="a"} 20.0
+ray_pdlab_prefill_answered_total{ReplicaId="b"} 15.0
+"""
+    snapshot = parse_snapshot([page], (), {"a": "fluid", "b": "fluid"})
+    assert snapshot.finished == snapshot.engines["fluid"].requests == 45.0
+    assert snapshot.finished_by == {"a": 10.0, "b": 35.0}

@@ -11,7 +11,7 @@ import pytest
 
 from pdlab.cli import launch as launch_gptoss
 from pdlab.core.catalog import local_cluster, resolve_model
-from pdlab.core.deployment import Deployment, Disaggregated, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport, parse_label
 from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.schema import load_yaml, to_yaml
 from pdlab.core.vllm_limits import check_divisibility
@@ -87,7 +87,7 @@ def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadli
     ("line", "what"),
     [
         ("--pd-spread --no-kv-guard --kv-deadline-s 5", "--kv-deadline-s is the KV guard's: leave out --no-kv-guard"),
-        ("--collocated --no-kv-guard", "--kv-guard does not apply to collocated: it is for --pd-pack and --pd-spread"),
+        ("--collocated --no-kv-guard", "--kv-guard does not apply to collocated: it is for --pd-pack, --pd-spread and"),
         ("--collocated --kv-deadline-s 5", "--kv-deadline-s does not apply to collocated"),
         ("--pd-pack --engine-arg scheduler_cls=x.Y", "use --no-kv-guard"),
         ("--pd-pack --kv-deadline-s 9999", "--kv-deadline-s"),
@@ -356,3 +356,52 @@ def test_what_follows_a_failed_prefill() -> None:
     assert (serving.prefill_timeout_s, serving.on_prefill_failure) == (7.5, ("retry", "fail"))
     request = request_from(build_parser().parse_args(["--pd-spread", "--on-prefill-failure", "local"]), [])
     assert request_from_json(request_to_json(request)).deployment.serving.on_prefill_failure == ("local",)
+
+
+@pytest.mark.parametrize(
+    ("line", "fluid"),
+    [
+        ("--pd-fluid --num 8 --tp 2", Fluid(pool=Pool(replicas=8, tp=2))),
+        ("--pd-fluid --local", Fluid(pool=Pool(replicas=2))),
+        ("--pd-fluid --num 8 --tp 2 --roles 3:5", Fluid(pool=Pool(replicas=8, tp=2), roles="3:5")),
+        (
+            "--mode pd-fluid --num 8 --tp 2 --p-min 2 --d-min 3 --slo-ttft-ms 1500 --slo-tpot-ms 20",
+            Fluid(pool=Pool(replicas=8, tp=2), p_min=2, d_min=3, slo_ttft_s=1.5, slo_tpot_s=0.02),
+        ),
+        (
+            "--config pd-fluid-8xtp2 --roles 2:6 --prefill-locally-below 300",
+            Fluid(pool=Pool(replicas=8, tp=2), roles="2:6", prefill_locally_below=300),
+        ),
+        (
+            "--pd-fluid --num 4 --tp 2 --prefill-locally-below auto --no-kv-guard",
+            Fluid(pool=Pool(replicas=4, tp=2), prefill_locally_below="auto", transport=Transport(kv_guard=False)),
+        ),
+    ],
+)
+def test_fluid_engines(line: str, fluid: Fluid) -> None:
+    deployment = made(*line.split())
+    assert deployment.topology == fluid
+    assert deployment.serving.tokenize_once
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("--pd-fluid --p-num 2", "--p-num does not apply to pd-fluid: its engines are alike"),
+        ("--pd-fluid --d-engine-arg a=1", "--d-engine-arg does not apply to pd-fluid"),
+        ("--pd-spread --roles 1:1", "--roles does not apply to pd-spread: it is for --pd-fluid"),
+        ("--collocated --slo-tpot-ms 9", "--slo-tpot-ms does not apply to collocated: it is for --pd-fluid"),
+        ("--pd-fluid --num 4 --tp 1 --roles 3:2", "roles 3:2 are 5 engines, there are 4 replicas"),
+        ("--pd-fluid --num 1", "are more than 1 replicas: give more of them"),
+        ("--pd-fluid --num 4 --dp 2", "roles need dp 1"),
+        ("--pd-fluid --num 4 --slo-ttft-ms 0", "--slo-ttft-ms"),
+    ],
+)
+def test_what_fluid_engines_cannot_be(line: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        made(*line.split())
+
+
+def test_fluid_engines_have_one_pipeline_stage() -> None:
+    with pytest.raises(UsageError, match=r"fluid PP 2: .* use --pp 1 with a larger --tp"):
+        check_divisibility(made("--pd-fluid", "--num", "4", "--pp", "2"), None)

@@ -8,7 +8,7 @@ import pytest
 
 from pdlab.cluster.connection import Cluster
 from pdlab.core.catalog import load_cluster
-from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Transport, parse_label
 from pdlab.core.errors import DeployError
 from pdlab.core.nodes import ClusterView
 from pdlab.deploy import preflight
@@ -79,10 +79,10 @@ def efa_node(libfabric: str | None = None, transports: tuple[str, ...] = ("srd/r
 
 def examined(cluster: Cluster, label: str, *, choose: bool, view: ClusterView = X2, **transport: Any) -> Transport:
     topology = parse_label(label)
-    assert isinstance(topology, Disaggregated)
+    assert isinstance(topology, Disaggregated | Fluid)
     deployment = Deployment(topology=topology.model_copy(update={"transport": Transport(**transport)}))
     done = preflight.examine(cluster, deployment, view, lambda _: None, choose=choose).topology
-    assert isinstance(done, Disaggregated)
+    assert isinstance(done, Disaggregated | Fluid)
     return done.transport
 
 
@@ -118,6 +118,11 @@ class TestSpreadOverEfa:
     def test_what_ucx_lacks_is_no_concern_of_libfabric(self) -> None:
         cluster = efa_node(transports=("tcp/ens32",))
         assert examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=True).backends == ("LIBFABRIC",)
+
+    def test_fluid_engines_keep_ucx_for_they_share_nodes_too(self) -> None:
+        nodes = efa_node()
+        assert examined(nodes, "pd-fluid-4xtp4", choose=True).backends == ("UCX",)
+        assert nodes.asked, "UCX is loaded on every node"
 
     def test_a_pack_keeps_ucx_and_loads_nothing(self) -> None:
         cluster = efa_node()

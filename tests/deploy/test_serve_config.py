@@ -11,6 +11,7 @@ from pdlab.core.deployment import (
     Collocated,
     Deployment,
     Disaggregated,
+    Fluid,
     Pool,
     RequestLimits,
     Serving,
@@ -19,7 +20,18 @@ from pdlab.core.deployment import (
     unguarded,
 )
 from pdlab.core.nodes import ClusterView
-from pdlab.deploy.serve_config import DP_BUILDER, OPENAI_BUILDER, PD_BUILDER, ServeApp, model_id, render, serve_config
+from pdlab.deploy.serve_config import (
+    DP_BUILDER,
+    FLUID_BUILDER,
+    KV_GUARD_SCHEDULER,
+    OPENAI_BUILDER,
+    PD_BUILDER,
+    ServeApp,
+    model_id,
+    render,
+    serve_config,
+)
+from pdlab.deploy.serving.role_board import BoardSpec
 from pdlab.placement.place import place
 
 
@@ -233,3 +245,20 @@ def test_model_id(model: str, requested_id: str | None, name: str) -> None:
 def test_serve_config_listens_where_told() -> None:
     config = serve_config(app_of(labelled("collocated-1xtp1")), host="10.0.0.1", port=9)
     assert config["http_options"] == {"host": "10.0.0.1", "port": 9}
+
+
+def test_fluid_engines_are_all_consumers_and_the_board_is_told_the_rules() -> None:
+    topology = Fluid(
+        pool=Pool(replicas=4, tp=2), roles="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, prefill_locally_below="auto"
+    )
+    app = app_of(Deployment(topology=topology), load_cluster("p5.48xlarge-x2"))
+    assert app.import_path == FLUID_BUILDER
+    engine = app.args["llm_config"]["engine_kwargs"]
+    assert engine["kv_transfer_config"]["kv_role"] == "kv_consumer", "a producer has no fence that holds blocks back"
+    assert engine["scheduler_cls"] == KV_GUARD_SCHEDULER and app.args["kv_guard"] == {"bring": True}
+    assert app.args["llm_config"]["deployment_config"]["num_replicas"] == 4
+    assert "request_router_config" not in app.args["llm_config"]["deployment_config"], "it has the board's name"
+    assert BoardSpec(**app.args["roles"]) == BoardSpec(
+        split="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, local_below="auto"
+    )
+    assert app.args["prefill_call"]["on_failure"] == ["retry", "local"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pdlab.core.catalog import load_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, parse_label
+from pdlab.core.errors import CanaryError
 from pdlab.core.nodes import ClusterView
+from pdlab.deploy import canary, verify
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.verify import _reference_key
 from pdlab.placement.place import place
@@ -36,6 +39,29 @@ def key_of(deployment: Deployment, view: ClusterView = X2, vllm: str = "0.29.0")
 
 def test_a_collocated_launch_of_the_same_engines_is_the_reference() -> None:
     assert key("collocated-4xtp2") == key("collocated-1xtp2") == key("pd-pack-p2xtp2-d1xtp2") is not None
+
+
+def test_fluid_engines_have_the_same_reference() -> None:
+    assert key("pd-fluid-2xtp2") == key("pd-fluid-3xtp2-p1d2") == key("collocated-1xtp2")
+
+
+def ordered_pairs(wrong: bool) -> Any:
+    tokens = (1, 2, 3)
+    tops = [{f"token_id:{token}": -0.1, "token_id:9": -5.0} for token in tokens]
+    right = {"choices": [{"token_ids": list(tokens), "logprobs": {"top_logprobs": tops}}]}
+    other = {"choices": [{"token_ids": [9, 9, 9], "logprobs": {"top_logprobs": tops}}]}
+    answers = {("a", "b"): right, ("b", "a"): other if wrong else right}
+    app = SimpleNamespace(pair_answers=lambda model_id, request: answers)
+    running = SimpleNamespace(model_id="m")
+    lines: list[str] = []
+    verify._check_pairs(app, running, [canary.read_answer(right)], 0.1, lines.append)  # type: ignore[arg-type]
+    return lines
+
+
+def test_every_ordered_pair_of_engines_answers_like_one_alone() -> None:
+    assert ordered_pairs(wrong=False) == ["canary: 2 ordered pairs of engines, each with a KV transfer of its own"]
+    with pytest.raises(CanaryError, match="1 of 2 ordered pairs of engines answer wrongly: prefill b, decode a"):
+        ordered_pairs(wrong=True)
 
 
 def test_unlike_pools_have_none() -> None:

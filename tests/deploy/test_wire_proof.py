@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.web import web_server
 
 from pdlab.core.catalog import load_cluster, local_cluster, resolve_model, two_hosts_cluster
-from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport, parse_label
 from pdlab.core.errors import WireError
-from pdlab.core.nodes import ClusterView, LinkShape
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, LinkShape
 from pdlab.deploy import wire_proof
+from pdlab.deploy.application import AppState, ReplicaState
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LEAST_MODEL_LEN
 from pdlab.deploy.wire_proof import NodeCounters, judge, planned_wire, refuse, sentence
@@ -224,7 +226,29 @@ def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
     with web_server(answer) as url:
         manifest = Manifest(origin="measured", label="x")
         running = Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest)
-        assert wire_proof._ask(running, 3000, None) == 750
+        assert wire_proof._ask(wire_proof._over_http(running), "m", 3000, None) == 750
         assert prompt_tokens == [3000, 1500, 750]
         with pytest.raises(WireError, match="no answer"):
-            wire_proof._ask(running.model_copy(update={"base_url": "http://127.0.0.1:9"}), 3000, None)
+            gone = running.model_copy(update={"base_url": "http://127.0.0.1:9"})
+            wire_proof._ask(wire_proof._over_http(gone), "m", 3000, None)
+
+
+def test_one_pair_of_fluid_engines_for_each_wire() -> None:
+    nodes = [node.model_copy(update={"labels": {NODE_ID_LABEL: f"ray-{node.id}"}}) for node in X2.nodes]
+    view = X2.model_copy(update={"nodes": tuple(nodes)})
+    replicas = [
+        ReplicaState(deployment="Fluid:m", replica=f"r{i}", state="RUNNING", node=f"ray-node-{1 + i // 2}")
+        for i in range(4)
+    ]
+    app: Any = SimpleNamespace(state=lambda: AppState(status="RUNNING", replicas=tuple(replicas)))
+    manifest = Manifest(origin="measured", label="x")
+    pools = {f"r{i}": "fluid" for i in range(4)}
+    running = Running(base_url="http://127.0.0.1:9", model_id="m", tokenizer="t", manifest=manifest, pools=pools)
+
+    def pairs(tls: str | None) -> dict[str, tuple[str, str]]:
+        fluid = Deployment(topology=Fluid(pool=Pool(replicas=4, tp=4), transport=Transport(ucx_tls=tls)))
+        found = wire_proof._pair_of_each_wire(app, fluid, running, view)
+        return {wire: (prefill.replica, decode.replica) for wire, (prefill, decode) in found.items()}
+
+    assert pairs(None) == {"gpu peer": ("r0", "r1"), "efa": ("r0", "r2")}
+    assert pairs("tcp") == {"tcp": ("r0", "r1")}

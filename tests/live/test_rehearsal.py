@@ -9,7 +9,7 @@ import pytest
 from live.conftest import BUSY_MACHINE, Stack
 
 from pdlab.core.catalog import ModelShape, load_cluster
-from pdlab.core.deployment import Deployment, Disaggregated, parse_label
+from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import load_yaml
 from pdlab.core.workload import Level
@@ -25,6 +25,7 @@ CASES = {
     "collocated-2xtp4": ("--collocated", "--num", "2", "--tp", "4", "--direct-streaming"),
     "pd-pack-p1xtp4-d1xtp4": ("--pd-pack", "--p-tp", "4", "--d-tp", "4"),
     "pd-spread-p2xtp2-d2xtp4": ("--pd-spread", "--p-num", "2", "--p-tp", "2", "--d-num", "2", "--d-tp", "4"),
+    "pd-fluid-4xtp2": ("--pd-fluid", "--num", "4", "--tp", "2"),
 }
 
 
@@ -58,7 +59,7 @@ def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) ->
     assert manifest.cluster.name == CLUSTER
     assert manifest.origin == "simulated" and manifest.rehearsal.slow_down == SLOW_DOWN
     assert manifest.wire is None
-    if isinstance(deployment.topology, Disaggregated):
+    if deployment.transport is not None:
         assert manifest.canary.equal is True
         assert "0 failed" in launched.text
 

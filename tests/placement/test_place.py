@@ -141,6 +141,20 @@ class TestLinks:
         (link,) = links(on("pd-spread-p4xtp1-d2xtp2", view), view)
         assert link.pairs == 8
 
+    def test_fluid_replicas_are_prefill_and_decode_of_all_others(self) -> None:
+        view = load_cluster("p5.48xlarge-x2")
+        placed = on("pd-fluid-8xtp2", view)
+        assert [len(placed.of("fluid")), placed.nodes_of("fluid")] == [8, ("node-1", "node-2")]
+        found = {(link.prefill_node, link.decode_node): (link.kind, link.pairs) for link in links(placed, view)}
+        near, far = ("NVLink (cuda_ipc)", 12), ("EFA/SRD", 16)
+        assert found == {
+            ("node-1", "node-1"): near,
+            ("node-1", "node-2"): far,
+            ("node-2", "node-1"): far,
+            ("node-2", "node-2"): near,
+        }
+        assert sum(pairs for _, pairs in found.values()) == 8 * 7, "no replica is its own prefill"
+
     def test_collocated_has_none(self) -> None:
         view = load_cluster("p5.48xlarge-x2")
         assert links(on("collocated-8xtp1", view), view) == ()

@@ -54,7 +54,7 @@ class FakeMetrics(EngineMetrics):
         self.use.append(share)
 
 
-async def started(folder: Path, role: str, label: str, node: str) -> Any:
+async def started(folder: Path, role: str, label: str, node: str, number: int = 1) -> Any:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
     spec = EngineSpec(
@@ -69,13 +69,13 @@ async def started(folder: Path, role: str, label: str, node: str) -> Any:
     )
     write_spec(spec, folder / f"{role}.json")
     os.environ[SPEC] = str(folder / f"{role}.json")
-    replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id=f"{role}-1"))
+    replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id=f"{role}-{number}"))
     serve.get_replica_context = lambda: replica
     ray.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: node)
     vars(module)["EngineMetrics"] = FakeMetrics
     config = SimpleNamespace(
         model_id="m",
-        engine_kwargs={"kv_transfer_config": {"engine_id": f"{role}-engine"}},
+        engine_kwargs={"kv_transfer_config": {"engine_id": f"{role}-{number}-engine"}},
         setup_engine_backend=lambda: None,
     )
     one = module.SimulatedEngine(config)
@@ -153,6 +153,13 @@ async def main(folder: Path) -> dict[str, Any]:
     await prefill.shutdown()
     mixed.kv_transfer_params = answer.kv_transfer_params
     out["gone"] = await all_of(decode.completions(mixed, None))
+    one, two = [await started(folder, "fluid", "pd-fluid-2xtp4", "node-1", number) for number in (1, 2)]
+    several = [through_both(*(pair[:: 1 - 2 * (number % 2)]), asked([7, number, 9, *range(200)], **detailed))
+               for pair in ((one, two),) for number in range(8)]  # fmt: skip
+    out["fluid"] = await asyncio.gather(*several)
+    out["fluid alone"] = [await all_of(one.completions(asked([7, number, 9, *range(200)], **detailed), None))
+                          for number in range(8)]  # fmt: skip
+    out["generated"] = [each.generated_tokens() for each in (one, two)]
     out["blocks"] = decode._engine_client.vllm_config.cache_config.num_gpu_blocks
     return out
 

@@ -98,3 +98,8 @@ def test_what_is_counted_adds_up(answers: Answers) -> None:
     assert decode["vllm_nixl_bytes_transferred_sum"] > 0
     assert prefill["vllm_prefix_cache_hits"] > 0
     assert answers["blocks"] * 16 == pytest.approx(2_900_000, rel=0.05)
+
+
+def test_fluid_engines_prefill_for_each_other_at_once(answers: Answers) -> None:
+    assert [tokens(one) for one in answers["fluid"]] == [tokens(one) for one in answers["fluid alone"]]
+    assert all(generated >= 4 * 12 for generated in answers["generated"]), "each decoded four of the answers"

@@ -71,17 +71,22 @@ def test_what_cannot_be_simulated(line: str, reason: str) -> None:
         RehearsalStage(asked(*line.split()))
 
 
-@pytest.mark.parametrize("name", ["pd-spread-p1xtp4-d1xtp4", "collocated-2xtp4", "pd-spread-p1xdp32ep-d1xdp72ep"])
+@pytest.mark.parametrize(
+    "name", ["pd-spread-p1xtp4-d1xtp4", "collocated-2xtp4", "pd-spread-p1xdp32ep-d1xdp72ep", "pd-fluid-8xtp2"]
+)
 def test_every_engine_is_simulated_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
     deployment = load_deployment(name)
     view = load_cluster("p5.48xlarge-x13")
     shape, source = resolve_model(deployment.model)
     prepared = prepare_deployment(deployment, view, shape, source or "", Workload())
     files = {role: tmp_path / f"{role}.json" for role in deployment.pools}
-    app = with_simulated_engines(prepared.app, files)
+    app = with_simulated_engines(prepared.app, files, 8.0)
+    board = app.args.pop("roles", None)
+    assert board is None or board["slow_down"] == 8.0, "what decides on roles counts the engines' seconds"
+    assert "slow_down" not in prepared.app.args.get("roles", {})
     assert app.import_path == prepared.app.import_path
     found = set()
-    assert prepared.app.args.keys() - app.args.keys() <= {"kv_guard"}
+    assert prepared.app.args.keys() - app.args.keys() <= {"kv_guard", "roles"}
     for key, after in app.args.items():
         before = prepared.app.args[key]
         for config, original in zip(

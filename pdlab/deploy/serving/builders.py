@@ -14,23 +14,35 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from pdlab.deploy.serving.bring import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.drain import Drains
+from pdlab.deploy.serving.fluid import PlaysRoles
 from pdlab.deploy.serving.guard import Guard, Rules
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.parts import for_one_engine, join, split
 from pdlab.deploy.serving.pool import CountsPoolTokens
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
+from pdlab.deploy.serving.role_board import AUTO, BOARD_PREFIX
 from pdlab.deploy.serving.steps import WatchesSteps
+from pdlab.roles.assign import first_split
 
+_BUILDER = "ray.llm._internal.serve.core.server.builder"
+_INGRESS = "ray.llm._internal.serve.core.ingress.builder"
 _SERVER = "ray.llm._internal.serve.core.server.llm_server"
 # Not imported: it needs vLLM, which the machine that builds the application may not have.
 _KV_GUARD = Path(__file__).resolve().parents[2] / "guard"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
+FLUID_PREFIX = "Fluid:"  # of the engines' deployment
+FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
+_HERE = ("bring", "guard", "parts", "pool", "steps", "prefill_call", "drain", "nixl_port", "builders")
+_FLUID = ("flow", "fluid", "role_board")
+# Modules, and a package, that go to the nodes with the classes.
+BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pdlab.roles")
 
 
 class Front:
@@ -104,6 +116,63 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
     arguments = dict(args)
     call, kv_drain_s = arguments.pop("prefill_call"), arguments.pop("kv_drain_s")
     application = _build("build_pd_openai_app", arguments)
+    _orchestrate(application, call, kv_drain_s)
+    return application
+
+
+def build_fluid_openai_app(args: dict[str, Any]) -> Any:
+    """One pool of engines whose roles move (`pdlab.deploy.serving.role_board`): ``llm_config``, and under ``roles`` the
+    fields of `pdlab.deploy.serving.role_board.BoardSpec`. Raises what Ray's builders raise."""
+    arguments = dict(args)
+    call, kv_drain_s, roles = (arguments.pop(name) for name in ("prefill_call", "kv_drain_s", "roles"))
+    board_name = f"{BOARD_PREFIX}{uuid.uuid4().hex[:12]}"
+    application = _build(lambda arguments: _fluid(arguments, board_name, roles), arguments)
+    _orchestrate(application, call, kv_drain_s)
+    for application_ in _applications(application):
+        if issubclass(application_._bound_deployment.func_or_class, importlib.import_module(_PD).PDOrchestratorMixin):
+            _mix_in(application_, PlaysRoles, {"board_name": board_name, "board_spec": roles})
+    return application
+
+
+def _fluid(args: dict[str, Any], board_name: str, roles: dict[str, Any]) -> Any:
+    """As `build_pd_openai_app` of Ray, with one deployment that is both prefill and decode."""
+    builder: Any = importlib.import_module(_BUILDER)
+    ingress: Any = importlib.import_module(_INGRESS)
+    pd: Any = importlib.import_module(_PD)
+    server: Any = importlib.import_module(_SERVER)
+    serving = ingress.LLMServingArgs.model_validate(
+        {**{key: value for key, value in args.items() if key != "llm_config"}, "llm_configs": [args["llm_config"]]}
+    )
+    (config,) = serving.llm_configs
+    router: dict[str, Any] = {"request_router_class": FLUID_ROUTER}
+    split = roles.get("split", AUTO)
+    bounds = (roles.get("p_min", 1), roles.get("d_min", 1))
+    engines_in_all = config.deployment_config["num_replicas"]
+    first = first_split(engines_in_all, *bounds)[0] if split == AUTO else int(split.partition(":")[0])
+    router["request_router_kwargs"] = {"board": board_name, "prefill": first}
+    config.deployment_config["request_router_config"] = router
+    engines = type("FluidServer", (pd.PDOrchestratorMixin, server.LLMServer), {"__module__": __name__})
+    naming: dict[str, Any] = {"name_prefix": FLUID_PREFIX, "deployment_cls": engines}
+    if ingress.RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING:
+        ingress._validate_direct_streaming_ingress_config(serving.ingress_deployment_config, serving.ingress_cls_config)
+        direct = ingress._build_direct_streaming_llm_deployment(config, **naming)
+        return direct._with_ingress_request_router(
+            ingress._build_openai_ingress_request_router(server=direct, llm_config=config)
+        )
+    ingress_class = serving.ingress_cls_config.ingress_cls
+    options = ingress.maybe_apply_llm_deployment_config_defaults(
+        ingress_class.get_deployment_options([config]), serving.ingress_deployment_config
+    )
+    front = ingress.serve.deployment(ingress.make_fastapi_ingress(ingress_class), **options)
+    return front.bind(
+        llm_deployments={config.model_id: builder.build_llm_deployment(config, **naming)},
+        model_cards={config.model_id: ingress.to_model_metadata(config.model_id, config)},
+        lora_paths={},
+    )
+
+
+def _orchestrate(application: Any, call: dict[str, Any], kv_drain_s: float) -> None:
+    """Put what is common to prefill and decode in front of Ray's classes."""
     pd: Any = importlib.import_module(_PD)
     server: Any = importlib.import_module(_SERVER)
     rules = PrefillRules(**{**call, "on_failure": tuple(call["on_failure"])})
@@ -114,20 +183,22 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
         if issubclass(application_._bound_deployment.func_or_class, pd.PDOrchestratorMixin):
             _mix_in(application_, CallsPrefill, {"prefill_rules": rules})
             _mix_in(application_, OneByOne, {})
-    return application
 
 
-def _build(name: str, args: dict[str, Any]) -> Any:
+def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any]) -> Any:
+    """``builder``: of Ray by its name, or one of here."""
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    for module in ("bring", "guard", "parts", "pool", "steps", "prefill_call", "drain", "nixl_port", "builders"):
-        cloudpickle.register_pickle_by_value(sys.modules[f"pdlab.deploy.serving.{module}"])
+    for module in BY_VALUE:
+        cloudpickle.register_pickle_by_value(sys.modules[module])
     arguments = dict(args)
     rules = arguments.pop("guard")
     kv_guard = arguments.pop("kv_guard", None)
     files = sources(_KV_GUARD) if kv_guard and kv_guard["bring"] else None
     if files is not None:
-        arguments |= {key: _with_guard(arguments[key], files) for key in ("prefill_config", "decode_config")}
-    application: Any = getattr(importlib.import_module("ray.serve.llm"), name)(arguments)
+        configs = [key for key in ("prefill_config", "decode_config", "llm_config") if key in arguments]
+        arguments |= {key: _with_guard(arguments[key], files) for key in configs}
+    make: Any = getattr(importlib.import_module("ray.serve.llm"), builder) if isinstance(builder, str) else builder
+    application: Any = make(arguments)
     server: Any = importlib.import_module(_SERVER)
     for application_ in _applications(application):
         if issubclass(application_._bound_deployment.func_or_class, server.LLMServer):

@@ -27,6 +27,8 @@ COUNTERS = {
     "retries": "Requests whose prefill was asked of another replica, for the first one failed.",
     "local": "Requests whose prompt decode computed itself, for prefill failed.",
     "failures": "Requests that were answered with HTTP 503, for prefill failed.",
+    "short": "Requests whose prompt decode computed itself, for it was short.",
+    "answered": "Prompts that a fluid engine prefilled for another.",
     "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
 }
 _MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
@@ -45,10 +47,15 @@ class PrefillRules:
 
 
 class Route:
-    """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process."""
+    """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process.
+
+    ``tokens``: of its prompt, and ``only``: the one replica that may do it, are looked at by
+    `pdlab.deploy.serving.fluid_router`."""
 
     def __init__(self, avoid: frozenset[str] = frozenset()) -> None:
         self.avoid = avoid
+        self.tokens = 0
+        self.only: str | None = None
         self.replica: str | None = None
         self.no_other = False
 
@@ -97,16 +104,16 @@ class CallsPrefill:
 
     async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
         """Prefill's answer, or the error that is the client's answer; None: decode is to compute the prompt."""
-        _count("calls")
+        count("calls")
         avoid: frozenset[str] = frozenset()
         reasons: list[str] = []
         for step in ("call", *self.prefill_rules.on_failure, "fail"):
             if step == "local":
-                _count("local")
+                count("local")
                 _log("decode computes the prompt itself: %s", "; ".join(reasons))
                 return None
             if step == "fail":
-                _count("failures")
+                count("failures")
                 return _unavailable(reasons)
             route = Route(avoid)
             try:
@@ -116,13 +123,13 @@ class CallsPrefill:
                     reasons.append("there is no other prefill replica")
                     continue
                 if step == "retry":
-                    _count("retries")
+                    count("retries")
                 reasons.append(f"prefill replica {route.replica or '(none was reached)'}: {error}")
                 _log("a call of prefill failed: %s", reasons[-1])
                 avoid |= {route.replica} if route.replica else set()
                 continue
             if step == "retry":
-                _count("retries")
+                count("retries")
             return answer
         raise AssertionError("the last step is to fail")
 
@@ -146,7 +153,7 @@ class CallsPrefill:
             _in_background(self._release_late(first))
             raise
         if not done:
-            _count("timeouts")
+            count("timeouts")
             call.cancel()
             first.cancel()
             raise PrefillFailed(f"no answer within {self.prefill_rules.timeout_s:g} s")
@@ -183,7 +190,7 @@ class CallsPrefill:
         name = f"gone-{kv_parameters.get('remote_request_id')}"
         try:
             await engine._engine_client.notify_kv_transfer_request_rejected(name, kv_parameters)
-            _count("released")
+            count("released")
         except Exception as error:
             _log("prefill is not told that its KV blocks are not needed; their lease will end: %s", _in_words(error))
 
@@ -199,8 +206,8 @@ def _in_background(work: Any) -> None:
     task.add_done_callback(_tasks.discard)
 
 
-def _count(name: str) -> None:
-    """Never a reason for a request to fail."""
+def count(name: str) -> None:
+    """One more of `COUNTERS`. Never a reason for a request to fail."""
     try:
         if name not in _counters:
             metrics: Any = importlib.import_module("ray.util.metrics")

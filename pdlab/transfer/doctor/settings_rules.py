@@ -15,7 +15,7 @@ SAME_NODE_HOST = {"cma", "sm", "shm", "all", "knem", "xpmem"}
 NETWORK = {"tcp", "srd", "ud", "rc", "dc", "ib", "efa", "all"}
 MAX_SKEW_S = 1.0
 SIDE_CHANNEL_PORT = "side-channel port"
-SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000}  # Ray Serve LLM 2.60
+SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000, "fluid": 20000}  # Ray Serve LLM 2.60
 OPEN_PORT = "open port"
 
 

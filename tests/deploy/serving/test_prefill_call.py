@@ -113,7 +113,7 @@ def server(monkeypatch: pytest.MonkeyPatch, counted: dict[str, int]) -> Iterator
     }
     real = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *rest: modules.get(name) or real(name, *rest))
-    monkeypatch.setattr(prefill_call, "_count", lambda name: counted.update({name: counted.get(name, 0) + 1}))
+    monkeypatch.setattr(prefill_call, "count", lambda name: counted.update({name: counted.get(name, 0) + 1}))
 
     class Decode(CallsPrefill, Orchestrator, Engine):
         prefill_rules = PrefillRules(timeout_s=0.05)

@@ -1,0 +1,101 @@
+"""Look at the roles of fluid engines that are served, and set them: asks the board (`pdlab.deploy.serving.role_board`).
+
+Imports Ray inside functions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdlab.cluster import local_nodes, run_on_host
+from pdlab.cluster.connection import Cluster
+from pdlab.cluster.local_nodes import LocalNodes
+from pdlab.cluster.namespaces import INSIDE
+from pdlab.core.errors import ClusterError, UsageError
+from pdlab.core.schema import Frozen
+from pdlab.core.text import aligned
+from pdlab.deploy.application import board_names
+from pdlab.deploy.endpoint import load_running
+from pdlab.deploy.serving.role_board import NAMESPACE
+
+ANSWER_S = 10.0
+DECISIONS_SHOWN = 5
+
+
+class RolesOrder(Frozen):
+    """``split``: to be set (None: look); ``log``: the decisions as JSON lines, in place of the table."""
+
+    base_url: str
+    split: str | None = None
+    log: bool = False
+
+
+def execute(order: RolesOrder) -> None:
+    """Do it; prints to standard output. Raises UsageError, ClusterError."""
+    running = load_running(order.base_url)
+    local: LocalNodes | None = None
+    if running is not None and running.manifest.local:
+        local = local_nodes.running()
+        if local is None:
+            raise UsageError(f"the local Ray nodes that {order.base_url} was on are gone; launch it again")
+        if local.two_hosts is not None and INSIDE not in os.environ:
+            host = local.host(1)
+            env = local_nodes.environment_on(host, local)
+            run_on_host.call(host.pid, __name__, order.model_dump_json(), env)
+            return
+    with Cluster(local):
+        if order.split is not None:
+            ask("set_split", order.split)
+        if order.log:
+            for entry in ask("decisions"):
+                print(json.dumps(entry))
+            return
+        print(describe(ask("look")))
+
+
+def ask(method: str, *arguments: Any) -> Any:
+    """What the board answers, on the Ray cluster that this process is connected to. Raises UsageError for what it
+    refuses, ClusterError where there is none or it does not answer."""
+    import ray
+
+    names = board_names()
+    if not names:
+        raise ClusterError("no fluid engines tell their roles here: launch_gptoss.py --pd-fluid serves such")
+    if len(names) > 1:
+        raise ClusterError(f"{len(names)} boards tell roles here, of deployments that have just ended: try again")
+    try:
+        board = ray.get_actor(names[0], namespace=NAMESPACE)
+        return ray.get(getattr(board, method).remote(*arguments), timeout=ANSWER_S)
+    except ray.exceptions.RayTaskError as error:
+        raise UsageError(str(error.cause)) from error
+    except (ray.exceptions.RayError, ValueError) as error:
+        raise ClusterError(f"the board of the roles does not answer ({type(error).__name__}): try again") from error
+
+
+def describe(looked: Mapping[str, Any]) -> str:
+    """A table of the engines, and the last decisions with their reasons."""
+    engines: Mapping[str, Mapping[str, Any]] = looked["engines"]
+    decoding = sum(each["role"] == "decode" for each in engines.values())
+    told = "a controller follows the load" if looked["by"] == "auto" else f"set to {looked['by']}"
+    rows: list[Sequence[str]] = [("engine", "node", "role", "prompt tokens waiting", "requests decoded")]
+    for name, each in sorted(engines.items(), key=lambda item: (item[1]["role"] == "decode", item[0])):
+        waiting, running = str(each["waiting_prompt_tokens"]), str(each["running"])
+        rows.append((name, str(each["node"])[:8], str(each["role"]), waiting, running))
+    lines = [f"{len(engines) - decoding}:{decoding} (prefill:decode), {told}"]
+    if looked["local_below"]:
+        lines.append(f"prompts below {looked['local_below']} tokens are prefilled where they are decoded")
+    if looked["reach_ms"]:
+        count, median, longest = looked["reach_ms"]
+        lines.append(f"a router knew a new split after {median:g} ms (median of {count}), {longest:g} ms at most")
+    lines += ["", *aligned(rows, left=(0, 1, 2)), "", "last decisions"]
+    for entry in looked["decisions"][-DECISIONS_SHOWN:]:
+        lines.append(f"  {entry['at']}  {entry['prefill']}:{entry['decode']}  {entry['reason']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run_on_host.answering(lambda text: execute(RolesOrder.model_validate_json(text))))

@@ -1,0 +1,146 @@
+"""What passes through the server of one fluid engine, for the controller of the roles.
+
+Runs in Ray Serve's replicas, sent there by value: imports the standard library and `pdlab.roles`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pdlab.roles.observed import size_class
+
+CHARS_PER_TOKEN = 4  # of a text that nobody has tokenized yet
+_COMPLETION_TOKENS = re.compile(r'"completion_tokens":\s*(\d+)')
+
+
+class Answer:
+    """One sequence that this engine decodes: when it came, when its prompt was prefilled, and what was sent so far."""
+
+    def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
+        self.arrived_s = arrived_s
+        self.prompt_tokens = prompt_tokens
+        self.prefilled_s: float | None = None
+        self.first_s: float | None = None
+        self.tokens = 0
+
+
+class Flow:
+    """Counts since the last `take`, and what is under way. Times are those of ``clock``, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.waiting_prompt_tokens = 0
+        self.running = 0
+        self._prefills = 0
+        self._busy_since = 0.0
+        self._counts: dict[str, Any] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts = {
+            "prompts": {}, "answers": {}, "generated_tokens": 0, "prefilled_tokens": 0, "prefill_busy_s": 0.0,
+            "ttft_s": [], "tpot_s": [], "handoff_s": [],
+        }  # fmt: skip
+
+    def prefill_began(self, tokens: int) -> None:
+        """A prompt came whose KV cache another engine will take."""
+        if not self._prefills:
+            self._busy_since = self._clock()
+        self._prefills += 1
+        self.waiting_prompt_tokens += tokens
+
+    def prefill_ended(self, tokens: int, *, answered: bool) -> None:
+        """It was answered, or given up."""
+        self._prefills -= 1
+        self.waiting_prompt_tokens -= tokens
+        if answered:
+            self._counts["prefilled_tokens"] += tokens
+        if not self._prefills:
+            self._counts["prefill_busy_s"] += self._clock() - self._busy_since
+
+    def arrived(self, prompt_tokens: int) -> Answer:
+        """A client's sequence came, which this engine is to decode."""
+        return Answer(self._clock(), prompt_tokens)
+
+    def prompted(self, answer: Answer) -> None:
+        """Its prompt is asked of another engine."""
+        self._count("prompts", answer, answer.prompt_tokens)
+
+    def _count(self, name: str, answer: Answer, tokens: int) -> None:
+        """One more request, and its tokens, among those of the size of its prompt."""
+        size = size_class(answer.prompt_tokens)
+        requests, before = self._counts[name].get(size, (0, 0))
+        self._counts[name][size] = (requests + 1, before + tokens)
+
+    def prefilled(self, answer: Answer) -> None:
+        """Its prompt was prefilled elsewhere: from here on it is this engine's."""
+        if answer.prefilled_s is None:
+            answer.prefilled_s = self._clock()
+            self.running += 1
+
+    def sent(self, answer: Answer, item: Any) -> None:
+        """A piece of the answer goes to the client."""
+        if answer.first_s is None:
+            self.prefilled(answer)
+            answer.first_s = self._clock()
+            self._counts["ttft_s"].append(answer.first_s - answer.arrived_s)
+            if answer.prefilled_s is not None:
+                self._counts["handoff_s"].append(answer.first_s - answer.prefilled_s)
+        total = tokens_after(item, answer.tokens)
+        self._counts["generated_tokens"] += total - answer.tokens
+        answer.tokens = total
+
+    def ended(self, answer: Answer, *, whole: bool) -> None:
+        """The answer is complete (``whole``), or nobody waits for it any more."""
+        if answer.prefilled_s is not None:
+            self.running -= 1
+        if not whole or answer.first_s is None:
+            return
+        self._count("answers", answer, answer.tokens)
+        if answer.tokens > 1 and self._clock() > answer.first_s:
+            self._counts["tpot_s"].append((self._clock() - answer.first_s) / (answer.tokens - 1))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, nor came or ended since the last `take`."""
+        return not (self._prefills or self.running or any(self._counts.values()))
+
+    def take(self) -> dict[str, Any]:
+        """The counts since the last call, and what is under way now."""
+        now_s = self._clock()
+        if self._prefills:
+            self._counts["prefill_busy_s"] += now_s - self._busy_since
+            self._busy_since = now_s
+        counts = {**self._counts, "waiting_prompt_tokens": self.waiting_prompt_tokens, "running": self.running}
+        self._begin()
+        return counts
+
+
+def prompt_tokens(request: Any) -> int:
+    """Tokens of a request's prompt or messages; of a text, about."""
+    prompt = getattr(request, "prompt", None)
+    if isinstance(prompt, list):
+        return len(prompt[0]) if prompt and isinstance(prompt[0], list) else len(prompt)
+    if not isinstance(prompt, str):
+        messages = getattr(request, "messages", None) or ()
+        prompt = "".join(str(m.get("content") if isinstance(m, dict) else m) for m in messages)
+    return max(1, len(prompt) // CHARS_PER_TOKEN)
+
+
+def tokens_after(item: Any, before: int) -> int:
+    """Tokens of an answer once ``item`` of it was sent, ``before`` of which had been: what its usage says, else one per
+    event of a stream, whose events may have more."""
+    if isinstance(item, list):
+        for part in item:
+            before = tokens_after(part, before)
+        return before
+    if isinstance(item, (str, bytes)):
+        text = item.decode(errors="replace") if isinstance(item, bytes) else item
+        if '"usage"' in text and (found := _COMPLETION_TOKENS.findall(text)):
+            return max(int(found[-1]), before)
+        return before + text.count('"finish_reason"')
+    usage = getattr(item, "usage", None)
+    return max(int(getattr(usage, "completion_tokens", 0) or 0), before)

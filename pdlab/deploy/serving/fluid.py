@@ -1,0 +1,191 @@
+"""An engine that prefills for others and decodes for clients, as its role is: what one request asks for is a field of
+the request.
+
+Runs in Ray Serve's replicas, sent there by value: imports the standard library, `pdlab.roles` by way of the board, and
+Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pdlab.deploy.serving.flow import Answer, Flow, prompt_tokens
+from pdlab.deploy.serving.prefill_call import Route, count
+from pdlab.deploy.serving.role_board import TELL_S, board
+
+_PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
+BOARD_ANSWER_S = 5.0
+# An idle engine says every so many times that it is alive.
+ALIVE_EVERY = 4
+
+
+class PlaysRoles:
+    """Mixed into a server that orchestrates prefill and decode, in front of all others: its prefill is its own
+    deployment, and what another engine asks it to prefill it prefills.
+
+    ``board_name`` and ``board_spec``: of `pdlab.deploy.serving.role_board.board`.
+    """
+
+    board_name: str
+    board_spec: dict[str, Any]
+    _own: Any = None
+    _telling: Any = None
+    _generated = 0
+    _local_below = 0
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._flow = Flow()
+        # By the id of the request's object, which lives as long.
+        self._answers: dict[int, Answer] = {}
+        self._prefill_by: dict[int, str] = {}
+        await super().__init__(*args, **kwargs)  # type: ignore[misc]
+        pd: Any = importlib.import_module(_PD)
+        wanted = self._llm_config.experimental_configs.get("pd_tokenize_once")  # type: ignore[attr-defined]
+        self._pd_tokenize_once = bool(wanted) and pd._install_tokenize_once()
+        self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def __del__(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        await super().__del__()  # type: ignore[misc]
+
+    @property
+    def _prefill_handle(self) -> Any:
+        if self._own is None:
+            serve: Any = importlib.import_module("ray.serve")
+            context = serve.get_replica_context()
+            self._own = serve.get_deployment_handle(context.deployment, context.app_name).options(stream=True)
+        return self._own
+
+    # --- prefill for others --------------------------------------------------------------------
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        return await self._either("completions", request, raw_request_info)
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        return await self._either("chat", request, raw_request_info)
+
+    async def _either(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        # A client's request has no such field: `pdlab.deploy.serving.guard` refuses it.
+        if (request.kv_transfer_params or {}).get("do_remote_decode"):
+            return self._prefill(method, request, raw)
+        decoded: AsyncIterator[Any] = await getattr(super(), method)(request, raw)
+        return decoded
+
+    async def _prefill(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        tokens = prompt_tokens(request)
+        answered = False
+        self._flow.prefill_began(tokens)
+        try:
+            async for item in await self._engine_alone(method, request, raw):
+                answered = getattr(item, "kv_transfer_params", None) is not None
+                yield item
+        finally:
+            if answered:
+                count("answered")
+            self._flow.prefill_ended(tokens, answered=answered)
+
+    async def _engine_alone(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        pd: Any = importlib.import_module(_PD)
+        stream: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
+        return stream
+
+    # --- decode for clients --------------------------------------------------------------------
+
+    async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        answer = self._answers[id(request)] = self._flow.arrived(prompt_tokens(request))
+        whole = False
+        try:
+            async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
+                self._flow.sent(answer, item)
+                yield item
+            whole = True
+        finally:
+            del self._answers[id(request)]
+            self._flow.ended(answer, whole=whole)
+
+    async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
+        answer = self._answers[id(request)]
+        if answer.prompt_tokens < self._local_below and id(request) not in self._prefill_by:
+            count("short")
+            prefilled = None
+        else:
+            self._flow.prompted(answer)
+            prefilled = await super()._prefilled(pd, backend, method, request, raw)  # type: ignore[misc]
+        if prefilled is None and (engine := self._prefill_by.get(id(request))):
+            raise RuntimeError(f"{engine} did not prefill what this engine was to decode")
+        if not isinstance(prefilled, pd.ErrorResponse):
+            self._flow.prefilled(answer)
+        return prefilled
+
+    async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
+        route.tokens, route.only = prompt_tokens(request), self._prefill_by.get(id(request))
+        return await super()._call(pd, backend, method, request, raw, route)  # type: ignore[misc]
+
+    # --- what the launcher asks ----------------------------------------------------------------
+
+    async def alone(self, request: Any) -> Any:
+        """One whole completion by this engine, without a transfer."""
+        async for answer in await self._engine_alone("completions", request, None):
+            return answer
+        return None
+
+    async def answers_from(self, engines: list[str], request: Any) -> tuple[str, dict[str, Any]]:
+        """This engine, and the completion that it decodes after each of ``engines`` (unique ids of replicas, this one
+        left out) has prefilled. Every one is computed anew: none finds another's blocks in a prefix cache. Raises
+        RuntimeError where one did not prefill."""
+        serve: Any = importlib.import_module("ray.serve")
+        own = serve.get_replica_context().replica_id.unique_id
+        answers = {}
+        for engine in engines:
+            if engine == own:
+                continue
+            salted = request.model_copy(
+                update={"cache_salt": f"{engine}-{own}", "request_id": f"pair-{engine}-{own}"}, deep=True
+            )
+            self._prefill_by[id(salted)] = engine
+            try:
+                async for answer in self._pd_handle_request(salted):
+                    answers[engine] = answer
+            finally:
+                del self._prefill_by[id(salted)]
+        return own, answers
+
+    # --- the board -----------------------------------------------------------------------------
+
+    def _counts(self) -> dict[str, Any]:
+        counts = self._flow.take()
+        generated = getattr(self.engine, "generated_tokens", None)  # type: ignore[attr-defined]
+        if generated is not None:  # of an engine whose answers come in few pieces
+            total = generated()
+            counts["generated_tokens"] = max(total - self._generated, 0)
+            self._generated = max(total, self._generated)
+        return counts
+
+    async def _tell(self) -> None:
+        ray: Any = importlib.import_module("ray")
+        serve: Any = importlib.import_module("ray.serve")
+        name = serve.get_replica_context().replica_id.unique_id
+        node = ray.get_runtime_context().get_node_id()
+        pause_s = TELL_S * max(1.0, min(self.board_spec.get("slow_down", 1.0), 4.0))
+        actor = None
+        idle = 0
+        while True:
+            idle = idle + 1 if self._flow.idle else 0
+            if idle % ALIVE_EVERY:
+                await asyncio.sleep(pause_s)
+                continue
+            try:
+                if actor is None:
+                    actor = await asyncio.to_thread(board, self.board_name, self.board_spec)
+                told = actor.report.remote(name, node, self._counts())
+                self._local_below = await asyncio.wait_for(told, BOARD_ANSWER_S)
+            except Exception as error:
+                if actor is not None:
+                    logging.getLogger("ray.serve").warning("the board of the roles does not answer: %r", error)
+                actor = None
+            await asyncio.sleep(pause_s)

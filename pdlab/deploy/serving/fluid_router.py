@@ -1,0 +1,140 @@
+"""Which fluid engine a request goes to: prompts to those that prefill, clients' requests to those that decode.
+
+Loaded wherever a handle of the engines is, where Ray has sent it by value: imports Ray and the standard library alone,
+and is a module of its own because Ray takes back that the router's module travels so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+
+ROUTE = "pdlab_route"
+NAMESPACE = "serve"
+# The board answers within a second at the latest; one that does not is looked up anew.
+ANSWER_S, AGAIN_S = 10.0, 0.2
+
+
+class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+    """Roles and loads come from the board (`pdlab.deploy.serving.role_board`), by long poll; while it is away, those
+    that it told last stand. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) is one of prefill.
+
+    *Decode*: the engine with fewest requests to decode. *Prefill*: never the engine that asks; of two at random that
+    with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the shortest way,
+    if it has at most one such prompt more to do. Roles are no condition: where there is no engine of the wanted role,
+    another one that is not draining does it.
+    """
+
+    def initialize_state(self, *, board: str, prefill: int) -> None:
+        """``board``: its actor's name. ``prefill``: so many engines, the first by id, prefill until it says more."""
+        self._board = board
+        self._first_prefill = prefill
+        self._known: dict[str, Any] = {"version": 0, "tick": 0, "roles": {}, "loads": {}}
+        self._sent: dict[str, int] = {}
+        self._name = uuid.uuid4().hex
+        self._following: asyncio.Task[None] | None = None
+        try:
+            self._own = serve.get_replica_context().replica_id.unique_id
+        except Exception:  # a driver's handle
+            self._own = None
+
+    def update_replicas(self, replicas: list[Any]) -> None:
+        super().update_replicas(replicas)
+        self._follow()
+
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+        """HAProxy's pick: of a replica that answers a client."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        replica = self._to_decode()
+        return [] if replica is None else [[replica]]
+
+    async def _choose_replica_for_request(self, pending_request: Any, *, is_retry: bool = False) -> Any:
+        # Taken out of what is sent to the replica; Ray asks again with the same object where a replica refused.
+        route = pending_request.kwargs.pop(ROUTE, None) or getattr(pending_request, ROUTE, None)
+        setattr(pending_request, ROUTE, route)
+        while not self._replicas:
+            self._replicas_updated_event.clear()
+            await self._replicas_updated_event.wait()
+        if route is None:
+            return self._to_decode()
+        replica = self._to_prefill(route)
+        route.replica = replica.replica_id.unique_id
+        return replica
+
+    def _to_decode(self) -> Any:
+        self._follow()
+        engines = self._playing("decode", frozenset())
+        if not engines:
+            return None
+        lightest = min(self._load(each, 1) for each in engines)
+        chosen = random.choice([each for each in engines if self._load(each, 1) == lightest])
+        self._count(chosen, 1)
+        return chosen
+
+    def _to_prefill(self, route: Any) -> Any:
+        """Raises LookupError where there is no other engine, and then says so in the route."""
+        self._follow()
+        avoid = route.avoid | {self._own}
+        engines = self._playing("prefill", avoid)
+        if route.only is not None:
+            engines = [each for each in self._replicas.values() if each.replica_id.unique_id == route.only]
+        if not engines:
+            route.no_other = True
+            raise LookupError("there is no other replica")
+        chosen = self._lighter(engines)
+        near = [each for each in engines if each.node_id == self._self_node_id]
+        if near and chosen not in near:
+            nearest = self._lighter(near)
+            if self._load(nearest, 0) <= self._load(chosen, 0) + route.tokens:
+                chosen = nearest
+        self._count(chosen, route.tokens)
+        return chosen
+
+    def _lighter(self, engines: list[Any]) -> Any:
+        return min(random.sample(engines, min(2, len(engines))), key=lambda each: self._load(each, 0))
+
+    def _load(self, replica: Any, kind: int) -> int:
+        """``kind``: 0: prompt tokens that wait, 1: requests that it decodes; those sent since it told are added."""
+        name = replica.replica_id.unique_id
+        told: int = self._known["loads"].get(name, (0, 0))[kind]
+        return told + self._sent.get(name, 0)
+
+    def _count(self, replica: Any, amount: int) -> None:
+        name = replica.replica_id.unique_id
+        self._sent[name] = self._sent.get(name, 0) + amount
+
+    def _playing(self, role: str, avoid: frozenset[Any]) -> list[Any]:
+        """The engines with that role; where there are none, those that may do it."""
+        engines = [each for each in self._replicas.values() if each.replica_id.unique_id not in avoid]
+        roles = self._known["roles"]
+        if not roles:
+            ordered = sorted(each.replica_id.unique_id for each in self._replicas.values())
+            first = max(1, min(self._first_prefill, len(ordered) - 1))
+            roles = {name: "prefill" if place < first else "decode" for place, name in enumerate(ordered)}
+        playing = [each for each in engines if roles.get(each.replica_id.unique_id) == role]
+        return playing or [e for e in engines if roles.get(e.replica_id.unique_id) != "draining"] or engines
+
+    def _follow(self) -> None:
+        if self._following is None or self._following.done():
+            self._following = asyncio.get_running_loop().create_task(self._hear())
+
+    async def _hear(self) -> None:
+        while True:
+            try:
+                board = await asyncio.to_thread(ray.get_actor, self._board, namespace=NAMESPACE)
+                while True:
+                    self._known = await asyncio.wait_for(board.follow.remote(self._known, self._name), ANSWER_S)
+                    self._sent.clear()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                logging.getLogger("ray.serve").debug("the board of the roles says nothing: %r", error)
+                await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,360 @@
+"""The board of the roles: which engine of a fluid pool prefills and which decodes, told to every router as it changes.
+
+A detached actor by name, made by the first engine that is up and by any other that misses it; Ray starts it again when
+it dies. Routers keep the roles that they heard last, and tell them to a board that has just begun. Engines tell what
+passes through them; without a fixed split the policy (`pdlab.roles.policy`) decides by that. The actor ends itself when
+no engine has told anything for a minute. Sent by value: imports the standard library, `pdlab.roles`, and Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from pdlab.roles.assign import assign, first_split
+from pdlab.roles.local import locally_below
+from pdlab.roles.observed import Count, EngineLoad, Observed, Window
+from pdlab.roles.policy import Policy, Rules
+
+NAMESPACE = "serve"
+# Of the names of all boards' actors.
+BOARD_PREFIX = "pdlab-roles-"
+AUTO = "auto"
+# How often engines tell; how long one may be silent before its role goes to others, and how long all of them may be
+# before the application counts as gone. A board that has just begun listens for the roles that stand before it decides.
+TELL_S, SILENT_S, GONE_S, LISTEN_S = 0.25, 3.0, 60.0, 1.0
+LOOK_S = 0.5
+LOG_ENTRIES = 10_000
+
+
+@dataclass(frozen=True)
+class BoardSpec:
+    """``split``: ``auto`` or engines that prefill and decode, ``3:5``. ``p_min`` to ``slo_tpot_s``: of
+    `pdlab.roles.policy.Rules`. ``local_below``: tokens below which a prompt is prefilled where it is decoded (None:
+    none is; ``auto``: as the learnt rates say). ``slow_down``: seconds that pass here for one of the engines'."""
+
+    split: str = AUTO
+    p_min: int = 1
+    d_min: int = 1
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    local_below: int | str | None = None
+    slow_down: float = 1.0
+
+
+class _Engine:
+    """What one engine has told."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.heard_s = 0.0
+        self.waiting_prompt_tokens = 0
+        self.running = 0
+        self.since: dict[str, float] = {}  # counts since the last look
+        self.kv_used_share: float | None = None
+
+
+class RoleBoard:
+    """``spec``: fields of `BoardSpec`. ``clock``: seconds, and only forward."""
+
+    def __init__(self, spec: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self.spec = BoardSpec(**spec)
+        self._clock = clock
+        self._began_s = clock()
+        self._engines: dict[str, _Engine] = {}
+        self._roles: dict[str, str] = {}
+        self._by = self.spec.split
+        # Of a later board greater than of an earlier one: routers take what is newer.
+        self._version = time.time_ns()
+        self._tick = 0
+        self._heard: dict[str, Any] | None = None
+        self._policy = self._new_policy()
+        self._window: dict[str, Any] = {}
+        self._looked_s = clock()
+        self._log: deque[dict[str, Any]] = deque(maxlen=LOG_ENTRIES)
+        self._local_below = 0
+        self._handoff_s: deque[float] = deque(maxlen=200)
+        self._news = asyncio.Event()
+        # How long after a publication each router had it: that is known when it asks for the next one.
+        self._published_s = clock()
+        self._reached: set[str] = set()
+        self._reach_s: deque[float] = deque(maxlen=1000)
+        self._running: Any = None
+        self._gauges: dict[str, Any] = {}
+
+    # --- what is called ------------------------------------------------------------------------
+
+    async def report(self, engine: str, node: str, counts: dict[str, Any]) -> int:
+        """What passed through an engine since it told last (`pdlab.deploy.serving.flow.Flow.take`). Returns below how
+        many tokens it is to prefill prompts itself."""
+        self._run()
+        joined = engine not in self._engines
+        state = self._engines.setdefault(engine, _Engine(node))
+        state.heard_s = self._clock()
+        state.waiting_prompt_tokens, state.running = counts["waiting_prompt_tokens"], counts["running"]
+        state.kv_used_share = counts.get("kv_used_share")
+        for name in ("prefilled_tokens", "prefill_busy_s", "generated_tokens"):
+            state.since[name] = state.since.get(name, 0) + counts[name]
+        for name in ("prompts", "answers"):
+            total = self._window.setdefault(name, {})
+            for size, (requests, tokens) in counts[name].items():
+                before = total.get(size, Count(0, 0))
+                total[size] = Count(before.requests + requests, before.tokens + tokens)
+        for name in ("ttft_s", "tpot_s"):
+            self._window.setdefault(name, []).extend(counts[name])
+        self._handoff_s.extend(counts["handoff_s"])
+        if joined and self._clock() - self._began_s >= LISTEN_S:
+            self.decide("an engine joined")
+        return self._local_below
+
+    async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
+        """Roles and loads once they are other than ``known``, what ``who`` heard last; within a second."""
+        self._run()
+        if known["version"] == self._version and who not in self._reached:
+            self._reached.add(who)
+            self._reach_s.append(self._clock() - self._published_s)
+        if not self._roles and known["version"] > (self._heard or {"version": 0})["version"]:
+            self._heard = known
+        if (known["version"], known["tick"]) == (self._version, self._tick) or not self._roles:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), 1.0)
+        return self._state() if self._roles else known
+
+    async def set_split(self, text: str) -> dict[str, Any]:
+        """``auto`` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
+        if text != AUTO:
+            prefill, decode = _counts(text)
+            if prefill + decode != len(self._engines):
+                raise ValueError(f"{text} is {prefill + decode} engines, {len(self._engines)} tell what they do")
+        elif self._by != AUTO:
+            self._policy = self._new_policy()
+        self._by = text
+        self.decide(f"set by hand to {text}")
+        return await self.look()
+
+    async def set_roles(self, roles: dict[str, str]) -> int:
+        """Exactly these roles, ``prefill`` or ``decode`` and at least one of both, as a split by hand. Returns their
+        version."""
+        self._by = "{}:{}".format(*_split(roles))
+        self._publish(dict(roles))
+        return self._version
+
+    async def look(self) -> dict[str, Any]:
+        """Who does what, and why."""
+        engines = {
+            name: {
+                "role": self._roles.get(name, "none"),
+                "node": each.node,
+                "waiting_prompt_tokens": each.waiting_prompt_tokens,
+                "running": each.running,
+            }
+            for name, each in sorted(self._engines.items())
+        }
+        last = list(self._log)[-10:]
+        reach_ms = sorted(round(1000 * value, 1) for value in self._reach_s)
+        return {
+            "by": self._by,
+            "engines": engines,
+            "local_below": self._local_below,
+            "decisions": last,
+            # Until publications were known to a router: how many, the median, the longest.
+            "reach_ms": (len(reach_ms), reach_ms[len(reach_ms) // 2], reach_ms[-1]) if reach_ms else None,
+        }
+
+    async def decisions(self) -> list[dict[str, Any]]:
+        """Every change of the split that is remembered, oldest first."""
+        return list(self._log)
+
+    # --- what it does by itself ----------------------------------------------------------------
+
+    def decide(self, why: str = "") -> None:
+        """Look at the engines and publish who does what. ``why``: the reason, where it is not the policy's."""
+        now_s = self._clock()
+        for name in [name for name, each in self._engines.items() if now_s - each.heard_s > SILENT_S * self._pace]:
+            del self._engines[name]
+        if not self._engines:
+            return
+        loads, window = self._observed(now_s)
+        if not self._roles and self._heard is not None and self._heard["roles"]:
+            self._roles, self._by, why = dict(self._heard["roles"]), self._heard["by"], "the roles that stood"
+            loads = tuple(self._load(name, {}) for name in sorted(self._engines))
+        roles, reason = self._choose(Observed(now_s / self.spec.slow_down, loads, window))
+        split = _split(roles)
+        entry = {
+            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "at_s": round(now_s, 3),
+            "prefill": split[0],
+            "decode": split[1],
+            "reason": f"{why}: {reason}" if why and reason else why or reason,
+        }
+        if roles != self._roles or not self._log:
+            if split != _split(self._roles) or not self._log:
+                self._log.append(entry)
+                logging.getLogger("ray.serve").info("roles %d:%d (%s)", *split, entry["reason"])
+            self._publish(roles)
+        elif why and self._log and why != "an engine joined":
+            self._log.append(entry)
+        self._learn_local_below()
+
+    def _choose(self, observed: Observed) -> tuple[dict[str, str], str]:
+        engines = observed.engines
+        count = len(engines)
+        enough = count >= self.spec.p_min + self.spec.d_min
+        if enough and self._roles:
+            decision = self._policy.decide(observed)  # it learns, whoever decides
+            if self._by == AUTO:
+                return dict(decision.roles), decision.reason
+        if enough and self._by == AUTO:
+            prefill, _ = first_split(count, self.spec.p_min, self.spec.d_min)
+            return dict(assign(engines, prefill, most_running=math.inf)), "nothing is known yet"
+        if count == 1:
+            return {engines[0].engine: "decode"}, "one engine"
+        prefill, decode = (self.spec.p_min, self.spec.d_min) if self._by == AUTO else _counts(self._by)
+        share = min(max(round(count * prefill / (prefill + decode)), 1), count - 1)
+        reason = self._by if prefill + decode == count else f"{self._by} of {count} engines"
+        return dict(assign(engines, share, most_running=math.inf)), reason
+
+    def _observed(self, now_s: float) -> tuple[tuple[EngineLoad, ...], Window]:
+        """Since the last look, in the engines' seconds."""
+        slow = self.spec.slow_down
+        loads = tuple(self._load(name, self._engines[name].since) for name in sorted(self._engines))
+        counts = self._window
+        window = Window(
+            seconds=max(now_s - self._looked_s, 1e-3) / slow,
+            prompts=counts.get("prompts", {}),
+            answers=counts.get("answers", {}),
+            ttft_s=tuple(value / slow for value in counts.get("ttft_s", ())),
+            tpot_s=tuple(value / slow for value in counts.get("tpot_s", ())),
+        )
+        self._looked_s, self._window = now_s, {}
+        for each in self._engines.values():
+            each.since = {}
+        return loads, window
+
+    def _load(self, name: str, since: dict[str, float]) -> EngineLoad:
+        each = self._engines[name]
+        role: Any = self._roles.get(name, "decode")
+        return EngineLoad(
+            engine=name,
+            role=role,
+            waiting_prompt_tokens=each.waiting_prompt_tokens,
+            running=each.running,
+            prefilled_tokens=int(since.get("prefilled_tokens", 0)),
+            prefill_busy_s=since.get("prefill_busy_s", 0.0) / self.spec.slow_down,
+            generated_tokens=int(since.get("generated_tokens", 0)),
+            kv_used_share=each.kv_used_share,
+        )
+
+    def _learn_local_below(self) -> None:
+        if self.spec.local_below != AUTO:
+            self._local_below = int(self.spec.local_below or 0)
+            return
+        rate = self._policy.prefill_rate.tokens_per_s
+        if rate is None or not self._handoff_s:
+            return
+        of = {
+            role: [e for n, e in self._engines.items() if self._roles.get(n) == role] for role in ("prefill", "decode")
+        }
+        waiting = sum(each.waiting_prompt_tokens for each in of["prefill"]) / max(len(of["prefill"]), 1)
+        running = sum(each.running for each in of["decode"]) / max(len(of["decode"]), 1)
+        transfer_s = statistics.median(self._handoff_s) / self.spec.slow_down
+        self._local_below = locally_below(rate, running, waiting / rate, transfer_s)
+
+    @property
+    def _pace(self) -> float:
+        return max(1.0, min(self.spec.slow_down, 4.0))
+
+    def _new_policy(self) -> Policy:
+        spec = self.spec
+        return Policy(Rules(p_min=spec.p_min, d_min=spec.d_min, slo_ttft_s=spec.slo_ttft_s, slo_tpot_s=spec.slo_tpot_s))
+
+    def _state(self) -> dict[str, Any]:
+        loads = {name: (each.waiting_prompt_tokens, each.running) for name, each in self._engines.items()}
+        return {"version": self._version, "tick": self._tick, "roles": self._roles, "loads": loads, "by": self._by}
+
+    def _publish(self, roles: dict[str, str]) -> None:
+        self._roles = roles
+        self._version += 1
+        self._published_s, self._reached = self._clock(), set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._tick += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _run(self) -> None:
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._forever())
+
+    async def _forever(self) -> None:
+        heard_s = next_s = self._clock() + LISTEN_S
+        told: dict[str, Any] = {}
+        while True:
+            await asyncio.sleep(TELL_S * self._pace)
+            now_s = self._clock()
+            try:
+                if now_s >= next_s:
+                    next_s = now_s + LOOK_S * self._pace
+                    self.decide()
+                    self._show()
+                if (loads := self._state()["loads"]) != told:
+                    told = loads
+                    self._tell()
+            except Exception:  # the roles that stand are told on
+                logging.getLogger("ray.serve").exception("no decision on the roles")
+            if self._engines:
+                heard_s = now_s
+            elif now_s - heard_s > GONE_S:
+                ray: Any = importlib.import_module("ray")
+                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    def _show(self) -> None:
+        """The split in Ray's metrics."""
+        metrics: Any = importlib.import_module("ray.util.metrics")
+        split = _split(self._roles)
+        for name, value in (("prefill", split[0]), ("decode", split[1])):
+            if name not in self._gauges:
+                text = f"Engines of the fluid pool that {name}."
+                self._gauges[name] = metrics.Gauge(f"pdlab_roles_{name}", description=text)
+            self._gauges[name].set(value)
+
+
+def _counts(text: str) -> tuple[int, int]:
+    """Raises ValueError for what is not ``3:5``."""
+    prefill, colon, decode = text.partition(":")
+    if not (colon and prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
+        raise ValueError(f"{text!r} is no split: give PREFILL:DECODE with at least one of each, such as 3:5, or auto")
+    return int(prefill), int(decode)
+
+
+def _split(roles: dict[str, str]) -> tuple[int, int]:
+    """Engines that prefill or are about to, and that decode."""
+    decode = sum(role == "decode" for role in roles.values())
+    return len(roles) - decode, decode
+
+
+def board(name: str, spec: dict[str, Any]) -> Any:
+    """The board's actor, made where there is none. Blocks until Ray answers."""
+    ray: Any = importlib.import_module("ray")
+    actor = ray.remote(RoleBoard).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        scheduling_strategy="DEFAULT",  # else it would be in the placement group of the replica that makes it
+        max_restarts=-1,
+        max_concurrency=10_000,
+    )
+    return actor.remote(spec)

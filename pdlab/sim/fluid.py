@@ -1,0 +1,250 @@
+"""A fluid pool between events: which engines prefill and decode, where requests go, and what the controller decides.
+
+The controller is the real one (`pdlab.roles.policy`); it looks twice a second. Roles take effect at once, requests end
+where they are. Routing is that of `pdlab.deploy.serving.fluid_router`: several routers, each of which knows the loads
+that all engines told a quarter of a second ago at most, and what it has sent itself since. Times in seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdlab.core.deployment import Fluid
+from pdlab.roles.assign import assign, first_split
+from pdlab.roles.local import locally_below
+from pdlab.roles.observed import Count, EngineLoad, Observed, Role, Window, size_class
+from pdlab.roles.policy import Decision, Policy, Rules
+from pdlab.sim.engine import Engine
+from pdlab.sim.level import Split
+
+TELL_EVERY_S = 0.25
+TELLS_PER_LOOK = 2
+
+
+class Controller(Protocol):
+    """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or what it is compared with."""
+
+    def decide(self, observed: Observed) -> Decision: ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One engine of the pool. Counters are since the last look, but for what is there now: ``prompts`` and their
+    tokens, requests that it decodes (``running``) and those that it will (``coming``). ``told``: the prompt tokens and
+    requests that routers know of."""
+
+    index: int
+    name: str
+    engine: Engine
+    node: int
+    role: Role = "decode"
+    told: tuple[int, int] = (0, 0)
+    running: int = 0
+    coming: int = 0
+    prompts: int = 0
+    waiting_tokens: int = 0
+    prefilled_tokens: int = 0
+    busy_since_s: float = 0.0
+    busy_s: float = 0.0
+    generated_before: float = 0.0
+
+    def load(self, now_s: float) -> EngineLoad:
+        """What the controller sees of it; the counters begin anew."""
+        engine = self.engine
+        generated = float(engine.generated)
+        if engine.busy:
+            passed = min(int((now_s - engine.began_s) / engine.step_s + 1e-9), engine.steps)
+            generated += passed * len(engine.running)
+        if self.prompts:
+            self.busy_s += now_s - self.busy_since_s
+            self.busy_since_s = now_s
+        seen = EngineLoad(
+            engine=self.name,
+            role=self.role,
+            waiting_prompt_tokens=self.waiting_tokens,
+            running=self.running,
+            prefilled_tokens=self.prefilled_tokens,
+            prefill_busy_s=self.busy_s,
+            generated_tokens=round(generated - self.generated_before),
+            kv_used_share=engine.held_tokens / engine.capacity,
+        )
+        self.generated_before, self.prefilled_tokens, self.busy_s = generated, 0, 0.0
+        return seen
+
+
+class FluidPool:
+    """The engines of a level, on nodes of so many, behind so many routers; ``controller`` None: the topology's own."""
+
+    def __init__(
+        self,
+        topology: Fluid,
+        engines: Sequence[Engine],
+        engines_per_node: int,
+        routers: int,
+        rng: random.Random,
+        controller: Controller | None,
+    ) -> None:
+        digits = len(str(len(engines) - 1))
+        self.members = [
+            Member(index, f"engine-{index:0{digits}}", engine, index // engines_per_node)
+            for index, engine in enumerate(engines)
+        ]
+        self.random = rng
+        self.requests_sent = [[0] * len(engines) for _ in range(routers)]  # since engines told, by the ingress' routers
+        self.tokens_sent = [[0] * len(engines) for _ in engines]  # and by those of the engines
+        self.tells = 0
+        self.by_engine = {member.engine: member for member in self.members}
+        self.controller = controller
+        if controller is None and topology.split is None:
+            rules = Rules(
+                p_min=topology.p_min,
+                d_min=topology.d_min,
+                slo_ttft_s=topology.slo_ttft_s,
+                slo_tpot_s=topology.slo_tpot_s,
+            )
+            self.controller = Policy(rules)
+        self.locally_below = topology.prefill_locally_below
+        self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
+        self.splits: list[Split] = []
+        count = len(engines)
+        first = topology.split or first_split(count, topology.p_min, topology.d_min)
+        self._take(assign([member.load(0.0) for member in self.members], first[0]))
+        self._log(0.0, "given" if topology.split else "the first split, nothing is known yet")
+        self._begin(0.0)
+
+    def _begin(self, now_s: float) -> None:
+        self._looked_s = now_s
+        self._prompts: dict[int, Count] = {}
+        self._answers: dict[int, Count] = {}
+        self._ttft_s: list[float] = []
+        self._tpot_s: list[float] = []
+
+    def _take(self, roles: dict[str, Role]) -> None:
+        for member in self.members:
+            member.role = roles[member.name]
+        self.prefilling = [member for member in self.members if member.role == "prefill"]
+        self.decoding = [member for member in self.members if member.role == "decode"]
+
+    def _log(self, now_s: float, reason: str) -> None:
+        prefill = sum(member.role != "decode" for member in self.members)
+        self.splits.append(Split(now_s, prefill, len(self.members) - prefill, reason))
+
+    def to_decode(self) -> Member:
+        """The engine that is to decode the next request: that with fewest as its router knows."""
+        sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
+        least = min(member.told[1] + sent[member.index] for member in self.decoding)
+        lightest = [member for member in self.decoding if member.told[1] + sent[member.index] == least]
+        chosen = lightest[0] if len(lightest) == 1 else lightest[int(self.random.random() * len(lightest))]
+        sent[chosen.index] += 1
+        return chosen
+
+    def to_prefill(self, decoder: Member, tokens: int) -> Member:
+        """The engine that is to prefill its prompt, never itself: of two at random that with fewer prompt tokens, or
+        one on the node if it has at most this prompt more to do."""
+        others = [member for member in self.prefilling if member is not decoder]
+        others = others or [member for member in self.members if member is not decoder]
+        sent = self.tokens_sent[decoder.index]
+        chosen = self._lighter(others, sent)
+        near = [member for member in others if member.node == decoder.node]
+        if near and chosen.node != decoder.node:
+            nearest = self._lighter(near, sent)
+            if nearest.told[0] + sent[nearest.index] <= chosen.told[0] + sent[chosen.index] + tokens:
+                chosen = nearest
+        sent[chosen.index] += tokens
+        return chosen
+
+    def _lighter(self, members: Sequence[Member], sent: Sequence[int]) -> Member:
+        two = members if len(members) <= 2 else self.random.sample(members, 2)
+        return min(two, key=lambda member: member.told[0] + sent[member.index])
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def arrives(self, tokens: int) -> tuple[Member, Member]:
+        """Where a prompt goes to be prefilled and decoded: the same engine, or two."""
+        decoder = self.to_decode()
+        if tokens < self.below_tokens:
+            decoder.running += 1
+            return decoder, decoder
+        prefiller = self.to_prefill(decoder, tokens)
+        decoder.coming += 1
+        prefiller.waiting_tokens += tokens
+        _count(self._prompts, tokens, tokens)
+        return prefiller, decoder
+
+    def moves(self, decoder: Engine) -> None:
+        """The KV of a prompt is on its way."""
+        member = self.by_engine[decoder]
+        member.coming -= 1
+        member.running += 1
+
+    def enters(self, engine: Engine, now_s: float) -> None:
+        """A prompt is in the engine's queue."""
+        member = self.by_engine[engine]
+        if not member.prompts:
+            member.busy_since_s = now_s
+        member.prompts += 1
+
+    def prefilled(self, engine: Engine, tokens: int, now_s: float, *, local: bool) -> None:
+        member = self.by_engine[engine]
+        member.prompts -= 1
+        member.prefilled_tokens += tokens
+        if not local:
+            member.waiting_tokens -= tokens
+        if not member.prompts:
+            member.busy_s += now_s - member.busy_since_s
+
+    def first_token(self, ttft_s: float) -> None:
+        self._ttft_s.append(ttft_s)
+
+    def ended(self, engine: Engine, prompt_tokens: int, answer_tokens: int, tpot_s: float) -> None:
+        self.by_engine[engine].running -= 1
+        _count(self._answers, prompt_tokens, answer_tokens)
+        self._tpot_s.append(tpot_s)
+
+    # --- looks --------------------------------------------------------------------------------
+
+    def tell(self, now_s: float, transfer_s: float) -> None:
+        """Every engine tells its load; at every second time the controller decides. ``transfer_s``: what a request
+        that moves waits for that, about."""
+        self.tells += 1
+        if self.controller is not None and self.tells % TELLS_PER_LOOK == 0:
+            self._look(self.controller, now_s, transfer_s)
+        for member in self.members:
+            member.told = member.waiting_tokens, member.running + member.coming
+        for sent in (*self.requests_sent, *self.tokens_sent):
+            sent[:] = [0] * len(sent)
+
+    @property
+    def is_between_looks(self) -> bool:
+        """Whether the controller has yet to see what was told last."""
+        return self.tells % TELLS_PER_LOOK != 0
+
+    def _look(self, controller: Controller, now_s: float, transfer_s: float) -> None:
+        seen = tuple(member.load(now_s) for member in self.members)
+        window = Window(
+            seconds=now_s - self._looked_s,
+            prompts=self._prompts,
+            answers=self._answers,
+            ttft_s=tuple(self._ttft_s),
+            tpot_s=tuple(self._tpot_s),
+        )
+        decision = controller.decide(Observed(now_s, seen, window))
+        self._take(decision.roles)
+        if decision.changed:
+            self._log(now_s, decision.reason)
+        if self.locally_below == "auto" and isinstance(controller, Policy):
+            rate = controller.prefill_rate.tokens_per_s
+            if rate is not None:
+                running = sum(member.running for member in self.decoding) / len(self.decoding)
+                waiting_tokens = sum(member.waiting_tokens for member in self.prefilling) / len(self.prefilling)
+                self.below_tokens = locally_below(rate, running, waiting_tokens / rate, transfer_s)
+        self._begin(now_s)
+
+
+def _count(counts: dict[int, Count], prompt_tokens: int, tokens: int) -> None:
+    size = size_class(prompt_tokens)
+    before = counts.get(size, Count(0, 0))
+    counts[size] = Count(before.requests + 1, before.tokens + tokens)

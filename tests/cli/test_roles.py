@@ -1,0 +1,67 @@
+"""``python -m pdlab roles``: what is typed wrong, and what the table says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdlab.cli import roles
+from pdlab.core.errors import ClusterError
+from pdlab.deploy import roles as asking
+
+LOOKED: dict[str, Any] = {
+    "by": "auto",
+    "local_below": 120,
+    "engines": {
+        "d1": {"role": "decode", "node": "0123456789", "waiting_prompt_tokens": 0, "running": 7},
+        "p1": {"role": "prefill", "node": "0123456789", "waiting_prompt_tokens": 900, "running": 0},
+        "p2": {"role": "draining", "node": "abc", "waiting_prompt_tokens": 0, "running": 2},
+    },
+    "decisions": [
+        {"at": f"2026-01-01T00:00:0{i}", "prefill": 1, "decode": 2, "reason": f"reason {i}"} for i in range(9)
+    ],
+    "reach_ms": (40, 3.5, 12.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["3:0"], "roles '3:0': expected PREFILL:DECODE"),
+        (["four"], "roles 'four': expected PREFILL:DECODE"),
+        (["3:5", "--log"], "--log prints decisions"),
+    ],
+)
+def test_what_is_typed_wrong_is_one_line(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert roles.main(words) == 2
+    out, err = capsys.readouterr()
+    assert not out and complaint in err and err.count("\n") == 1
+
+
+def test_the_table_has_who_prefills_first_and_why() -> None:
+    lines = asking.describe(LOOKED).splitlines()
+    assert lines[0] == "2:1 (prefill:decode), a controller follows the load"
+    assert "prompts below 120 tokens" in lines[1]
+    assert "3.5 ms (median of 40), 12 ms at most" in lines[2]
+    rows = [line.split() for line in lines if line.split()[:1] in (["p1"], ["p2"], ["d1"])]
+    assert rows == [
+        ["p1", "01234567", "prefill", "900", "0"],
+        ["p2", "abc", "draining", "0", "2"],
+        ["d1", "01234567", "decode", "0", "7"],
+    ]
+    assert lines[-1].endswith("1:2  reason 8") and "reason 3" not in asking.describe(LOOKED)
+
+
+def test_by_hand_is_said() -> None:
+    text = asking.describe({**LOOKED, "by": "2:1", "local_below": 0, "reach_ms": None})
+    assert text.startswith("2:1 (prefill:decode), set to 2:1\n\nengine")
+
+
+def test_no_board_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "board_names", list)
+    with pytest.raises(ClusterError, match="launch_gptoss.py --pd-fluid serves such".replace(".", r"\.")):
+        asking.ask("look")
+    monkeypatch.setattr(asking, "board_names", lambda: ["a", "b"])
+    with pytest.raises(ClusterError, match="2 boards"):
+        asking.ask("look")

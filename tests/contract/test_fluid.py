@@ -1,0 +1,286 @@
+"""What fluid engines stand on inside Ray and vLLM: the built application, the router, the board, roles by request."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from contract.conftest import ROOT, SERVE, parameters, quietly
+from contract.test_guarded_servers import built
+
+from pdlab.deploy.serve_config import KV_DRAIN_S, SHUTDOWN_WINDOW_S
+from pdlab.deploy.serving import prefill_call
+from pdlab.deploy.serving.builders import BY_VALUE, FLUID_ROUTER
+from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
+
+pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
+ROUTERS = "ray.serve._private.request_router"
+MIXINS = {"PlaysRoles", "OneByOne", "CallsPrefill", "Drains", "HoldsPort", "WatchesSteps", "CountsPoolTokens"}
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["ingress", "direct"])
+def test_the_built_application_plays_roles(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {d.name.split(":")[0]: d for d in built("pd-fluid-3xtp1-p1d2", direct=direct, monkeypatch=monkeypatch)}
+    engines = found["Fluid"]
+    served = engines.func_or_class
+    names = [base.__name__ for base in served.__mro__]
+    assert set(names) >= MIXINS and ("Front" in names) is direct
+    assert names.index("PlaysRoles") < names.index("OneByOne") < names.index("CallsPrefill")
+    assert names.index("CallsPrefill") < names.index("PDOrchestratorMixin") < names.index("LLMServer")
+    assert inspect.iscoroutinefunction(served.__init__) and inspect.iscoroutinefunction(served.__del__)
+    config = engines._deployment_config
+    assert config.num_replicas == 3 and config.graceful_shutdown_timeout_s == SHUTDOWN_WINDOW_S > KV_DRAIN_S
+    assert config.request_router_config.request_router_class == FLUID_ROUTER
+    told = config.request_router_config.request_router_kwargs
+    assert told == {"board": served.board_name, "prefill": 1} and served.board_name.startswith(BOARD_PREFIX)
+    assert served.board_spec["split"] == "1:2"
+    (llm_config,) = [value for value in engines.init_kwargs.values() if hasattr(value, "engine_kwargs")]
+    assert llm_config.engine_kwargs["kv_transfer_config"]["kv_role"] == "kv_consumer"
+    again = built("pd-fluid-3xtp1-p1d2", direct=direct, monkeypatch=monkeypatch)
+    boards = {getattr(d.func_or_class, "board_name", served.board_name) for d in again}
+    assert len(boards) == 2, "an application that was built again has a board of its own"
+
+
+def test_the_role_is_a_field_of_the_request() -> None:
+    """vLLM decides by the request's parameters; `kv_role` fences blocks of consumers and says nothing of prefill."""
+    pull = inspect.getsource(quietly("vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler"))
+    base = inspect.getsource(quietly("vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler"))
+    assert '"do_remote_prefill"' in pull and '"do_remote_decode"' in pull
+    for text in (pull, base):
+        assert "is_kv_producer" not in text and "is_kv_consumer" not in text, "a role is enforced: roles cannot move"
+    config = quietly("vllm.config.kv_transfer").KVTransferConfig
+    made = config(kv_connector="NixlConnector", kv_role="kv_consumer", engine_id="e")
+    assert made.is_kv_consumer and not made.is_kv_producer
+    backend = inspect.getsource(quietly(f"{SERVE}.engines.vllm.kv_transfer.nixl"))
+    assert "kv_role" not in backend, "Ray's backend shapes requests whatever the engine's role"
+
+
+def test_a_salt_keeps_prefix_caches_apart() -> None:
+    request = quietly(f"{SERVE}.core.configs.openai_api_models").CompletionRequest
+    made = request(model="m", prompt="x", cache_salt="a")
+    assert made.model_copy(update={"cache_salt": "b", "request_id": "r"}, deep=True).cache_salt == "b"
+
+
+class Replica:
+    """Stands for Ray's RunningReplica."""
+
+    def __init__(self, name: str, node: str) -> None:
+        common = quietly("ray.serve._private.common")
+        self.replica_id = common.ReplicaID(unique_id=name, deployment_id=common.DeploymentID(name="Fluid:m"))
+        self.node_id, self.availability_zone = node, None
+        self.max_ongoing_requests = 10
+        self.multiplexed_model_ids: set[str] = set()
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return 0
+
+
+def router(roles: dict[str, str], loads: dict[str, tuple[int, int]] | None = None, own: str | None = None) -> Any:
+    """Of engines ``a`` (node 1), ``b`` (node 1), ``c`` and ``d`` (node 2), asked by an engine of node 1."""
+    common = quietly("ray.serve._private.common")
+    found = quietly("pdlab.deploy.serving.fluid_router").FluidRouter(
+        deployment_id=common.DeploymentID(name="Fluid:m"),
+        handle_source=common.DeploymentHandleSource.REPLICA,
+        self_node_id="1",
+    )
+    found.initialize_state(board="nobody", prefill=1)
+    found._following = SimpleNamespace(done=lambda: False)
+    found._known = {"version": 1, "tick": 1, "roles": roles, "loads": loads or {}}
+    found._own = own
+    found.update_replicas([Replica("a", "1"), Replica("b", "1"), Replica("c", "2"), Replica("d", "2")])
+    return found
+
+
+def asked(ours: Any, route: prefill_call.Route | None, times: int = 40) -> set[str]:
+    request = quietly(f"{ROUTERS}.common").PendingRequest
+    metadata = quietly("ray.serve._private.common").RequestMetadata(request_id="r", internal_request_id="i")
+
+    async def ask() -> str:
+        kwargs = {} if route is None else {prefill_call.ROUTE: route}
+        made = request(args=["a prompt"], kwargs=kwargs, metadata=metadata)
+        replica = await ours._choose_replica_for_request(made)
+        assert made.kwargs == {}, "the replica's method would refuse it"
+        return str(replica.replica_id.unique_id)
+
+    async def several() -> set[str]:
+        return {await ask() for _ in range(times)}
+
+    return asyncio.run(several())
+
+
+ROLES = {"a": "prefill", "b": "decode", "c": "prefill", "d": "decode"}
+
+
+@pytest.fixture(autouse=True)
+def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`update_replicas` asks new replicas for their queues, in the background of the router's loop."""
+    module = quietly(f"{ROUTERS}.request_router")
+    monkeypatch.setattr(module.RequestRouter, "_event_loop", SimpleNamespace(create_task=lambda work: work.close()))
+
+
+def test_clients_go_to_engines_that_decode() -> None:
+    assert asked(router(ROLES), None) == {"b", "d"}
+    assert asked(router({**ROLES, "d": "draining"}), None) == {"b"}
+
+
+def test_the_engine_with_fewest_requests_decodes() -> None:
+    loads = {"b": (0, 9), "d": (0, 3)}
+    assert asked(router(ROLES, loads), None, times=6) == {"d"}
+    assert asked(router(ROLES, loads), None, times=8) == {"b", "d"}, "those sent meanwhile count too"
+
+
+def test_prompts_go_to_engines_that_prefill_and_never_to_oneself() -> None:
+    route = prefill_call.Route()
+    assert asked(router(ROLES), route) == {"a", "c"}
+    assert route.replica in {"a", "c"}
+    assert asked(router(ROLES, own="a"), prefill_call.Route()) == {"c"}
+    assert asked(router(ROLES), prefill_call.Route(frozenset({"c"}))) == {"a"}
+
+
+def test_the_near_engine_prefills_unless_it_has_much_more_to_do() -> None:
+    def chosen(near_tokens: int) -> set[str]:
+        route = prefill_call.Route()
+        route.tokens = 1000
+        return asked(router(ROLES, {"a": (near_tokens, 0), "c": (0, 0)}), route, times=1)
+
+    assert chosen(1000) == {"a"}
+    assert chosen(1001) == {"c"}
+
+
+def test_an_engine_of_another_role_does_what_nobody_else_can() -> None:
+    roles = dict.fromkeys("abcd", "decode")
+    assert "a" not in asked(router(roles, own="a"), prefill_call.Route())
+    assert asked(router({**roles, "c": "draining"}, own="a"), prefill_call.Route()) == {"b", "d"}
+    route = prefill_call.Route(frozenset("bcd"))
+    with pytest.raises(LookupError):
+        asked(router(roles, own="a"), route)
+    assert route.no_other
+
+
+def test_without_a_board_the_first_engines_prefill() -> None:
+    assert asked(router({}), prefill_call.Route()) == {"a"}
+    assert asked(router({}), None) == {"b", "c", "d"}
+
+
+def test_haproxys_pick_is_an_engine_that_decodes() -> None:
+    """Without a reservation Ray takes the first of the first rank of `choose_replicas`."""
+    source = inspect.getsource(quietly("ray.serve._private.router").AsyncioRouter.choose_replica)
+    assert "_choose_replicas_with_backoff(" in source and "(await candidates.__anext__())[0]" in source
+    assert '"_reserve": False' in inspect.getsource(quietly(f"{SERVE}.core.ingress.router").LLMRouter._pick_replica)
+    ours = router(ROLES)
+
+    async def pick() -> set[str]:
+        return {(await ours.choose_replicas([], None))[0][0].replica_id.unique_id for _ in range(40)}
+
+    assert asyncio.run(pick()) == {"b", "d"}
+
+
+def test_where_ray_makes_the_router() -> None:
+    private = quietly("ray.serve._private.router")
+    source = inspect.getsource(private.AsyncioRouter.request_router.fget)
+    assert "initialize_state(**(self._request_router_kwargs))" in source and "self_node_id=self._node_id" in source
+    once = inspect.getsource(private.AsyncioRouter._route_and_send_request_once)
+    assert "_choose_replica_for_request(" in once
+    assert parameters(quietly(f"{ROUTERS}.request_router").RequestRouter.update_replicas) == ["self", "replicas"]
+
+
+def test_what_the_builder_takes_of_rays_own() -> None:
+    ingress = quietly(f"{SERVE}.core.ingress.builder")
+    for name in (
+        "LLMServingArgs",
+        "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING",
+        "_validate_direct_streaming_ingress_config",
+        "_build_direct_streaming_llm_deployment",
+        "_build_openai_ingress_request_router",
+        "maybe_apply_llm_deployment_config_defaults",
+        "make_fastapi_ingress",
+        "to_model_metadata",
+    ):
+        assert hasattr(ingress, name), name
+    options = inspect.getsource(ingress._get_direct_streaming_serve_options)
+    assert '"request_router_config" not in llm_config.deployment_config' in options, "ours stays"
+    built_by_ray = inspect.getsource(quietly(f"{SERVE}.serving_patterns.prefill_decode.builder").build_pd_openai_app)
+    for call in ("_build_direct_streaming_llm_deployment(", "_with_ingress_request_router(", "lora_paths="):
+        assert call in built_by_ray, "our builder follows this one"
+
+
+def test_what_the_server_takes_of_rays_orchestration(pd_server: ModuleType) -> None:
+    mixin = pd_server.PDOrchestratorMixin
+    assert "_prefill_handle" in mixin.__annotations__ and not hasattr(mixin, "_prefill_handle")
+    init = inspect.getsource(pd_server.PDDecodeServer.__init__)
+    assert 'experimental_configs.get("pd_tokenize_once")' in init and "_install_tokenize_once()" in init
+    assert callable(pd_server._install_tokenize_once)
+    broadcast = quietly(f"{SERVE}.utils.broadcast").broadcast
+    assert parameters(broadcast)[:3] == ["handle", "method_name", "args"]
+    assert "call_args = args(replica)" in inspect.getsource(broadcast)
+
+
+def test_rays_options_of_the_board() -> None:
+    import ray
+
+    @ray.remote
+    class Nothing:
+        pass
+
+    options = {"name": "n", "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    source = inspect.getsource(quietly("ray.actor").ActorClass._remote)
+    assert "if scheduling_strategy is None or isinstance(" in source, "any other one leaves the placement group"
+    options["scheduling_strategy"] = "DEFAULT"
+    assert Nothing.options(**options, num_cpus=0, max_restarts=-1, max_concurrency=10_000)
+    assert parameters(ray.get_actor) == ["name", "namespace"]
+    assert "all_namespaces" in parameters(quietly("ray.util").list_named_actors)
+
+
+def test_the_classes_travel_to_nodes_without_pdlab() -> None:
+    cloudpickle = quietly("ray.cloudpickle")
+    role_board, fluid = (quietly(f"pdlab.deploy.serving.{name}") for name in ("role_board", "fluid"))
+    for name in BY_VALUE:
+        cloudpickle.register_pickle_by_value(quietly(name))
+    load = (
+        "import asyncio, sys\n"
+        "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
+        "from ray import cloudpickle\n"
+        "board, plays, make = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "cloudpickle.dumps(make.__globals__['RoleBoard'])  # as a replica does that makes the actor\n"
+        "made = board({'split': '1:1'})\n"
+        "counts = {**dict.fromkeys(('waiting_prompt_tokens', 'running', 'generated_tokens', 'prefilled_tokens'), 0),\n"
+        "          'prefill_busy_s': 0.0, 'prompts': {3: (1, 7)}, 'answers': {}, 'ttft_s': [], 'tpot_s': [],\n"
+        "          'handoff_s': []}\n"
+        "async def live():\n"
+        "    for name in 'ab':\n"
+        "        await made.report(name, 'node', counts)\n"
+        "    made.decide()\n"
+        "    made._running.cancel()\n"
+        "    return await made.look()\n"
+        "roles = [engine['role'] for engine in asyncio.run(live())['engines'].values()]\n"
+        "assert sorted(roles) == ['decode', 'prefill'], roles\n"
+        "assert not [name for name in sys.modules if name.startswith('pdlab')]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], capture_output=True, cwd="/", timeout=300,
+        input=cloudpickle.dumps((role_board.RoleBoard, fluid.PlaysRoles, role_board.board)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_the_router_travels_to_nodes_without_pdlab() -> None:
+    config = quietly("ray.serve.config").RequestRouterConfig(
+        request_router_class=FLUID_ROUTER, request_router_kwargs={"board": "b", "prefill": 1}
+    )
+    load = (
+        "import sys\n"
+        "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
+        "from ray import cloudpickle\n"
+        "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "assert router.__name__ == 'FluidRouter' and 'pdlab' not in sys.modules, router\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], input=config.get_serialized_request_router_cls(),
+        capture_output=True, cwd="/", timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()

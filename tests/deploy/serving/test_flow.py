@@ -1,0 +1,110 @@
+"""What one engine's server counts for the controller of the roles."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from pdlab.deploy.serving.flow import Flow, prompt_tokens, tokens_after
+from pdlab.roles.observed import size_class
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def event(usage: int | None = None) -> str:
+    choices = '[{"index": 0, "text": "x", "finish_reason": null}]' if usage is None else "[]"
+    return (
+        f'data: {{"choices": {choices}, "usage": {f"""{{"completion_tokens": {usage}}}""" if usage else "null"}}}\n\n'
+    )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_prefill_is_busy_while_one_prompt_is_there(clock: Clock) -> None:
+    flow = Flow(clock)
+    flow.prefill_began(100)
+    clock.now = 1.0
+    flow.prefill_began(50)
+    clock.now = 1.5
+    flow.prefill_ended(100, answered=True)
+    assert flow.take()["prefill_busy_s"] == 1.5
+    clock.now = 2.0
+    flow.prefill_ended(50, answered=False)
+    clock.now = 9.0
+    counts = flow.take()
+    assert (counts["prefill_busy_s"], counts["prefilled_tokens"], counts["waiting_prompt_tokens"]) == (0.5, 0, 0)
+
+
+def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
+    flow = Flow(clock)
+    answer = flow.arrived(100)
+    assert flow.running == 0, "its prompt is elsewhere"
+    clock.now = 0.2
+    flow.prefilled(answer)
+    assert flow.take()["running"] == 1
+    clock.now = 0.3
+    flow.sent(answer, event())
+    clock.now = 0.4
+    flow.sent(answer, event())
+    assert flow.take()["generated_tokens"] == 2
+    clock.now = 0.7
+    flow.sent(answer, event(usage=5))
+    flow.ended(answer, whole=True)
+    counts = flow.take()
+    assert counts["generated_tokens"] == 3, "events may have several tokens: the usage at the end says how many"
+    assert counts["answers"] == {size_class(100): (1, 5)}
+    assert counts["tpot_s"] == [pytest.approx(0.1)]
+    assert counts["running"] == 0
+
+
+def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
+    flow = Flow(clock)
+    flow.ended(flow.arrived(10), whole=False)
+    sent = flow.arrived(10)
+    flow.prompted(sent)
+    flow.sent(sent, event())
+    flow.ended(sent, whole=False)
+    counts = flow.take()
+    assert (counts["answers"], counts["running"]) == ({}, 0)
+    assert counts["prompts"] == {size_class(10): (1, 10)}
+
+
+def test_idle_is_nothing_to_tell(clock: Clock) -> None:
+    flow = Flow(clock)
+    assert flow.idle
+    answer = flow.arrived(10)
+    flow.prompted(answer)
+    assert not flow.idle
+    flow.take()
+    flow.sent(answer, event())
+    flow.take()
+    assert not flow.idle, "it is decoded"
+    flow.ended(answer, whole=True)
+    assert not flow.idle, "its end was not told"
+    flow.take()
+    assert flow.idle
+
+
+def test_a_prompt_has_about_so_many_tokens() -> None:
+    assert prompt_tokens(SimpleNamespace(prompt=[1, 2, 3])) == 3
+    assert prompt_tokens(SimpleNamespace(prompt=[[1, 2, 3, 4]])) == 4
+    assert prompt_tokens(SimpleNamespace(prompt="x" * 400)) == 100
+    assert prompt_tokens(SimpleNamespace(messages=[{"role": "user", "content": "x" * 40}])) == 10
+
+
+def test_tokens_of_an_answer() -> None:
+    whole = SimpleNamespace(usage=SimpleNamespace(completion_tokens=7))
+    assert tokens_after(whole, 0) == 7
+    assert tokens_after([event(), event()], 3) == 5
+    assert tokens_after("data: [DONE]\n\n", 5) == 5
+    said = 'data: {"choices": [{"text": "\\"usage\\": {\\"completion_tokens\\": 99}", "finish_reason": null}]}\n\n'
+    assert tokens_after(said, 1) == 2, "what the model says is no usage"

@@ -1,0 +1,176 @@
+"""The board of the roles by itself: who plays what after reports, settings, silences and a new beginning."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pdlab.deploy.serving.flow import Flow
+from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Quiet(RoleBoard):
+    """Decides when it is told to."""
+
+    def _run(self) -> None:
+        pass
+
+
+def board(clock: Clock, **spec: Any) -> Quiet:
+    return Quiet(spec, clock)
+
+
+def report(of: RoleBoard, *names: str, **more: Any) -> None:
+    for name in names:
+        asyncio.run(of.report(name, "node", {**Flow().take(), **more}))
+
+
+def roles(of: RoleBoard) -> dict[str, str]:
+    looked = asyncio.run(of.look())
+    return {name: engine["role"] for name, engine in looked["engines"].items()}
+
+
+def counts(of: RoleBoard) -> tuple[int, int]:
+    plays = list(roles(of).values())
+    return plays.count("prefill"), plays.count("decode")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_fixed_split_is_played_and_set_by_hand(clock: Clock) -> None:
+    of = board(clock, split="1:3")
+    report(of, *"abcd")
+    of.decide()
+    assert counts(of) == (1, 3)
+    before = roles(of)
+    asyncio.run(of.set_split("2:2"))
+    assert counts(of) == (2, 2)
+    kept = [name for name, role in before.items() if role == "prefill"]
+    assert all(roles(of)[name] == "prefill" for name in kept), "who prefills goes on"
+    assert [(e["prefill"], e["decode"]) for e in asyncio.run(of.decisions())] == [(1, 3), (2, 2)]
+    assert "set by hand to 2:2" in asyncio.run(of.decisions())[-1]["reason"]
+
+
+@pytest.mark.parametrize("text", ["3:2", "0:4", "four", "4:", "1:3:2"])
+def test_no_split_of_the_engines_that_there_are(clock: Clock, text: str) -> None:
+    of = board(clock, split="1:3")
+    report(of, *"abcd")
+    of.decide()
+    with pytest.raises(ValueError, match=text.split(":", 1)[0]):
+        asyncio.run(of.set_split(text))
+    assert counts(of) == (1, 3)
+
+
+def test_exact_roles_stay_until_another_split_is_set(clock: Clock) -> None:
+    of = board(clock, split="1:3")
+    report(of, *"abcd")
+    of.decide()
+    wanted = {"a": "decode", "b": "prefill", "c": "prefill", "d": "decode"}
+    asyncio.run(of.set_roles(wanted))
+    of.decide()
+    assert roles(of) == wanted
+
+
+def test_a_silent_engine_loses_its_role_and_gets_one_again(clock: Clock) -> None:
+    of = board(clock, split="1:3")
+    report(of, *"abcd")
+    of.decide()
+    (gone,) = [name for name, role in roles(of).items() if role == "prefill"]
+    clock.now += SILENT_S + 0.1
+    report(of, *({*"abcd"} - {gone}))
+    of.decide()
+    assert gone not in roles(of)
+    assert counts(of) == (1, 2), "one of the others prefills"
+    clock.now += LISTEN_S
+    report(of, gone)
+    assert counts(of) == (1, 3)
+    for _ in range(3):
+        of.decide()
+    assert len(asyncio.run(of.decisions())) == 3, "what does not change is not logged again"
+
+
+def test_one_engine_left_decodes(clock: Clock) -> None:
+    of = board(clock, split="2:1")
+    report(of, "a")
+    of.decide()
+    assert roles(of) == {"a": "decode"}
+
+
+def test_a_new_board_takes_over_the_roles_that_stand(clock: Clock) -> None:
+    old = board(clock, split="1:3")
+    report(old, *"abcd")
+    old.decide()
+    asyncio.run(old.set_split("2:2"))
+    known = old._state()
+    new = board(clock, split="1:3")
+    asyncio.run(asyncio.wait_for(new.follow(known, "router"), 5))
+    report(new, *"abcd")
+    new.decide()
+    assert roles(new) == roles(old)
+    assert asyncio.run(new.look())["by"] == "2:2"
+    assert new._state()["version"] > known["version"], "routers take it for newer"
+    assert "the roles that stood" in asyncio.run(new.decisions())[0]["reason"]
+
+
+def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
+    async def scenario() -> tuple[dict[str, Any], bool]:
+        of = board(clock, split="1:1")
+        for name in "ab":
+            await of.report(name, "node", Flow().take())
+        of.decide()
+        known = await of.follow({"version": 0, "tick": 0, "roles": {}, "loads": {}}, "router")
+        waiting = asyncio.create_task(of.follow(known, "router"))
+        await asyncio.sleep(0)
+        early = waiting.done()
+        flipped = {name: "decode" if role == "prefill" else "prefill" for name, role in known["roles"].items()}
+        await of.set_roles(flipped)
+        heard = await asyncio.wait_for(waiting, 5)
+        assert heard["roles"] == flipped
+        clock.now += 0.02
+        again = asyncio.create_task(of.follow(heard, "router"))
+        await asyncio.sleep(0)
+        again.cancel()
+        assert (await of.look())["reach_ms"] == (2, 20.0, 20.0)
+        return heard, early
+
+    heard, early = asyncio.run(scenario())
+    assert not early
+    assert set(heard["loads"]) == {"a", "b"}
+
+
+def test_times_are_the_engines(clock: Clock) -> None:
+    seen: list[Any] = []
+    of = board(clock, slow_down=10.0)
+    decide = of._policy.decide
+    of._policy = type("Watching", (), {"decide": lambda self, observed: (seen.append(observed), decide(observed))[1]})()
+    of._learn_local_below = lambda: None  # type: ignore[method-assign]
+    report(of, "a", "b")
+    of.decide()
+    assert not seen, "of nothing that is known there is nothing to decide"
+    report(of, "a", "b", ttft_s=[20.0], prefill_busy_s=5.0, prefilled_tokens=100)
+    clock.now += 10.0
+    report(of, "a", "b")
+    of.decide()
+    (observed,) = seen
+    assert observed.window.ttft_s == (2.0, 2.0)
+    assert [each.prefill_busy_s for each in observed.engines] == [0.5, 0.5]
+    assert observed.window.seconds == pytest.approx(1.0)
+
+
+def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
+    of = board(clock, split="1:1", local_below=300)
+    report(of, "a", "b")
+    of.decide()
+    assert asyncio.run(of.report("a", "node", Flow().take())) == 300

@@ -1,0 +1,107 @@
+"""Fluid engines for real: identical engines whose roles flip under load, killed too, and every answer compared with
+that of one engine alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.live.conftest import Stack
+from tests.support.long import LONG
+
+# The long form is the promise: 1,000 requests, 200 flips.
+REQUESTS, FLIPS, SEED = (1000, 200, 17) if LONG else (150, 30, 17)
+ENGINES = 3 if LONG else 2
+EFFECT_MS = 100.0
+# Of what nothing answers any more while it is replaced, some requests end with an error; none may end wrongly.
+WRONG = {"wrong", "hang"}
+
+
+def flips(stack: Stack, *words: object) -> dict[str, Any]:
+    done = stack.run("-m", "tests.support.flips", stack.url, *map(str, words))
+    assert done.code == 0, done.text
+    made: dict[str, Any] = json.loads(done.text.splitlines()[-1])
+    return made
+
+
+@pytest.fixture(scope="module")
+def fluid(stack: Stack) -> Stack:
+    done = stack.launch("--pd-fluid", "--num", str(ENGINES), "--roles", f"1:{ENGINES - 1}")
+    assert done.code == 0, done.text
+    pairs = ENGINES * (ENGINES - 1)
+    assert f"canary: {pairs} ordered pairs of engines, each with a KV transfer of its own" in done.text
+    assert re.search(r"KV transfers: \d+ done, about [\d.]+ MB, 0 failed", done.text)
+    assert "wire: shared memory, as planned" in done.text
+    return stack
+
+
+def test_the_launch_leaves_what_it_found(fluid: Stack) -> None:
+    manifest = fluid.running().manifest
+    assert manifest.label == f"pd-fluid-{ENGINES}xtp1-p1d{ENGINES - 1}"
+    assert manifest.canary.equal is True
+    assert manifest.wire.proven is True
+    assert len(manifest.placement.of("fluid")) == ENGINES
+    assert set(fluid.running().pools.values()) == {"fluid"}
+
+
+def test_roles_are_told_and_set_by_hand(fluid: Stack) -> None:
+    done = fluid.run("-m", "pdlab", "roles", "--base-url", fluid.url)
+    assert done.code == 0 and f"1:{ENGINES - 1} (prefill:decode), set to 1:{ENGINES - 1}" in done.text
+    done = fluid.run("-m", "pdlab", "roles", f"2:{ENGINES}", "--base-url", fluid.url)
+    assert done.code == 2 and f"2:{ENGINES} is {ENGINES + 2} engines" in done.text
+    done = fluid.run("-m", "pdlab", "roles", "auto", "--base-url", fluid.url)
+    assert done.code == 0 and "a controller follows the load" in done.text
+    done = fluid.run("-m", "pdlab", "roles", f"1:{ENGINES - 1}", "--base-url", fluid.url)
+    assert done.code == 0 and "set by hand" in done.text
+
+
+def test_roles_flip_under_load_and_every_answer_is_right(fluid: Stack) -> None:
+    made = flips(fluid, REQUESTS, FLIPS, SEED)
+    assert made["flips"] == FLIPS
+    assert set(made["fates"]) == {"right"} and made["fates"]["right"] >= REQUESTS, made["not_right"]
+    if LONG:  # how long it takes on a machine that has other things to do is no promise
+        count, median_ms, _ = made["reach_ms"]
+        assert count > FLIPS and median_ms < EFFECT_MS
+
+
+def test_short_sweep_is_valid(fluid: Stack) -> None:
+    out = fluid.folder / "results"
+    words = ("-t", "concurrency", "-c", "2", "--itl", "128", "--otl", "32", "--out", str(out))
+    done = fluid.run("-m", "pdlab", "bench", *words, "-u", fluid.url)
+    assert done.code in (0, 3), done.text
+    label = f"pd-fluid-{ENGINES}xtp1-p1d{ENGINES - 1}"
+    run = json.loads((out / label / "concurrency2.json").read_text())
+    assert run["failed"] == 0
+    assert "other_requests" not in run["validity"]["failed_gates"], run["validity"]
+    assert "kv_transfers" not in run["validity"]["failed_gates"], run["validity"]
+
+
+def test_the_board_dies_under_flips(fluid: Stack) -> None:
+    made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 1, "board")
+    assert any("killed board" in note for note in made["notes"]), made["notes"]
+    assert set(made["fates"]) == {"right"}, "roles stand while nobody tells them"
+    done = fluid.run("-m", "pdlab", "roles", "--base-url", fluid.url)
+    assert done.code == 0 and f"{ENGINES - 1} (prefill:decode)" in done.text
+
+
+def test_the_router_dies_under_flips(fluid: Stack) -> None:
+    made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 2, "router")
+    assert any("killed router" in note for note in made["notes"]), made["notes"]
+    assert not WRONG & set(made["fates"]), made["not_right"]
+    assert made["fates"]["right"] > 0
+
+
+def test_an_engine_dies_under_flips(fluid: Stack) -> None:
+    made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 3, "engine")
+    assert any("killed engine" in note for note in made["notes"]), made["notes"]
+    assert not WRONG & set(made["fates"]), made["not_right"]
+    assert made["fates"]["right"] > 0
+
+
+def test_nothing_is_left(fluid: Stack) -> None:
+    done = fluid.run("launch_gptoss.py", "--shutdown", "--port", str(fluid.port))
+    assert done.code == 0
+    assert fluid.nodes() is None
