@@ -47,6 +47,7 @@ def execute(order: RolesOrder) -> None:
             env = local_nodes.environment_on(host, local)
             run_on_host.call(host.pid, __name__, order.model_dump_json(), env)
             return
+        local_nodes.become_driver(local)
     with Cluster(local):
         if order.split is not None:
             ask("set_split", order.split)
