@@ -15,7 +15,7 @@ from statistics import median
 from pydantic import Field, InstanceOf
 
 from pdlab.core.errors import BenchError
-from pdlab.core.lengths import Pair
+from pdlab.core.length_distribution import Pair
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Workload
 from pdlab.results import metrics

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 from pdlab.core.deployment import Collocated, Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import Closed, Level, Load, Ramp, RunKey, Sweep, Workload
+from pdlab.core.length_distribution import LengthDistribution
+from pdlab.core.lengths import FIXED
+from pdlab.core.mixes import Mixes
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
@@ -22,19 +25,29 @@ MIN_WARMUP = 8
 WARMUP_CONCURRENCY = 8
 
 
-def num_requests(load: Load, *, smoke: bool = False, hold_s: float = HOLD_S, e2el_s: float = 0.0) -> int:
+def num_requests(
+    load: Load,
+    *,
+    smoke: bool = False,
+    hold_s: float = HOLD_S,
+    e2el_s: float = 0.0,
+    lengths: LengthDistribution = FIXED,
+) -> int:
     """Requests of one level.
 
     Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: arrivals of ``hold_s``, or of 10 times
-    ``e2el_s`` (how long a request takes, as far as is known) where that is longer, at least 20. Smoke: 2 per unit
-    or 10 s worth, at least 8.
+    ``e2el_s`` (how long a request takes, as far as is known) where that is longer, at least 20; of ``lengths`` that
+    move with time two rounds at least. Smoke: 2 per unit or 10 s worth, at least 8.
     """
     least = MIN_SMOKE_PROMPTS if smoke else MIN_PROMPTS
     if isinstance(load, Closed):
         per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
         return max(least, per_unit * load.concurrency)
     seconds = SMOKE_RATE_SECONDS if smoke else max(hold_s, HOLD_E2EL * e2el_s)
-    return max(least, math.ceil(seconds * (load.mean_rps if isinstance(load, Ramp) else load.rate_rps)))
+    rate_rps = load.mean_rps if isinstance(load, Ramp) else load.rate_rps
+    if isinstance(lengths, Mixes) and not smoke:
+        seconds, rate_rps = max(seconds, 2 * lengths.whole_s), rate_rps * lengths.mean_rate
+    return max(least, math.ceil(seconds * rate_rps))
 
 
 def derive_seed(workload: Workload, *parts: str | float) -> int:
@@ -119,7 +132,7 @@ def build_sweep(
     (so that drift hits all loads alike). ``smoke``: the first load alone, once, short;
     ``only_repeat``: that repeat alone.
 
-    Raises UsageError when nothing is asked.
+    Raises UsageError when nothing is asked, or another load than a request rate of a mix that moves with time.
     """
     if not loads:
         raise UsageError("no load level given; use --concurrency or --request-rate")
@@ -132,12 +145,18 @@ def build_sweep(
     levels = []
     for repeat in range(repeats) if only_repeat is None else [only_repeat]:
         for load in loads:
+            if isinstance(workload.lengths, Mixes) and not isinstance(load, Open):
+                raise UsageError(
+                    f"--lengths {workload.lengths.flag_value}: what comes follows from when it is due; "
+                    "give --request-rate"
+                )
             key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
             levels.append(
                 Level(
                     load=load,
                     repeat=repeat,
-                    num_requests=prompts_per_level or num_requests(load, smoke=smoke, hold_s=hold_s),
+                    num_requests=prompts_per_level
+                    or num_requests(load, smoke=smoke, hold_s=hold_s, lengths=workload.lengths),
                     seed=level_seed(workload, key, smoke=smoke, attempt=attempt),
                 )
             )

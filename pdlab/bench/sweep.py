@@ -468,7 +468,9 @@ class _Sweeper:
             return level
         known = [run.whole.e2el.p50_s for run in self._store.runs() if run.whole.e2el is not None]
         e2el_s = min([*known, *filter(None, [self._driver.warm_e2el_s])], default=0.0)
-        more = levels.num_requests(level.load, hold_s=options.hold_s, e2el_s=e2el_s) - level.num_requests
+        lengths = options.workload.lengths
+        longer = levels.num_requests(level.load, hold_s=options.hold_s, e2el_s=e2el_s, lengths=lengths)
+        more = longer - level.num_requests
         if more <= 0:
             return level
         self._progress.extend(more)

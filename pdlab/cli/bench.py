@@ -46,6 +46,8 @@ from pdlab.core.arguments import (
     whole,
 )
 from pdlab.core.errors import UsageError
+from pdlab.core.length_distribution import LengthDistribution
+from pdlab.core.mixes import parse_mixes
 from pdlab.core.schema import validate
 from pdlab.core.text import aligned, choices
 from pdlab.core.workload import Closed, Load, Open, Ramp, WorkloadMode, parse_slo, workload_of_flags
@@ -104,6 +106,10 @@ def parser() -> argparse.ArgumentParser:
     request("--otl", "--osl", "--output-len", dest="otl", type=positive, metavar="TOKENS",
         help="output tokens of a request (default 250)")  # fmt: skip
     request("--lengths", type=lengths, metavar="KIND", help=LENGTHS_HELP)
+    request("--mixes", metavar="INPUT:OUTPUT[@RATE],...",
+        help="mixes that take turns, each at RATE times the request rate (default 1): the short form of --lengths "
+        "mixes:..., which can drift and have a flash crowd too")  # fmt: skip
+    request("--mix-every", type=above_zero, metavar="S", help="with --mixes: each comes for S seconds (default 60)")
     request("--mode", choices=get_args(WorkloadMode), default="mixed",
         help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
         "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
@@ -162,6 +168,19 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
+def _lengths(args: argparse.Namespace) -> LengthDistribution | None:
+    """Those of --lengths, or of its short form --mixes."""
+    if args.mixes is None:
+        if args.mix_every is not None:
+            raise UsageError("--mix-every says how long each of --mixes comes: add --mixes, or leave --mix-every out")
+        given: LengthDistribution | None = args.lengths
+        return given
+    if args.lengths is not None:
+        raise UsageError("--mixes is a short form of --lengths: give one of the two")
+    every = "" if args.mix_every is None else f",every={args.mix_every:g}"
+    return parse_mixes(f"{args.mixes}{every}")
+
+
 def options(argv: Sequence[str]) -> SweepOptions:
     """Flags to options, without any I/O. Raises UsageError."""
     args = parser().parse_args(argv)
@@ -172,7 +191,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
             if getattr(args, flag[2:].replace("-", "_")) is not None:
                 raise UsageError(f"{flag} is for --slo, which is not given: add --slo, or leave {flag} out")
     workload = workload_of_flags(
-        args.itl, args.otl, args.lengths, mode=args.mode, seed=args.seed, shared_prefix_tokens=args.shared_prefix
+        args.itl, args.otl, _lengths(args), mode=args.mode, seed=args.seed, shared_prefix_tokens=args.shared_prefix
     )
     if args.smoke and args.fill_cache == "yes":
         raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")

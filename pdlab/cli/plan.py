@@ -62,6 +62,8 @@ examples:
       and write the best ones as files for launch_gptoss.py --config
   python plan.py --gpus 8 --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
       where the time of a request goes
+  python plan.py --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
+      whether roles that follow a mix that moves serve more than any fixed split
   python plan.py --compare bm_results/pd-pack-p1xtp2-d1xtp2
       measured beside predicted, with the error
   python plan.py --predict configurations.csv --out predicted.csv
@@ -190,6 +192,11 @@ def parser() -> argparse.ArgumentParser:
     other = instead.add_mutually_exclusive_group()
     other.add_argument("--explain", metavar="LABEL", help="where a request's time goes in one deployment")
     other.add_argument("--compare", nargs="+", type=Path, metavar="DIR", help="measured experiments beside predictions")
+    other.add_argument(
+        "--fluid",
+        action="store_true",
+        help="whether roles that follow the load (launch_gptoss.py --pd-fluid) serve more than every fixed P:D split",
+    )
     other.add_argument("--predict", type=Path, metavar="CSV", help="predict every row of a CSV")
     instead.add_argument(
         "--prompts",
@@ -219,6 +226,8 @@ def _run(args: argparse.Namespace) -> int:
         raise _unknown_model(args.model)
     if args.explain:
         return _explain(args, hardware, shape)
+    if args.fluid:
+        return _fluid(args, hardware, shape)
     return _rank(args, hardware, shape)
 
 
@@ -284,6 +293,9 @@ def _applies(args: argparse.Namespace) -> None:
         )
     elif args.explain:
         not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:], *count], "--explain")
+    elif args.fluid:
+        unused = ["--plot", "--out", "--prompts", "--top", "--placement", "--rate", "--burstiness", "--concurrency"]
+        not_for(args, parser(), [*unused, "--trace", *blocks[2:], *count], "--fluid")
     else:
         not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
         if args.goodput_map is None:
@@ -405,6 +417,7 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
 
 
 def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab.core.mixes import Mixes
     from pdlab.plan import next_steps
     from pdlab.plan.planner import plan
     from pdlab.plan.text import ranking
@@ -419,6 +432,11 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
         check_folder(args.out, "--out")
     measured = _measured(args) if args.measured else []
     scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
+    if isinstance(scene.workload.lengths, Mixes):
+        raise UsageError(
+            f"--lengths {scene.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "
+            "move with time; add --fluid, or rank for each mix by itself"
+        )
     progress = _Progress()
     ranked_plan = plan(
         scene,
@@ -544,6 +562,17 @@ class _Progress:
     def end(self) -> None:
         if self._terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _fluid(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab.plan.fluid_pools import fluid_plan
+    from pdlab.plan.text import fluid
+
+    scene, progress = _scene(args, hardware, shape, _slo(args)), _Progress()
+    made = fluid_plan(scene, args.model, args.gpus, progress)
+    progress.end()
+    print(fluid(made, scene))
+    return 0
 
 
 def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:

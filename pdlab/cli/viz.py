@@ -262,7 +262,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from pdlab.core.schema import validate
     from pdlab.core.workload import parse_slo
     from pdlab.report import chaos as chaos_report
-    from pdlab.report import sections, soaks, tables, verdicts
+    from pdlab.report import sections, soaks, tables, timelines, verdicts
     from pdlab.results import chaos as chaos_results
     from pdlab.results.store import bounds_in_files, experiment_folders, stopped, tuning_of, unfinished
 
@@ -349,6 +349,8 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour, at))
     held = soaks.held([each.experiment for each in loaded])
     texts += [soaks.text(each) for each in held]
+    moving = timelines.moving([(each.folder, each.experiment) for each in loaded])
+    texts += [timelines.text(each) for each in moving]
     made = [chaos_results.load(path) for path in faults]
     texts += [chaos_report.text(each) for each in made]
     if show_tables:
@@ -363,6 +365,11 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
             over_time = plot_path.with_stem(f"{plot_path.stem}-over-time")
             soaks.draw(held, over_time)
             print(f"Plot over time: {over_time}")
+        if moving:
+            over_time = plot_path.with_stem(f"{plot_path.stem}-roles")
+            timelines.draw(moving, over_time)
+            left_out = f" (the first {timelines.MOST} of {len(moving)})" if len(moving) > timelines.MOST else ""
+            print(f"Plot of load and roles over time: {over_time}{left_out}")
         _draw_faults(made, plot_path, beside=True)
     answers = []
     for slo in slos:

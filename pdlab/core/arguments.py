@@ -17,7 +17,7 @@ from pdlab.core.text import choices
 from pdlab.core.transports import no_backend, no_transport
 
 if TYPE_CHECKING:
-    from pdlab.core.lengths import LengthDistribution
+    from pdlab.core.length_distribution import LengthDistribution
 
 INTERRUPTED = 130
 READER_GONE = 141  # as a shell tells of SIGPIPE
@@ -31,7 +31,8 @@ MIN_RATE_RPS = 1e-4  # a request in three hours
 MAX_LOAD = 100_000  # requests in flight, or per second: far beyond what one load generator makes
 LENGTHS_HELP = (
     "how lengths vary from request to request: fixed (default), uniform:0.8-1.0 (shares of the nominal length), "
-    "lognormal:SIGMA[,median][,max=TOKENS], or file:PAIRS.csv in place of nominal lengths (docs/methodology.md)"
+    "lognormal:SIGMA[,median][,max=TOKENS], or in place of nominal lengths file:PAIRS.csv or "
+    "mixes:INPUT:OUTPUT,...,every=S (docs/methodology.md)"
 )
 
 

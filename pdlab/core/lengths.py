@@ -1,4 +1,5 @@
-"""How long requests are: fixed, uniform within a share, lognormal, or as the pairs of a file say; drawn by seed.
+"""How long requests are: fixed, uniform within a share, lognormal, as the pairs of a file say, or as mixes that move
+with time (`pdlab.core.mixes`); drawn by seed.
 
 Draws use `random.Random.random` and inverses of distribution functions alone, which no version of Python changes:
 one seed gives one sequence everywhere, and the first n of a longer draw are the draw of n.
@@ -12,82 +13,29 @@ import json
 import math
 import random
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from pdlab.core import mixes
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen
-
-Pair = tuple[int, int]
-
-
-class MeanTokens(NamedTuple):
-    """Expected tokens of a request."""
-
-    input: float
-    output: float
-
-
-"""Input and output tokens of one request."""
+from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
+from pdlab.core.mixes import Mixes
 
 # What published traces and data sets call them.
 INPUTS = ("input_tokens", "contexttokens", "num_prefill_tokens", "input_length", "request_tokens")
 OUTPUTS = ("output_tokens", "generatedtokens", "num_decode_tokens", "output_length", "response_tokens")
 MOST_PAIRS = 1_000_000
-FORMS = "fixed, uniform:0.8-1.0, lognormal:0.5[,median][,max=TOKENS] or file:PAIRS.csv"
+FORMS = f"fixed, uniform:0.8-1.0, lognormal:0.5[,median][,max=TOKENS], file:PAIRS.csv or {mixes.FORM}"
 # A lognormal distribution has no longest value: it is cut at so many standard deviations of its logarithm.
 CUT = 3.0
 GRID = 256
 NORMAL = NormalDist()
 OUTSIDE = NORMAL.cdf(-CUT)
-
-
-class LengthDistribution(Frozen):
-    """What all kinds of lengths have. ``nominal`` is the workload's pair: `Pairs` alone does without it.
-
-    ``label`` follows ``input:output`` in tables; ``flag_value`` is the text that `parse_lengths` takes; ``identity``
-    is equal for what draws equal lengths.
-    """
-
-    @property
-    @abstractmethod
-    def label(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def flag_value(self) -> str: ...
-
-    @property
-    def identity(self) -> str:
-        return self.flag_value
-
-    @abstractmethod
-    def mean(self, nominal: Pair) -> MeanTokens: ...
-
-    @abstractmethod
-    def shortest_input(self, nominal: Pair) -> int: ...
-
-    @abstractmethod
-    def longest(self, nominal: Pair) -> Pair:
-        """The possible request of most tokens, input and output together."""
-
-    @abstractmethod
-    def longest_input(self, nominal: Pair) -> int: ...
-
-    @abstractmethod
-    def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
-        """Requests without an end."""
-
-    def draw(self, nominal: Pair, count: int, seed: str) -> tuple[Pair, ...]:
-        """The first ``count`` requests of the sequence of ``seed``."""
-        return tuple(islice(self.sequence(nominal, random.Random(seed)), count))
 
 
 class Fixed(LengthDistribution):
@@ -307,12 +255,13 @@ class Pairs(LengthDistribution):
                 moved[other] = moved.get(place, place)
 
 
-Lengths = Annotated[Fixed | Uniform | Lognormal | Pairs, Field(discriminator="kind")]
+Lengths = Annotated[Fixed | Uniform | Lognormal | Pairs | Mixes, Field(discriminator="kind")]
 FIXED = Fixed()
 
 
-def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs:
-    """``fixed``, ``uniform:0.8-1.0``, ``lognormal:0.5,median,max=8192`` or ``file:PAIRS.csv``.
+def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs | Mixes:
+    """``fixed``, ``uniform:0.8-1.0``, ``lognormal:0.5,median,max=8192``, ``file:PAIRS.csv`` or
+    ``mixes:5000:250,1000:1000,every=60``.
 
     Raises UsageError, without the name of the flag or key.
     """
@@ -321,6 +270,8 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs:
         return FIXED
     if kind == "file" and colon:
         return read_pairs(Path(rest.strip()))
+    if kind == "mixes" and colon:
+        return mixes.parse_mixes(rest.strip())
     number = r"(\d+\.?\d*|\.\d+)"
     try:
         if kind == "uniform" and (match := re.fullmatch(rf"{number}-{number}", rest)):

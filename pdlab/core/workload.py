@@ -7,22 +7,15 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from pdlab.core.errors import UsageError
-from pdlab.core.lengths import (
-    FIXED,
-    Fixed,
-    LengthDistribution,
-    Lengths,
-    Lognormal,
-    MeanTokens,
-    Pair,
-    Pairs,
-    parse_lengths,
-)
+from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
+from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
+from pdlab.core.mixes import Arrival, Mixes
 from pdlab.core.schema import Frozen, validate
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
@@ -33,7 +26,8 @@ class Workload(Frozen):
     """Random-token requests, in tokens.
 
     ``lengths`` says how the lengths of single requests vary around ``input_tokens`` and ``output_tokens``, which are
-    a file's rounded means where it is a file; text is read by `pdlab.core.lengths.parse_lengths`.
+    the rounded means of a file or of mixes where it is one of these; text is read by
+    `pdlab.core.lengths.parse_lengths`.
 
     ``prefill-only`` asks for one output token. ``decode-only`` sends the whole prompt to engines that
     fill its KV cache instead of computing it (``Deployment.decode_bench``), so that decode runs at the
@@ -61,10 +55,12 @@ class Workload(Frozen):
             except UsageError as error:
                 raise ValueError(f"lengths: {error}") from error
             data = {**data, "lengths": lengths}
-        if isinstance(lengths, Pairs):
-            for name, mean in zip(("input_tokens", "output_tokens"), lengths.mean_tokens, strict=True):
+        if isinstance(lengths, Pairs | Mixes):
+            means = lengths.mean((0, 0))
+            what = "file of lengths" if isinstance(lengths, Pairs) else "list of mixes"
+            for name, mean in zip(("input_tokens", "output_tokens"), means, strict=True):
                 if data.get(name) not in (None, round(mean)):
-                    raise ValueError(f"{name} is {data[name]}, but the file of lengths says that itself: leave it out")
+                    raise ValueError(f"{name} is {data[name]}, but the {what} says that itself: leave it out")
                 data = {**data, name: round(mean)}
         return data
 
@@ -154,7 +150,7 @@ class Workload(Frozen):
         if not self.varied:
             return nominal
         lengths_flag = f"--lengths {shlex.quote(self.lengths.flag_value)}"
-        return lengths_flag if isinstance(self.lengths, Pairs) else f"{nominal} {lengths_flag}"
+        return lengths_flag if isinstance(self.lengths, Pairs | Mixes) else f"{nominal} {lengths_flag}"
 
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
@@ -166,8 +162,30 @@ class Workload(Frozen):
         """
         if not self.varied:
             return (self._sent(*self._nominal),) * level.num_requests
+        if (arrivals := self.arrivals(level)) is not None:
+            return tuple((each.input_tokens, each.output_tokens) for each in arrivals)
         seed = json.dumps([self.seed, self.lengths.identity, *self._nominal, level.repeat, level.look])
         return tuple(self._sent(*pair) for pair in self.lengths.draw(self._nominal, level.num_requests, seed))
+
+    def arrivals(self, level: Level) -> tuple[Arrival, ...] | None:
+        """When each request of a level is due, and its tokens as sent; None where the mix does not move with time.
+
+        They follow from the workload and the level's load, repeat and look. Raises UsageError for a load that is no
+        constant request rate.
+        """
+        if not isinstance(self.lengths, Mixes):
+            return None
+        if not isinstance(level.load, Open):
+            raise UsageError(
+                f"--lengths {self.lengths.flag_value}: what comes follows from when it is due, and a load of kind "
+                f"{level.load.kind} has no times; give --request-rate"
+            )
+        seed = json.dumps([self.seed, self.lengths.identity, level.repeat, level.look])
+        drawn = self.lengths.arrivals(level.load.rate_rps, level.load.burstiness, seed)
+        return tuple(
+            Arrival(each.due_s, *self._sent(each.input_tokens, each.output_tokens))
+            for each in islice(drawn, level.num_requests)
+        )
 
 
 FLAGS = {
@@ -188,12 +206,11 @@ def workload_of_flags(
     """
     flags = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
     fields = {name: value for name, value in flags.items() if value is not None}
-    if isinstance(lengths, Pairs):
+    if isinstance(lengths, Pairs | Mixes):
+        what = "the file of --lengths" if isinstance(lengths, Pairs) else "--lengths mixes:..."
         for name, value in fields.items():
             if name != "lengths":
-                raise UsageError(
-                    f"{FLAGS[name]} {value}: the file of --lengths says how long requests are; leave {FLAGS[name]} out"
-                )
+                raise UsageError(f"{FLAGS[name]} {value}: {what} says how long requests are; leave {FLAGS[name]} out")
     else:
         nominal = default or Workload()
         fields = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens, **fields}

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.workload import Workload
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import StepCosts, kv_capacity_tokens, step_costs
@@ -203,8 +203,11 @@ class Matcher:
 
 
 def unit_of(deployment: Deployment) -> Unit:
-    """The unit that a deployment is one copy of."""
-    pools = deployment.pools
+    """The unit that a deployment is one copy of; a fluid pool counts as its fixed split, or as half and half."""
+    pools, topology = deployment.pools, deployment.topology
+    if isinstance(topology, Fluid):
+        prefills, decodes = topology.split or (topology.pool.replicas // 2, -(-topology.pool.replicas // 2))
+        return Unit(topology.pool.one_replica, prefills, topology.pool.one_replica, decodes)
     first_pool = pools.get("prefill") or pools["collocated"]
     decode = pools.get("decode")
     return Unit(

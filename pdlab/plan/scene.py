@@ -210,4 +210,7 @@ def bottleneck(level: SimulatedLevel) -> str:
         computing = sum(level.prefill_end_s) - sum(level.prefill_start_s)
         living = sum(level.finish_s) - sum(level.arrival_s)
         return "prefill" if computing > 0.5 * living else "decode"
+    if "fluid" in level.busy:  # its engines do both: what prompts wait for, of what passes until the first token
+        waiting = sum(level.prefill_start_s) - sum(level.queued_s)
+        return "prefill" if waiting > 0.5 * (sum(level.first_token_s) - sum(level.arrival_s)) else "decode"
     return "prefill" if level.busy["prefill"] > 0.85 else "decode"

@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Sequence
 
 from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
-from pdlab.core.deployment import Disaggregated
+from pdlab.core.deployment import Disaggregated, launch_flags
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
 from pdlab.plan.candidates import MOST_REPLICAS
+from pdlab.plan.fluid_pools import FluidPlan
 from pdlab.plan.planner import Candidate, Gain, Plan, gain
 from pdlab.plan.rate_matching import Matcher
 from pdlab.plan.scene import LoadResult, Scene
@@ -19,6 +20,9 @@ from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
 
 ROWS = 12
+FIXED_SHOWN = 5  # fixed splits of a fluid pool
+WORTH_IT, AS_GOOD = 1.1, 1.03  # times the best fixed split: worth it; no more than as good
+MEASURED_AT = 0.8  # of what it serves within the SLO
 DEPENDENT = 5  # rows on scattered blocks
 LONG_TTFT_S = 1.0
 MATCHED = 4  # pairs of TP degrees in the rate-matching check
@@ -357,6 +361,55 @@ def _matching(plan: Plan, scene: Scene) -> list[str]:
         "",
         table(["prefill", "req/s", "decode", "req/s", "matched P:D", "simulated best"], rows, left=(0, 2)),
     ]
+
+
+def fluid(plan: FluidPlan, scene: Scene) -> str:
+    """The controller beside the fixed splits, what that means, and how to measure it."""
+    gpus = plan.deployment.gpus
+    rows = [
+        [each.roles, f"{each.rps:.1f}", f"{each.rps / gpus:.2f}"]
+        for each in (plan.auto, *sorted(plan.fixed, key=lambda each: -each.rps)[:FIXED_SHOWN])
+    ]
+    mode = " (times the rate of each mix)" if plan.moves else ""
+    scattered = []
+    if scene.depends(plan.deployment):
+        how = "are copied one by one (--assume-merged: they merge)" if scene.scattered else "merge"
+        scattered = [f"Assumed: scattered KV blocks within a node {how}; the first was seen with vLLM 0.11 alone."]
+    bounds = f"--slo-ttft-ms {scene.slo.bounds_ms['ttft']:g} --slo-tpot-ms {scene.slo.bounds_ms['tpot']:g}"
+    return "\n".join(
+        [
+            f"{plan.deployment.label}, {scene.workload.label} tokens, {scene.slo.quantile:.0%} of requests within "
+            f"{scene.slo.flag}; simulated with {scene.hardware.name}",
+            "",
+            table(["prefill:decode", f"requests/s{mode}", "per GPU"], rows, left=(0,)),
+            "",
+            fluid_verdict(plan),
+            *scattered,
+            "To measure it:",
+            f"  python launch_gptoss.py {launch_flags(plan.deployment)} {bounds} --detach",
+            f"  ./run_bm.sh -e {plan.deployment.label} -r {MEASURED_AT * plan.auto.rps:.3g} {scene.workload.flags}",
+        ]
+    )
+
+
+def fluid_verdict(plan: FluidPlan) -> str:
+    """In one sentence whether roles that follow the load are worth it here."""
+    best = plan.fixed[0]
+    if best.rps == 0:
+        return "No fixed split keeps the SLO at any rate."
+    gain = f"{plan.gain:.2f} times what the best fixed split, {best.roles}, serves within the SLO"
+    if plan.gain >= WORTH_IT:
+        return f"Roles that follow the load are worth it here: {gain}."
+    more = (
+        ""
+        if plan.moves
+        else ("; they pay where the mix moves (--lengths mixes:...), or where it is not known beforehand")
+    )
+    if plan.gain < 1 / AS_GOOD:
+        return f"A fixed split serves more here: roles that follow the load serve {gain}{more}."
+    if plan.gain <= AS_GOOD:
+        return f"A fixed split is as good here: roles that follow the load serve {gain}{more}."
+    return f"Roles that follow the load gain little here: {gain}{more}."
 
 
 def explanation(candidate: Candidate, scene: Scene) -> str:

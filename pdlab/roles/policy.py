@@ -50,7 +50,7 @@ class Rules:
     urgent_share: float = 0.5  # and from here on engines stop draining,
     drained_share: float = 0.15  # which they do otherwise down to so much of a full batch
     margin_step: float = 0.02  # by which `Margin` moves
-    most_margin: float = 1.4
+    most_margin: float = 1.3
 
     @property
     def ttft_s(self) -> float:
@@ -179,7 +179,7 @@ class Policy:
             decode=len(engines) - prefill,
             changed=prefill != now,
             reason=reason,
-            roles=self._roles(engines, prefill),
+            roles=self.roles(engines, prefill),
         )
 
     def demand(self, engines: tuple[EngineLoad, ...]) -> Demand | None:
@@ -255,7 +255,8 @@ class Policy:
         rules = self.rules
         self._decided_s = now_s
         ttft_share, tpot_share = self._shares()
-        self.margin.learn(ttft_share, tpot_share, rules)
+        if now_s - self._changed_s >= rules.settle_s:  # until then latencies are those of the change
+            self.margin.learn(ttft_share, tpot_share, rules)
         best = best_split(demand, engines, rules.p_min, rules.d_min)
         worst, least = demand.worst(now, engines - now), demand.worst(best, engines - best)
         work = f"prefill {demand.prefill:.1f}, decode {demand.decode(engines - now):.1f} engines of work"
@@ -273,8 +274,8 @@ class Policy:
             return now, f"{kept}, {best}:{engines - best} would be loaded {least:.0%} instead of {worst:.0%}"
         return best, f"{now}:{engines - now} -> {best}:{engines - best}: {work}, loaded {worst:.0%} -> {least:.0%}"
 
-    def _roles(self, engines: tuple[EngineLoad, ...], prefill: int) -> dict[str, Role]:
-        """Prompts wait for engines that drain up to a share of the TTFT bound."""
+    def roles(self, engines: tuple[EngineLoad, ...], prefill: int) -> dict[str, Role]:
+        """Who prefills where so many do: prompts wait for engines that drain up to a share of the TTFT bound."""
         rules, rate = self.rules, self.prefill_rate.tokens_per_s
         opened = 1
         if rate is not None:

@@ -14,6 +14,7 @@ from pdlab.roles.observed import Count, EngineLoad
 HALF_LIFE_S = 10.0  # of an engine's own time
 ANSWERS_HALF_LIFE_S = 60.0
 LEAST_BUSY_S = 0.2  # engine-seconds of prefill from which the rate is known
+STEADY = 0.3  # change of a batch, as a share of it, up to which its step is one
 MIXED = 0.5  # share of the time with prompts to prefill from which an engine does not decode alone
 LEAST_TOKENS = 200.0  # tokens from which the step time is known
 PRIOR_SPREAD = 0.1  # relative spread of batches from which a line through them is believed more than a guess
@@ -69,10 +70,11 @@ class DecodeStep:
     def learn(self, engines: Iterable[EngineLoad], before: dict[str, int], seconds: float) -> None:
         """``before``: requests that each engine decoded at the last look."""
         for each in engines:
-            batch = (each.running + before.get(each.engine, each.running)) / 2
+            began = before.get(each.engine, 0)
+            batch = (each.running + began) / 2
             decodes = each.role == "decode" and each.prefill_busy_s <= MIXED * seconds
             # Whose batch changed by much has no one batch.
-            steady = abs(each.running - batch) <= 0.25 * batch
+            steady = abs(each.running - began) <= STEADY * batch
             if not decodes or not steady or batch < 1 or each.generated_tokens <= 0:
                 continue
             step_s = batch * seconds / each.generated_tokens

@@ -1,13 +1,15 @@
-"""A fluid pool between events: which engines prefill and decode, what a controller sees of them, and what it decides.
+"""A fluid pool between events: which engines prefill and decode, where requests go, and what the controller decides.
 
 The controller is the real one (`pdlab.roles.policy`); it looks twice a second. Roles take effect at once, requests end
-where they are. Times in seconds.
+where they are. Routing is that of `pdlab.deploy.serving.fluid_router`: several routers, each of which knows the loads
+that all engines told a quarter of a second ago at most, and what it has sent itself since. Times in seconds.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from pdlab.core.deployment import Fluid
@@ -17,9 +19,9 @@ from pdlab.roles.observed import Count, EngineLoad, Observed, Role, Window, size
 from pdlab.roles.policy import Decision, Policy, Rules
 from pdlab.sim.engine import Engine
 from pdlab.sim.level import Split
-from pdlab.sim.router import ReportedLoad
 
-LOOK_EVERY_S = 0.5
+TELL_EVERY_S = 0.25
+TELLS_PER_LOOK = 2
 
 
 class Controller(Protocol):
@@ -29,24 +31,19 @@ class Controller(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
-    """The requests of one kind at an engine, as a router sees them (`pdlab.sim.router.Replica`)."""
-
-    engine: Engine
-    load: int = 0
-    reported_loads: dict[int, ReportedLoad] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
 class Member:
-    """One engine of the pool. Counters are since the last look, but for the present ``prompts`` and their tokens."""
+    """One engine of the pool. Counters are since the last look, but for what is there now: ``prompts`` and their
+    tokens, requests that it decodes (``running``) and those that it will (``coming``). ``told``: the prompt tokens and
+    requests that routers know of."""
 
+    index: int
     name: str
     engine: Engine
     node: int
-    prefill: Queue
-    decode: Queue
     role: Role = "decode"
+    told: tuple[int, int] = (0, 0)
+    running: int = 0
+    coming: int = 0
     prompts: int = 0
     waiting_tokens: int = 0
     prefilled_tokens: int = 0
@@ -68,7 +65,7 @@ class Member:
             engine=self.name,
             role=self.role,
             waiting_prompt_tokens=self.waiting_tokens,
-            running=self.decode.load,
+            running=self.running,
             prefilled_tokens=self.prefilled_tokens,
             prefill_busy_s=self.busy_s,
             generated_tokens=round(generated - self.generated_before),
@@ -79,16 +76,26 @@ class Member:
 
 
 class FluidPool:
-    """The engines of a level, on nodes of so many; ``controller`` None: the topology's own."""
+    """The engines of a level, on nodes of so many, behind so many routers; ``controller`` None: the topology's own."""
 
     def __init__(
-        self, topology: Fluid, engines: Sequence[Engine], engines_per_node: int, controller: Controller | None
+        self,
+        topology: Fluid,
+        engines: Sequence[Engine],
+        engines_per_node: int,
+        routers: int,
+        rng: random.Random,
+        controller: Controller | None,
     ) -> None:
         digits = len(str(len(engines) - 1))
         self.members = [
-            Member(f"engine-{index:0{digits}}", engine, index // engines_per_node, Queue(engine), Queue(engine))
+            Member(index, f"engine-{index:0{digits}}", engine, index // engines_per_node)
             for index, engine in enumerate(engines)
         ]
+        self.random = rng
+        self.requests_sent = [[0] * len(engines) for _ in range(routers)]  # since engines told, by the ingress' routers
+        self.tokens_sent = [[0] * len(engines) for _ in engines]  # and by those of the engines
+        self.tells = 0
         self.by_engine = {member.engine: member for member in self.members}
         self.controller = controller
         if controller is None and topology.split is None:
@@ -118,25 +125,60 @@ class FluidPool:
     def _take(self, roles: dict[str, Role]) -> None:
         for member in self.members:
             member.role = roles[member.name]
-        self.front = [member.prefill for member in self.members if member.role == "prefill"]
-        self.back = [member.decode for member in self.members if member.role == "decode"]
+        self.prefilling = [member for member in self.members if member.role == "prefill"]
+        self.decoding = [member for member in self.members if member.role == "decode"]
 
     def _log(self, now_s: float, reason: str) -> None:
         prefill = sum(member.role != "decode" for member in self.members)
         self.splits.append(Split(now_s, prefill, len(self.members) - prefill, reason))
 
-    def elsewhere(self, engine: Engine) -> list[Queue]:
-        """Where what was prefilled by the engine can be decoded: never there."""
-        others = [queue for queue in self.back if queue.engine is not engine]
-        return others or [member.decode for member in self.members if member.engine is not engine]
+    def to_decode(self) -> Member:
+        """The engine that is to decode the next request: that with fewest as its router knows."""
+        sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
+        least = min(member.told[1] + sent[member.index] for member in self.decoding)
+        lightest = [member for member in self.decoding if member.told[1] + sent[member.index] == least]
+        chosen = lightest[0] if len(lightest) == 1 else lightest[int(self.random.random() * len(lightest))]
+        sent[chosen.index] += 1
+        return chosen
+
+    def to_prefill(self, decoder: Member, tokens: int) -> Member:
+        """The engine that is to prefill its prompt, never itself: of two at random that with fewer prompt tokens, or
+        one on the node if it has at most this prompt more to do."""
+        others = [member for member in self.prefilling if member is not decoder]
+        others = others or [member for member in self.members if member is not decoder]
+        sent = self.tokens_sent[decoder.index]
+        chosen = self._lighter(others, sent)
+        near = [member for member in others if member.node == decoder.node]
+        if near and chosen.node != decoder.node:
+            nearest = self._lighter(near, sent)
+            if nearest.told[0] + sent[nearest.index] <= chosen.told[0] + sent[chosen.index] + tokens:
+                chosen = nearest
+        sent[chosen.index] += tokens
+        return chosen
+
+    def _lighter(self, members: Sequence[Member], sent: Sequence[int]) -> Member:
+        two = members if len(members) <= 2 else self.random.sample(members, 2)
+        return min(two, key=lambda member: member.told[0] + sent[member.index])
 
     # --- what happens -------------------------------------------------------------------------
 
-    def arrives(self, engine: Engine, tokens: int, *, local: bool) -> None:
-        """A prompt was given to the engine; ``local``: to prefill it where it is decoded."""
-        if not local:
-            _count(self._prompts, tokens, tokens)
-            self.by_engine[engine].waiting_tokens += tokens
+    def arrives(self, tokens: int) -> tuple[Member, Member]:
+        """Where a prompt goes to be prefilled and decoded: the same engine, or two."""
+        decoder = self.to_decode()
+        if tokens < self.below_tokens:
+            decoder.running += 1
+            return decoder, decoder
+        prefiller = self.to_prefill(decoder, tokens)
+        decoder.coming += 1
+        prefiller.waiting_tokens += tokens
+        _count(self._prompts, tokens, tokens)
+        return prefiller, decoder
+
+    def moves(self, decoder: Engine) -> None:
+        """The KV of a prompt is on its way."""
+        member = self.by_engine[decoder]
+        member.coming -= 1
+        member.running += 1
 
     def enters(self, engine: Engine, now_s: float) -> None:
         """A prompt is in the engine's queue."""
@@ -157,15 +199,30 @@ class FluidPool:
     def first_token(self, ttft_s: float) -> None:
         self._ttft_s.append(ttft_s)
 
-    def ended(self, prompt_tokens: int, answer_tokens: int, tpot_s: float) -> None:
+    def ended(self, engine: Engine, prompt_tokens: int, answer_tokens: int, tpot_s: float) -> None:
+        self.by_engine[engine].running -= 1
         _count(self._answers, prompt_tokens, answer_tokens)
         self._tpot_s.append(tpot_s)
 
     # --- looks --------------------------------------------------------------------------------
 
-    def look(self, now_s: float, transfer_s: float) -> None:
-        """Have the controller decide. ``transfer_s``: what a request that moves waits for that, about."""
-        assert self.controller is not None
+    def tell(self, now_s: float, transfer_s: float) -> None:
+        """Every engine tells its load; at every second time the controller decides. ``transfer_s``: what a request
+        that moves waits for that, about."""
+        self.tells += 1
+        if self.controller is not None and self.tells % TELLS_PER_LOOK == 0:
+            self._look(self.controller, now_s, transfer_s)
+        for member in self.members:
+            member.told = member.waiting_tokens, member.running + member.coming
+        for sent in (*self.requests_sent, *self.tokens_sent):
+            sent[:] = [0] * len(sent)
+
+    @property
+    def is_between_looks(self) -> bool:
+        """Whether the controller has yet to see what was told last."""
+        return self.tells % TELLS_PER_LOOK != 0
+
+    def _look(self, controller: Controller, now_s: float, transfer_s: float) -> None:
         seen = tuple(member.load(now_s) for member in self.members)
         window = Window(
             seconds=now_s - self._looked_s,
@@ -174,16 +231,16 @@ class FluidPool:
             ttft_s=tuple(self._ttft_s),
             tpot_s=tuple(self._tpot_s),
         )
-        decision = self.controller.decide(Observed(now_s, seen, window))
+        decision = controller.decide(Observed(now_s, seen, window))
         self._take(decision.roles)
         if decision.changed:
             self._log(now_s, decision.reason)
-        if self.locally_below == "auto" and isinstance(self.controller, Policy):
-            rate = self.controller.prefill_rate.tokens_per_s
+        if self.locally_below == "auto" and isinstance(controller, Policy):
+            rate = controller.prefill_rate.tokens_per_s
             if rate is not None:
-                running = sum(queue.load for queue in self.back) / max(len(self.back), 1)
-                waiting_tokens = sum(each.waiting_prompt_tokens for each in seen)
-                self.below_tokens = locally_below(rate, running, waiting_tokens / rate / len(self.front), transfer_s)
+                running = sum(member.running for member in self.decoding) / len(self.decoding)
+                waiting_tokens = sum(member.waiting_tokens for member in self.prefilling) / len(self.prefilling)
+                self.below_tokens = locally_below(rate, running, waiting_tokens / rate, transfer_s)
         self._begin(now_s)
 
 

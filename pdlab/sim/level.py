@@ -70,6 +70,12 @@ class Trace:
         return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
 
 
+def trace_of(workload: Workload, level: Level) -> Trace | None:
+    """The requests of a workload whose mix moves with time; None of another. Raises UsageError."""
+    arrivals = workload.arrivals(level)
+    return None if arrivals is None else Trace(*zip(*arrivals, strict=True))
+
+
 def empty_level(level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
     """The level before its first event."""
     drawn = () if trace else workload.draw(level)

@@ -2,7 +2,8 @@
 
 What is simulated, and as what:
 
-- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), or a trace.
+- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), a trace, or a workload whose mix
+  moves with time (`pdlab.core.mixes`), which is one.
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
   all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
 - **Routing** as Ray Serve does (`pdlab.sim.router`): of two replicas drawn at random the one with fewer requests by
@@ -12,7 +13,7 @@ What is simulated, and as what:
   link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
   (``scattered`` None), or is so from the start, or never.
 - **Fluid pools** (`pdlab.sim.fluid`): every engine takes prompts or requests to decode as its role then is and
-  ends what it has. Roles are the controller's, which is the real one. A router counts the requests of each kind.
+  ends what it has. Roles are the controller's, which is the real one, and so is the way of routing.
 - **Prompts**: ``fresh`` ones, or ``repeated``: each level of the sweep draws from one list, from its start, so
   that a level of n prompts repeats those of the levels before it; caches live through the whole sweep.
 
@@ -31,11 +32,11 @@ from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.sim.engine import Engine, PrefixCache
-from pdlab.sim.fluid import LOOK_EVERY_S, Controller, FluidPool, Queue
+from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
-from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals
+from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import Router
 from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
@@ -43,7 +44,7 @@ from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
-LOOKS = ARRIVES + 1
+TELLS = ARRIVES + 1
 
 
 def simulate(
@@ -72,8 +73,9 @@ def simulate(
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
     if isinstance(deployment.topology, Fluid):
-        system: _System = _FluidSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
-        system.controller = controller
+        fluid = _FluidSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+        fluid.controller = controller
+        system: _System = fluid
     else:
         system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
     system.scattered = scattered
@@ -131,7 +133,7 @@ class _System(Stepping):
 
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
-        self._begin(level, workload, trace)
+        self._begin(level, workload, trace or trace_of(workload, level))
         events = self.events
         while events:
             now_s, _, kind, subject, number = heapq.heappop(events)
@@ -278,6 +280,7 @@ class _FluidSystem(_System):
     """A fluid pool between events. Every level begins with what the topology says, and nothing learnt."""
 
     controller: Controller | None = None
+    streams: Engine
 
     def __init__(
         self,
@@ -301,11 +304,11 @@ class _FluidSystem(_System):
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
         super()._begin(level, workload, trace)
-        self.pool = FluidPool(self.topology, self.all_engines, self.per_node, self.controller)
-        self.moves: set[int] = set()
+        routers = self.router.count
+        self.pool = FluidPool(self.topology, self.all_engines, self.per_node, routers, self.random, self.controller)
+        self.decoder: dict[int, Engine] = {}  # of the requests that are prefilled elsewhere, until then
         self.left = self.count
-        if self.pool.controller is not None:
-            self.push(LOOK_EVERY_S, LOOKS, self.all_engines[0], 0)
+        self.push(TELL_EVERY_S, TELLS, self.all_engines[0], 0)
 
     def _finish(self) -> SimulatedLevel:
         log = super()._finish()
@@ -313,41 +316,38 @@ class _FluidSystem(_System):
         return log
 
     def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
-        if kind == LOOKS:
-            self.pool.look(now_s, self.moving_s)
-            if self.left:
-                self.push(now_s + LOOK_EVERY_S, LOOKS, engine, 0)
+        if kind == TELLS:
+            self.pool.tell(now_s, self.moving_s)
+            if self.left or self.pool.is_between_looks:
+                self.push(now_s + TELL_EVERY_S, TELLS, engine, 0)
             return
         if kind == ENTERS:
             self.pool.enters(engine, now_s)
         super().happens(kind, engine, number, now_s)
 
     def _first_engine(self, request: int, now_s: float) -> Engine:
-        pool, tokens = self.pool, self.log.input_tokens[request]
-        local = tokens < pool.below_tokens
-        queue: Queue = self.router.choose(pool.back if local else pool.front, now_s)
-        pool.arrives(queue.engine, tokens, local=local)
-        if not local:
-            self.moves.add(request)
-        return queue.engine
+        prefiller, decoder = self.pool.arrives(self.log.input_tokens[request])
+        if prefiller is not decoder:
+            self.decoder[request] = decoder.engine
+        self.streams = decoder.engine
+        return prefiller.engine
 
     def _streaming_engine(self, engine: Engine) -> Engine:
-        return self.pool.back[self.sequence % len(self.pool.back)].engine
+        return self.streams
 
     def moves_on(self, engine: Engine, request: int) -> bool:
-        return request in self.moves
+        return request in self.decoder
 
     def keep(self, engine: Engine, request: int) -> None:
         super().keep(engine, request)
         if not self.log.first_token_s[request]:  # else it was preempted, and is recomputed
-            local = request not in self.moves
+            local = request not in self.decoder
             self.pool.prefilled(engine, self.log.input_tokens[request], self.log.prefill_end_s[request], local=local)
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
-        self.moves.remove(request)
-        self.router.leaves(self.pool.by_engine[engine].prefill)
-        chosen: Queue = self.router.choose(self.pool.elsewhere(engine), now_s)
-        return chosen.engine
+        decoder = self.decoder.pop(request)
+        self.pool.moves(decoder)
+        return decoder
 
     def first_token(self, engine: Engine, request: int, now_s: float) -> None:
         self.pool.first_token(now_s - self.log.arrival_s[request])
@@ -355,8 +355,9 @@ class _FluidSystem(_System):
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
         log, tokens = self.log, self.log.output_tokens[request]
         self.left -= 1
-        self.pool.ended(log.input_tokens[request], tokens, (now_s - log.first_token_s[request]) / max(tokens - 1, 1))
-        self.router.leaves(self.pool.by_engine[engine].decode)
+        self.pool.ended(
+            engine, log.input_tokens[request], tokens, (now_s - log.first_token_s[request]) / max(tokens - 1, 1)
+        )
         self._output_kept(engine, request, now_s)
 
     def way(self, request: int) -> tuple[Links, Engine]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from pdlab.bench import levels
 from pdlab.bench.client import protocol
+from pdlab.bench.client.arrivals import due_s
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
@@ -194,6 +195,36 @@ def test_client_level_has_the_lengths_that_the_workload_draws() -> None:
     assert client_levels[0].seed != client_levels[1].seed and client_levels[0].lengths == client_levels[1].lengths
     with pytest.raises(ValidationError, match="2 lengths for 40 requests"):
         ClientLevel.model_validate({**client_levels[0].model_dump(), "lengths": [(1, 1), (2, 2)]})
+
+
+def test_a_mix_that_moves_is_sent_with_its_times_for_two_rounds_at_least() -> None:
+    workload = Workload(lengths=parse_lengths("mixes:512:64@2,64:512,every=50"))
+    (level,) = levels.build_sweep(workload, [Open(rate_rps=2)]).levels
+    assert level.num_requests == 200 * 2 * 1.5
+    sent = protocol.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
+    arrivals = workload.arrivals(level)
+    assert arrivals is not None and sent.due_s == tuple(arrival.due_s for arrival in arrivals)
+    assert sent.lengths == workload.draw(level) == tuple(arrival[1:] for arrival in arrivals)
+    assert due_s(sent) == list(sent.due_s)
+    slow = protocol.slowed(sent, 4.0)
+    assert due_s(slow) == [4 * moment_s for moment_s in sent.due_s] and slow.lengths == sent.lengths
+    with pytest.raises(ValidationError, match="2 times at which requests are due"):
+        ClientLevel.model_validate({**sent.model_dump(), "due_s": [0.0, 1.0]})
+    with pytest.raises(UsageError, match="give --request-rate"):
+        levels.build_sweep(workload, [Closed(concurrency=4)])
+
+
+def test_mixes_have_a_short_form() -> None:
+    short = bench.options(["--mixes", "5000:250@1.5,1000:1000", "--mix-every", "30", "-r", "4"]).workload
+    long = bench.options(["--lengths", "mixes:5000:250@1.5,1000:1000,every=30", "-r", "4"]).workload
+    assert short == long and short.lengths.flag_value == "mixes:5000:250@1.5,1000:1000,every=30"
+    for flags, says in (
+        (["--mix-every", "30"], "add --mixes"),
+        (["--mixes", "1:1,2:2", "--lengths", "fixed"], "give one of the two"),
+        (["--mixes", "1:1,2:2", "--itl", "5"], "leave --itl out"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            bench.options([*flags, "-r", "4"])
 
 
 @pytest.mark.parametrize(

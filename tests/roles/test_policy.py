@@ -256,7 +256,7 @@ def test_engines_drain_until_prompts_have_waited_for_long() -> None:
     def roles(waiting_tokens: int) -> list[Role]:
         prefilling = [EngineLoad(f"p{index}", "prefill", waiting_tokens, 0) for index in range(2)]
         decoding = [EngineLoad(f"d{index}", "decode", 0, 20 + index) for index in range(6)]
-        return list(policy._roles((*prefilling, *decoding), 5).values())
+        return list(policy.roles((*prefilling, *decoding), 5).values())
 
     assert roles(1000) == ["prefill"] * 2 + ["draining"] * 3 + ["decode"] * 3
     assert roles(60_000) == ["prefill"] * 3 + ["draining"] * 2 + ["decode"] * 3

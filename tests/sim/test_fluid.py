@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, Fluid, Pool, parse_label
+from pdlab.core.lengths import parse_lengths
 from pdlab.core.workload import Closed, Level, Load, Open, Workload
 from pdlab.roles.observed import Observed, Role
 from pdlab.roles.policy import Decision
 from pdlab.sim.fluid import Controller
 from pdlab.sim.hardware import load_hardware
-from pdlab.sim.level import SimulatedLevel, Trace, records
+from pdlab.sim.level import SimulatedLevel, figures, records
 from pdlab.sim.simulator import simulate
 
 HARDWARE = load_hardware("h100-vllm-0.11")
@@ -32,7 +33,6 @@ def run(
     workload: Workload = WORKLOAD,
     seed: int = 0,
     controller: Controller | None = None,
-    trace: Trace | None = None,
     link: str | None = "srd",
 ) -> SimulatedLevel:
     assert SHAPE is not None
@@ -46,7 +46,6 @@ def run(
         SHAPE,
         seed=seed,
         controller=controller,
-        trace=trace,
         link=link,  # type: ignore[arg-type]
     )
     return done
@@ -68,14 +67,31 @@ class Shuffled:
         return Decision(prefill, len(names) - prefill, True, "shuffled", roles)
 
 
-@pytest.mark.parametrize("load", [Closed(concurrency=24), Open(rate_rps=20)])
-@pytest.mark.parametrize(("prefill", "decode"), [(1, 3), (3, 1), (2, 2)])
-def test_fixed_roles_are_the_disaggregated_deployment_of_that_split(load: Load, prefill: int, decode: int) -> None:
-    fluid = run(f"pd-fluid-{prefill + decode}xtp2-p{prefill}d{decode}", load)
-    spread = run(f"pd-spread-p{prefill}xtp2-d{decode}xtp2", load)
+@pytest.mark.parametrize("load", [Closed(concurrency=12), Open(rate_rps=6)])
+def test_one_engine_of_each_role_is_the_disaggregated_deployment_of_two(load: Load) -> None:
+    fluid, spread = run("pd-fluid-2xtp2-p1d1", load), run("pd-spread-p1xtp2-d1xtp2", load)
     assert records(fluid) == records(spread)
     assert fluid.transferred_bytes == spread.transferred_bytes > 0
-    assert [(split.prefill, split.decode) for split in fluid.splits] == [(prefill, decode)]
+    assert [(split.prefill, split.decode) for split in fluid.splits] == [(1, 1)]
+
+
+@pytest.mark.parametrize("load", [Closed(concurrency=24), Open(rate_rps=12)])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 3), (3, 1), (2, 2)])
+def test_a_fixed_split_serves_as_the_disaggregated_deployment_of_it(load: Load, prefill: int, decode: int) -> None:
+    """But for routing: a fluid pool's routers know all loads, those of the other know few."""
+    fluid = figures(run(f"pd-fluid-{prefill + decode}xtp2-p{prefill}d{decode}", load, 400))
+    spread = figures(run(f"pd-spread-p{prefill}xtp2-d{decode}xtp2", load, 400))
+    assert fluid.requests_per_s == pytest.approx(spread.requests_per_s, rel=0.06)
+    assert fluid.tpot_s == pytest.approx(spread.tpot_s, rel=0.06)
+    assert fluid.ttft_s < 1.1 * spread.ttft_s
+
+
+def test_requests_to_decode_are_spread_evenly() -> None:
+    done = run("pd-fluid-6xtp2-p2d4", Open(rate_rps=30), 300)
+    busiest = max(done.busy.values())
+    assert 0 < busiest <= 1
+    tpots = sorted((end - first) / 99 for end, first in zip(done.finish_s, done.first_token_s, strict=True))
+    assert tpots[int(0.95 * len(tpots))] < 1.5 * tpots[len(tpots) // 2]
 
 
 @pytest.mark.property
@@ -111,15 +127,6 @@ def test_the_same_seed_gives_the_same_requests_and_decisions() -> None:
     assert first.splits == second.splits
 
 
-def alternating(rps: tuple[float, float], seconds: float, phases: int) -> Trace:
-    rng, now_s, requests = random.Random(1), 0.0, []
-    while True:
-        now_s += rng.expovariate(rps[int(now_s // seconds) % 2])
-        if now_s >= phases * seconds:
-            return Trace(*map(tuple, zip(*requests, strict=True)))
-        requests.append((now_s, *((5000, 250), (1000, 1000))[int(now_s // seconds) % 2]))
-
-
 def share_within(done: SimulatedLevel, ttft_s: float, tpot_s: float, after_s: float) -> float:
     judged = [each for each in records(done) if each.arrival_s >= after_s]
     assert judged
@@ -132,14 +139,23 @@ def share_within(done: SimulatedLevel, ttft_s: float, tpot_s: float, after_s: fl
 
 
 def test_roles_follow_a_mix_that_no_fixed_split_serves() -> None:
-    trace = alternating((23, 16.5), 40, 3)
+    workload = Workload(lengths=parse_lengths("mixes:5000:250@23,1000:1000@16.5,every=40"))
     shares = {}
     for roles in ("auto", "1:7", "2:6", "3:5", "4:4"):
         pool = Fluid(pool=Pool(replicas=8, tp=2), roles=roles, slo_ttft_s=2.0, slo_tpot_s=0.012)
-        done = run(pool, Open(rate_rps=1), len(trace.arrival_s), trace=trace)
+        done = run(pool, Open(rate_rps=1), 2500, workload=workload)
         shares[roles] = share_within(done, 2.0, 0.012, 20)
     fixed = max(share for roles, share in shares.items() if roles != "auto")
     assert shares["auto"] > 1.15 * fixed, shares
+
+
+def test_a_mix_that_moves_is_the_same_for_every_deployment_and_seed() -> None:
+    workload = Workload(lengths=parse_lengths("mixes:500:25@2,100:100,every=5"))
+    level = Level(load=Open(rate_rps=4), num_requests=100, seed=0)
+    arrivals = workload.arrivals(level)
+    for topology, seed in (("pd-spread-p1xtp2-d1xtp2", 0), ("pd-fluid-2xtp2", 7), ("collocated-1xtp2", 3)):
+        done = run(topology, Open(rate_rps=4), 100, workload=workload, seed=seed)
+        assert tuple(zip(done.arrival_s, done.input_tokens, done.output_tokens, strict=True)) == arrivals
 
 
 def test_short_prompts_stay_where_they_are_decoded() -> None:

@@ -16,8 +16,11 @@ def due_s(level: ClientLevel) -> list[float]:
 
     Gaps are gamma-distributed with shape ``burstiness`` around the rate of the moment. At a constant
     rate their sum is scaled to requests / rate, as vLLM does. All processes of a level compute the same
-    list and each takes its own requests of it, so that the arrivals of all are those of one process.
+    list and each takes its own requests of it, so that the arrivals of all are those of one process. Where the
+    level brings its times, as workloads whose mix moves do, they are those.
     """
+    if level.due_s is not None:
+        return list(level.due_s)
     import numpy as np
 
     rng = np.random.default_rng(level.seed)

@@ -19,7 +19,8 @@ class ClientLevel(Frozen):
     """One load as sent to the load-generator process (one JSON line).
 
     Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Lengths in tokens, exact: of
-    every request, or with ``lengths`` of each by its number in the level; the first ``prefix_tokens`` are the same
+    every request, or with ``lengths`` of each by its number in the level, which is due at its ``due_s`` where that is
+    given, in seconds since the level's begin; the first ``prefix_tokens`` are the same
     in every request and drawn from ``prefix_seed``.
     ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
     vLLM servers without a serving layer. ``tokenizer`` is a folder or a Hugging Face id. Of several
@@ -38,6 +39,7 @@ class ClientLevel(Frozen):
     input_tokens: int = Field(ge=1)
     output_tokens: int = Field(ge=1)
     lengths: tuple[tuple[int, int], ...] | None = None
+    due_s: tuple[float, ...] | None = None
     num_requests: int = Field(ge=1)
     seed: int = Field(ge=0, lt=2**32)
     concurrency: int | None = Field(default=None, ge=1)
@@ -75,6 +77,8 @@ class ClientLevel(Frozen):
             raise ValueError("give one of concurrency, rate_rps and ramp")
         if self.lengths is not None and len(self.lengths) != self.num_requests:
             raise ValueError(f"{len(self.lengths)} lengths for {self.num_requests} requests")
+        if self.due_s is not None and (self.rate_rps is None or len(self.due_s) != self.num_requests):
+            raise ValueError(f"{len(self.due_s)} times at which requests are due: one of each, at a constant rate")
         if self.part >= self.parts or self.parts > (self.concurrency or self.num_requests):
             raise ValueError(f"part {self.part} of {self.parts}: more processes than there is load for")
         if self.backend == "openai" and not self.base_url:
@@ -126,6 +130,7 @@ def slowed(level: ClientLevel, slow_down: float) -> ClientLevel:
     return level.model_copy(
         update={
             "rate_rps": None if level.rate_rps is None else level.rate_rps / slow_down,
+            "due_s": None if level.due_s is None else tuple(moment_s * slow_down for moment_s in level.due_s),
             "ramp": ramp,
             "request_timeout_s": level.request_timeout_s * slow_down,
             "stamped": True,
@@ -188,6 +193,7 @@ def client_level(
 ) -> ClientLevel:
     """A level of a sweep in the client's form."""
     load = level.load
+    arrivals = workload.arrivals(level)
     return ClientLevel(
         name=level.key.stem,
         base_url=base_url,
@@ -196,6 +202,7 @@ def client_level(
         input_tokens=workload.sent_input_tokens,
         output_tokens=workload.sent_output_tokens,
         lengths=workload.draw(level) if workload.varied else None,
+        due_s=None if arrivals is None else tuple(arrival.due_s for arrival in arrivals),
         num_requests=level.num_requests,
         seed=level.seed,
         concurrency=load.concurrency if isinstance(load, Closed) else None,

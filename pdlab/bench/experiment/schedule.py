@@ -128,7 +128,9 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
     request_s = file.expect.ttft_s + (workload.mean_tokens[1] - 1) * file.expect.tpot_s
     total = CLIENT_START_S + request_s
     for load in loads:
-        requests = file.prompts_per_level or levels.num_requests(load, hold_s=file.hold_s, e2el_s=request_s)
+        requests = file.prompts_per_level or levels.num_requests(
+            load, hold_s=file.hold_s, e2el_s=request_s, lengths=workload.lengths
+        )
         if isinstance(load, Closed):
             total += requests / load.concurrency * request_s
         else:

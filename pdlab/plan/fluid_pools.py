@@ -1,0 +1,179 @@
+"""Whether roles that follow the load pay: a pool of engines with every P:D split and with the controller. Pure.
+
+The engines are those of the TP degree that serves most by rate matching. Every split, and the controller, is
+simulated under the same requests, at Poisson arrivals or as a mix that moves says; goodput is the highest rate at which
+the SLO's share of requests is within every bound, by halving. Splits are tried uphill from the rate-matched one.
+
+The beginning is left out, in which the controller learns what it knows nothing of: a round of a mix that moves, 25 s of
+another workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Fluid, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.mixes import Mixes
+from pdlab.core.workload import Level, Slo, Workload
+from pdlab.plan.candidates import engine_shapes
+from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.scene import Scene
+from pdlab.results.slo import within
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.level import SimulatedLevel
+from pdlab.sim.simulator import simulate
+
+AUTO = "auto"
+FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload that does not move
+CLOSE = 1.02  # goodput is searched for until two rates are as near
+FAR = 2  # splits looked at in each direction, before the best one is taken as that
+
+
+class Matched(NamedTuple):
+    """What rate matching says of one pool: the best fixed split, and the requests/s that it serves."""
+
+    prefill: int
+    rps: float
+
+
+class Served(NamedTuple):
+    """Requests/s within the SLO of roles: ``auto``, or a fixed split such as ``3:5``."""
+
+    roles: str
+    rps: float
+
+
+class FluidPlan(NamedTuple):
+    """``fixed`` best first, those that were simulated; ``auto`` is the controller."""
+
+    deployment: Deployment
+    fixed: tuple[Served, ...]
+    auto: Served
+    moves: bool
+
+    @property
+    def gain(self) -> float:
+        """Of the controller over the best fixed split: 1 is none."""
+        best = self.fixed[0].rps
+        return self.auto.rps / best if best else float("inf")
+
+
+def matched(hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo) -> Matched:
+    """The best split of the pool without queues. Of a mix that moves: the split and rate of the worst served mix."""
+    if isinstance(workload.lengths, Mixes):
+        parts = []
+        for mix in workload.lengths.mixes:
+            alone = Workload(input_tokens=mix.input_tokens, output_tokens=mix.output_tokens)
+            of_mix = matched(hardware, shape, alone, pool, slo)
+            parts.append(Matched(of_mix.prefill, of_mix.rps / mix.rate))
+        return min(parts, key=lambda part: part.rps)
+    matcher = Matcher(hardware, shape, workload, ttft_s=slo.ttft_s)
+    rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
+
+    def served(prefill: int) -> float:
+        return min(prefill * rates.prefill_rps, (pool.replicas - prefill) * rates.decode_rps)
+
+    best = max(range(1, pool.replicas), key=served)
+    return Matched(best, served(best))
+
+
+def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
+    """Of the requests that came from a moment on, those within every bound."""
+    met = count = 0
+    for arrival_s, first_s, finish_s, tokens in zip(
+        simulated.arrival_s, simulated.first_token_s, simulated.finish_s, simulated.output_tokens, strict=True
+    ):
+        if arrival_s >= from_s:
+            count += 1
+            tpot_s = (finish_s - first_s) / (tokens - 1) if tokens > 1 else float("nan")
+            met += within(slo, first_s - arrival_s, tpot_s, finish_s - arrival_s)
+    return met / max(count, 1)
+
+
+def uphill(value: Callable[[int], float], begin: int, engines: int) -> int:
+    """The number of prefill engines of most ``value``: from one to better ones near it, as long as there are."""
+    best = begin
+    while True:
+        near = [prefill for prefill in range(best - FAR, best + FAR + 1) if 1 <= prefill < engines]
+        better = max(near, key=value)
+        if value(better) <= value(best):
+            return best
+        best = better
+
+
+def most_rps(share: Callable[[float], float], quantile: float, near_rps: float) -> float:
+    """The highest rate at which ``share`` of it is at least the quantile, by halving; 0 where none is."""
+    low, high = 0.0, 1.5 * near_rps
+    while high > CLOSE * low and high > near_rps / 100:
+        rate_rps = (low + high) / 2
+        low, high = (rate_rps, high) if share(rate_rps) >= quantile else (low, rate_rps)
+    return low
+
+
+def fluid_plan(
+    scene: Scene, model: str, gpus: int, on_progress: Callable[[int, int, str], None] = lambda done, of, label: None
+) -> FluidPlan:
+    """Simulate the pool. Raises UsageError where there are not two engines, or no SLO to compare by."""
+    if scene.slo.ttft_s is None or scene.slo.tpot_s is None:
+        raise UsageError("--fluid compares what is served within bounds: give --slo-ttft-ms and --slo-tpot-ms")
+    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.workload)
+    pools = [
+        pool.model_copy(update={"replicas": gpus // pool.gpus})
+        for pool in shapes
+        if pool.pp == pool.dp == 1 and gpus // pool.gpus >= 2
+    ]
+    if not pools:
+        raise UsageError(f"--fluid needs two engines of one TP degree, which {gpus} GPUs do not hold: give more --gpus")
+    begins = {pool: matched(scene.hardware, scene.shape, scene.workload, pool, scene.slo) for pool in pools}
+    pool = max(pools, key=lambda pool: begins[pool].rps)
+    begin, near_rps = begins[pool]
+    lengths = scene.workload.lengths
+    moving = lengths if isinstance(lengths, Mixes) else None
+    fills_s = moving.round_s if moving and len(moving.mixes) > 1 else FILLS_S
+    seconds = fills_s + (moving.whole_s if moving else HOLDS_S)
+    simulations = 0
+
+    def topology(roles: str) -> Fluid:
+        return Fluid(pool=pool, roles=roles, slo_ttft_s=scene.slo.ttft_s, slo_tpot_s=scene.slo.tpot_s)
+
+    def served(roles: str) -> float:
+        deployment = Deployment(model=model, topology=topology(roles))
+
+        def share(rate_rps: float) -> float:
+            nonlocal simulations
+            on_progress(simulations, simulations + 1, deployment.label)
+            simulations += 1
+            requests = max(round(rate_rps * (moving.mean_rate if moving else 1.0) * seconds), 20)
+            level = Level(load=scene.at_rate(rate_rps), num_requests=requests, seed=scene.seed)
+            (done,) = simulate(
+                deployment,
+                [level],
+                scene.workload,
+                scene.hardware,
+                scene.shape,
+                seed=scene.seed,
+                prefix_hit_rate=scene.prefix_hit_rate,
+                scattered=scene.scattered,
+            )
+            return share_within(done, scene.slo, fills_s)
+
+        return most_rps(share, scene.slo.quantile, near_rps)
+
+    splits: dict[int, float] = {}
+
+    @cache
+    def of_split(prefill: int) -> float:
+        splits[prefill] = served(f"{prefill}:{pool.replicas - prefill}")
+        return splits[prefill]
+
+    uphill(of_split, begin, pool.replicas)
+    fixed = sorted(
+        (Served(f"{prefill}:{pool.replicas - prefill}", rps) for prefill, rps in splits.items()),
+        key=lambda each: -each.rps,
+    )
+    auto = Served(AUTO, served(AUTO))
+    return FluidPlan(Deployment(model=model, topology=topology(AUTO)), tuple(fixed), auto, moving is not None)

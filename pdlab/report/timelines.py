@@ -1,0 +1,142 @@
+"""Levels whose load or roles move, over time: what came, TTFT and TPOT by when it came, and the P:D split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pdlab.analysis.curves import short_labels
+from pdlab.core.mixes import Mixes
+from pdlab.report.style import HUES, STYLE_FILE, save
+from pdlab.results import roles_log
+from pdlab.results.roles_log import RoleChange
+from pdlab.results.schema import Experiment, RequestRecord, Run
+from pdlab.results.store import Store
+
+MOST = 6  # of one picture
+BINS, LEAST_BIN_S = 120, 1.0
+PANEL = (9.0, 1.9)
+
+
+class Timeline(NamedTuple):
+    """A level with its requests and the changes of roles in it."""
+
+    label: str
+    run: Run
+    records: tuple[RequestRecord, ...]
+    changes: tuple[RoleChange, ...]
+
+
+class Bin(NamedTuple):
+    """The requests that came within a while: its middle (seconds since the level began), what came per second, and the
+    median and the 95th percentile of their latencies in seconds (None: none has one)."""
+
+    middle_s: float
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    ttft_s: tuple[float, float] | None
+    tpot_s: tuple[float, float] | None
+
+
+def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
+    """The levels, of these folders, of a mix that moves, or in which roles changed. Raises StoreError."""
+    found = []
+    labels = short_labels([experiment for _, experiment in experiments])
+    for label, (folder, experiment) in zip(labels, experiments, strict=True):
+        for run in experiment.runs:
+            changes = roles_log.read(folder, run)
+            if changes or isinstance(run.workload.lengths, Mixes):
+                what = "requests/s" if run.key.kind == "rate" else run.key.kind
+                origin = "rehearsed" if run.rehearsal else run.origin
+                text = f"{label}, {run.load.value:g} {what}, {origin}"
+                records = Store(folder).read_records(run.key)
+                found.append(Timeline(text, run, records, changes))
+    return found
+
+
+def bins(records: Sequence[RequestRecord]) -> list[Bin]:
+    """What came, in whiles of equal length: about `BINS` of them, a second at least."""
+    if not records:
+        return []
+    ends_s = max(record.arrival_s for record in records)
+    count = max(1, min(BINS, int(ends_s / LEAST_BIN_S)))
+    width_s = max(ends_s / count, 1e-9)
+    groups: list[list[RequestRecord]] = [[] for _ in range(count)]
+    for record in records:
+        groups[min(int(record.arrival_s / width_s), count - 1)].append(record)
+    return [
+        Bin(
+            middle_s=(index + 0.5) * width_s,
+            requests_per_s=len(group) / width_s,
+            prompt_tokens_per_s=sum(record.input_tokens for record in group) / width_s,
+            ttft_s=_middle_and_tail(record.ttft_s for record in group),
+            tpot_s=_middle_and_tail(record.tpot_s for record in group),
+        )
+        for index, group in enumerate(groups)
+    ]
+
+
+def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | None:
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
+        return None
+    median, tail = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
+    return median, tail
+
+
+def text(each: Timeline) -> str:
+    """The changes of roles, one a line."""
+    if not each.changes:
+        return f"Roles over time: {each.label}: none changed"
+    lines = [f"{change.at_s:8.1f} s  {change.prefill}:{change.decode}  {change.reason}" for change in each.changes]
+    return "\n".join([f"Roles over time (prefill:decode): {each.label}", *lines])
+
+
+def draw(timelines: Sequence[Timeline], path: Path) -> None:
+    """At most `MOST` of them on one axis of time (png, svg or pdf): medians, and the 95th percentiles dashed. Raises
+    StoreError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = timelines[:MOST]
+    panels = ["requests/s", "thousand\nprompt tokens/s", "TTFT, s", "TPOT, ms"]
+    panels += ["engines that prefill"] if any(each.changes for each in shown) else []
+    with plt.style.context(STYLE_FILE):
+        figure, axes = plt.subplots(
+            len(panels), 1, figsize=(PANEL[0], len(panels) * PANEL[1]), sharex=True, layout="constrained"
+        )
+        try:
+            for number, each in enumerate(shown):
+                color = HUES[number % len(HUES)]
+                series = bins(each.records)
+                middles = [one.middle_s for one in series]
+                axes[0].plot(middles, [one.requests_per_s for one in series], color=color, label=each.label)
+                axes[1].plot(middles, [one.prompt_tokens_per_s / 1000 for one in series], color=color)
+                for panel, latencies, unit in (
+                    (axes[2], [one.ttft_s for one in series], 1.0),
+                    (axes[3], [one.tpot_s for one in series], 1000.0),
+                ):
+                    for statistic, look in ((0, "-"), (1, "--")):
+                        values = [math.nan if pair is None else unit * pair[statistic] for pair in latencies]
+                        panel.plot(middles, values, look, color=color, linewidth=1.3 if statistic == 0 else 0.9)
+                if each.changes:
+                    ends_s = max([record.finish_s or record.arrival_s for record in each.records], default=0.0)
+                    moments = [change.at_s for change in each.changes] + [ends_s]
+                    prefill = [change.prefill for change in each.changes]
+                    axes[4].step(moments, [*prefill, prefill[-1]], where="post", color=color)
+                    total = each.changes[0].prefill + each.changes[0].decode
+                    axes[4].set_ylim(0, total)
+                    axes[4].set_ylabel(f"prefill, of {total}")
+            for panel, name in zip(axes, panels, strict=True):
+                panel.set_ylim(bottom=0)
+                if not panel.get_ylabel():
+                    panel.set_ylabel(name)
+            axes[-1].set_xlabel("seconds since the load began; latencies by when a request came (dashed: p95)")
+            axes[0].legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
+            save(figure, path)
+        finally:
+            plt.close(figure)

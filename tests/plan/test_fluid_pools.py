@@ -1,0 +1,120 @@
+"""Whether roles that follow the load pay: what is searched, what is said, and the flags that ask for it."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdlab.cli import plan as cli
+from pdlab.core.catalog import load_model
+from pdlab.core.deployment import Deployment, Fluid, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.mixes import parse_mixes
+from pdlab.core.workload import Level, Open, Slo, Workload
+from pdlab.plan.fluid_pools import FluidPlan, Served, fluid_plan, matched, most_rps, share_within, uphill
+from pdlab.plan.scene import Scene
+from pdlab.plan.text import fluid_verdict
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.level import empty_level
+
+HARDWARE, SHAPE = load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b")
+SLO = Slo(ttft_s=2.0, tpot_s=0.012)
+assert SHAPE is not None
+MATCHED = partial(matched, HARDWARE, SHAPE, slo=SLO)
+
+
+def planned(gain: float, *, moves: bool = False) -> FluidPlan:
+    deployment = Deployment(topology=Fluid(pool=Pool(replicas=8, tp=2)))
+    return FluidPlan(deployment, (Served("3:5", 10.0), Served("4:4", 8.0)), Served("auto", 10.0 * gain), moves)
+
+
+def test_long_prompts_want_more_engines_that_prefill() -> None:
+    pool = Pool(replicas=16, tp=2)
+    long, short = (MATCHED(Workload(input_tokens=a, output_tokens=b), pool) for a, b in ((5000, 250), (1000, 1000)))
+    assert long.prefill >= 4 * short.prefill and long.rps > short.rps > 0
+
+
+def test_of_a_mix_that_moves_the_worst_served_mix_says_where_to_begin() -> None:
+    pool = Pool(replicas=16, tp=2)
+    moving = Workload(lengths=parse_mixes("5000:250,1000:1000@3,every=60"))
+    short = MATCHED(Workload(input_tokens=1000, output_tokens=1000), pool)
+    assert MATCHED(moving, pool) == (short.prefill, short.rps / 3)
+
+
+@pytest.mark.property
+@given(st.floats(0.1, 100), st.floats(0.3, 1.4))
+def test_the_highest_rate_is_found_to_two_percent(near: float, factor: float) -> None:
+    true = near * factor
+    found = most_rps(lambda rate: 1.0 if rate <= true else 0.5, 0.95, near)
+    assert true / 1.03 <= found <= true
+
+
+def test_where_no_rate_keeps_the_slo_there_is_none() -> None:
+    assert most_rps(lambda rate: 0.5, 0.95, 10.0) == 0.0
+
+
+@given(st.integers(1, 63), st.integers(1, 63))
+def test_the_top_is_found_from_everywhere(top: int, begin: int) -> None:
+    assert uphill(lambda prefill: -abs(prefill - top), begin, 64) == top
+
+
+def test_the_share_counts_requests_from_a_moment_on() -> None:
+    level = empty_level(Level(load=Open(rate_rps=1), num_requests=4, seed=0), Workload(output_tokens=11), None)
+    level.arrival_s = [0.0, 10.0, 11.0, 12.0]
+    level.first_token_s = [9.0, 11.0, 14.0, 13.0]
+    level.finish_s = [9.1, 11.1, 14.1, 14.0]
+    assert share_within(level, SLO, 0.0) == 1 / 4, "one waits too long, one decodes too slowly, one both"
+    assert share_within(level, SLO, 10.0) == 1 / 3
+    level.output_tokens[3] = 1
+    assert share_within(level, SLO, 10.0) == 2 / 3, "one token has no TPOT"
+
+
+@pytest.mark.parametrize(
+    ("plan", "says", "moves"),
+    [
+        (planned(1.3, moves=True), "are worth it here: 1.30 times what the best fixed split, 3:5, serves", False),
+        (planned(1.05), "gain little here: 1.05 times", True),
+        (planned(1.0), "A fixed split is as good here", True),
+        (planned(1.0, moves=True), "A fixed split is as good here", False),
+        (planned(0.8), "A fixed split serves more here", True),
+    ],
+)
+def test_the_verdict_follows_from_the_gain(plan: FluidPlan, says: str, moves: bool) -> None:
+    text = fluid_verdict(plan)
+    assert says in text and ("they pay where the mix moves" in text) is moves
+
+
+def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--gpus 4 --fluid --assume-merged --slo-ttft-ms 3000 --slo-tpot-ms 20 --itl 4000 --otl 20"
+    assert cli.main(shlex.split(flags)) == 0
+    printed = capsys.readouterr().out
+    rows = {line.split()[0] for line in printed.splitlines() if line}
+    assert "auto" in rows and any(":" in row and row[0].isdigit() for row in rows)
+    assert "launch_gptoss.py --pd-fluid --num" in printed and "--slo-ttft-ms 3000 --slo-tpot-ms 20 --detach" in printed
+    assert "./run_bm.sh -e pd-fluid-" in printed and "simulated" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--fluid --slo-tpot-ms 12", "give --slo-ttft-ms and --slo-tpot-ms"),
+        ("--fluid --gpus 1 --slo-ttft-ms 2000 --slo-tpot-ms 12", "needs two engines of one TP degree"),
+        ("--fluid --rate 3 --slo-ttft-ms 2000 --slo-tpot-ms 12", "--rate does nothing with --fluid"),
+        ("--fluid --explain collocated-1xtp2", "exclude each other"),
+        ("--lengths mixes:5000:250,1000:1000", "add --fluid"),
+    ],
+)
+def test_bad_input_is_one_line(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(shlex.split(flags)) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_an_slo_of_both_latencies_is_needed() -> None:
+    assert SHAPE is not None
+    with pytest.raises(UsageError, match="give --slo-ttft-ms"):
+        fluid_plan(Scene(HARDWARE, SHAPE, Workload(), Slo(ttft_s=2.0)), "gpt-oss-120b", 8)

@@ -1,0 +1,92 @@
+"""Load and roles over time: what is counted when, which levels have a picture, and that there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.mixes import parse_mixes
+from pdlab.core.workload import Level, Open, Workload
+from pdlab.report import timelines
+from pdlab.results import roles_log
+from pdlab.results.roles_log import RoleChange
+from pdlab.results.schema import Experiment, Manifest, RequestRecord, Run, Summary
+from pdlab.results.store import Store
+
+LEVEL = Level(load=Open(rate_rps=10), num_requests=100, seed=0)
+MOVING = Workload(lengths=parse_mixes("1000:10,200:50,every=5"))
+
+
+def record(arrival_s: float, ttft_s: float = 0.5, tokens: int = 11) -> RequestRecord:
+    return RequestRecord(
+        arrival_s=arrival_s,
+        first_token_s=arrival_s + ttft_s,
+        finish_s=arrival_s + ttft_s + 1.0,
+        input_tokens=100,
+        output_tokens=tokens,
+    )
+
+
+def experiment(folder: Path, workload: Workload, changes: tuple[RoleChange, ...] = ()) -> tuple[Path, Experiment]:
+    store = Store(folder)
+    deployment = Deployment(topology=parse_label("pd-spread-p1xtp2-d1xtp2"))
+    store.write_manifest(Manifest(origin="simulated", label=deployment.label, deployment=deployment))
+    run = Run(
+        origin="simulated",
+        label=deployment.label,
+        key=LEVEL.key,
+        workload=workload,
+        load=LEVEL.load,
+        num_requests=100,
+        completed=100,
+        failed=0,
+        whole=Summary(duration_s=11, completed=100, requests_per_s=9, input_tokens_per_s=1, output_tokens_per_s=1),
+    )
+    store.write(run, [record(index / 10) for index in range(100)])
+    if changes:
+        roles_log.write(folder, LEVEL.key, changes)
+    return folder, store.load()
+
+
+def test_requests_are_counted_when_they_come() -> None:
+    early = [record(0.1 * index, ttft_s=0.2) for index in range(20)]
+    late = [record(5 + 0.1 * index, ttft_s=0.1 * index) for index in range(1, 11)]
+    series = timelines.bins([*late, *early])
+    assert len(series) == 6 and series[0].middle_s == pytest.approx(0.5)
+    assert [round(one.requests_per_s) for one in series] == [10, 10, 0, 0, 0, 10]
+    assert series[0].prompt_tokens_per_s == pytest.approx(1000)
+    assert series[0].ttft_s == pytest.approx((0.2, 0.2)) and series[2].ttft_s is None
+    assert series[5].ttft_s == pytest.approx((0.5, 1.0)) and series[5].tpot_s == pytest.approx((0.1, 0.1))
+
+
+def test_a_long_level_has_no_more_bins_than_a_picture_shows() -> None:
+    series = timelines.bins([record(float(index)) for index in range(5000)])
+    assert len(series) == timelines.BINS
+    assert sum(one.requests_per_s for one in series) * 4999 / timelines.BINS == pytest.approx(5000)
+    assert timelines.bins([]) == [] and len(timelines.bins([record(0.0)])) == 1
+
+
+def test_answers_of_one_token_and_failed_requests_have_no_latency() -> None:
+    failed = RequestRecord(arrival_s=0.2, input_tokens=10, output_tokens=0, error="refused")
+    (one,) = timelines.bins([failed, record(0.1, tokens=1)])
+    assert one.ttft_s == pytest.approx((0.5, 0.5)) and one.tpot_s is None
+
+
+def test_levels_of_a_moving_mix_and_those_with_a_log_are_shown(tmp_path: Path) -> None:
+    changes = (RoleChange(0.0, 1, 1, "given"), RoleChange(4.0, 1, 1, "1:1 stays"))
+    made = [
+        experiment(tmp_path / "still", Workload()),
+        experiment(tmp_path / "logged", Workload(), changes),
+        experiment(tmp_path / "moving", MOVING),
+    ]
+    found = timelines.moving(made)
+    assert [each.changes for each in found] == [changes, ()]
+    assert all(len(each.records) == 100 for each in found)
+    assert "10 requests/s, simulated" in found[0].label
+    assert timelines.text(found[0]).splitlines()[1:] == ["     0.0 s  1:1  given", "     4.0 s  1:1  1:1 stays"]
+    assert timelines.text(found[1]).endswith("none changed")
+    path = tmp_path / "roles.png"
+    timelines.draw(found, path)
+    assert path.read_bytes()[:4] == b"\x89PNG"
