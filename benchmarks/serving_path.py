@@ -20,6 +20,8 @@ from bare_pair import MODEL, ROOT, BarePair, tiny_model
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cluster.local_nodes import hold_port
+from pdlab.core.lengths import parse_lengths
+from pdlab.core.workload import Closed, Level, Workload
 from pdlab.deploy.endpoint import reach
 
 # What a cluster serves with at --host 0.0.0.0 is what --local serves with; elsewhere it is an ingress.
@@ -51,6 +53,14 @@ def main() -> None:
     parser.add_argument("--itl", type=int, default=512, help="input tokens (default %(default)s)")
     parser.add_argument("--otl", type=int, default=64, help="output tokens (default %(default)s)")
     parser.add_argument(
+        "--lengths",
+        default="uniform:0.8-1.0",
+        help="of single requests (default %(default)s; equal ones march in step, each run in a rhythm of its own)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of every level; medians are shown (default %(default)s)"
+    )
+    parser.add_argument(
         "--two-hosts",
         action="store_true",
         help="prefill and decode on two hosts made of namespaces (root), reached at --host 0.0.0.0 as a cluster's are",
@@ -62,8 +72,8 @@ def main() -> None:
     rows: list[tuple[str, list[Figures]]] = []
     with BarePair(tuned=True) as pair, LoadClient() as client:
         urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
-        rows.append(("bare pair", measure(client, urls, levels, args, 1)))
-    for number, name in enumerate(list(OPTIONS)[: args.first], start=2):
+        rows.append(("bare pair", measure(client, urls, levels, args)))
+    for name in list(OPTIONS)[: args.first]:
         held, port = hold_port()
         launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", str(port)]
         with held:
@@ -72,44 +82,60 @@ def main() -> None:
             try:
                 base_url = f"http://127.0.0.1:{port}"
                 with reach(base_url), LoadClient() as client:
-                    rows.append((name, measure(client, {"base_url": base_url}, levels, args, number)))
+                    rows.append((name, measure(client, {"base_url": base_url}, levels, args)))
             finally:
                 subprocess.run([*launch, "--shutdown"], check=True, capture_output=True)
     with BarePair(tuned=True) as pair, LoadClient() as client:
         urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
-        rows.append(("bare pair again", measure(client, urls, levels, args, 99)))
+        rows.append(("bare pair again", measure(client, urls, levels, args)))
     print_table(levels, rows)
 
 
 def measure(
-    client: LoadClient, target: dict[str, str], levels: Sequence[int], args: argparse.Namespace, run: int
+    client: LoadClient, target: dict[str, str], levels: Sequence[int], args: argparse.Namespace
 ) -> list[Figures]:
-    """One warm-up, then every level; no prompt is used twice in a run of this script."""
-    figures = []
-    for index, concurrency in enumerate((4, *levels)):
-        count = 16 if index == 0 else args.prompts * concurrency
-        answer = client.run(
-            ClientLevel(
-                name=f"r{run}i{index}",
-                model=MODEL,
-                tokenizer=tiny_model(),
-                input_tokens=args.itl,
-                output_tokens=args.otl,
-                num_requests=count,
-                seed=1000 * run + index,
-                concurrency=concurrency,
-                **target,
-            )
+    """One warm-up, then every level, the whole list ``repeats`` times: the median of each figure per level.
+
+    Every server is asked the same requests; no prompt is sent to one of them twice.
+    """
+    lengths = parse_lengths(args.lengths)
+    workload = Workload(input_tokens=args.itl, output_tokens=args.otl, lengths=lengths)
+    measured: list[list[Figures]] = [[] for _ in levels]
+    _measure_level(client, target, workload, Level(load=Closed(concurrency=4), num_requests=16, seed=1))
+    for repeat in range(args.repeats):
+        for index, concurrency in enumerate(levels):
+            load = Closed(concurrency=concurrency)
+            level = Level(load=load, num_requests=args.prompts * concurrency, seed=1000 * (repeat + 1) + index)
+            measured[index].append(_measure_level(client, target, workload, level))
+    return [Figures(*map(statistics.median, zip(*repeats, strict=True))) for repeats in measured]
+
+
+def _measure_level(client: LoadClient, target: dict[str, str], workload: Workload, level: Level) -> Figures:
+    assert isinstance(level.load, Closed)
+    answer = client.run(
+        ClientLevel(
+            name=f"s{level.seed}",
+            model=MODEL,
+            tokenizer=tiny_model(),
+            input_tokens=workload.input_tokens,
+            output_tokens=workload.output_tokens,
+            lengths=workload.draw(level) if workload.varied else None,
+            num_requests=level.num_requests,
+            seed=level.seed,
+            concurrency=level.load.concurrency,
+            **target,
         )
-        records = [record for record in answer.records if record.ok]
-        if len(records) != count:
-            raise SystemExit(f"{count - len(records)} of {count} requests failed against {target}")
-        duration_s = max(record.finish_s or 0.0 for record in records)
-        tokens = sum(record.output_tokens for record in records)
-        tpot = statistics.median(record.tpot_s or 0.0 for record in records)
-        ttft = statistics.median(record.ttft_s or 0.0 for record in records)
-        figures.append(Figures(tokens / duration_s, 1e3 * tpot, 1e3 * ttft))
-    return figures[1:]
+    )
+    records = [record for record in answer.records if record.ok]
+    if len(records) != level.num_requests:
+        raise SystemExit(
+            f"{level.num_requests - len(records)} of {level.num_requests} requests failed against {target}"
+        )
+    duration_s = max(record.finish_s or 0.0 for record in records)
+    tokens = sum(record.output_tokens for record in records)
+    tpot = statistics.median(record.tpot_s or 0.0 for record in records)
+    ttft = statistics.median(record.ttft_s or 0.0 for record in records)
+    return Figures(tokens / duration_s, 1e3 * tpot, 1e3 * ttft)
 
 
 def print_table(levels: Sequence[int], rows: Sequence[tuple[str, list[Figures]]]) -> None:

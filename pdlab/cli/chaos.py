@@ -115,7 +115,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
         folder = chaos.new_folder(args.out, subject.manifest.label)
         order = order.model_copy(update={"folder": str(folder.resolve())})
     try:
-        local = local_nodes.running() if subject.manifest.local else None
+        local = local_nodes.running() if subject.manifest.on_local_nodes else None
         if local is not None and local.two_hosts is not None and INSIDE not in os.environ:
             host = local.host(1)
             env = local_nodes.environment_on(host, local)

@@ -16,10 +16,10 @@ from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.text import choices, duration
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import State, open_state, run
-from pdlab.first_hour.steps import MOST_TOTAL_S, RAN, Step, plan, total_s
+from pdlab.first_hour.steps import MOST_TOTAL_S, RAN, Step, Where, plan, total_s
 
 INCOMPLETE = 3
-LENGTHS = {"cluster": (5000, 250), "local": (256, 32)}
+LENGTHS: dict[Where, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}
 LOCAL_MODEL, MODEL = "tiny-gptoss", "gpt-oss-120b"
 
 EPILOG = f"""\
@@ -28,6 +28,7 @@ examples:
   python -m pdlab first-hour                 on the Ray cluster of this machine: two p5.48xlarge
   python -m pdlab first-hour --resume        go on after what failed was mended; what ended well is kept
   python -m pdlab first-hour --local         the same steps on this machine's CPUs, as a test
+  python -m pdlab first-hour --rehearse      what is served and measured, on made-up GPUs with simulated engines
 
 A step that fails stops those alone that need it. Whatever happens, it ends with one archive (logs, logs of failed
 replicas, the doctor's facts, manifests, verdicts) from which tokens, keys and passwords are removed.
@@ -46,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
     )
     what = p.add_argument_group("what is run, and where")
     what.add_argument("--local", action="store_true", help="on CPU engines of this machine, without a cluster")
+    what.add_argument("--rehearse", action="store_true",
+                   help="on made-up nodes of this machine, engines simulated (docs/rehearsal.md)")  # fmt: skip
     what.add_argument(
         "--model", metavar="NAME", help=f"a name of configs/models/ (default {MODEL}; with --local {LOCAL_MODEL})"
     )
@@ -63,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.local and args.rehearse:
+        raise UsageError("--local and --rehearse exclude each other: real engines on CPUs, or simulated ones on GPUs")
     if args.local and args.model not in (None, LOCAL_MODEL):
         raise UsageError(f"--model {args.model}: --local serves {LOCAL_MODEL}; leave one of the two out")
     model = args.model or (LOCAL_MODEL if args.local else MODEL)
@@ -70,9 +75,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--model {model}: not in configs/models/; {choices(model, known_models())}")
     check_folder(args.out, "--out")
     out = args.out.absolute()
-    lengths = LENGTHS["local" if args.local else "cluster"]
-    steps = plan(out, local=args.local, model=model, port=args.port, lengths=lengths)
-    settings = {"model": model, "local": args.local, "port": args.port}
+    where: Where = "local" if args.local else "rehearsal" if args.rehearse else "cluster"
+    steps = plan(out, where=where, model=model, port=args.port, lengths=LENGTHS[where])
+    settings = {"model": model, "local": args.local, "port": args.port} | ({"rehearse": True} if args.rehearse else {})
     state = open_state(out, settings, resume=args.resume)
     if args.dry_run:
         print(describe(steps, state))

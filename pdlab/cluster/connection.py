@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pdlab.cluster import loopback
-from pdlab.cluster.local_nodes import LocalNodes, become_driver, ended, last_words
+from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
@@ -228,6 +228,8 @@ def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
     """
     if local:
         become_driver(local)
+        if at_start := local.env.get(AT_START):  # as in the nodes' own processes
+            importlib.import_module(at_start).at_start()
     os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"  # a driver has no event loop to share
     os.environ.update(env)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

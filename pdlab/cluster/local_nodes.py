@@ -41,6 +41,8 @@ from pdlab.core.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShap
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
 
 MARKER = "PDLAB_LOCAL"
+# Names a module whose ``at_start`` runs before anything of Ray's is imported (pdlab/cluster/site/sitecustomize.py).
+AT_START = "PDLAB_AT_START"
 # For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
 START_TIMEOUT_S = 300.0
 # `ray start` gives up when its node is not there after 30 s, as where a dozen of them start on two cores.
@@ -96,6 +98,16 @@ class LocalNodes(Frozen):
         """The host of node 1 or 2, where there are two."""
         assert self.two_hosts is not None
         return self.two_hosts.hosts[number - 1]
+
+    def node(self, number: int) -> ClusterNode:
+        """What node ``number``, from 1, is to Ray."""
+        if self.made_up:
+            return self.made_up.nodes[number - 1]
+        return ClusterNode(id=f"local-{number}", cpus=LOCAL_NODE_CPUS)
+
+    def number_of(self, name: str) -> int | None:
+        """The number of the node of that name; None: there is none."""
+        return next((number for number in range(1, self.count + 1) if self.node(number).id == name), None)
 
     @property
     def logs(self) -> Path:
@@ -475,7 +487,7 @@ def _ray_start(
         env[NODE_NUMBER] = str(number)
         command = [
             ray, "start", *args, "--block", "--disable-usage-stats", "--include-log-monitor=false",
-            *_resources(number, nodes.made_up), f"--object-store-memory={OBJECT_STORE_BYTES}",
+            *_resources(nodes.node(number)), f"--object-store-memory={OBJECT_STORE_BYTES}",
             f"--node-ip-address={host.address if host else LOOPBACK}",
             *(f"--{flag}={port}" for flag, port in zip(AGENT_PORTS, agents, strict=True)),
             "--min-worker-port=0", "--max-worker-port=0",  # chosen by each worker: two nodes of one machine, one range
@@ -488,9 +500,8 @@ def _ray_start(
     return process
 
 
-def _resources(number: int, made_up: ClusterView | None) -> list[str]:
-    """What `ray start` is told that node ``number`` has, and its name."""
-    node = made_up.nodes[number - 1] if made_up else ClusterNode(id=f"local-{number}", cpus=LOCAL_NODE_CPUS)
+def _resources(node: ClusterNode) -> list[str]:
+    """What `ray start` is told that the node has, and its name."""
     flags = [f"--num-cpus={node.cpus:g}", f"--num-gpus={node.gpus}", f"--labels={NODE_NAME_LABEL}={node.id}"]
     if node.gpus and node.gpu_type:
         flags.append(f"--resources={json.dumps({f'accelerator_type:{node.gpu_type}': 1})}")

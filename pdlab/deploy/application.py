@@ -231,13 +231,12 @@ class Application:
         cannot be read, only the decode replicas that answered are counted.
         """
         serve = importlib.import_module("ray.serve")
-        broadcast = importlib.import_module("ray.llm._internal.serve.utils.broadcast").broadcast
         decode = f"Decode:{_serve_name(model_id)}"
         running = Counter(replica.deployment for replica in self.state().replicas if replica.state == "RUNNING")
         pairs = running[f"Prefill:{_serve_name(model_id)}"] * running[decode]
         before = self._prewarmed()
         try:
-            reached = broadcast(serve.get_deployment_handle(decode, APP), "_maybe_prewarm")
+            reached = _ask_all(serve.get_deployment_handle(decode, APP), "_maybe_prewarm")
         except Exception as error:
             why = self._why(self.state(), "a first KV transfer failed")
             raise DeployError(f"{why}; {_last_line(str(error))}") from error
@@ -363,6 +362,22 @@ class Application:
         except ray.exceptions.GetTimeoutError as error:
             raise ClusterError(f"Ray Serve's controller does not answer within {ANSWER_TIMEOUT_S:g} s") from error
         return details
+
+
+def _ask_all(handle: Any, method: str) -> list[Any]:
+    """What every replica of the handle's deployment answers. Raises TimeoutError where Ray Serve names none.
+
+    Not Ray Serve LLM's own `broadcast`: while the router's thread makes the handle's router, which takes the longer the
+    more replicas there are, it makes a second one in this thread, without an event loop.
+    """
+    ready = handle.options()  # from here on it learns of the replicas
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while not ready.running_replicas_populated():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Ray Serve names no replica of {ready.deployment_name} within {ANSWER_TIMEOUT_S:g} s")
+        time.sleep(POLL_S)
+    answers: list[Any] = ready.broadcast(method).results()
+    return answers
 
 
 def _controller_id() -> str:

@@ -54,11 +54,11 @@ class Stage(Protocol):
     def start_nodes(self, announce: Callable[[str, str], None] = ...) -> LocalNodes:
         """``announce`` as `pdlab.cluster.local_nodes.start`. Raises UsageError, ClusterError."""
 
+    def environment(self) -> dict[str, str]:
+        """What Ray Serve's processes have in theirs, beside that of the serving path."""
+
     def tokenizer(self) -> str:
         """Folder of the tokenizer of the simulated engines."""
-
-    def enter(self) -> None:
-        """Before anything of Ray's is imported."""
 
     def simulated(self, prepared: Prepared, local: LocalNodes, progress: Callable[[str], None]) -> ServeApp:
         """The application with simulated engines. Raises UsageError."""
@@ -100,7 +100,7 @@ def _launch(
         shape, source = resolve_model(request.deployment.model)
         if stage is not None:
             source = stage.tokenizer()
-            stage.enter()
+            env |= stage.environment()
         if source is None:
             assert shape is not None
             # Before anything else is imported in the background: `from transformers import ...` in two threads

@@ -277,6 +277,13 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         help=f"with --rehearse: calibrated step times, as plan.py takes them (default {DEFAULT_HARDWARE})",
     )
     group.add_argument(
+        "--chunk-per-token",
+        action="store_true",
+        default=None,
+        help="with --rehearse: answers come in a chunk per token, as real ones do, and not in three: to see what "
+        "that costs on their way, with a larger --slow-down",
+    )
+    group.add_argument(
         "--host",
         type=_host,
         default=DEFAULT_HOST,
@@ -793,14 +800,18 @@ def _cluster(args: argparse.Namespace) -> ClusterView | None:
 def _rehearsal(args: argparse.Namespace) -> Rehearsal | None:
     """Raises UsageError for flags that contradict it."""
     if not args.rehearse:
-        for flag in ("slow_down", "hardware"):
+        for flag in ("slow_down", "hardware", "chunk_per_token"):
             if getattr(args, flag) is not None:
                 raise UsageError(f"--{flag.replace('_', '-')} is for --rehearse: give both or none")
         return None
     if args.local or args.decode_bench:
         other = "--local" if args.local else "--decode-bench"
         raise UsageError(f"--rehearse and {other} exclude each other: engines are simulated, on nodes of its own")
-    data = {"hardware": args.hardware or DEFAULT_HARDWARE, "slow_down": args.slow_down}
+    data = {
+        "hardware": args.hardware or DEFAULT_HARDWARE,
+        "slow_down": args.slow_down,
+        "chunk_per_token": bool(args.chunk_per_token),
+    }
     return validate(Rehearsal, data, where="the flags", names={"slow_down": "--slow-down", "hardware": "--hardware"})
 
 

@@ -54,6 +54,10 @@ class FaultPlan(Frozen):
     link_mbit: float = Field(default=2.0, ge=1, le=100_000)
     drop_share: float = Field(default=0.2, gt=0, lt=1)
 
+    def slowed(self, slow_down: float) -> FaultPlan:
+        """For engines in whose time a second takes ``slow_down`` seconds: what is theirs takes as many times longer."""
+        return self.model_copy(update={"lease_s": slow_down * self.lease_s, "limit_s": slow_down * self.limit_s})
+
     @field_validator("faults")
     @classmethod
     def _known(cls, faults: tuple[str, ...]) -> tuple[str, ...]:

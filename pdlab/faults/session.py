@@ -112,8 +112,8 @@ def execute(order: Order) -> None:
     with contextlib.ExitStack() as stack:
         if order.folder is not None:
             stack.enter_context(measured(order.base_url))
-        local = local_nodes.running() if subject.manifest.local else None
-        if subject.manifest.local and local is None:
+        local = local_nodes.running() if subject.manifest.on_local_nodes else None
+        if subject.manifest.on_local_nodes and local is None:
             raise UsageError(f"the local Ray nodes that {order.base_url} was on are gone; launch it again")
         host = urlsplit(order.base_url).hostname or "127.0.0.1"
         env = serving_path.environment(subject.deployment, host) if subject.deployment else {}
@@ -131,7 +131,8 @@ class _Session:
 
     def __init__(self, order: Order, subject: Subject, cluster: Cluster, local: LocalNodes | None) -> None:
         self.order = order
-        self.plan = order.plan
+        rehearsal = subject.manifest.rehearsal
+        self.plan = order.plan.slowed(rehearsal.slow_down or 1.0) if rehearsal else order.plan
         self.subject = subject
         self.cluster = cluster
         self.local = local
@@ -332,7 +333,7 @@ class _Session:
             run = ChaosRun(
                 label=self.subject.manifest.label, plan=self.order.name, seed=self.plan.seed,
                 concurrency=self.plan.concurrency, limit_s=self.plan.limit_s, answers=self.plan.answers,
-                lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=guarded(self.subject.deployment),
+                lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=self._guarded(),
                 impossible=made.impossible, counters=self._grown(counts), leftovers=leftovers,
                 interrupted=interrupted, command=self.order.command,
                 started_at=started, finished_at=now(),
@@ -341,6 +342,10 @@ class _Session:
             finish(folder, run, manifest)
         if interrupted:
             raise KeyboardInterrupt
+
+    def _guarded(self) -> bool | None:
+        """As `guarded`; simulated engines have none."""
+        return None if self.subject.manifest.rehearsal else guarded(self.subject.deployment)
 
     def _surroundings(self, prompts: Sequence[Prompt], replicas: dict[Role, int]) -> Surroundings:
         more = self.plan.more
@@ -359,13 +364,13 @@ class _Session:
         )
 
     def _restart(self, name: str) -> None:
-        number = name.rpartition("-")[2]
-        if self.local is None or not number.isdigit():
+        number = self.local.number_of(name) if self.local is not None else None
+        if self.local is None or number is None:
             raise ClusterError(f"node {name} was not started by this machine")
         if self.local.two_hosts is not None:
-            ask(self.local, int(number))
+            ask(self.local, number)
         else:
-            self.local = local_nodes.restart(self.local, int(number))
+            self.local = local_nodes.restart(self.local, number)
 
     def _await_turn(self, due: DueFault, load: Load, faults: list[InjectedFault]) -> None:
         """Until the fault is due, and the one before is over where the plan waits for that."""

@@ -11,13 +11,22 @@ from typing import Literal
 StepVerdict = Literal["ok", "finding", "failed", "timed out", "skipped", "interrupted"]
 RAN: tuple[StepVerdict, ...] = ("ok", "finding")
 
-LEVELS = {"cluster": (4, 8, 16, 32, 64), "local": (1, 2, 4, 6, 8)}
+# Where it runs; a rehearsal has the cluster's deployments, and neither its wires nor its weights.
+Where = Literal["cluster", "local", "rehearsal"]
+
+LEVELS: dict[Where, tuple[int, ...]] = {
+    "cluster": (4, 8, 16, 32, 64),
+    "local": (1, 2, 4, 6, 8),
+    "rehearsal": (4, 16, 32),
+}
 REQUESTS_PER_UNIT = 10
 # What is expected of gpt-oss-120b on H100 (configs/sweeps/pack-vs-spread.yaml), and of the tiny model on two cores.
-LAUNCH_S = {"cluster": 300.0, "local": 60.0}
-TTFT_S, TPOT_S = {"cluster": 0.5, "local": 0.3}, {"cluster": 0.012, "local": 0.015}
+LAUNCH_S: dict[Where, float] = {"cluster": 300.0, "local": 60.0, "rehearsal": 60.0}
+TTFT_S: dict[Where, float] = {"cluster": 0.5, "local": 0.3, "rehearsal": 0.5}
+TPOT_S: dict[Where, float] = {"cluster": 0.012, "local": 0.015, "rehearsal": 0.012}
+SLOWER: dict[Where, float] = {"cluster": 1.0, "local": 1.0, "rehearsal": 4.0}  # real seconds of one of those
 SWEEP_START_S, LEVEL_END_S = 60.0, 12.0
-FILL_S = {"cluster": 60.0, "local": 0.0}  # of the KV pools
+FILL_S: dict[Where, float] = {"cluster": 60.0, "local": 0.0, "rehearsal": 0.0}  # of the KV pools
 LIMIT = 3.0  # times the estimate, within
 LEAST_LIMIT_S, MOST_LIMIT_S = 300.0, 1500.0
 MOST_TOTAL_S = 3600.0
@@ -64,12 +73,14 @@ class Deployed:
     flags: tuple[str, ...]
 
 
-DEPLOYMENTS = {
-    "cluster": (
-        Deployed("collocated", "collocated-1xtp2", ("--collocated", "--num", "1", "--tp", "2")),
-        Deployed("pack", "pd-pack-p1xtp2-d1xtp2", ("--pd-pack", "--p-tp", "2", "--d-tp", "2")),
-        Deployed("spread", "pd-spread-p1xtp4-d1xtp4", ("--pd-spread", "--p-tp", "4", "--d-tp", "4")),
-    ),
+_ON_GPUS = (
+    Deployed("collocated", "collocated-1xtp2", ("--collocated", "--num", "1", "--tp", "2")),
+    Deployed("pack", "pd-pack-p1xtp2-d1xtp2", ("--pd-pack", "--p-tp", "2", "--d-tp", "2")),
+    Deployed("spread", "pd-spread-p1xtp4-d1xtp4", ("--pd-spread", "--p-tp", "4", "--d-tp", "4")),
+)
+DEPLOYMENTS: dict[Where, tuple[Deployed, ...]] = {
+    "cluster": _ON_GPUS,
+    "rehearsal": _ON_GPUS,
     "local": (
         Deployed("collocated", "collocated-1xtp1", ("--collocated", "--num", "1", "--tp", "1")),
         Deployed("pack", "pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-tp", "1", "--d-tp", "1")),
@@ -83,9 +94,16 @@ LAUNCH_FIX = (
 SWEEP_FIX = "the table in its log names the gate of every invalid level; docs/methodology.md has the gates"
 
 
-def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, int]) -> tuple[Step, ...]:
+def plan(out: Path, *, where: Where, model: str, port: int, lengths: tuple[int, int]) -> tuple[Step, ...]:
     """All steps. ``lengths``: input and output tokens of a request."""
-    where: Literal["local", "cluster"] = "local" if local else "cluster"
+    steps = [] if where == "rehearsal" else _before_anything_is_served(out, where, model)
+    for deployed in DEPLOYMENTS[where]:
+        steps += _deployment(deployed, out, where, model, port, lengths)
+    return (*steps, *_afterwards(out, where, port))
+
+
+def _before_anything_is_served(out: Path, where: Where, model: str) -> list[Step]:
+    local = where == "local"
     backends = "UCX" if local else "UCX,LIBFABRIC"
     here_flag = ("--here",) if local else ()
     steps: list[Step] = [
@@ -94,7 +112,7 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
             title="what the nodes lack",
             command=(
                 "doctor",
-                *(["--here"] if local else []),
+                *here_flag,
                 "--backends",
                 backends,
                 "--json",
@@ -114,15 +132,17 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
             codes={0: "ok"},
         ),
     ]
-    steps += [_transfer(out, strategy, where, backends, model) for strategy in ("pack", "spread")]
-    for deployed in DEPLOYMENTS[where]:
-        steps += _deployment(deployed, out, where, model, port, lengths)
+    return steps + [_transfer(out, strategy, where, backends, model) for strategy in ("pack", "spread")]
+
+
+def _afterwards(out: Path, where: Where, port: int) -> list[Step]:
+    local = where == "local"
     sweeps = tuple(f"sweep {deployed.name}" for deployed in DEPLOYMENTS[where])
     folders = tuple(str(out / "results" / deployed.label) for deployed in DEPLOYMENTS[where])
-    steps += [
+    return [
         Step(
             name="shutdown",
-            title="give the GPUs back" if not local else "stop the local nodes",
+            title="give the GPUs back" if where == "cluster" else "stop the local nodes",
             command=("launch", "--shutdown", "--port", str(port)),
             estimate_s=20.0,
             advice="python launch_gptoss.py --shutdown, then `ray status`",
@@ -150,10 +170,9 @@ def plan(out: Path, *, local: bool, model: str, port: int, lengths: tuple[int, i
             any_of=sweeps,
         ),
     ]  # fmt: skip
-    return tuple(steps)
 
 
-def _transfer(out: Path, strategy: str, where: str, backends: str, model: str) -> Step:
+def _transfer(out: Path, strategy: str, where: Where, backends: str, model: str) -> Step:
     local = where == "local"
     tp = "1" if local else "2" if strategy == "pack" else "4"
     file = f"transfer-{strategy}.json"
@@ -172,14 +191,15 @@ def _transfer(out: Path, strategy: str, where: str, backends: str, model: str) -
 
 
 def _deployment(
-    deployed: Deployed, out: Path, where: Literal["local", "cluster"], model: str, port: int, lengths: tuple[int, int]
+    deployed: Deployed, out: Path, where: Where, model: str, port: int, lengths: tuple[int, int]
 ) -> list[Step]:
-    local = where == "local"
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
     url = ("-u", f"http://127.0.0.1:{port}")
     workload = ("--itl", str(lengths[0]), "--otl", str(lengths[1]))
     limit_s = min(max(LIMIT * LAUNCH_S[where], LEAST_LIMIT_S), MOST_LIMIT_S)
-    target = ("--local",) if local else ("--model", model)
+    rehearsed = where == "rehearsal"
+    target = ("--local",) if where == "local" else ("--model", model, *(("--rehearse",) if rehearsed else ()))
+    filled = ("--fill-cache", "no") if rehearsed else ()  # the model does not age pools by themselves
     levels = ",".join(map(str, LEVELS[where]))
     steps = [
         Step(
@@ -191,7 +211,7 @@ def _deployment(
             limit=limit_s,
             advice=LAUNCH_FIX,
             codes={0: "ok"},
-            needs=("weights",),
+            needs=() if rehearsed else ("weights",),
             serves=True,
         ),
     ]  # fmt: skip
@@ -212,7 +232,7 @@ def _deployment(
             name=sweep,
             title=f"{len(LEVELS[where])} levels of {deployed.label}",
             command=("bench", "-t", "concurrency", "-c", levels, *workload, *url, "-e", deployed.label, "--out",
-                     str(out / "results"), "--resume"),
+                     str(out / "results"), "--resume", *filled),
             estimate_s=sweep_s(where, lengths[1]),
             advice=SWEEP_FIX,
             codes={0: "ok", 3: "finding"},
@@ -222,10 +242,10 @@ def _deployment(
     return steps
 
 
-def sweep_s(where: Literal["local", "cluster"], output_tokens: int) -> float:
+def sweep_s(where: Where, output_tokens: int) -> float:
     """Seconds of a sweep: a closed loop of N sends 10 N requests, so that a level takes ten times a request's time.
     KV pools are filled before it."""
-    request_s = TTFT_S[where] + output_tokens * TPOT_S[where]
+    request_s = SLOWER[where] * (TTFT_S[where] + output_tokens * TPOT_S[where])
     return SWEEP_START_S + FILL_S[where] + len(LEVELS[where]) * (REQUESTS_PER_UNIT * request_s + LEVEL_END_S)
 
 

@@ -62,7 +62,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._pool = spec.deployment.pools[spec.role]
         stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
         self.clock = SlowClock(spec.slow_down)
-        self.core = RealTime(stages, self.clock, spec.hardware.block_tokens)
+        self.core = RealTime(stages, self.clock, spec.hardware.block_tokens, every_token=spec.chunk_per_token)
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
         self._moves_kv = spec.deployment.transport is not None
@@ -78,7 +78,11 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         # Where pdlab's servers read what the KV pool holds (pdlab/deploy/serving/pool.py).
         blocks = int(sum(stage.capacity for stage in stages) // spec.hardware.block_tokens)
         cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=spec.hardware.block_tokens)
-        self._engine_client = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache))
+        self._engine_client = SimpleNamespace(
+            vllm_config=SimpleNamespace(cache_config=cache),
+            # Where they tell prefill that nobody will read what it keeps (pdlab/deploy/serving/prefill_call.py).
+            notify_kv_transfer_request_rejected=self._rejected,
+        )
 
     async def start(self) -> None:
         replica = serve.get_replica_context().replica_id.unique_id
@@ -273,6 +277,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._streams.write(streaming, self.clock.now_s())
         self.metrics.total("vllm_num_preemptions", sum(engine.preemptions for engine in self.core.engines))
         self.metrics.total("pdlab_rehearsal_late_seconds", self.core.late_s)
+        engines = self.core.engines
+        self.metrics.kv_use(sum(each.held_tokens for each in engines) / sum(each.capacity for each in engines))
 
     def _streaming(self) -> float:
         """The share of its time that the front end of an engine that answers clients streams: one at random."""
@@ -319,6 +325,11 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             self._notify(address, {"number": number, "moment_s": moment_s}, NOTICE_TRIES)
 
         return Source(self._links_from(shared["node"]), sender, release)
+
+    async def _rejected(self, name: str, kv_parameters: dict[str, Any]) -> None:
+        shared = kv_parameters[BODY]
+        message = {"number": shared["number"], "moment_s": self.clock.now_s()}
+        self._notify(shared["socket"], message, NOTICE_TRIES)
 
     def _links_from(self, node: str) -> SharedLinks:
         """The links from that node to this one: what the placement gave, not what was planned."""

@@ -50,6 +50,7 @@ COUNTERS = {
     "pdlab_rehearsal_decode_seconds": "Their times from first to last token by the model.",
     "pdlab_rehearsal_late_seconds": "By how much events came after the engine had gone on beyond them.",
 }
+KV_USE = "vllm_kv_cache_usage_perc"
 HISTOGRAMS = {
     "vllm_time_to_first_token_seconds": _SECONDS,
     "vllm_request_queue_time_seconds": _SECONDS,
@@ -71,6 +72,7 @@ class EngineMetrics:
             name: metrics.Histogram(name, description=name, boundaries=ends, tag_keys=("ReplicaId",))
             for name, ends in HISTOGRAMS.items()
         }
+        self._kv_use: Any = metrics.Gauge(KV_USE, description="Share of the KV pool in use.", tag_keys=("ReplicaId",))
         self._counted: dict[str, float] = {}
 
     def count(self, name: str, value: float = 1.0) -> None:
@@ -81,6 +83,9 @@ class EngineMetrics:
         """Count up to a total that only grows."""
         self.count(name, value - self._counted.get(name, 0.0))
         self._counted[name] = value
+
+    def kv_use(self, share: float) -> None:
+        self._kv_use.set(share, tags=self._tags)
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value, tags=self._tags)

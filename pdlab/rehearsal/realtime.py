@@ -35,8 +35,8 @@ class Served:
     """A request at a simulated engine.
 
     ``blocks``: a key per whole block of the prompt, the same for the same beginning. ``tell`` is called with (moment,
-    tokens made so far) of the first, one in the middle, and the last token. ``moves_on``: another engine decodes it;
-    then ``tell`` is called once, when it is prefilled.
+    tokens made so far) of the first, one in the middle, and the last token, or of every one. ``moves_on``: another
+    engine decodes it; then ``tell`` is called once, when it is prefilled. ``told``: of so many tokens so far.
     """
 
     input_tokens: int
@@ -47,6 +47,7 @@ class Served:
     moves_on: bool = False
     engine: Engine | None = None
     first_step: int = 0
+    told: int = 1
 
 
 @dataclass(slots=True)
@@ -89,13 +90,16 @@ class Times:
 class RealTime(Stepping):
     """The engines of one replica: one, or one per pipeline stage.
 
-    ``block_tokens``: of a KV block. Not safe to use from several threads.
+    ``block_tokens``: of a KV block. ``every_token``: tell of every one. Not safe to use from several threads.
     """
 
-    def __init__(self, engines: Sequence[Engine], clock: Clock, block_tokens: int) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], clock: Clock, block_tokens: int, *, every_token: bool = False
+    ) -> None:
         self.engines = list(engines)
         self.clock = clock
         self.block_tokens = block_tokens
+        self.every_token = every_token
         self.log: Log = Log()
         self.late_s = 0.0
         self.changed: Callable[[], None] = _nothing
@@ -277,17 +281,22 @@ class RealTime(Stepping):
         if served.output_tokens > 2:
             batch = len(engine.running) + 1
             step_s = engine.costs.step_s(batch, 0, engine.context / batch)
-            self._push(now_s + (served.output_tokens - 1) / 2 * step_s, MIDDLE, engine, request)
+            steps = 1 if self.every_token else (served.output_tokens - 1) / 2
+            self._push(now_s + steps * step_s, MIDDLE, engine, request)
 
     def _middle(self, engine: Engine, request: int, now_s: float) -> None:
         """Tell of the tokens that the steps until now have given."""
         served = self._served.get(request)
         if served is None:
             return
-        done = min(engine.steps, int((now_s - engine.began_s) / engine.step_s + 1e-9)) if engine.busy else 0
+        # Moments are of the machine's clock, to some 1e-10 s: a step that ends now has ended.
+        done = min(engine.steps, int((now_s - engine.began_s) / engine.step_s + 1e-6)) if engine.busy else 0
         tokens = 1 + engine.step + done - served.first_step
-        if 1 < tokens < served.output_tokens:
+        if served.told < tokens < served.output_tokens:
+            served.told = tokens
             served.tell(engine.began_s + done * engine.step_s if engine.busy else now_s, tokens)
+        if self.every_token and engine.busy and tokens < served.output_tokens - 1:
+            self._push(engine.began_s + (done + 1) * engine.step_s, MIDDLE, engine, request)
 
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
         served = self._served.pop(request)

@@ -21,7 +21,8 @@ ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
 class EngineSpec(Frozen):
     """One pool's engines. ``role``: collocated, prefill, decode or fluid. ``folder``: shared by all engines of the
     deployment (`pdlab.rehearsal.shared`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated
-    seconds for which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``."""
+    seconds for which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``. ``chunk_per_token`` as in
+    `pdlab.core.rehearsal.Rehearsal`."""
 
     slow_down: float = Field(gt=0)
     role: str
@@ -32,6 +33,7 @@ class EngineSpec(Frozen):
     folder: str
     max_model_len: int
     lease_s: float = 30.0
+    chunk_per_token: bool = False
 
 
 def write_spec(spec: EngineSpec, file: Path) -> None:

@@ -69,13 +69,13 @@ class RehearsalStage:
         )
 
     def start_nodes(self, announce: Callable[[str, str], None] = lambda cluster_id, folder: None) -> LocalNodes:
-        return local_nodes.start_made_up(self._cluster, node_env(self._slow_down), announce)
+        return local_nodes.start_made_up(self._cluster, node_env(), announce)
+
+    def environment(self) -> dict[str, str]:
+        return serve_env(self._slow_down)
 
     def tokenizer(self) -> str:
         return str(ensure_tokenizer(cache_dir()))
-
-    def enter(self) -> None:
-        stand_ins.at_start()
 
     def simulated(self, prepared: Prepared, local: LocalNodes, progress: Callable[[str], None]) -> ServeApp:
         progress(self.describe())
@@ -99,6 +99,7 @@ class RehearsalStage:
             tokenizer=str(Path(self.tokenizer()) / "tokenizer.json"),
             folder=str(shared),
             max_model_len=int(length),
+            chunk_per_token=self._rehearsal.chunk_per_token,
         )
 
     def manifest(self, manifest: Manifest) -> Manifest:
@@ -107,15 +108,19 @@ class RehearsalStage:
         return manifest.model_copy(update=changed)
 
 
-def node_env(slow_down: float) -> dict[str, str]:
-    """Environment of the processes of made-up nodes. Times of Ray's that shape the routing pass as slowly as those of
-    the engines."""
+def node_env() -> dict[str, str]:
+    """Environment of the processes of made-up nodes."""
     return {
-        "PDLAB_AT_START": stand_ins.__name__,
+        local_nodes.AT_START: stand_ins.__name__,
         # By default as many at once as the node has CPUs, which are made up.
         "RAY_worker_maximum_startup_concurrency": str(max(2, int(usable_cores()))),
-        "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": f"{10 * slow_down:g}",
     }
+
+
+def serve_env(slow_down: float) -> dict[str, str]:
+    """Environment of Ray Serve's processes, which a launch on nodes that are up may change: times of Ray's that shape
+    the routing pass as slowly as those of the engines."""
+    return {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": f"{10 * slow_down:g}"}
 
 
 def with_simulated_engines(app: ServeApp, files: dict[str, Path], slow_down: float = 1.0) -> ServeApp:

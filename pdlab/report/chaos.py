@@ -52,6 +52,9 @@ def title(chaos: Chaos) -> str:
     """What this was, in one line."""
     run = chaos.run
     guard = {True: "with the KV guard", False: "without the KV guard", None: "no KV guard"}[run.guarded]
+    rehearsal = chaos.manifest.rehearsal
+    if rehearsal is not None:
+        guard = f"rehearsed (engines simulated, {rehearsal.slow_down:g} times slower)"
     return (
         f"Faults ({run.plan}, seed {run.seed}) on {run.label}, {guard}, {run.concurrency} requests at a time, "
         f"{run.loaded_s / 60:.1f} minutes"

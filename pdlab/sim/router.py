@@ -5,6 +5,9 @@ queue is shorter by what it remembers: the length that a replica reported when t
 request. Where it remembers nothing of both, or for longer than Ray's time limit, it asks both; where of one alone, it
 takes the other, however long that queue, and asks for next time (`_select_from_candidate_replicas` of Ray Serve's
 request router). So many routers, or few requests, spread load almost at random.
+
+With direct streaming the replica that answers is the next one in turn, whatever its queue (Ray Serve LLM's
+`RoundRobinRouter`), and a decode replica, whose router is its own, asks for prefill as above.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ class Router:
     def __init__(self, rng: random.Random, count: int, memory_s: float) -> None:
         self.random, self.count, self.memory_s = rng, count, memory_s
 
-    def choose(self, replicas: Sequence[R], now_s: float) -> R:
-        """The replica for a prompt; it counts there from now on."""
-        chosen = replicas[0] if len(replicas) == 1 else self._two_choices(replicas, now_s)
+    def choose(self, replicas: Sequence[R], now_s: float, router: int | None = None) -> R:
+        """The replica for a prompt; it counts there from now on. ``router``: the one that it comes to (None: any)."""
+        chosen = replicas[0] if len(replicas) == 1 else self._two_choices(replicas, now_s, router)
         chosen.load += 1
         return chosen
 
@@ -47,9 +50,10 @@ class Router:
         """A request has ended at the replica."""
         replica.load -= 1
 
-    def _two_choices(self, replicas: Sequence[R], now_s: float) -> R:
+    def _two_choices(self, replicas: Sequence[R], now_s: float, router: int | None) -> R:
         count = len(replicas)
-        router = int(self.random.random() * self.count)
+        if router is None:
+            router = int(self.random.random() * self.count)
         first_index = int(self.random.random() * count)
         second_index = int(self.random.random() * (count - 1))
         second_index += second_index >= first_index
@@ -70,3 +74,17 @@ class Router:
         """What the router remembers; None: nothing, or for too long."""
         reported = replica.reported_loads.get(router)
         return reported.requests if reported is not None and now_s - reported.at_s < self.memory_s else None
+
+
+class InTurn:
+    """Direct streaming's choice of the replica that answers: one after the other."""
+
+    def __init__(self) -> None:
+        self._chosen = 0
+
+    def choose(self, replicas: Sequence[R]) -> tuple[int, R]:
+        """The index and the replica for a prompt; it counts there from now on."""
+        index = self._chosen % len(replicas)
+        self._chosen += 1
+        replicas[index].load += 1
+        return index, replicas[index]

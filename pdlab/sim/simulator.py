@@ -7,7 +7,8 @@ What is simulated, and as what:
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
   all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
 - **Routing** as Ray Serve does (`pdlab.sim.router`): of two replicas drawn at random the one with fewer requests by
-  what one of several routers remembers. Decode is chosen when prefill has answered.
+  what one of several routers remembers. Decode is chosen when prefill has answered. With direct streaming replicas are
+  taken in turn, and decode's before the prefill that it asks for.
 - **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.step_time`.
 - **KV transfer**: first come, first served into a decode engine, and through a shared link where the
   link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
@@ -37,7 +38,7 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
-from pdlab.sim.router import Router
+from pdlab.sim.router import InTurn, Router
 from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
 
@@ -121,6 +122,7 @@ class _System(Stepping):
         value = hardware.value
         self.contention = value("contention")
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
+        self.in_turn = InTurn() if deployment.serving.direct_streaming else None
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
 
@@ -213,24 +215,24 @@ class _System(Stepping):
         self.log.arrival_s[request] = now_s
         if request + 1 < len(self.arrivals):
             self.push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
-        engine = self._first_engine(request, now_s)
-        self.target[request] = (engine, engine)
-        decoder = self._streaming_engine(engine)
+        engine, decoder = self._chosen(request, now_s)
+        self.target[request] = (engine, decoder)
         tokens = self.log.input_tokens[request]
         self.push(self.ingress.pass_on(engine, tokens, self.ingress.streaming(decoder), now_s), ENTERS, engine, request)
 
-    def _first_engine(self, request: int, now_s: float) -> Engine:
-        """The engine that the prompt goes to."""
-        return self.router.choose(self.front, now_s)
-
-    def _streaming_engine(self, engine: Engine) -> Engine:
-        """The decode replica is not chosen yet: one of them stands for how busy they are."""
-        return self.decode[self.sequence % len(self.decode)] if self.links else engine
+    def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
+        """The engine that a prompt enters, and the one that streams its answer."""
+        if self.in_turn is not None:
+            index, decoder = self.in_turn.choose(self.decode)
+            return self.router.choose(self.front, now_s, index) if self.links else decoder, decoder
+        engine = self.router.choose(self.front, now_s)
+        # The decode replica is not chosen yet: one of them stands for how busy they are.
+        return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes what the given one has prefilled."""
         self.router.leaves(engine)
-        return self.router.choose(self.decode, now_s)
+        return self.router.choose(self.decode, now_s) if self.in_turn is None else self.target[request][1]
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if not self.repeated:
@@ -280,7 +282,6 @@ class _FluidSystem(_System):
     """A fluid pool between events. Every level begins with what the topology says, and nothing learnt."""
 
     controller: Controller | None = None
-    streams: Engine
 
     def __init__(
         self,
@@ -325,15 +326,11 @@ class _FluidSystem(_System):
             self.pool.enters(engine, now_s)
         super().happens(kind, engine, number, now_s)
 
-    def _first_engine(self, request: int, now_s: float) -> Engine:
+    def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         prefiller, decoder = self.pool.arrives(self.log.input_tokens[request])
         if prefiller is not decoder:
             self.decoder[request] = decoder.engine
-        self.streams = decoder.engine
-        return prefiller.engine
-
-    def _streaming_engine(self, engine: Engine) -> Engine:
-        return self.streams
+        return prefiller.engine, decoder.engine
 
     def moves_on(self, engine: Engine, request: int) -> bool:
         return request in self.decoder

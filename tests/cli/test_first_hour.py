@@ -23,11 +23,20 @@ def test_a_dry_run_shows_every_step_and_starts_nothing(tmp_path: Path, capsys: p
     assert text.splitlines()[-1].startswith("estimate: ") and not out.exists()
 
 
+def test_a_rehearsal_serves_and_measures_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert first_hour.main(["--dry-run", "--rehearse", "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "6 launch spread: start pd-spread-p1xtp4-d1xtp4" in text
+    assert "--pd-spread --p-tp 4 --d-tp 4 --model gpt-oss-120b --rehearse" in text
+    assert "doctor" not in text and "check-transfer" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--model", "nonsense"], "not in configs/models/"),
         (["--local", "--model", "gpt-oss-120b"], "--local serves tiny-gptoss"),
+        (["--local", "--rehearse"], "--local and --rehearse exclude each other"),
         (["--resume"], "has no first-hour.json"),
     ],
 )
@@ -69,6 +78,6 @@ def test_a_run_ends_with_verdicts_and_an_archive(
 
 
 def test_the_real_steps_fit_the_hour() -> None:
-    for local in (False, True):
-        made = steps_module.plan(Path("/o"), local=local, model="m", port=1, lengths=(5000, 250))
+    for where, lengths in first_hour.LENGTHS.items():
+        made = steps_module.plan(Path("/o"), where=where, model="m", port=1, lengths=lengths)
         assert steps_module.total_s(made) <= steps_module.MOST_TOTAL_S

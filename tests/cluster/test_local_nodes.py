@@ -334,6 +334,7 @@ class TestStart:
         try:
             assert running() == nodes
             assert nodes.made_up == cluster, "the head's node is the first"
+            assert [nodes.number_of(name) for name in ("node-1", "node-2", "local-1")] == [1, 2, None]
             head, other = (Path(nodes.temp_dir) / f"node-{i}.log" for i in (1, 2))
             assert eventually(lambda: "PORTS" in other.read_text() and "PORTS" in head.read_text())
             for number, log in ((1, head), (2, other)):

@@ -27,9 +27,18 @@ pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 class TestWarmingAndPrefillAlone:
     """pdlab.deploy.application.Application.warm_pairs and ask_prefill."""
 
-    def test_broadcast(self) -> None:
-        broadcast = quietly(f"{SERVE}.utils.broadcast").broadcast
-        assert parameters(broadcast)[:2] == ["handle", "method_name"]
+    def test_every_replica_can_be_asked(self) -> None:
+        handle = quietly("ray.serve.handle").DeploymentHandle
+        assert parameters(handle.broadcast)[:2] == ["self", "method_name"]
+        assert parameters(handle.running_replicas_populated) == ["self"]
+        assert "timeout_s" in parameters(quietly("ray.serve.handle").DeploymentBroadcastResponse.results)
+
+    def test_rays_own_broadcast_may_make_a_router_in_the_thread_that_asks(self) -> None:
+        """Why it is not used. Where it looks at what is there alone, it can be."""
+        broadcast = inspect.getsource(quietly(f"{SERVE}.utils.broadcast").broadcast)
+        assert "router._asyncio_router.request_router" in broadcast
+        lazily = inspect.getsource(quietly("ray.serve._private.router").AsyncioRouter.request_router.fget)
+        assert "self._request_router_class(" in lazily and "_update_running_replicas(" in lazily
 
     def test_the_prewarm_tells_its_log_what_it_did(self, pd_server: ModuleType) -> None:
         source = inspect.getsource(pd_server.PDDecodeServer._maybe_prewarm)
@@ -53,8 +62,11 @@ class TestWarmingAndPrefillAlone:
         logs = iter([[(4, 1), (2, 0)], [(4 + wrote[0], 1), (2, wrote[1])]])
         monkeypatch.setattr(Application, "state", lambda _: AppState(status="RUNNING", replicas=replicas))
         monkeypatch.setattr(Application, "_read_logs", lambda *_: next(logs))
-        monkeypatch.setattr(quietly("ray.serve"), "get_deployment_handle", lambda *_: None)
-        monkeypatch.setattr(quietly(f"{SERVE}.utils.broadcast"), "broadcast", lambda *_: [None] * reached)
+        named = iter([False, True])  # Ray Serve tells a new handle of the replicas after a while
+        handle = SimpleNamespace(running_replicas_populated=lambda: next(named))
+        handle.options = lambda: handle
+        handle.broadcast = lambda method: SimpleNamespace(results=lambda: [method] * reached)
+        monkeypatch.setattr(quietly("ray.serve"), "get_deployment_handle", lambda *_: handle)
         if trouble is None:
             assert Application(Cluster()).warm_pairs("m") == 6
             return

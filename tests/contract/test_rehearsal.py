@@ -14,7 +14,7 @@ import pytest
 from contract.conftest import quietly
 
 from pdlab.rehearsal import protocol
-from pdlab.rehearsal.stage import ENGINE_CLASS_ENV, node_env
+from pdlab.rehearsal.stage import ENGINE_CLASS_ENV, node_env, serve_env
 from pdlab.rehearsal.stand_ins import MADE, PROTOCOLS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,13 +121,11 @@ def test_decode_is_given_what_prefill_answered(ray_llm: ModuleType) -> None:
 
 def test_ray_knows_the_settings_of_made_up_nodes() -> None:
     raylet = folder_of("ray") / "core/src/ray/raylet/raylet"
-    settings = node_env(4.0)
-    assert "RAY_worker_maximum_startup_concurrency" in settings
+    assert "RAY_worker_maximum_startup_concurrency" in node_env()
     assert b"worker_maximum_startup_concurrency" in raylet.read_bytes()
     constants = (folder_of("ray.serve") / "_private/constants.py").read_text(encoding="utf-8")
-    assert (
-        "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S" in constants and "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S" in settings
-    )
+    assert serve_env(4.0) == {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "40"}
+    assert 'RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", 10.0' in " ".join(constants.split())
 
 
 def test_metrics_have_vllms_names() -> None:

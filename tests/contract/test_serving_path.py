@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from contract.conftest import SERVE, quietly
+from contract.test_guarded_servers import built
 
 from pdlab.deploy import serving_path
 from pdlab.deploy.serve_config import HEAD_RESOURCE
@@ -94,3 +95,29 @@ def test_the_throughput_variable_does_what_we_say_of_it() -> None:
     ):
         assert f"RAY_SERVE_{name} = get_env_bool" in after
     assert set(serving_path.HAPROXY) <= {name for name in serving_path.HAPROXY if name in text}
+
+
+@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize("direct", [False, True], ids=["ingress", "direct"])
+@pytest.mark.parametrize(("label", "answers"), [("collocated-2xtp1", "LLMServer"), ("pd-pack-p1xtp1-d2xtp1", "Decode")])
+def test_with_direct_streaming_the_replica_that_answers_is_the_next_in_turn(
+    label: str, answers: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pdlab.sim.router` has it; otherwise two choices."""
+    found = {d.name.split(":")[0]: d for d in built(label, direct=direct, monkeypatch=monkeypatch)}
+    router = found[answers]._deployment_config.request_router_config.get_request_router_class()
+    assert router.__name__ == ("RoundRobinRouter" if direct else "PowerOfTwoChoicesRequestRouter")
+
+
+def test_taking_turns_looks_at_no_queue() -> None:
+    turns = quietly("ray.serve.experimental.round_robin_router").RoundRobinRouter
+
+    class Turns(turns):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            self._round_robin_counter = 4
+
+    async def chosen() -> list[str]:
+        ours = Turns()
+        return [(await ours.choose_replicas(["a", "b", "c"]))[0][0] for _ in range(4)]
+
+    assert asyncio.run(chosen()) == ["b", "c", "a", "b"]

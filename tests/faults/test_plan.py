@@ -29,8 +29,15 @@ plans = st.builds(
 )
 
 
+def test_in_slow_time_leases_and_limits_are_longer_and_ray_is_not() -> None:
+    plan = FaultPlan(faults=("kill_raylet",), lease_s=30, limit_s=60, hold_s=5, recover_s=100)
+    slowed = plan.slowed(4.0)
+    assert (slowed.lease_s, slowed.limit_s) == (120, 240)
+    assert slowed.model_copy(update={"lease_s": 30, "limit_s": 60}) == plan
+
+
 def test_what_is_shipped() -> None:
-    assert SHIPPED == ["all", "short", "soak", "workers"]
+    assert SHIPPED == ["all", "nodes", "short", "soak", "workers"]
     soak = load_plan("soak")
     assert (soak.duration_s, soak.concurrency, soak.every_s) == (1200, 8, 30)
     assert len(schedule(soak, PAIR).due) == 40, "twenty minutes, a fault every 30 s, the first after 20 s"

@@ -18,6 +18,7 @@ from support.web import web_server
 from pdlab.cluster.connection import Cluster
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.deploy.application import AppState
 from pdlab.deploy.endpoint import Running, save_running
 from pdlab.faults import inject, session
@@ -49,8 +50,9 @@ def test_what_was_not_launched_here_is_refused(cache: Path) -> None:
     assert subject_of(order("http://127.0.0.1:8000", not_mine=True)).manifest.label == "unknown"
 
 
-def test_what_was_launched_here_is_known(cache: Path) -> None:
-    manifest = Manifest(origin="measured", label="pd-spread-p1xtp1-d1xtp1", local=True)
+@pytest.mark.parametrize("of", [{"local": True}, {"rehearsal": Rehearsal(slow_down=4)}], ids=["local", "rehearsed"])
+def test_what_was_launched_here_is_known(of: dict[str, Any], cache: Path) -> None:
+    manifest = Manifest(origin="measured", label="pd-spread-p1xtp1-d1xtp1", **of)
     url = "http://127.0.0.1:8000"
     save_running(Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest))
     subject = subject_of(order(url))

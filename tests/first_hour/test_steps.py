@@ -15,21 +15,22 @@ from pdlab.first_hour.steps import MOST_TOTAL_S, Step, StepVerdict, left, missin
 from pdlab.transfer.options import build_parser as transfer_parser
 from pdlab.transfer.options import plan_from
 
-CLUSTER = plan(Path("/out"), local=False, model="gpt-oss-120b", port=8000, lengths=(5000, 250))
-LOCAL = plan(Path("/out"), local=True, model="tiny-gptoss", port=8000, lengths=(256, 32))
+CLUSTER = plan(Path("/out"), where="cluster", model="gpt-oss-120b", port=8000, lengths=(5000, 250))
+LOCAL = plan(Path("/out"), where="local", model="tiny-gptoss", port=8000, lengths=(256, 32))
+REHEARSAL = plan(Path("/out"), where="rehearsal", model="gpt-oss-120b", port=8000, lengths=(2000, 100))
 NAMES = ["doctor", "weights", "transfer pack", "transfer spread", "launch collocated", "smoke", "sweep collocated",
          "launch pack", "sweep pack", "launch spread", "sweep spread", "shutdown", "report", "prediction"]  # fmt: skip
 
 
-@pytest.mark.parametrize("steps", [CLUSTER, LOCAL], ids=["cluster", "local"])
+@pytest.mark.parametrize("steps", [CLUSTER, LOCAL, REHEARSAL], ids=["cluster", "local", "rehearsal"])
 def test_the_steps_are_within_the_hour_by_estimate(steps: tuple[Step, ...]) -> None:
-    assert [step.name for step in steps] == NAMES
+    assert [step.name for step in steps] == NAMES[4 if steps is REHEARSAL else 0 :], "it has no wires to look at"
     assert 600 < total_s(steps) <= MOST_TOTAL_S
     for step in steps:
         assert 0 < step.estimate_s < step.limit_s and step.advice and 0 in step.codes
 
 
-@pytest.mark.parametrize("steps", [CLUSTER, LOCAL], ids=["cluster", "local"])
+@pytest.mark.parametrize("steps", [CLUSTER, LOCAL, REHEARSAL], ids=["cluster", "local", "rehearsal"])
 def test_what_a_step_needs_comes_before_it(steps: tuple[Step, ...]) -> None:
     names: set[str] = set()
     for step in steps:
@@ -47,7 +48,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
 }
 
 
-@pytest.mark.parametrize("step", [*CLUSTER, *LOCAL], ids=lambda step: step.name)
+@pytest.mark.parametrize("step", [*CLUSTER, *LOCAL, *REHEARSAL], ids=lambda step: step.name)
 def test_every_command_line_is_one_that_its_command_accepts(step: Step) -> None:
     command, *words = step.command
     if command == "launch":

@@ -68,6 +68,13 @@ class TestWhere:
         placed = on("pd-spread-p1xdp32ep-d1xdp72ep", "p5.48xlarge-x13")
         assert len(placed.nodes_of("prefill")) == 4 and len(placed.nodes_of("decode")) == 9
 
+    def test_thirteen_of_each_take_a_node_more_than_their_gpus_do(self) -> None:
+        """No node may hold both pools, and 13 replicas of TP4 leave half a node free on either side."""
+        with pytest.raises(PlacementError, match="1 more node"):
+            on("pd-spread-p13xtp4-d13xtp4", "p5.48xlarge-x13")
+        placed = on("pd-spread-p13xtp4-d13xtp4", "p5.48xlarge-x14")
+        assert len(placed.nodes_of("prefill")) == len(placed.nodes_of("decode")) == 7
+
     def test_three_prefill_groups_of_three_nodes_and_a_decode_group_of_four(self) -> None:
         placed = on("pd-spread-p3xdp24ep-d1xdp32ep", "p5.48xlarge-x13")
         assert [len(replica.nodes) for replica in placed.of("prefill")] == [3, 3, 3]

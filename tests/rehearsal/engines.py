@@ -40,6 +40,7 @@ class FakeMetrics(EngineMetrics):
 
     def __init__(self, replica: str) -> None:
         self.sums: dict[str, float] = {}
+        self.use: list[float] = []
         self._counted: dict[str, float] = {}
 
     def count(self, name: str, value: float = 1.0) -> None:
@@ -48,6 +49,9 @@ class FakeMetrics(EngineMetrics):
     def observe(self, name: str, value: float) -> None:
         self.count(f"{name}_count")
         self.count(f"{name}_sum", value)
+
+    def kv_use(self, share: float) -> None:
+        self.use.append(share)
 
 
 async def started(folder: Path, role: str, label: str, node: str, number: int = 1) -> Any:
@@ -131,6 +135,11 @@ async def main(folder: Path) -> dict[str, Any]:
         if not prefill._leases:
             break
         await asyncio.sleep(0.02)
+    # A client that leaves between prefill and decode.
+    first = asked(words)
+    first.kv_transfer_params = {"do_remote_decode": True}
+    (kept,) = [item async for item in prefill.completions(first, None)]
+    await decode._engine_client.notify_kv_transfer_request_rejected("gone", kept.kv_transfer_params)
     # A client that leaves.
     leaving = decode.completions(asked(words, stream=True, max_tokens=2000), None)
     await leaving.__anext__()
@@ -138,6 +147,7 @@ async def main(folder: Path) -> dict[str, Any]:
     await asyncio.sleep(0.1)
     out["held"] = [one.core.engines[0].held_tokens for one in (prefill, decode)]
     out["leases"] = len(prefill._leases)
+    out["use"] = {name: [max(one.metrics.use), one.metrics.use[-1]] for name, one in (("p", prefill), ("d", decode))}
     out["sums"] = {"prefill": prefill.metrics.sums, "decode": decode.metrics.sums}
     # The engine that has the KV is gone.
     await prefill.shutdown()

@@ -83,9 +83,15 @@ def test_what_was_fetched_or_left_is_held_no_longer(answers: Answers) -> None:
     assert answers["burst"] == [1] * 40
 
 
+def test_the_share_of_the_pool_in_use_is_told(answers: Answers) -> None:
+    for most, last in answers["use"].values():
+        assert 0 < most < 1 and last == 0.0
+
+
 def test_what_is_counted_adds_up(answers: Answers) -> None:
     prefill, decode = answers["sums"]["prefill"], answers["sums"]["decode"]
-    assert prefill["vllm_request_success"] == 51  # 5 to decode, 1 alone, 2 x 2 sequences, the one mixed up, a burst
+    # 5 to decode, 1 alone, 2 x 2 sequences, the one mixed up, a burst, the one that was not decoded
+    assert prefill["vllm_request_success"] == 52
     assert decode["vllm_request_success"] == 46
     assert decode["vllm_nixl_xfer_time_seconds_count"] == 46
     assert "vllm_nixl_num_kv_expired_reqs" not in prefill

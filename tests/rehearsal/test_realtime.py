@@ -159,6 +159,27 @@ def test_an_answer_comes_in_three_chunks_of_whole_tokens() -> None:
         assert 20 < middle < 80
 
 
+@pytest.mark.parametrize("began_s", [0.0, 123_456.789])
+def test_every_token_of_an_answer_comes_when_its_step_ends(began_s: float) -> None:
+    """On a clock that has gone for long, too: moments are less exact there."""
+    clock = VirtualTime()
+    clock.now = began_s
+    told: list[list[tuple[float, int]]] = [[] for _ in range(6)]
+    engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=False)
+    one = RealTime([engine], clock, HARDWARE.block_tokens, every_token=True)
+    for number, each in enumerate(told):
+        tell = lambda at_s, tokens, each=each: each.append((at_s, tokens))  # noqa: E731
+        one.submit(served(tell, (2000, 80)), began_s + 0.1 * number)
+    clock.run()
+    for each in told:
+        assert [tokens for _, tokens in each] == list(range(1, 81))
+        moments = [at_s for at_s, _ in each]
+        assert moments == sorted(moments)
+    alone_s = [at_s for at_s, _ in told[-1][-10:]]  # the others have ended: steps of one length, nearly
+    gaps_s = [after - before for before, after in itertools.pairwise(alone_s)]
+    assert max(gaps_s) == pytest.approx(min(gaps_s), rel=0.02)
+
+
 @pytest.mark.parametrize("slow_down", [4.0, 8.0])
 def test_in_slow_time_it_is_the_simulator_nearly(slow_down: float) -> None:
     tokens, concurrency, requests = (2000, 100), 8, 24

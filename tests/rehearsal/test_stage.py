@@ -38,6 +38,7 @@ def test_flags_make_the_request_and_json_carries_it() -> None:
     assert told.rehearsal.slow_down == 20 and told.node_count == 13
     assert request_from_json(request_to_json(told)) == told
     assert asked("--pd-spread").rehearsal is None
+    assert asked("--pd-spread", "--rehearse", "--chunk-per-token").rehearsal == Rehearsal(chunk_per_token=True)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_flags_make_the_request_and_json_carries_it() -> None:
     [
         ("--pd-spread --slow-down 5", "--slow-down is for --rehearse"),
         ("--pd-spread --hardware h100-vllm-0.11", "--hardware is for --rehearse"),
+        ("--pd-spread --chunk-per-token", "--chunk-per-token is for --rehearse"),
         ("--pd-spread --rehearse --local", "--rehearse and --local exclude each other"),
         ("--collocated --rehearse --decode-bench", "--rehearse and --decode-bench exclude each other"),
         ("--pd-spread --rehearse --cluster auto", "--cluster auto has none"),

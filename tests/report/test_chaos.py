@@ -11,6 +11,7 @@ from support import folders
 from support.chaos import example, fault, request, run, write
 
 from pdlab.cli import viz
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.report import chaos as report
 from pdlab.results.chaos import Chaos, Leftovers
 
@@ -24,6 +25,13 @@ def test_text() -> None:
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_of_a_rehearsal_the_title_says_so() -> None:
+    made = example()
+    rehearsed = made._replace(manifest=made.manifest.model_copy(update={"rehearsal": Rehearsal(slow_down=4)}))
+    assert "rehearsed (engines simulated, 4 times slower)" in report.title(rehearsed)
+    assert "rehearsed" not in report.title(made)
 
 
 def test_well_is_what_has_neither_wrong_nor_hanging_nor_left_ones() -> None:

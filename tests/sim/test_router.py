@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pdlab.sim.router import ReportedLoad, Router
+from pdlab.sim.router import InTurn, ReportedLoad, Router
 
 
 @dataclass(eq=False)
@@ -49,6 +49,20 @@ def test_of_two_the_one_that_is_known_is_taken_and_the_other_asked_for_next_time
 def test_one_replica_needs_no_choice() -> None:
     server = Server()
     assert Router(random.Random(0), 16, 10.0).choose([server], 0.0) is server and server.load == 1
+
+
+def test_a_router_of_its_own_is_asked_and_no_other() -> None:
+    servers = [Server(load=5), Server(load=0)]
+    servers[0].reported_loads[3] = ReportedLoad(0, 0.0)
+    router = Router(random.Random(2), 16, 10.0)
+    assert router.choose(servers, 1.0, 3) is servers[0], "what router 3 remembers"
+    assert set(servers[1].reported_loads) == {3}
+
+
+def test_in_turn_whatever_the_queues() -> None:
+    servers, in_turn = [Server(load=9), Server(), Server()], InTurn()
+    assert [in_turn.choose(servers)[0] for _ in range(5)] == [0, 1, 2, 0, 1]
+    assert [server.load for server in servers] == [11, 2, 1]
 
 
 def longest_queue(memory_s: float) -> float:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlab.core.catalog import ModelShape, load_model
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, Serving, parse_label
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.model_size import kv_bytes
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
@@ -54,6 +54,29 @@ def test_requests_have_the_lengths_that_a_sweep_would_draw(load: Load, text: str
         assert run.asked_tokens == (fmean(a for a, _ in drawn), fmean(b for _, b in drawn))
         rates = (run.whole.input_tokens_per_s, run.whole.output_tokens_per_s)
         assert rates == pytest.approx(tuple(40 * mean / done.duration_s for mean in run.asked_tokens))
+
+
+@pytest.mark.parametrize("label", ["collocated-4xtp2", "pd-spread-p1xtp4-d4xtp2", "pd-pack-p2xtp2-d4xtp1"])
+def test_direct_streaming_gives_every_replica_one_of_as_many_requests(label: str) -> None:
+    """In turn, so that none decodes beside another; two choices have some meet."""
+    level = Level(load=Closed(concurrency=4), num_requests=4, seed=0)
+
+    def tpots_s(direct: bool, seed: int) -> set[float]:
+        deployment = Deployment(topology=parse_label(label), serving=Serving(direct_streaming=direct))
+        (done,) = simulate(deployment, [level], WORKLOAD, HARDWARE, SHAPE, seed=seed)
+        steps = zip(done.first_token_s, done.finish_s, strict=True)
+        return {round(finish_s - first_s, 6) for first_s, finish_s in steps}
+
+    assert [len(tpots_s(True, seed)) for seed in range(6)] == [1] * 6
+    assert max(len(tpots_s(False, seed)) for seed in range(6)) > 1
+
+
+@pytest.mark.parametrize("label", ["collocated-1xtp4", "pd-spread-p1xtp4-d1xtp4"])
+def test_direct_streaming_changes_nothing_where_there_is_nothing_to_choose(label: str) -> None:
+    level = Level(load=Closed(concurrency=8), num_requests=40, seed=0)
+    ways = [Deployment(topology=parse_label(label), serving=Serving(direct_streaming=on)) for on in (False, True)]
+    apart, in_turn = (simulate(each, [level], WORKLOAD, HARDWARE, SHAPE)[0] for each in ways)
+    assert in_turn == apart
 
 
 def test_lengths_that_vary_end_the_march_in_step() -> None:

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Rehearsed levels beside those of the pure simulator, and beside published ones.
+
+    python benchmarks/rehearsal.py bm_results/rehearsed-story/*
+    python benchmarks/rehearsal.py bm_results/rehearsed-published/* --published ../shared/reference/measured-h100
+
+Prints a table of mean TTFT and TPOT. Simulated is the same deployment under the same levels in the order in which they
+were rehearsed, on pools that were empty before the first. A prefix that all prompts share is a share of each prompt
+that every engine has, but for the first one. Published levels are those of the same topology, lengths and concurrency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.deployment import Disaggregated  # noqa: E402
+from pdlab.core.workload import Level  # noqa: E402
+from pdlab.plan.accuracy import name_of  # noqa: E402
+from pdlab.results.published_folders import load_experiment  # noqa: E402
+from pdlab.results.schema import Experiment, Run  # noqa: E402
+from pdlab.results.store import MANIFEST  # noqa: E402
+from pdlab.sim.hardware import load_hardware  # noqa: E402
+from pdlab.sim.level import figures  # noqa: E402
+from pdlab.sim.simulator import simulate  # noqa: E402
+
+
+class Means(NamedTuple):
+    """Of one level, in seconds."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+def means(run: Run) -> Means:
+    """What a run has of them."""
+    assert run.whole.ttft is not None and run.whole.tpot is not None
+    return Means(run.whole.ttft.mean_s, run.whole.tpot.mean_s)
+
+
+def simulated(experiment: Experiment, seed: int) -> list[Means]:
+    """Every level of a rehearsed experiment by the simulator."""
+    manifest = experiment.manifest
+    assert manifest.deployment is not None and manifest.rehearsal is not None
+    shape = load_model(manifest.deployment.model)
+    assert shape is not None
+    workload = experiment.runs[0].workload
+    levels = [Level(load=r.load, num_requests=r.num_requests, seed=r.seed or 0) for r in experiment.runs]
+    share = workload.shared_prefix_tokens / workload.mean_tokens.input
+    hardware = load_hardware(manifest.rehearsal.hardware)
+    done = simulate(manifest.deployment, levels, workload, hardware, shape, seed=seed, prefix_hit_rate=share)
+    found = [figures(level) for level in done]
+    return [Means(each.ttft_s, each.tpot_s or 0.0) for each in found]
+
+
+def alike(one: Experiment, run: Run, other: Experiment, theirs: Run) -> bool:
+    """Whether two runs are of one configuration, whatever their prompts share."""
+    mine, its = one.manifest.deployment, other.manifest.deployment
+    if mine is None or its is None or mine.label != its.label or run.load != theirs.load:
+        return False
+    tokens = (run.workload.input_tokens, run.workload.output_tokens, run.workload.mode)
+    return tokens == (theirs.workload.input_tokens, theirs.workload.output_tokens, theirs.workload.mode)
+
+
+def rehearsed(folders: Sequence[Path]) -> list[Experiment]:
+    """Those of the folders that hold a rehearsal's levels, in the order in which these were rehearsed."""
+    loaded = [load_experiment(folder) for folder in folders if (folder / MANIFEST).is_file()]
+    return [
+        each.model_copy(update={"runs": tuple(sorted(each.runs, key=lambda run: run.started_at or ""))})
+        for each in loaded
+        if each.manifest.rehearsal is not None and each.runs
+    ]
+
+
+def row(name: str, level: str, columns: Sequence[Means | None]) -> str:
+    """One line: TTFT, then TPOT, each with how far the first column is off the others."""
+
+    def cell(values: Sequence[float | None], digits: int) -> str:
+        first = values[0]
+        assert first is not None
+        words = [f"{1e3 * first:.{digits}f}"]
+        words += [
+            "-" if value is None else f"{1e3 * value:.{digits}f} ({100 * (first / value - 1):+.0f} %)"
+            for value in values[1:]
+        ]
+        return " / ".join(words)
+
+    ttft = cell([each and each.ttft_s for each in columns], 0)
+    tpot = cell([each and each.tpot_s for each in columns], 2)
+    return f"| {name} | {level} | {ttft} | {tpot} |"
+
+
+def main() -> int:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("folders", nargs="+", type=Path, help="of rehearsed runs")
+    flags.add_argument("--published", type=Path, metavar="DIR", help="folders of published runs")
+    flags.add_argument("--seed", type=int, default=0)
+    args = flags.parse_args()
+    published = (
+        [load_experiment(each) for each in sorted(args.published.iterdir()) if each.is_dir()] if args.published else []
+    )
+    beside = "rehearsed / simulated" + (" / published" if published else "")
+    print(f"| deployment | level | TTFT mean, ms: {beside} | TPOT mean, ms |\n|---|---|---|---|")
+    for experiment in rehearsed(args.folders):
+        deployment, rehearsal = experiment.manifest.deployment, experiment.manifest.rehearsal
+        assert deployment is not None and rehearsal is not None
+        tcp = isinstance(deployment.topology, Disaggregated) and "tcp" in (deployment.topology.transport.ucx_tls or "")
+        way = (", direct streaming" if deployment.serving.direct_streaming else "") + (", TCP" if tcp else "")
+        for run, model in zip(experiment.runs, simulated(experiment, args.seed), strict=True):
+            columns: list[Means | None] = [means(run), model]
+            if published:
+                pairs = [(each, theirs) for each in published for theirs in each.runs]
+                found = [means(theirs) for each, theirs in pairs if alike(experiment, run, each, theirs)]
+                columns.append(found[0] if found else None)
+            level = name_of(run.load) + ("" if run.validity.valid else ", invalid")
+            print(row(f"{deployment.label}{way}, K {rehearsal.slow_down:g}", level, columns))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
