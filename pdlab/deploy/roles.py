@@ -38,7 +38,7 @@ def execute(order: RolesOrder) -> None:
     """Do it; prints to standard output. Raises UsageError, ClusterError."""
     running = load_running(order.base_url)
     local: LocalNodes | None = None
-    if running is not None and running.manifest.local:
+    if running is not None and running.manifest.on_local_nodes:
         local = local_nodes.running()
         if local is None:
             raise UsageError(f"the local Ray nodes that {order.base_url} was on are gone; launch it again")

@@ -254,7 +254,7 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
         "board, plays, make = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "cloudpickle.dumps(make.__globals__['RoleBoard'])  # as a replica does that makes the actor\n"
         "made = board({'split': '1:1'})\n"
-        "counts = {**dict.fromkeys(('waiting_prompt_tokens', 'running', 'generated_tokens', 'prefilled_tokens'), 0),\n"
+        "counts = {**dict.fromkeys(('waiting_prompt_tokens', 'coming', 'running', 'generated_tokens', 'prefilled_tokens'), 0),\n"
         "          'prefill_busy_s': 0.0, 'prompts': {3: (1, 7)}, 'answers': {}, 'ttft_s': [], 'tpot_s': [],\n"
         "          'handoff_s': []}\n"
         "async def live():\n"

@@ -61,6 +61,7 @@ class _Engine:
         self.node = node
         self.heard_s = 0.0
         self.waiting_prompt_tokens = 0
+        self.coming = 0
         self.running = 0
         self.since: dict[str, float] = {}  # counts since the last look
         self.kv_used_share: float | None = None
@@ -104,7 +105,8 @@ class RoleBoard:
         joined = engine not in self._engines
         state = self._engines.setdefault(engine, _Engine(node))
         state.heard_s = self._clock()
-        state.waiting_prompt_tokens, state.running = counts["waiting_prompt_tokens"], counts["running"]
+        state.waiting_prompt_tokens = counts["waiting_prompt_tokens"]
+        state.coming, state.running = counts["coming"], counts["running"]
         state.kv_used_share = counts.get("kv_used_share")
         for name in ("prefilled_tokens", "prefill_busy_s", "generated_tokens"):
             state.since[name] = state.since.get(name, 0) + counts[name]
@@ -284,7 +286,8 @@ class RoleBoard:
         return Policy(Rules(p_min=spec.p_min, d_min=spec.d_min, slo_ttft_s=spec.slo_ttft_s, slo_tpot_s=spec.slo_tpot_s))
 
     def _state(self) -> dict[str, Any]:
-        loads = {name: (each.waiting_prompt_tokens, each.running) for name, each in self._engines.items()}
+        # Of decode also what will be there once it is prefilled: else whoever has least would be sent all of it.
+        loads = {n: (each.waiting_prompt_tokens, each.coming + each.running) for n, each in self._engines.items()}
         return {"version": self._version, "tick": self._tick, "roles": self._roles, "loads": loads, "by": self._by}
 
     def _publish(self, roles: dict[str, str]) -> None:

@@ -159,6 +159,13 @@ def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
     assert set(heard["loads"]) == {"a", "b"}
 
 
+def test_routers_hear_of_what_is_still_prefilled_elsewhere(clock: Clock) -> None:
+    of = board(clock, split="1:1")
+    report(of, "a", "b", coming=3, running=2, waiting_prompt_tokens=70)
+    of.decide()
+    assert of._state()["loads"] == {"a": (70, 5), "b": (70, 5)}
+
+
 def test_times_are_the_engines(clock: Clock) -> None:
     seen: list[Any] = []
     of = board(clock, slow_down=10.0)
