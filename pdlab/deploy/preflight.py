@@ -47,10 +47,10 @@ def examine(
     ports = settings_rules.side_channel_ports(deployment.pools)
     transport = topology.transport
     environment = {**(gpu_env() if on_gpus else {}), **transport_env(transport, view)}
-    fluid = isinstance(topology, Fluid)
-    if (fluid or topology.placement == "spread") and over_efa(view):
+    if (isinstance(topology, Fluid) or topology.placement == "spread") and over_efa(view):
         # Fluid engines of one node move KV cache over NVLink, which LIBFABRIC does not know.
-        optional = (LIBFABRIC,) if choose and may_choose(transport) and not fluid else ()
+        chooses = choose and may_choose(transport) and not isinstance(topology, Fluid)
+        optional = (LIBFABRIC,) if chooses else ()
         print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
         facts = cluster.call_nodes(node.thorough, ports, environment, backends)

@@ -47,7 +47,6 @@ def execute(order: RolesOrder) -> None:
             env = local_nodes.environment_on(host, local)
             run_on_host.call(host.pid, __name__, order.model_dump_json(), env)
             return
-    if local is not None:
         local_nodes.become_driver(local)
     with Cluster(local):
         if order.split is not None:

@@ -107,8 +107,8 @@ def _order(curve: Curve) -> tuple[object, ...]:
         p, d = topology.prefill, topology.decode
         return (1, -d.gpus_per_replica, -p.gpus_per_replica, p.replicas / d.replicas, curve.label)
     if isinstance(topology, Fluid):  # behind all that do not move
-        p, d = topology.split or (0, 1)
-        return (1, 0, -topology.pool.gpus_per_replica, p / d, curve.label)
+        prefill, decode = topology.split or (0, 1)
+        return (1, 0, -topology.pool.gpus_per_replica, prefill / decode, curve.label)
     return (0, -topology.pool.gpus_per_replica, 0, float(topology.pool.replicas), curve.label)
 
 

@@ -102,4 +102,5 @@ def test_what_is_counted_adds_up(answers: Answers) -> None:
 
 def test_fluid_engines_prefill_for_each_other_at_once(answers: Answers) -> None:
     assert [tokens(one) for one in answers["fluid"]] == [tokens(one) for one in answers["fluid alone"]]
-    assert all(generated >= 4 * 12 for generated in answers["generated"]), "each decoded four of the answers"
+    # Of twelve tokens the first comes with the step in which the KV cache joins the batch.
+    assert all(generated >= 4 * 11 for generated in answers["generated"]), "each decoded four of the answers"

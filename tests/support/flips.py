@@ -16,9 +16,9 @@ from collections import Counter
 from typing import Any
 
 from pdlab.cluster import local_nodes
-from pdlab.cluster.connection import Cluster
+from pdlab.cluster.connection import Cluster, prepare
 from pdlab.core.errors import PdlabError
-from pdlab.deploy import canary
+from pdlab.deploy import canary, serving_path
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import load_running
 from pdlab.deploy.roles import ask
@@ -68,7 +68,11 @@ def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> 
     local = local_nodes.running()
     assert running is not None and local is not None
     rng = random.Random(f"flips {seed}")
-    with Cluster(local) as cluster:
+    assert running.manifest.deployment is not None
+    env = serving_path.environment(running.manifest.deployment, "127.0.0.1")
+    loading = prepare(local, env)
+    with Cluster(local, env) as cluster:
+        loading.result()
         app = Application(cluster)
         hands = Hands(cluster, f"{local_nodes.MARKER}={local.id}")
         service = Service(url, running.model_id, MAX_TOKENS, LIMIT_S)

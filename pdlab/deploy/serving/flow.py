@@ -33,6 +33,7 @@ class Flow:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.waiting_prompt_tokens = 0
+        self.coming = 0  # sequences whose prompts are prefilled elsewhere
         self.running = 0
         self._prefills = 0
         self._busy_since = 0.0
@@ -63,6 +64,7 @@ class Flow:
 
     def arrived(self, prompt_tokens: int) -> Answer:
         """A client's sequence came, which this engine is to decode."""
+        self.coming += 1
         return Answer(self._clock(), prompt_tokens)
 
     def prompted(self, answer: Answer) -> None:
@@ -79,6 +81,7 @@ class Flow:
         """Its prompt was prefilled elsewhere: from here on it is this engine's."""
         if answer.prefilled_s is None:
             answer.prefilled_s = self._clock()
+            self.coming -= 1
             self.running += 1
 
     def sent(self, answer: Answer, item: Any) -> None:
@@ -95,7 +98,9 @@ class Flow:
 
     def ended(self, answer: Answer, *, whole: bool) -> None:
         """The answer is complete (``whole``), or nobody waits for it any more."""
-        if answer.prefilled_s is not None:
+        if answer.prefilled_s is None:
+            self.coming -= 1
+        else:
             self.running -= 1
         if not whole or answer.first_s is None:
             return
@@ -106,7 +111,7 @@ class Flow:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way, nor came or ended since the last `take`."""
-        return not (self._prefills or self.running or any(self._counts.values()))
+        return not (self._prefills or self.coming or self.running or any(self._counts.values()))
 
     def take(self) -> dict[str, Any]:
         """The counts since the last call, and what is under way now."""
@@ -114,7 +119,8 @@ class Flow:
         if self._prefills:
             self._counts["prefill_busy_s"] += now_s - self._busy_since
             self._busy_since = now_s
-        counts = {**self._counts, "waiting_prompt_tokens": self.waiting_prompt_tokens, "running": self.running}
+        now = {"waiting_prompt_tokens": self.waiting_prompt_tokens, "coming": self.coming, "running": self.running}
+        counts = {**self._counts, **now}
         self._begin()
         return counts
 

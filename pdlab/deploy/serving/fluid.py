@@ -37,7 +37,7 @@ class PlaysRoles:
     _generated = 0
     _local_below = 0
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         self._flow = Flow()
         # By the id of the request's object, which lives as long.
         self._answers: dict[int, Answer] = {}
@@ -172,7 +172,7 @@ class PlaysRoles:
         name = serve.get_replica_context().replica_id.unique_id
         node = ray.get_runtime_context().get_node_id()
         pause_s = TELL_S * max(1.0, min(self.board_spec.get("slow_down", 1.0), 4.0))
-        actor = None
+        actor: Any = None
         idle = 0
         while True:
             idle = idle + 1 if self._flow.idle else 0

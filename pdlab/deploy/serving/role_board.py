@@ -34,6 +34,8 @@ AUTO = "auto"
 # before the application counts as gone. A board that has just begun listens for the roles that stand before it decides.
 TELL_S, SILENT_S, GONE_S, LISTEN_S = 0.25, 3.0, 60.0, 1.0
 LOOK_S = 0.5
+# A router asks again within a second.
+LISTENS_S = 2.0
 LOG_ENTRIES = 10_000
 
 
@@ -59,6 +61,7 @@ class _Engine:
         self.node = node
         self.heard_s = 0.0
         self.waiting_prompt_tokens = 0
+        self.coming = 0
         self.running = 0
         self.since: dict[str, float] = {}  # counts since the last look
         self.kv_used_share: float | None = None
@@ -87,7 +90,8 @@ class RoleBoard:
         self._news = asyncio.Event()
         # How long after a publication each router had it: that is known when it asks for the next one.
         self._published_s = clock()
-        self._reached: set[str] = set()
+        self._hearing: set[str] = set()
+        self._asked: dict[str, float] = {}
         self._reach_s: deque[float] = deque(maxlen=1000)
         self._running: Any = None
         self._gauges: dict[str, Any] = {}
@@ -101,7 +105,8 @@ class RoleBoard:
         joined = engine not in self._engines
         state = self._engines.setdefault(engine, _Engine(node))
         state.heard_s = self._clock()
-        state.waiting_prompt_tokens, state.running = counts["waiting_prompt_tokens"], counts["running"]
+        state.waiting_prompt_tokens = counts["waiting_prompt_tokens"]
+        state.coming, state.running = counts["coming"], counts["running"]
         state.kv_used_share = counts.get("kv_used_share")
         for name in ("prefilled_tokens", "prefill_busy_s", "generated_tokens"):
             state.since[name] = state.since.get(name, 0) + counts[name]
@@ -120,8 +125,9 @@ class RoleBoard:
     async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
         """Roles and loads once they are other than ``known``, what ``who`` heard last; within a second."""
         self._run()
-        if known["version"] == self._version and who not in self._reached:
-            self._reached.add(who)
+        self._asked[who] = self._clock()
+        if known["version"] == self._version and who in self._hearing:
+            self._hearing.remove(who)
             self._reach_s.append(self._clock() - self._published_s)
         if not self._roles and known["version"] > (self._heard or {"version": 0})["version"]:
             self._heard = known
@@ -180,10 +186,11 @@ class RoleBoard:
     def decide(self, why: str = "") -> None:
         """Look at the engines and publish who does what. ``why``: the reason, where it is not the policy's."""
         now_s = self._clock()
-        for name in [name for name, each in self._engines.items() if now_s - each.heard_s > SILENT_S * self._pace]:
-            del self._engines[name]
         if not self._engines:
             return
+        # Silent while others tell: where all are silent, it is the board or the whole machine that stood still.
+        limit_s = max(each.heard_s for each in self._engines.values()) - SILENT_S * self._pace
+        self._engines = {name: each for name, each in self._engines.items() if each.heard_s >= limit_s}
         loads, window = self._observed(now_s)
         if not self._roles and self._heard is not None and self._heard["roles"]:
             self._roles, self._by, why = dict(self._heard["roles"]), self._heard["by"], "the roles that stood"
@@ -279,13 +286,15 @@ class RoleBoard:
         return Policy(Rules(p_min=spec.p_min, d_min=spec.d_min, slo_ttft_s=spec.slo_ttft_s, slo_tpot_s=spec.slo_tpot_s))
 
     def _state(self) -> dict[str, Any]:
-        loads = {name: (each.waiting_prompt_tokens, each.running) for name, each in self._engines.items()}
+        # Of decode also what will be there once it is prefilled: else whoever has least would be sent all of it.
+        loads = {n: (each.waiting_prompt_tokens, each.coming + each.running) for n, each in self._engines.items()}
         return {"version": self._version, "tick": self._tick, "roles": self._roles, "loads": loads, "by": self._by}
 
     def _publish(self, roles: dict[str, str]) -> None:
         self._roles = roles
         self._version += 1
-        self._published_s, self._reached = self._clock(), set()
+        self._published_s = self._clock()
+        self._hearing = {who for who, asked_s in self._asked.items() if asked_s > self._published_s - LISTENS_S}
         self._tell()
 
     def _tell(self) -> None:
@@ -298,7 +307,7 @@ class RoleBoard:
             self._running = asyncio.get_running_loop().create_task(self._forever())
 
     async def _forever(self) -> None:
-        heard_s = next_s = self._clock() + LISTEN_S
+        next_s = self._clock() + LISTEN_S
         told: dict[str, Any] = {}
         while True:
             await asyncio.sleep(TELL_S * self._pace)
@@ -313,9 +322,7 @@ class RoleBoard:
                     self._tell()
             except Exception:  # the roles that stand are told on
                 logging.getLogger("ray.serve").exception("no decision on the roles")
-            if self._engines:
-                heard_s = now_s
-            elif now_s - heard_s > GONE_S:
+            if now_s - max((each.heard_s for each in self._engines.values()), default=next_s) > GONE_S:
                 ray: Any = importlib.import_module("ray")
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 

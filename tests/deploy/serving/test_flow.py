@@ -47,7 +47,7 @@ def test_prefill_is_busy_while_one_prompt_is_there(clock: Clock) -> None:
 def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
     flow = Flow(clock)
     answer = flow.arrived(100)
-    assert flow.running == 0, "its prompt is elsewhere"
+    assert (flow.running, flow.coming) == (0, 1), "its prompt is elsewhere"
     clock.now = 0.2
     flow.prefilled(answer)
     assert flow.take()["running"] == 1
@@ -74,7 +74,7 @@ def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
     flow.sent(sent, event())
     flow.ended(sent, whole=False)
     counts = flow.take()
-    assert (counts["answers"], counts["running"]) == ({}, 0)
+    assert (counts["answers"], counts["coming"], counts["running"]) == ({}, 0, 0)
     assert counts["prompts"] == {size_class(10): (1, 10)}
 
 

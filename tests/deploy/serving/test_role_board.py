@@ -101,6 +101,15 @@ def test_a_silent_engine_loses_its_role_and_gets_one_again(clock: Clock) -> None
     assert len(asyncio.run(of.decisions())) == 3, "what does not change is not logged again"
 
 
+def test_where_all_are_silent_the_board_has_stood_still(clock: Clock) -> None:
+    of = board(clock, split="1:3")
+    report(of, *"abcd")
+    of.decide()
+    clock.now += 10 * SILENT_S
+    of.decide()
+    assert counts(of) == (1, 3)
+
+
 def test_one_engine_left_decodes(clock: Clock) -> None:
     of = board(clock, split="2:1")
     report(of, "a")
@@ -142,12 +151,19 @@ def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
         again = asyncio.create_task(of.follow(heard, "router"))
         await asyncio.sleep(0)
         again.cancel()
-        assert (await of.look())["reach_ms"] == (2, 20.0, 20.0)
+        assert (await of.look())["reach_ms"] == (1, 20.0, 20.0), "what was there before it asked did not reach it"
         return heard, early
 
     heard, early = asyncio.run(scenario())
     assert not early
     assert set(heard["loads"]) == {"a", "b"}
+
+
+def test_routers_hear_of_what_is_still_prefilled_elsewhere(clock: Clock) -> None:
+    of = board(clock, split="1:1")
+    report(of, "a", "b", coming=3, running=2, waiting_prompt_tokens=70)
+    of.decide()
+    assert of._state()["loads"] == {"a": (70, 5), "b": (70, 5)}
 
 
 def test_times_are_the_engines(clock: Clock) -> None:
