@@ -27,9 +27,9 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     that it told last stand. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) is one of prefill.
 
     *Decode*: of two engines at random that with fewer requests to decode. *Prefill*: never the engine that asks; of two
-    at random that with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the shortest way,
-    if it has at most one such prompt more to do. Roles are no condition: where there is no engine of the wanted role,
-    another one that is not draining does it.
+    at random that with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the
+    shortest way, if it has at most one such prompt more to do. Roles are no condition: where there is no engine of the
+    wanted role, another one that is not draining does it.
     """
 
     def initialize_state(self, *, board: str, prefill: int) -> None:
