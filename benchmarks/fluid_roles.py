@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What roles that follow the load gain over every fixed split, and over an oracle that knows the schedule, simulated.
 
-    python benchmarks/fluid_roles.py [--engines 16] [--every 60] [--seeds 11,12] [--out DIR]
+    python benchmarks/fluid_roles.py [--engines 16] [--every 60] [--seeds 11,12] [--known 8:57,1:41] [--out DIR]
 
 gpt-oss-120b, TP2 engines on H100 (configs/catalog/h100-vllm-0.11.yaml), TTFT within 2 s and TPOT within 12 ms. All of
 it is simulated; fixed splits, the controller (`pdlab.roles.policy`) and the oracle run on the same pool and requests.
@@ -21,7 +21,6 @@ share, for viz.py. The policy was tuned on seeds 0 to 2.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -176,10 +175,16 @@ class Alternating:
         return before[0] * before[1] * fmean(self.rates_rps)
 
 
+def between(engines: int, splits: Sequence[int]) -> int:
+    """The split that serves the same share of both mixes, by what their best ones have of the kind they need most."""
+    most_prefill, most_decode = max(splits), engines - min(splits)
+    return round(engines * most_prefill / (most_prefill + most_decode))
+
+
 def alternating(engines: int, every_s: float, fixed: Sequence[Matched], seeds: Sequence[int]) -> Alternating:
     pool = Alternating(engines, every_s, [each.rps for each in fixed], seeds)
     splits = tuple(each.prefill for each in fixed)
-    begin = round(math.sqrt(math.prod(splits)))
+    begin = between(engines, splits)
     goodputs: tuple[tuple[str, Callable[[Callable[[float], float]], float]], ...] = (
         ("most requests/s within the SLO", lambda of: pool.most(of)[0]),
         ("requests/s within it where nine of ten are", pool.kept),
@@ -190,7 +195,7 @@ def alternating(engines: int, every_s: float, fixed: Sequence[Matched], seeds: S
         def of_split(prefill: int, goodput: Callable[[Callable[[float], float]], float] = goodput) -> float:
             return goodput(lambda load: pool.within(load, f"{prefill}:{engines - prefill}"))
 
-        split = uphill(of_split, begin, engines)
+        split = uphill(of_split, begin, engines, max(engines // 16, 1))
         best = of_split(split)
         auto = goodput(lambda load: pool.within(load, AUTO))
         oracle = max(goodput(lambda load, lead_s=lead_s: pool.within(load, AUTO, splits, lead_s)) for lead_s in LEADS_S)
@@ -262,13 +267,17 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=16)
     parser.add_argument("--every", default="60", help="seconds of a turn; several with commas between")
     parser.add_argument("--seeds", default="11", help="of requests and routing")
+    parser.add_argument("--known", help="best split and requests/s of each mix, not to search: 8:57,1:41")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     engines, seeds = args.engines, tuple(int(seed) for seed in args.seeds.split(","))
     begins_s = time.perf_counter()
     head("engines", "load", "best fixed split", "auto", "oracle", "auto / fixed", "auto / oracle")
     fixed = []
-    for mix in MIXES:
+    for known in args.known.split(",") if args.known else ():
+        prefill, _, rps = known.partition(":")
+        fixed.append(Matched(int(prefill), float(rps)))
+    for mix in MIXES[len(fixed) :]:
         best = best_fixed(engines, mix, seeds)
         auto_rps = stationary_rps(engines, mix, seeds, AUTO, best.rps)
         fixed.append(best)
@@ -281,7 +290,7 @@ def main() -> None:
     for every in args.every.split(","):
         pool = alternating(engines, float(every), fixed, seeds)
         if args.out:
-            split = round(math.sqrt(fixed[0].prefill * fixed[1].prefill))
+            split = between(engines, [each.prefill for each in fixed])
             keep(args.out, pool, [AUTO, f"{split}:{engines - split}"])
     print()
     head(

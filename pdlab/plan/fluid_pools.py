@@ -30,7 +30,7 @@ from pdlab.sim.simulator import simulate
 AUTO = "auto"
 FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload that does not move
 CLOSE = 1.02  # goodput is searched for until two rates are as near
-FAR = 2  # splits looked at in each direction, before the best one is taken as that
+FAR = 2  # steps in each direction that are looked at, before the best split is taken as that
 
 
 class Matched(NamedTuple):
@@ -94,11 +94,12 @@ def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
     return met / max(count, 1)
 
 
-def uphill(value: Callable[[int], float], begin: int, engines: int) -> int:
-    """The number of prefill engines of most ``value``: from one to better ones near it, as long as there are."""
+def uphill(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
+    """The number of prefill engines of most ``value``: from one to better ones up to `FAR` steps from it, as long as
+    there are."""
     best = begin
     while True:
-        near = [prefill for prefill in range(best - FAR, best + FAR + 1) if 1 <= prefill < engines]
+        near = [prefill for prefill in range(best - FAR * step, best + FAR * step + 1, step) if 1 <= prefill < engines]
         better = max(near, key=value)
         if value(better) <= value(best):
             return best

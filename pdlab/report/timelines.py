@@ -48,9 +48,11 @@ def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
         for run in experiment.runs:
             changes = roles_log.read(folder, run)
             if changes or isinstance(run.workload.lengths, Mixes):
+                lengths = run.workload.lengths
+                mean = run.load.value * (lengths.mean_rate if isinstance(lengths, Mixes) else 1.0)
                 what = "requests/s" if run.key.kind == "rate" else run.key.kind
                 origin = "rehearsed" if run.rehearsal else run.origin
-                text = f"{label}, {run.load.value:g} {what}, {origin}"
+                text = f"{label}, {mean:.3g} {what}, {origin}"
                 records = Store(folder).read_records(run.key)
                 found.append(Timeline(text, run, records, changes))
     return found

@@ -100,7 +100,7 @@ class Engine:
     starved: bool = False
     busy_s: float = 0.0
     full_s: float = 0.0
-    generated: int = 0  # tokens of decoding sequences, at the end of the last step
+    generated: int = 0  # tokens that it gave, at the end of the last step
     preemptions: int = 0
 
     def plan(self, now_s: float, system: EngineSurroundings) -> float | None:

@@ -133,11 +133,9 @@ class FluidPool:
         self.splits.append(Split(now_s, prefill, len(self.members) - prefill, reason))
 
     def to_decode(self) -> Member:
-        """The engine that is to decode the next request: that with fewest as its router knows."""
+        """The engine that is to decode the next request: of two at random that with fewer as its router knows."""
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
-        least = min(member.told[1] + sent[member.index] for member in self.decoding)
-        lightest = [member for member in self.decoding if member.told[1] + sent[member.index] == least]
-        chosen = lightest[0] if len(lightest) == 1 else lightest[int(self.random.random() * len(lightest))]
+        chosen = self._lighter(self.decoding, sent, 1)
         sent[chosen.index] += 1
         return chosen
 
@@ -147,18 +145,22 @@ class FluidPool:
         others = [member for member in self.prefilling if member is not decoder]
         others = others or [member for member in self.members if member is not decoder]
         sent = self.tokens_sent[decoder.index]
-        chosen = self._lighter(others, sent)
+        chosen = self._lighter(others, sent, 0)
         near = [member for member in others if member.node == decoder.node]
         if near and chosen.node != decoder.node:
-            nearest = self._lighter(near, sent)
+            nearest = self._lighter(near, sent, 0)
             if nearest.told[0] + sent[nearest.index] <= chosen.told[0] + sent[chosen.index] + tokens:
                 chosen = nearest
         sent[chosen.index] += tokens
         return chosen
 
-    def _lighter(self, members: Sequence[Member], sent: Sequence[int]) -> Member:
-        two = members if len(members) <= 2 else self.random.sample(members, 2)
-        return min(two, key=lambda member: member.told[0] + sent[member.index])
+    def _lighter(self, members: Sequence[Member], sent: Sequence[int], kind: int) -> Member:
+        """By prompt tokens (``kind`` 0) or requests (1)."""
+        if len(members) == 1:
+            return members[0]
+        first, second = self.random.sample(members, 2)
+        loads = [member.told[kind] + sent[member.index] for member in (first, second)]
+        return first if loads[0] <= loads[1] else second
 
     # --- what happens -------------------------------------------------------------------------
 

@@ -181,6 +181,7 @@ class Stepping(EngineSurroundings):
         if not log.first_token_s[request]:
             log.first_token_s[request] = now_s
             self.first_token(engine, request, now_s)
+        engine.generated += 1
         engine.held_tokens += 1
         engine.context += context + 1
         if generated >= log.output_tokens[request]:

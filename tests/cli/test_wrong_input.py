@@ -218,7 +218,7 @@ LAUNCH += [
     case("launch", (*PACK, "--ucx-env", "UCX_TLS=banana"), "--ucx-tls"),
     case("launch", (*PACK, "--use-libfabric", "--kv-backend", "UCX"), "exclude each other"),
     case("launch", (*PACK, "--d-engine-arg", "max_num_seqs=1.5"), "must be a whole number"),
-    case("launch", ("--pd", *X2), "--pd is not a flag; did you mean --pd-pack or --pd-spread?"),
+    case("launch", ("--pd", *X2), "--pd is not a flag; did you mean --pd-fluid or --pd-pack or --pd-spread?"),
     case("launch", ("--pd-pack", "@/dev/null", *X2), "no word is expected"),
     case("launch", ("--config", "empty.yaml", *X2), "expected a mapping of keys for Deployment, found nothing"),
     case("launch", ("--config", "tabs.yaml", *X2), "tabs.yaml: not valid YAML", "line 2"),

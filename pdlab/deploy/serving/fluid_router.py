@@ -26,10 +26,10 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     """Roles and loads come from the board (`pdlab.deploy.serving.role_board`), by long poll; while it is away, those
     that it told last stand. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) is one of prefill.
 
-    *Decode*: the engine with fewest requests to decode. *Prefill*: never the engine that asks; of two at random that
-    with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the shortest way,
-    if it has at most one such prompt more to do. Roles are no condition: where there is no engine of the wanted role,
-    another one that is not draining does it.
+    *Decode*: of two engines at random that with fewer requests to decode. *Prefill*: never the engine that asks; of two
+    at random that with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the
+    shortest way, if it has at most one such prompt more to do. Roles are no condition: where there is no engine of the
+    wanted role, another one that is not draining does it.
     """
 
     def initialize_state(self, *, board: str, prefill: int) -> None:
@@ -74,8 +74,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         engines = self._playing("decode", frozenset())
         if not engines:
             return None
-        lightest = min(self._load(each, 1) for each in engines)
-        chosen = random.choice([each for each in engines if self._load(each, 1) == lightest])
+        chosen = self._lighter(engines, 1)
         self._count(chosen, 1)
         return chosen
 
@@ -89,17 +88,18 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         if not engines:
             route.no_other = True
             raise LookupError("there is no other replica")
-        chosen = self._lighter(engines)
+        chosen = self._lighter(engines, 0)
         near = [each for each in engines if each.node_id == self._self_node_id]
         if near and chosen not in near:
-            nearest = self._lighter(near)
+            nearest = self._lighter(near, 0)
             if self._load(nearest, 0) <= self._load(chosen, 0) + route.tokens:
                 chosen = nearest
         self._count(chosen, route.tokens)
         return chosen
 
-    def _lighter(self, engines: list[Any]) -> Any:
-        return min(random.sample(engines, min(2, len(engines))), key=lambda each: self._load(each, 0))
+    def _lighter(self, engines: list[Any], kind: int) -> Any:
+        """Of two at random: loads are a moment old, and all routers would send to the one that was lightest of all."""
+        return min(random.sample(engines, min(2, len(engines))), key=lambda each: self._load(each, kind))
 
     def _load(self, replica: Any, kind: int) -> int:
         """``kind``: 0: prompt tokens that wait, 1: requests that it decodes; those sent since it told are added."""
