@@ -22,7 +22,7 @@ from pdlab.deploy.application import board_names
 from pdlab.deploy.endpoint import load_running
 from pdlab.deploy.serving.role_board import NAMESPACE
 
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 DECISIONS_SHOWN = 5
 
 

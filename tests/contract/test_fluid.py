@@ -173,6 +173,17 @@ def test_without_a_board_the_first_engines_prefill() -> None:
     assert asked(router({}), None) == {"b", "c", "d"}
 
 
+def test_a_driver_without_a_cluster_is_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray.get_actor` would start a Ray of its own where the driver has let go of its cluster."""
+    import ray
+
+    asked_for: list[str] = []
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: asked_for.append(name))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    asyncio.run(router(ROLES)._hear())
+    assert not asked_for
+
+
 def test_haproxys_pick_is_an_engine_that_decodes() -> None:
     """Without a reservation Ray takes the first of the first rank of `choose_replicas`."""
     source = inspect.getsource(quietly("ray.serve._private.router").AsyncioRouter.choose_replica)

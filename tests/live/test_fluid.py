@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.long import LONG
 REQUESTS, FLIPS, SEED = (1000, 200, 17) if LONG else (150, 30, 17)
 ENGINES = 3 if LONG else 2
 EFFECT_MS = 100.0
+SETTLED_S = 120.0  # after a kill, on a machine that has other things to do
 # Of what nothing answers any more while it is replaced, some requests end with an error; none may end wrongly.
 WRONG = {"wrong", "hang"}
 
@@ -23,7 +25,8 @@ WRONG = {"wrong", "hang"}
 def flips(stack: Stack, *words: object) -> dict[str, Any]:
     done = stack.run("-m", "tests.support.flips", stack.url, *map(str, words))
     assert done.code == 0, done.text
-    made: dict[str, Any] = json.loads(done.text.splitlines()[-1])
+    (line,) = [line for line in done.text.splitlines() if line.startswith('{"fates"')]
+    made: dict[str, Any] = json.loads(line)
     return made
 
 
@@ -83,8 +86,12 @@ def test_the_board_dies_under_flips(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 1, "board")
     assert any("killed board" in note for note in made["notes"]), made["notes"]
     assert set(made["fates"]) == {"right"}, "roles stand while nobody tells them"
-    done = fluid.run("-m", "pdlab", "roles", "--base-url", fluid.url)
-    assert done.code == 0 and f"{ENGINES - 1} (prefill:decode)" in done.text
+    deadline = time.monotonic() + SETTLED_S
+    while (
+        f":{ENGINES - 1} (prefill:decode), set to"
+        not in fluid.run("-m", "pdlab", "roles", "--base-url", fluid.url).text
+    ):
+        assert time.monotonic() < deadline, "the board that Ray has started again knows no engines"
 
 
 def test_the_router_dies_under_flips(fluid: Stack) -> None:

@@ -127,7 +127,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
             self._following = asyncio.get_running_loop().create_task(self._hear())
 
     async def _hear(self) -> None:
-        while True:
+        while ray.is_initialized():  # else a driver has let go of its cluster, and asking for an actor would start one
             try:
                 board = await asyncio.to_thread(ray.get_actor, self._board, namespace=NAMESPACE)
                 while True:
