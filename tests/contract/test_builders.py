@@ -26,7 +26,7 @@ from pdlab.deploy.serving.bring import digest, sources
 from pdlab.deploy.serving.builders import _KV_GUARD
 from pdlab.placement.place import place
 
-MIXED_IN = ("Front", "OneByOne", "BringsGuard", "WatchesSteps", "CountsPoolTokens")
+MIXED_IN = ("Front", "OneByOne", "BringsGuard", "WatchesSteps", "EndsWithEngine", "CountsPoolTokens")
 FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
 # Shapes that no file has: data parallel collocated, TP over nodes, pipeline over nodes, local DP.
 LABELS = [
@@ -208,7 +208,7 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
         assert made[0].name == "OpenAiIngress" and guards["OpenAiIngress"] == ["Front"]
         expected |= {f"{label} {name}": guards[name] for name in guards}
         engine = ["WatchesSteps"] if label.startswith("pd") else []
-        engine = [*(["BringsGuard"] if label == on_gpus else []), *engine, "CountsPoolTokens"]
+        engine = [*(["BringsGuard"] if label == on_gpus else []), *engine, "EndsWithEngine", "CountsPoolTokens"]
         assert guards.get("Decode", ["OneByOne", *engine]) == ["OneByOne", *engine]
         others = [guards[name] for name in guards.keys() - {"OpenAiIngress", "Decode"}]
         assert others and all(other == engine for other in others), "they answer to Ray's handles alone"

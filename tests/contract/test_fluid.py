@@ -20,7 +20,11 @@ from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 ROUTERS = "ray.serve._private.request_router"
-MIXINS = {"PlaysRoles", "OneByOne", "CallsPrefill", "Drains", "HoldsPort", "WatchesSteps", "CountsPoolTokens"}
+MIXINS = {"PlaysRoles", "OneByOne", "CallsPrefill", "Drains", "HoldsPort"} | {
+    "WatchesSteps",
+    "EndsWithEngine",
+    "CountsPoolTokens",
+}
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["ingress", "direct"])

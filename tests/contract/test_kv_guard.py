@@ -793,6 +793,18 @@ def test_steps_are_seen_in_vllms_client() -> None:
     assert inspect.iscoroutinefunction(server.check_health) and inspect.iscoroutinefunction(server.start)
 
 
+def test_the_death_of_an_engine_core_is_told_by_vllms_client() -> None:
+    """What `pdlab.deploy.serving.dead_engine` stands on: the client looks at the process itself."""
+    llm = quietly("vllm.v1.engine.async_llm").AsyncLLM
+    assert isinstance(llm.errored, property)
+    assert "self.engine_core.resources.engine_dead" in inspect.getsource(llm.errored.fget)
+    client = quietly("vllm.v1.engine.core_client").MPClient
+    monitor = inspect.getsource(client.start_engine_core_monitor)
+    assert "monitor_engine_liveness()" in monitor and "_self.resources.engine_dead = True" in monitor
+    server = quietly("ray.llm._internal.serve.core.server.llm_server").LLMServer
+    assert inspect.iscoroutinefunction(server.__del__)
+
+
 def test_ray_puts_the_nodes_variables_into_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     from pdlab.deploy.serving import bring
 

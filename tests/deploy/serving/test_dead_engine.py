@@ -1,0 +1,99 @@
+"""A replica ends when vLLM's client says that its engine core has died, and not before; never while it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdlab.deploy.serving import dead_engine
+from pdlab.deploy.serving.dead_engine import EXIT_CODE, EndsWithEngine, end_with
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_engine, "POLL_S", 0.001)
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0.001)
+
+
+def test_it_ends_after_the_engine_and_not_before() -> None:
+    async def run() -> None:
+        client, codes = SimpleNamespace(errored=False), []
+        task = asyncio.create_task(end_with(client, codes.append, answers_s=0.0))
+        await turns()
+        assert not codes and not task.done()
+        client.errored = True
+        await asyncio.wait_for(task, 10)
+        assert codes == [EXIT_CODE]
+
+    asyncio.run(run())
+
+
+class Server:
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.calls: list[str] = []
+
+    async def start(self) -> None:
+        self.calls.append("start")
+
+    async def __del__(self) -> None:
+        self.calls.append("stop")
+
+
+class Mixed(EndsWithEngine, Server):
+    pass
+
+
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    ended: list[int] = []
+
+    async def fake(client: Any) -> None:
+        await end_with(client, ended.append, answers_s=0.0)
+
+    monkeypatch.setattr(dead_engine, "end_with", lambda client: fake(client))
+    return ended
+
+
+def test_a_server_that_runs_ends_with_its_engine(codes: list[int]) -> None:
+    async def run() -> None:
+        client = SimpleNamespace(errored=False)
+        server = Mixed(SimpleNamespace(_engine_client=client))
+        await server.start()
+        client.errored = True
+        await turns()
+        assert server.calls == ["start"] and codes == [EXIT_CODE]
+        await server.__del__()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_stopped_is_left_to_ray(codes: list[int]) -> None:
+    async def run() -> None:
+        client = SimpleNamespace(errored=False)
+        server = Mixed(SimpleNamespace(_engine_client=client))
+        await server.start()
+        await server.__del__()
+        client.errored = True  # as vLLM's own shutdown leaves it
+        await turns()
+        assert server.calls == ["start", "stop"] and not codes
+
+    asyncio.run(run())
+
+
+def test_an_engine_without_vllms_client_is_not_watched(codes: list[int]) -> None:
+    async def run() -> None:
+        server = Mixed(SimpleNamespace())
+        await server.start()
+        await turns()
+        await server.__del__()
+        assert server.calls == ["start", "stop"] and not codes
+
+    asyncio.run(run())
