@@ -1,8 +1,8 @@
 """A replica whose engine core has died ends itself, so that Ray Serve replaces it.
 
-Ray Serve asks for health every 10 s and believes the third bad answer. Until then such a replica answers what it is sent
-with errors, some of them only when it is stopped, half a minute after the death, and no other one is started. Runs in
-Ray Serve's replicas, sent there by value: imports the standard library alone.
+Ray Serve asks for health every 10 s and believes the third bad answer. Until then such a replica answers what it is
+sent with errors, some of them only when it is stopped, half a minute after the death, and no other one is started. Runs
+in Ray Serve's replicas, sent there by value: imports the standard library alone.
 """
 
 from __future__ import annotations
