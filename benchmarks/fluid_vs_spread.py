@@ -48,12 +48,11 @@ def main() -> None:
                 words = [sys.executable, "launch_gptoss.py", *launches[name], *common]
                 subprocess.run(words, check=True, cwd=ROOT, capture_output=True)
                 with LoadClient() as client:
-                    for repeat in range(args.repeats):
-                        target = {"base_url": f"http://127.0.0.1:{port}"}
-                        (figures,) = measure(client, target, [args.concurrency], args, args.repeats * number + repeat)
-                        figures_by_launch[name].append(figures)
-                        line = ", ".join(f"{key} {value:.2f}" for key, value in figures._asdict().items())
-                        print(f"{name:8} {line}", flush=True)
+                    target = {"base_url": f"http://127.0.0.1:{port}"}
+                    (figures,) = measure(client, target, [args.concurrency], args)
+                figures_by_launch[name].append(figures)
+                line = ", ".join(f"{key} {value:.2f}" for key, value in figures._asdict().items())
+                print(f"{name:8} {line}", flush=True)
     finally:
         stop = [sys.executable, "launch_gptoss.py", "--port", port, "--shutdown"]
         subprocess.run(stop, check=True, cwd=ROOT, capture_output=True)
