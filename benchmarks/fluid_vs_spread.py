@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=1, help="engines that prefill (default %(default)s)")
     parser.add_argument("--decode", type=int, default=1, help="engines that decode (default %(default)s)")
     parser.add_argument("--itl", type=int, default=512, help="input tokens (default %(default)s)")
+    parser.add_argument("--lengths", default="fixed", help="of requests, as run_bm.sh takes them (default %(default)s)")
     parser.add_argument("--otl", type=int, default=64, help="output tokens (default %(default)s)")
     args = parser.parse_args()
     held, free = hold_port()  # nobody else is given it meanwhile
