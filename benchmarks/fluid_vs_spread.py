@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=1, help="engines that prefill (default %(default)s)")
     parser.add_argument("--decode", type=int, default=1, help="engines that decode (default %(default)s)")
     parser.add_argument("--itl", type=int, default=512, help="input tokens (default %(default)s)")
+    parser.add_argument("--lengths", default="fixed", help="of requests, as run_bm.sh takes them (default %(default)s)")
     parser.add_argument("--otl", type=int, default=64, help="output tokens (default %(default)s)")
     args = parser.parse_args()
     held, free = hold_port()  # nobody else is given it meanwhile
@@ -48,12 +49,11 @@ def main() -> None:
                 words = [sys.executable, "launch_gptoss.py", *launches[name], *common]
                 subprocess.run(words, check=True, cwd=ROOT, capture_output=True)
                 with LoadClient() as client:
-                    for repeat in range(args.repeats):
-                        target = {"base_url": f"http://127.0.0.1:{port}"}
-                        (figures,) = measure(client, target, [args.concurrency], args, args.repeats * number + repeat)
-                        figures_by_launch[name].append(figures)
-                        line = ", ".join(f"{key} {value:.2f}" for key, value in figures._asdict().items())
-                        print(f"{name:8} {line}", flush=True)
+                    target = {"base_url": f"http://127.0.0.1:{port}"}
+                    (figures,) = measure(client, target, [args.concurrency], args)
+                figures_by_launch[name].append(figures)
+                line = ", ".join(f"{key} {value:.2f}" for key, value in figures._asdict().items())
+                print(f"{name:8} {line}", flush=True)
     finally:
         stop = [sys.executable, "launch_gptoss.py", "--port", port, "--shutdown"]
         subprocess.run(stop, check=True, cwd=ROOT, capture_output=True)
