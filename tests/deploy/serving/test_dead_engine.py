@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,20 +36,32 @@ def test_it_ends_after_the_engine_and_not_before() -> None:
     asyncio.run(run())
 
 
-class Server:
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.calls: list[str] = []
+@pytest.fixture
+def mixed() -> Iterator[Callable[[Any], Any]]:
+    """A server of that engine; its class is left without ``__del__``, for none is to run when it is collected."""
 
-    async def start(self) -> None:
-        self.calls.append("start")
+    class Server:
+        def __init__(self, engine: Any) -> None:
+            self.engine = engine
+            self.calls: list[str] = []
 
-    async def __del__(self) -> None:
-        self.calls.append("stop")
+        async def start(self) -> None:
+            self.calls.append("start")
 
+        async def __del__(self) -> None:
+            self.calls.append("stop")
 
-class Mixed(EndsWithEngine, Server):
-    pass
+    class Mixed(EndsWithEngine, Server):
+        pass
+
+    made = []
+
+    def server(engine: Any) -> Any:
+        made.append(Mixed(engine))
+        return made[-1]
+
+    yield server
+    Mixed.__del__ = Server.__del__ = lambda self: None  # type: ignore[assignment, method-assign]
 
 
 @pytest.fixture
@@ -62,10 +75,10 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ended
 
 
-def test_a_server_that_runs_ends_with_its_engine(codes: list[int]) -> None:
+def test_a_server_that_runs_ends_with_its_engine(mixed: Callable[[Any], Any], codes: list[int]) -> None:
     async def run() -> None:
         client = SimpleNamespace(errored=False)
-        server = Mixed(SimpleNamespace(_engine_client=client))
+        server = mixed(SimpleNamespace(_engine_client=client))
         await server.start()
         client.errored = True
         await turns()
@@ -75,10 +88,10 @@ def test_a_server_that_runs_ends_with_its_engine(codes: list[int]) -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_is_stopped_is_left_to_ray(codes: list[int]) -> None:
+def test_a_server_that_is_stopped_is_left_to_ray(mixed: Callable[[Any], Any], codes: list[int]) -> None:
     async def run() -> None:
         client = SimpleNamespace(errored=False)
-        server = Mixed(SimpleNamespace(_engine_client=client))
+        server = mixed(SimpleNamespace(_engine_client=client))
         await server.start()
         await server.__del__()
         client.errored = True  # as vLLM's own shutdown leaves it
@@ -88,9 +101,9 @@ def test_a_server_that_is_stopped_is_left_to_ray(codes: list[int]) -> None:
     asyncio.run(run())
 
 
-def test_an_engine_without_vllms_client_is_not_watched(codes: list[int]) -> None:
+def test_an_engine_without_vllms_client_is_not_watched(mixed: Callable[[Any], Any], codes: list[int]) -> None:
     async def run() -> None:
-        server = Mixed(SimpleNamespace())
+        server = mixed(SimpleNamespace())
         await server.start()
         await turns()
         await server.__del__()
