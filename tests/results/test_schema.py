@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_what_was_kept_before_there_was_a_kv_guard_had_none() -> None:
-    stored = Store(ROOT / "bm_results" / "local-pack-vs-spread" / "pack").read_manifest()
+    stored = Store(ROOT / "bm_results" / "local-pack-vs-spread-network" / "pack").read_manifest()
     assert stored.deployment is not None and isinstance(stored.deployment.topology, Disaggregated)
     assert not stored.deployment.topology.transport.kv_guard
     today = Manifest(origin="measured", label="x", deployment=Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1")))
