@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-POLL_S = 0.25
+POLL_S = 0.05
 # For the requests that were in the engine: vLLM ends each with an error as soon as it sees the death.
-ANSWERS_S = 1.0
+ANSWERS_S = 0.2
 EXIT_CODE = 1
 
 
