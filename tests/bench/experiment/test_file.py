@@ -330,7 +330,10 @@ class TestLengths:
             ({"lengths": "gauss:1"}, "workloads.0: lengths: 'gauss:1' is no distribution of lengths; give fixed"),
             ({"lengths": 5}, "lengths"),
             ({"lengths": {"kind": "uniform", "low": 1.0, "high": 0.5}}, "from a smaller share to a larger one"),
-            ({"lengths": {"kind": "normal"}}, "must be one of 'fixed', 'uniform', 'lognormal', 'file', 'mixes', got 'normal'"),
+            (
+                {"lengths": {"kind": "normal"}},
+                "must be one of 'fixed', 'uniform', 'lognormal', 'file', 'mixes', got 'normal'",
+            ),
         ],
     )
     def test_wrong_ones_are_one_line(self, workload: dict[str, Any], words: str, tmp_path: Path) -> None:
