@@ -18,6 +18,7 @@ from pdlab.results.store import Store
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
+from tests.support.long import LONG
 
 CLUSTER = "p5.48xlarge-x2"
 SLOW_DOWN = 6.0
@@ -25,7 +26,7 @@ CASES = {
     "collocated-2xtp4": ("--collocated", "--num", "2", "--tp", "4", "--direct-streaming"),
     "pd-pack-p1xtp4-d1xtp4": ("--pd-pack", "--p-tp", "4", "--d-tp", "4"),
     "pd-spread-p2xtp2-d2xtp4": ("--pd-spread", "--p-num", "2", "--p-tp", "2", "--d-num", "2", "--d-tp", "4"),
-    "pd-fluid-4xtp2": ("--pd-fluid", "--num", "4", "--tp", "2"),
+    **({"pd-fluid-4xtp2": ("--pd-fluid", "--num", "4", "--tp", "2")} if LONG else {}),
 }
 
 
