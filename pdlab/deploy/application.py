@@ -264,16 +264,13 @@ class Application:
         """
         serve = importlib.import_module("ray.serve")
         models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
-        broadcast = importlib.import_module("ray.llm._internal.serve.utils.broadcast").broadcast
         name = f"Fluid:{_serve_name(model_id)}"
         running = [r.replica for r in self.state().replicas if (r.deployment, r.state) == (name, "RUNNING")]
         wanted = dict.fromkeys(running, running) if wanted is None else wanted
-
-        def asked(replica: Any) -> list[Any]:
-            return [list(wanted.get(replica.unique_id, ())), models.CompletionRequest(**request)]
-
+        pairs = {decode: list(prefills) for decode, prefills in wanted.items()}
         try:
-            told = broadcast(serve.get_deployment_handle(name, APP), "answers_from", args=asked)
+            handle = serve.get_deployment_handle(name, APP)
+            told = _ask_all(handle, "answers_from", pairs, models.CompletionRequest(**request))
         except Exception as error:
             why = self._why(self.state(), "a first KV transfer failed")
             raise DeployError(f"{why}; {_last_line(str(error))}") from error
@@ -364,8 +361,8 @@ class Application:
         return details
 
 
-def _ask_all(handle: Any, method: str) -> list[Any]:
-    """What every replica of the handle's deployment answers. Raises TimeoutError where Ray Serve names none.
+def _ask_all(handle: Any, method: str, *args: Any) -> list[Any]:
+    """What every replica of the handle's deployment answers to a call. Raises TimeoutError where Ray Serve names none.
 
     Not Ray Serve LLM's own `broadcast`: while the router's thread makes the handle's router, which takes the longer the
     more replicas there are, it makes a second one in this thread, without an event loop.
@@ -376,7 +373,7 @@ def _ask_all(handle: Any, method: str) -> list[Any]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"Ray Serve names no replica of {ready.deployment_name} within {ANSWER_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
-    answers: list[Any] = ready.broadcast(method).results()
+    answers: list[Any] = ready.broadcast(method, *args).results()
     return answers
 
 

@@ -29,7 +29,7 @@ class TestWarmingAndPrefillAlone:
 
     def test_every_replica_can_be_asked(self) -> None:
         handle = quietly("ray.serve.handle").DeploymentHandle
-        assert parameters(handle.broadcast)[:2] == ["self", "method_name"]
+        assert parameters(handle.broadcast) == ["self", "method_name", "args", "kwargs"]
         assert parameters(handle.running_replicas_populated) == ["self"]
         assert "timeout_s" in parameters(quietly("ray.serve.handle").DeploymentBroadcastResponse.results)
 
@@ -65,7 +65,7 @@ class TestWarmingAndPrefillAlone:
         named = iter([False, True])  # Ray Serve tells a new handle of the replicas after a while
         handle = SimpleNamespace(running_replicas_populated=lambda: next(named))
         handle.options = lambda: handle
-        handle.broadcast = lambda method: SimpleNamespace(results=lambda: [method] * reached)
+        handle.broadcast = lambda method, *args: SimpleNamespace(results=lambda: [method] * reached)
         monkeypatch.setattr(quietly("ray.serve"), "get_deployment_handle", lambda *_: handle)
         if trouble is None:
             assert Application(Cluster()).warm_pairs("m") == 6

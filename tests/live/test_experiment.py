@@ -101,11 +101,12 @@ def test_pack_against_spread_as_shipped_but_shorter(own: Stack) -> None:
     data = yaml.safe_load((ROOT / "configs/sweeps/local-pack-vs-spread.yaml").read_text())
     kept = [entry for entry in data["deployments"] if entry["name"] in ("pack", "spread")]
     data |= {"name": "live", "deployments": kept, "loads": [{"concurrency": [2]}], "repeats": 1}
+    del data["tune_baseline"]
     path = own.folder / "short.yaml"
     path.write_text(yaml.safe_dump(data))
     out, report = own.folder / "bm", own.folder / "report.html"
     done = own.run("-m", "pdlab", "experiment", str(path), "--out", str(out), "--port", str(own.port))
-    assert done.code in (0, 3), "3 where a busy machine makes the load generator late"
+    assert done.code in (0, 3), f"3 where a busy machine makes the load generator late: {done.text[-500:]}"
     folders = [out / "live" / name for name in ("pack", "spread")]
     for folder in folders:
         (level,) = Store(folder).load().runs

@@ -119,7 +119,6 @@ def test_an_engine_dies_under_flips(fluid: Stack) -> None:
     assert made["fates"]["right"] > 0
 
 
-@promised
 def test_nothing_is_left(fluid: Stack) -> None:
     done = fluid.run("launch_gptoss.py", "--shutdown", "--port", str(fluid.port))
     assert done.code == 0

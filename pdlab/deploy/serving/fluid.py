@@ -134,14 +134,14 @@ class PlaysRoles:
             return answer
         return None
 
-    async def answers_from(self, engines: list[str], request: Any) -> tuple[str, dict[str, Any]]:
-        """This engine, and the completion that it decodes after each of ``engines`` (unique ids of replicas, this one
-        left out) has prefilled. Every one is computed anew: none finds another's blocks in a prefix cache. Raises
-        RuntimeError where one did not prefill."""
+    async def answers_from(self, pairs: dict[str, list[str]], request: Any) -> tuple[str, dict[str, Any]]:
+        """This engine, and the completion that it decodes after each of the engines that ``pairs`` has for it (unique
+        ids of replicas, this one left out) has prefilled. Every one is computed anew: none finds another's blocks in a
+        prefix cache. Raises RuntimeError where one did not prefill."""
         serve: Any = importlib.import_module("ray.serve")
         own = serve.get_replica_context().replica_id.unique_id
         answers = {}
-        for engine in engines:
+        for engine in pairs.get(own, ()):
             if engine == own:
                 continue
             salted = request.model_copy(
