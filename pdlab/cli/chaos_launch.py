@@ -28,7 +28,7 @@ class Scene(NamedTuple):
 
 SCENES = (
     Scene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
-    Scene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "soak")),
+    Scene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
     Scene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
     Scene(
         "two hosts with a link of 1 Gbit/s and 0.2 ms",

@@ -105,7 +105,7 @@ class TestLaunches:
         assert faults == [plan for scene in chaos_launch.SCENES for plan in scene.plans]
         assert all("http://127.0.0.1:8123" in words for words in commands if words[:3] == ["-m", "pdlab", "chaos"])
         assert {name for scene in (*chaos_launch.SCENES, *chaos_launch.SHORT) for name in scene.plans} == {
-            "all", "short", "soak", "workers",
+            "all", "replicas", "short", "soak", "workers",
         }  # fmt: skip
 
     def test_without_root_two_hosts_are_left_out(

@@ -144,6 +144,14 @@ def test_the_engine_with_fewest_requests_decodes() -> None:
     assert asked(router(ROLES, loads), None, times=8) == {"b", "d"}, "those sent meanwhile count too"
 
 
+def test_prompts_and_requests_that_were_sent_are_counted_apart() -> None:
+    """An engine that was given a prompt as the roles changed is not one with hundreds of requests."""
+    ours = router({"a": "prefill", "b": "prefill", "c": "prefill", "d": "decode"})
+    ours._count(ours._playing("decode", frozenset())[0], 0, 500)
+    ours._known["roles"] = ROLES
+    assert asked(ours, None, times=40) == {"b", "d"}
+
+
 def test_prompts_go_to_engines_that_prefill_and_never_to_oneself() -> None:
     route = of_100_tokens()
     assert asked(router(ROLES), route) == {"a", "c"}

@@ -71,6 +71,7 @@ def test_the_application_that_answers_http_is_guarded(
     app.middleware_stack = app.build_middleware_stack()  # as vLLM leaves it
     server = front.__new__(front)
     if direct:
+        server.engine = SimpleNamespace(_engine_client=SimpleNamespace(errored=False))
 
         async def native(_: Any) -> Any:
             return app

@@ -6,6 +6,9 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +16,7 @@ from types import ModuleType
 import pytest
 from contract.conftest import quietly
 
-from pdlab.rehearsal import protocol
+from pdlab.rehearsal import protocol, stand_ins
 from pdlab.rehearsal.stage import ENGINE_CLASS_ENV, node_env, serve_env
 from pdlab.rehearsal.stand_ins import MADE, PROTOCOLS
 
@@ -121,8 +124,11 @@ def test_decode_is_given_what_prefill_answered(ray_llm: ModuleType) -> None:
 
 def test_ray_knows_the_settings_of_made_up_nodes() -> None:
     raylet = folder_of("ray") / "core/src/ray/raylet/raylet"
-    assert "RAY_worker_maximum_startup_concurrency" in node_env()
+    assert "RAY_worker_maximum_startup_concurrency" in node_env(2)
     assert b"worker_maximum_startup_concurrency" in raylet.read_bytes()
+    assert node_env(2)["RAY_metrics_report_interval_ms"] == "1000", "sweeps wait for it"
+    assert node_env(13)["RAY_metrics_report_interval_ms"] == "5000"
+    assert b"metrics_report_interval_ms" in raylet.read_bytes()
     constants = (folder_of("ray.serve") / "_private/constants.py").read_text(encoding="utf-8")
     assert serve_env(4.0) == {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "40"}
     assert 'RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", 10.0' in " ".join(constants.split())
@@ -147,3 +153,22 @@ def test_the_load_generator_can_send_a_header_with_a_request() -> None:
     text = (folder_of("vllm") / "benchmarks/lib/endpoint_request_func.py").read_text(encoding="utf-8")
     assert "extra_headers: dict | None = None" in text
     assert "headers |= request_func_input.extra_headers" in text
+
+
+def test_a_replica_of_simulated_engines_loads_neither_pandas_nor_arrow() -> None:
+    """Ray Serve takes pandas where there is one, Ray Serve LLM names pyarrow's file systems: 70 MB a process."""
+    done = subprocess.run(
+        [
+            sys.executable, "-c",
+            "import sys; from pdlab.rehearsal import stand_ins; stand_ins.at_start()\n"
+            "import ray.serve._private.replica, ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server\n"
+            "import pdlab.rehearsal.engine\n"
+            "assert sys.modules['pandas'] is None and 'pyarrow.fs' in sys.modules\n"
+            "assert not hasattr(sys.modules['pyarrow'], '__version__') and 'pyarrow.lib' not in sys.modules\n"
+            "from ray._private.serialization import SerializationContext\n"
+            "from ray._private.worker import Worker\n"
+            "SerializationContext(Worker())",
+        ],
+        cwd=ROOT, env={**os.environ, **stand_ins.WITHOUT_ARROW}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from contract.conftest import SERVE, quietly
 from contract.test_guarded_servers import built
 
 from pdlab.deploy import serving_path
 from pdlab.deploy.serve_config import HEAD_RESOURCE
+from pdlab.deploy.serving.dead_engine import ELSEWHERE
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
@@ -121,3 +126,91 @@ def test_taking_turns_looks_at_no_queue() -> None:
         return [(await ours.choose_replicas(["a", "b", "c"]))[0][0] for _ in range(4)]
 
     assert asyncio.run(chosen()) == ["b", "c", "a", "b"]
+
+
+CONFIG = """
+global
+    tune.bufsize {bufsize}
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 20s
+    timeout server 20s
+    option redispatch 1
+    retry-on {retry_on}
+    balance roundrobin
+frontend front
+    bind fd@{fd}
+    use_backend engines
+backend engines
+    http-reuse always
+    use-server pinned if TRUE
+    server pinned 127.0.0.1:{pinned}
+    server other 127.0.0.1:{other}
+"""
+
+
+BUFSIZE = serving_path.HAPROXY["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]
+OURS = serving_path.HAPROXY["RAY_SERVE_HAPROXY_RETRY_ON"]
+
+
+@pytest.mark.parametrize(
+    ("size", "status", "retry_on", "answered"),
+    [
+        (50_000, ELSEWHERE, OURS, 200),
+        (100_000, ELSEWHERE, OURS, ELSEWHERE),  # more than HAProxy keeps
+        (1000, ELSEWHERE, "conn-failure", ELSEWHERE),  # Ray's own
+        (1000, 500, OURS, 500),
+    ],
+    ids=["begun nowhere", "too long", "as Ray has it", "begun"],
+)
+def test_what_a_replica_has_not_begun_goes_to_another_one(
+    size: int, status: int, retry_on: str, answered: int, haproxy: ModuleType, tmp_path: Path
+) -> None:
+    """To the real HAProxy, though its router has chosen the replica that refuses."""
+    body = b"x" * size
+    posted: list[int] = []
+
+    async def server(code: int) -> tuple[asyncio.Server, int]:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            posted.append(len(await reader.readexactly(len(body))))
+            writer.write(f"HTTP/1.1 {code} -\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+            writer.close()
+
+        made = await asyncio.start_server(answer, "127.0.0.1", 0)
+        return made, made.sockets[0].getsockname()[1]
+
+    async def ask() -> int:
+        (refuses, pinned), (answers, other) = await server(status), await server(200)
+        with socket.create_server(("127.0.0.1", 0)) as front:
+            port = front.getsockname()[1]
+            config = tmp_path / "haproxy.cfg"
+            config.write_text(
+                CONFIG.format(bufsize=BUFSIZE, retry_on=retry_on, fd=front.fileno(), pinned=pinned, other=other)
+            )
+            process = subprocess.Popen(
+                [haproxy.get_haproxy_binary(), "-db", "-f", str(config)], pass_fds=(front.fileno(),)
+            )
+        try:
+            async with aiohttp.request("POST", f"http://127.0.0.1:{port}/", data=body) as answer:
+                return answer.status
+        finally:
+            process.kill()
+            process.wait()
+            refuses.close()
+            answers.close()
+
+    assert asyncio.run(ask()) == answered
+    assert posted == [len(body)] * (2 if answered == 200 else 1)
+
+
+def test_rays_haproxy_takes_the_retry_policy_for_every_backend() -> None:
+    constants = inspect.getsource(quietly("ray.serve._private.constants"))
+    assert 'RAY_SERVE_HAPROXY_RETRY_ON = get_env_str("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure")' in constants
+    template = quietly("ray.serve._private.haproxy_templates").HAPROXY_CONFIG_TEMPLATE
+    defaults = template[template.index("\ndefaults\n") :]
+    assert "    option redispatch 1\n    retry-on {{ config.retry_on }}\n" in defaults[: defaults.index("\nfrontend ")]
+    assert template.count("retry-on {{") == 1
+    assert "    tune.bufsize {{ config.bufsize }}\n" in template
+    assert '"RAY_SERVE_HAPROXY_TUNE_BUFSIZE", 16384' in " ".join(constants.split())

@@ -1,4 +1,4 @@
-"""A replica whose engine core has died ends itself, so that Ray Serve replaces it.
+"""A replica whose engine core has died ends itself, so that Ray Serve replaces it, and has others answer until then.
 
 Ray Serve asks for health every 10 s and believes the third bad answer. Until then such a replica answers what it is
 sent with errors, some of them only when it is stopped, half a minute after the death, and no other one is started. Runs
@@ -8,15 +8,24 @@ in Ray Serve's replicas, sent there by value: imports the standard library alone
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 POLL_S = 0.05
 # For the requests that were in the engine: vLLM ends each with an error as soon as it sees the death.
 ANSWERS_S = 0.2
 EXIT_CODE = 1
+# "Too early" (RFC 8470): nothing of the request was begun here. HAProxy sends such a request to another replica
+# (pdlab.deploy.serving_path). One that was in the engine as it died is not sent on: it may be what killed it.
+ELSEWHERE = 425
 
 
 class EndsWithEngine:
@@ -30,10 +39,37 @@ class EndsWithEngine:
         if hasattr(client, "errored"):
             self._end = asyncio.get_running_loop().create_task(end_with(client))
 
+    async def __serve_build_asgi_app__(self) -> Any:
+        """Of replicas that answer HTTP themselves: with direct streaming."""
+        app: Any = await super().__serve_build_asgi_app__()  # type: ignore[misc]
+        client = getattr(self.engine, "_engine_client", None)  # type: ignore[attr-defined]
+        if hasattr(client, "errored"):
+            app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
+            app.add_middleware(SendsElsewhere, client=client)
+        return app
+
     async def __del__(self) -> None:
         if self._end is not None:  # from here on Ray ends the engine
             self._end.cancel()
         await super().__del__()  # type: ignore[misc]
+
+
+class SendsElsewhere:
+    """Answers `ELSEWHERE` to what is sent after vLLM's ``client`` has found its engine core dead."""
+
+    def __init__(self, app: App, client: Any) -> None:
+        self.app = app
+        self.client = client
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not self.client.errored:
+            await self.app(scope, receive, send)
+            return
+        message = "this replica's engine has died before it had the request: send it again"
+        error = {"message": message, "type": "InternalServerError", "param": None, "code": ELSEWHERE}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": ELSEWHERE, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})
 
 
 async def end_with(client: Any, end: Callable[[int], Any] = os._exit, answers_s: float = ANSWERS_S) -> None:

@@ -37,7 +37,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         self._board = board
         self._first_prefill = prefill
         self._known: dict[str, Any] = {"version": 0, "tick": 0, "roles": {}, "loads": {}}
-        self._sent: dict[str, int] = {}
+        self._sent: dict[tuple[str, int], int] = {}
         self._name = uuid.uuid4().hex
         self._following: asyncio.Task[None] | None = None
         try:
@@ -75,7 +75,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         if not engines:
             return None
         chosen = self._lighter(engines, 1)
-        self._count(chosen, 1)
+        self._count(chosen, 1, 1)
         return chosen
 
     def _to_prefill(self, route: Any) -> Any:
@@ -94,7 +94,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
             nearest = self._lighter(near, 0)
             if self._load(nearest, 0) <= self._load(chosen, 0) + route.tokens:
                 chosen = nearest
-        self._count(chosen, route.tokens)
+        self._count(chosen, 0, route.tokens)
         return chosen
 
     def _lighter(self, engines: list[Any], kind: int) -> Any:
@@ -105,11 +105,11 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         """``kind``: 0: prompt tokens that wait, 1: requests that it decodes; those sent since it told are added."""
         name = replica.replica_id.unique_id
         told: int = self._known["loads"].get(name, (0, 0))[kind]
-        return told + self._sent.get(name, 0)
+        return told + self._sent.get((name, kind), 0)
 
-    def _count(self, replica: Any, amount: int) -> None:
-        name = replica.replica_id.unique_id
-        self._sent[name] = self._sent.get(name, 0) + amount
+    def _count(self, replica: Any, kind: int, amount: int) -> None:
+        sent = replica.replica_id.unique_id, kind
+        self._sent[sent] = self._sent.get(sent, 0) + amount
 
     def _playing(self, role: str, avoid: frozenset[Any]) -> list[Any]:
         """The engines with that role; where there are none, those that may do it."""

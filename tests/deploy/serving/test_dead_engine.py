@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import dead_engine
-from pdlab.deploy.serving.dead_engine import EXIT_CODE, EndsWithEngine, end_with
+from pdlab.deploy.serving.dead_engine import ELSEWHERE, EXIT_CODE, EndsWithEngine, SendsElsewhere, end_with
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +111,61 @@ def test_an_engine_without_vllms_client_is_not_watched(mixed: Callable[[Any], An
         assert server.calls == ["start", "stop"] and not codes
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "errored", "taken"),
+    [
+        ("http", "POST", False, True),
+        ("http", "POST", True, False),
+        ("http", "GET", True, True),  # whoever asks for health or metrics is told what is
+        ("lifespan", None, True, True),
+    ],
+)
+def test_what_comes_after_the_death_is_sent_elsewhere(
+    kind: str, method: str | None, errored: bool, taken: bool
+) -> None:
+    came: list[str] = []
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        came.append(scope["type"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nothing of the body is read")
+
+    scope = {"type": kind} | ({"method": method} if method else {})
+    asyncio.run(SendsElsewhere(app, SimpleNamespace(errored=errored))(scope, receive, send))
+    assert bool(came) is taken
+    assert [message.get("status") for message in sent] == ([] if taken else [ELSEWHERE, None])
+    if not taken:
+        assert json.loads(sent[1]["body"])["error"]["code"] == ELSEWHERE
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_replica_that_answers_http_itself_has_it_in_front(watched: bool) -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    client = SimpleNamespace(**({"errored": False} if watched else {}))
+    app = FastAPI()
+    app.post("/")(lambda: {})
+    app.middleware_stack = app.build_middleware_stack()  # as vLLM leaves it
+
+    class Native:
+        engine = SimpleNamespace(_engine_client=client)
+
+        async def __serve_build_asgi_app__(self) -> Any:
+            return app
+
+    class Mixed(EndsWithEngine, Native):
+        def __del__(self) -> None:  # type: ignore[override]
+            """None is to run when it is collected."""
+
+    asked = TestClient(asyncio.run(Mixed().__serve_build_asgi_app__()))
+    assert asked.post("/").status_code == 200
+    client.errored = True
+    assert asked.post("/").status_code == (ELSEWHERE if watched else 200)
