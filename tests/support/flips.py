@@ -85,7 +85,7 @@ def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> 
         load.start()
         try:
             roles = current()
-            while len(load.finished) < requests:
+            while len(load.finished) < requests or done < flips:
                 load.check()
                 # As many flips as are due by then, spread over the requests with a seeded jitter.
                 due = min(flips, int(flips * (len(load.finished) + 1) / requests + rng.random()))
