@@ -23,9 +23,10 @@ HAPROXY = {
     # One event loop per replica, gRPC between replicas, buffered request logs.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_LOG_TO_STDERR": "1",  # which the line before turns off, and where a failing replica says why
-    # Only what no replica has begun is sent to another one: it did not take the connection, or its engine was dead
-    # before (425: pdlab.deploy.serving.dead_engine). A request that kills engines must not meet all of them.
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 425",
+    # Where a replica did not take the connection, died before the first byte of its answer, or had no engine any more
+    # (425: pdlab.deploy.serving.dead_engine), another one is asked. What kills its replica must not meet all of them.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 425",
+    "RAY_SERVE_HAPROXY_RETRIES": "2",
     # It can send again what it has whole: prompts of some 12,000 tokens of text instead of 3,000.
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(2**16),
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here

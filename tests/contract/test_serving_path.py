@@ -138,6 +138,7 @@ defaults
     timeout server 20s
     option redispatch 1
     retry-on {retry_on}
+    retries {retries}
     balance roundrobin
 frontend front
     bind fd@{fd}
@@ -151,6 +152,7 @@ backend engines
 
 
 BUFSIZE = serving_path.HAPROXY["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]
+RETRIES = serving_path.HAPROXY["RAY_SERVE_HAPROXY_RETRIES"]
 OURS = serving_path.HAPROXY["RAY_SERVE_HAPROXY_RETRY_ON"]
 
 
@@ -158,24 +160,27 @@ OURS = serving_path.HAPROXY["RAY_SERVE_HAPROXY_RETRY_ON"]
     ("size", "status", "retry_on", "answered"),
     [
         (50_000, ELSEWHERE, OURS, 200),
+        (50_000, None, OURS, 200),
         (100_000, ELSEWHERE, OURS, ELSEWHERE),  # more than HAProxy keeps
         (1000, ELSEWHERE, "conn-failure", ELSEWHERE),  # Ray's own
+        (1000, None, "conn-failure", 502),
         (1000, 500, OURS, 500),
     ],
-    ids=["begun nowhere", "too long", "as Ray has it", "begun"],
+    ids=["engine dead", "died", "too long", "engine dead, as Ray has it", "died, as Ray has it", "an error"],
 )
-def test_what_a_replica_has_not_begun_goes_to_another_one(
-    size: int, status: int, retry_on: str, answered: int, haproxy: ModuleType, tmp_path: Path
+def test_what_a_replica_has_not_answered_goes_to_another_one(
+    size: int, status: int | None, retry_on: str, answered: int, haproxy: ModuleType, tmp_path: Path
 ) -> None:
     """To the real HAProxy, though its router has chosen the replica that refuses."""
     body = b"x" * size
     posted: list[int] = []
 
-    async def server(code: int) -> tuple[asyncio.Server, int]:
+    async def server(code: int | None) -> tuple[asyncio.Server, int]:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             posted.append(len(await reader.readexactly(len(body))))
-            writer.write(f"HTTP/1.1 {code} -\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+            if code is not None:
+                writer.write(f"HTTP/1.1 {code} -\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
             writer.close()
 
         made = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -187,7 +192,9 @@ def test_what_a_replica_has_not_begun_goes_to_another_one(
             port = front.getsockname()[1]
             config = tmp_path / "haproxy.cfg"
             config.write_text(
-                CONFIG.format(bufsize=BUFSIZE, retry_on=retry_on, fd=front.fileno(), pinned=pinned, other=other)
+                CONFIG.format(
+                    bufsize=BUFSIZE, retries=RETRIES, retry_on=retry_on, fd=front.fileno(), pinned=pinned, other=other
+                )
             )
             process = subprocess.Popen(
                 [haproxy.get_haproxy_binary(), "-db", "-f", str(config)], pass_fds=(front.fileno(),)
@@ -211,6 +218,7 @@ def test_rays_haproxy_takes_the_retry_policy_for_every_backend() -> None:
     template = quietly("ray.serve._private.haproxy_templates").HAPROXY_CONFIG_TEMPLATE
     defaults = template[template.index("\ndefaults\n") :]
     assert "    option redispatch 1\n    retry-on {{ config.retry_on }}\n" in defaults[: defaults.index("\nfrontend ")]
-    assert template.count("retry-on {{") == 1
+    assert template.count("retry-on {{") == template.count("retries {{") == 1
+    assert 'get_env_int_non_negative("RAY_SERVE_HAPROXY_RETRIES", None)' in constants
     assert "    tune.bufsize {{ config.bufsize }}\n" in template
     assert '"RAY_SERVE_HAPROXY_TUNE_BUFSIZE", 16384' in " ".join(constants.split())
