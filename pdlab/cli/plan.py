@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
+import os
 import shlex
 import sys
 import time
@@ -169,6 +171,13 @@ def parser() -> argparse.ArgumentParser:
         "(default: nodes are rented whole), or those that it uses alone",
     )
     how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
+    how.add_argument(
+        "--fidelity",
+        choices=["simulator", "vllm"],
+        default="simulator",
+        help="vllm: these configurations once more, with vLLM's own scheduler in every engine; needs vLLM, and up to a "
+        "minute each",
+    )
     how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
     how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
     how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
@@ -278,7 +287,7 @@ def _applies(args: argparse.Namespace) -> None:
         "--prefix-hit-rate",
     ]
     slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
-    cluster = ["--node", "--gpus", "--placement", "--top"]
+    cluster = ["--node", "--gpus", "--placement", "--top", "--fidelity"]
     count = ["--count-gpus"]
     blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
@@ -294,7 +303,17 @@ def _applies(args: argparse.Namespace) -> None:
     elif args.explain:
         not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:], *count], "--explain")
     elif args.fluid:
-        unused = ["--plot", "--out", "--prompts", "--top", "--placement", "--rate", "--burstiness", "--concurrency"]
+        unused = [
+            "--plot",
+            "--out",
+            "--prompts",
+            "--top",
+            "--fidelity",
+            "--placement",
+            "--rate",
+            "--burstiness",
+            "--concurrency",
+        ]
         not_for(args, parser(), [*unused, "--trace", *blocks[2:], *count], "--fluid")
     else:
         not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
@@ -430,6 +449,8 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
             raise UsageError("--goodput-map is of Poisson arrivals at growing rates; leave --trace out")
     if args.out:
         check_folder(args.out, "--out")
+    if args.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
     measured = _measured(args) if args.measured else []
     scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
     if isinstance(scene.workload.lengths, Mixes):
@@ -452,6 +473,11 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     print(ranking(ranked_plan, scene, view, args.gpus))
     best = [candidate for candidate in ranked_plan.candidates if candidate.best][: args.top]
     print()
+    if args.fidelity == "vllm":
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        from pdlab.plan.second_fidelity import beside
+
+        print(beside(scene, best) + "\n")
     model_flag = "" if args.model == DEFAULT_MODEL else f" --model {shlex.quote(args.model)}"
     model_flag += (
         "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"

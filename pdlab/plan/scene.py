@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pdlab.analysis.curves import Count
 from pdlab.core.catalog import ModelShape
@@ -50,6 +52,24 @@ class LoadResult:
     @property
     def goodput_rps(self) -> float:
         return self.requests_per_s * self.good_share
+
+
+class Simulates(Protocol):
+    """`pdlab.sim.simulator.simulate`, or what takes its place."""
+
+    def __call__(
+        self,
+        deployment: Deployment,
+        levels: Sequence[Level],
+        workload: Workload,
+        hardware: Hardware,
+        shape: ModelShape,
+        *,
+        seed: int,
+        prefix_hit_rate: float,
+        trace: Trace | None,
+        scattered: bool | None,
+    ) -> list[SimulatedLevel]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +119,30 @@ class Scene:
     def outcome(self, deployment: Deployment, load: Closed | Open, stays_s: float = 0.0) -> LoadResult:
         """Simulate one copy under one load. ``stays_s``: how long a request stays, about, for the length of an open
         loop. Raises UsageError when a request does not fit."""
-        trace = None
-        if isinstance(load, Open) and self.trace is not None:
-            trace = self.trace.part(max(round(self.trace.rate_rps / load.rate_rps), 1))
+        trace = self._trace(load)
+        if trace is not None:
             count = len(trace.arrival_s)
         elif isinstance(load, Closed):
             n = load.concurrency
             count = max(min(WAVES * n, LATER_WAVES * n + FIRST_REQUESTS), LEAST_REQUESTS)
         else:
             count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
-        level = Level(load=load, num_requests=count, seed=self.seed)
-        simulated = simulate(
+        return self._simulated(simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
+
+    def again(self, simulates: Simulates, deployment: Deployment, result: LoadResult) -> LoadResult:
+        """The very requests of ``result``, simulated in another way. Raises UsageError as that does."""
+        return self._simulated(simulates, deployment, result.level.level, self._trace(result.load))
+
+    def _trace(self, load: Closed | Open) -> Trace | None:
+        """What one copy gets of the trace at that rate."""
+        if self.trace is None or not isinstance(load, Open):
+            return None
+        return self.trace.part(max(round(self.trace.rate_rps / load.rate_rps), 1))
+
+    def _simulated(self, simulates: Simulates, deployment: Deployment, level: Level, trace: Trace | None) -> LoadResult:
+        load = level.load
+        assert isinstance(load, Closed | Open)
+        simulated = simulates(
             deployment,
             [level],
             self.workload,

@@ -57,11 +57,20 @@ class PrefixCache:
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet."""
+    """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet.
+
+    Of a preempted one: ``generated`` tokens had the engine given by then. Its blocks are free, but cached until others
+    take them for their next tokens, from its end.
+    """
 
     request: int
     tokens: float  # context to build: the prompt, and what was generated before a preemption
     tokens_left: float | None = None
+    generated: int | None = None
+
+    def kept(self, engine: Engine) -> float:
+        """Tokens of a preempted request whose blocks nobody has taken."""
+        return 0.0 if self.generated is None else max(self.tokens - (engine.generated - self.generated), 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +111,11 @@ class Engine:
     full_s: float = 0.0
     generated: int = 0  # tokens that it gave, at the end of the last step
     preemptions: int = 0
+
+    @property
+    def decoding(self) -> int:
+        """Sequences that it streams tokens of."""
+        return len(self.running)
 
     def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
         """Choose what runs next, as vLLM does: running sequences first, then prefill within the token budget.
@@ -175,7 +189,7 @@ class Engine:
             context = system.preempt(newest[1], newest[0] - self.step)
             self.held_tokens -= context
             self.context -= context
-            self.waiting.appendleft(Waiting(newest[1], context))
+            self.waiting.appendleft(Waiting(newest[1], context, generated=self.generated))
 
     def _decode_steps(self) -> int:
         """Steps until the batch changes: a sequence ends, or KV memory is full."""

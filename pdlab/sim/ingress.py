@@ -39,7 +39,7 @@ class Ingress:
 
     def streaming(self, engine: Engine) -> float:
         """Share of its time that the front end of an engine streams tokens now."""
-        return len(engine.running) / engine.step_s * self.stream_s if engine.busy else 0.0
+        return engine.decoding / engine.step_s * self.stream_s if engine.busy else 0.0
 
     def pass_on(self, front: FrontEnd, input_tokens: int, streaming: float, now_s: float) -> float:
         """A request of so many tokens comes in. Returns when it enters the engine's queue.

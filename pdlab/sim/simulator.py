@@ -76,9 +76,9 @@ def simulate(
     if isinstance(deployment.topology, Fluid):
         fluid = _FluidSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
         fluid.controller = controller
-        system: _System = fluid
+        system: System = fluid
     else:
-        system = _System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+        system = System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
     system.scattered = scattered
     return [system.run(level, workload, trace) for level in levels]
 
@@ -90,7 +90,7 @@ def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_onl
     return Engine(costs, capacity, hardware.step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
 
 
-class _System(Stepping):
+class System(Stepping):
     """The deployment between events."""
 
     log: SimulatedLevel
@@ -278,7 +278,7 @@ class _System(Stepping):
         return sum(member.busy for member in self.all_engines if member is not engine)
 
 
-class _FluidSystem(_System):
+class _FluidSystem(System):
     """A fluid pool between events. Every level begins with what the topology says, and nothing learnt."""
 
     controller: Controller | None = None

@@ -13,6 +13,7 @@ from pdlab.core.model_size import (
     dense_parameters,
     expert_bytes,
     full_layers,
+    kv_bytes,
     kv_bytes_per_token_layer,
     kv_copies,
 )
@@ -128,16 +129,25 @@ REFERENCE_LAYERS = 36  # the calibrated model, gpt-oss-120b: constants per layer
 REFERENCE_WIDTH = 36 * 2880
 
 
-def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
-    """Tokens of KV cache that one engine holds; below one prompt means that the model does not fit.
+def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
+    """Bytes of one engine's KV cache, over its GPUs; 0 or less: the model does not fit.
 
-    Memory of the TP x PP GPUs x utilization - weights - overhead per GPU, over the bytes per token
-    (KV heads are copied when TP is larger than their number).
+    Memory of the TP x PP GPUs x utilization - weights - overhead per GPU.
     """
     value = hardware.value
     gpus = pool.tp * pool.pp
     experts = expert_bytes(shape) / (pool.dp if pool.expert_parallel else 1)
     weights_gb = (experts + dense_bytes(shape, with_embedding=True)) / 1e9
-    free_gb = gpus * (value("memory_gb") * value("memory_utilization") - value("overhead_gb")) - weights_gb
-    per_token = kv_bytes_per_token_layer(shape) * shape.layers * kv_copies(shape, pool.tp)
-    return max(free_gb, 0.0) * 1e9 / per_token
+    return (gpus * (value("memory_gb") * value("memory_utilization") - value("overhead_gb")) - weights_gb) * 1e9
+
+
+def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
+    """Tokens of KV cache that one engine holds, of long prompts; below one prompt means that the model does not fit.
+
+    The memory over the bytes per token (KV heads are copied when TP is larger than their number).
+    """
+    per_token = kv_bytes(shape, LONG_TOKENS, hybrid=hardware.hybrid_kv) / LONG_TOKENS * kv_copies(shape, pool.tp)
+    return max(kv_pool_bytes(hardware, shape, pool), 0.0) / per_token
+
+
+LONG_TOKENS = 1e6  # of a prompt whose windows count for nothing

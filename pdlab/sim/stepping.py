@@ -114,21 +114,27 @@ class Stepping(EngineSurroundings):
             decoder.inbound.popleft()
             decoder.held_tokens += tokens
             moved = tokens - self.hit_tokens(decoder, request, tokens, fetched=True)
-            decoder.allocated += moved
-            links, sender = self.way(request)
-            costs = links.costs
-            size = moved * costs.bytes_per_token
-            self.log.transferred_bytes += size
-            arrives_s = links.carry(sender, decoder, size, now_s)
-            if moved:
-                wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
-                fragmented = costs.always_fragmented or (wrapped if self.scattered is None else self.scattered)
-                stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * moved
-                arrives_s += stall_s
-                if stall_s and decoder.running:
-                    decoder.stall_s += stall_s
-                    self.wake(decoder, now_s)
+            arrives_s, stall_s = self.carry(decoder, request, moved, now_s)
+            if stall_s and decoder.running:
+                decoder.stall_s += stall_s
+                self.wake(decoder, now_s)
             self.push(arrives_s, KV_ARRIVED, decoder, request)
+
+    def carry(self, decoder: Engine, request: int, tokens: float, now_s: float) -> tuple[float, float]:
+        """Send that many tokens of the request's KV. Returns when they have arrived, and for how long posting them
+        holds the decode engine up."""
+        decoder.allocated += tokens
+        links, sender = self.way(request)
+        costs = links.costs
+        size = tokens * costs.bytes_per_token
+        self.log.transferred_bytes += size
+        arrives_s = links.carry(sender, decoder, size, now_s)
+        if not tokens:
+            return arrives_s, 0.0
+        wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
+        fragmented = costs.always_fragmented or (wrapped if self.scattered is None else self.scattered)
+        stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * tokens
+        return arrives_s + stall_s, stall_s
 
     def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
         """Decode can start on the request."""
@@ -203,7 +209,7 @@ class Stepping(EngineSurroundings):
     # --- what engines ask ---------------------------------------------------------------------
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
-        hit = self.hit_tokens(engine, waiting.request, waiting.tokens, fetched=False)
+        hit = max(self.hit_tokens(engine, waiting.request, waiting.tokens, fetched=False), waiting.kept(engine))
         # Whole blocks are found, and the last token is always computed, for its logits.
         uncached = waiting.tokens - (min(hit, waiting.tokens - 1) // self.block_tokens) * self.block_tokens
         self.log.computed_tokens[waiting.request] += uncached

@@ -230,6 +230,8 @@ def test_kv_memory_is_never_overdrawn(watched: list[float]) -> None:
     deployment = Deployment(topology=Collocated(pool=Pool(tp=1)))
     (one,) = simulate(deployment, [level(Closed(concurrency=40), 80)], Workload(output_tokens=2000), HARDWARE, SHAPE)
     assert one.preemptions > 0
+    again = sum(one.computed_tokens) - sum(one.input_tokens)
+    assert 0 < again < 5000 * one.preemptions, "a preempted request finds those of its blocks that nobody took"
     assert 0.97 < max(watched) <= 1 + 1e-9
     watched.clear()
     pd = Deployment(topology=parse_label("pd-pack-p2xtp1-d1xtp1"))

@@ -54,6 +54,13 @@ def test_kv_bytes_with_and_without_windows() -> None:
     assert kv_bytes(DEEPSEEK, 1, hybrid=False) == 61 * 576 * 2, "the latent vector alone"
 
 
+def test_a_hybrid_kv_cache_holds_twice_the_tokens() -> None:
+    """Half of the layers keep a window of 128 tokens."""
+    hybrid = HARDWARE.model_copy(update={"hybrid_kv": True})
+    whole, halved = (kv_capacity_tokens(each, GPT_OSS, Pool(tp=2)) for each in (HARDWARE, hybrid))
+    assert halved == pytest.approx(2 * whole, rel=1e-3)
+
+
 def test_kv_capacity_grows_faster_than_tp() -> None:
     """The weights are shared out among the GPUs, so that each doubling of TP more than doubles the room."""
     room = [kv_capacity_tokens(HARDWARE, GPT_OSS, Pool(tp=tp)) for tp in (1, 2, 4, 8)]

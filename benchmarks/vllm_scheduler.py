@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""The simulator beside vLLM's own scheduler with a simulated executor: same requests, arrivals, step times and links.
+
+    python benchmarks/vllm_scheduler.py [--hardware h100-vllm-0.11] [--requests 5]
+
+Prints a table of means: the simulator, and how far vLLM's scheduler is off it, one step at a time and with
+asynchronous scheduling. Needs vLLM; neither a GPU nor a model. Everything is simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.core.workload import Closed, Level, Load, Open, Workload  # noqa: E402
+from pdlab.sim.hardware import load_hardware  # noqa: E402
+from pdlab.sim.level import LevelMeans, figures  # noqa: E402
+from pdlab.sim.simulator import Prompts, simulate  # noqa: E402
+from pdlab.sim.vllm_engine import simulate_with_vllm  # noqa: E402
+
+
+class Case(NamedTuple):
+    """A deployment under some loads, and what its prompts share."""
+
+    label: str
+    loads: Sequence[Load]
+    workload: Workload
+    note: str = ""
+    prompts: Prompts = "fresh"
+    prefix_hit_rate: float = 0.0
+    hybrid: bool = False
+
+
+CLOSED = tuple(Closed(concurrency=n) for n in (4, 16, 48))
+LONG = Workload(input_tokens=5000, output_tokens=250)
+GROWING = Workload(input_tokens=500, output_tokens=2000)
+CASES = (
+    Case("collocated-1xtp2", CLOSED, LONG),
+    Case("collocated-1xtp2", (Open(rate_rps=2), Open(rate_rps=3)), LONG),
+    Case("pd-spread-p1xtp2-d1xtp2", CLOSED, LONG),
+    Case("pd-spread-p1xtp2-d1xtp2", (Open(rate_rps=2), Open(rate_rps=4)), LONG),
+    Case("collocated-1xtp2", CLOSED, LONG, ", half of every prompt shared", prefix_hit_rate=0.5),
+    Case("pd-spread-p1xtp2-d1xtp2", CLOSED, LONG, ", half of every prompt shared", prefix_hit_rate=0.5),
+    Case("collocated-1xtp2", CLOSED, LONG, ", prompts of earlier levels again", prompts="repeated"),
+    Case("collocated-1xtp1", (Closed(concurrency=16),), LONG, ", KV memory is short"),
+    Case("collocated-1xtp1", (Closed(concurrency=16), Closed(concurrency=32)), LONG, ", hybrid KV cache", hybrid=True),
+    Case("collocated-1xtp1", (Closed(concurrency=48),), GROWING, ", 500:2000, KV memory is short"),
+    Case("collocated-1xtp1", (Closed(concurrency=48),), GROWING, ", 500:2000, hybrid KV cache", hybrid=True),
+)
+
+
+def name_of(load: Load) -> str:
+    return f"concurrency {load.concurrency}" if isinstance(load, Closed) else f"rate {load.rate_rps:g}"
+
+
+def cell(values: Sequence[float], digits: int) -> str:
+    first = values[0]
+    return " / ".join([f"{first:.{digits}f}", *(f"{100 * (value / first - 1):+.1f} %" for value in values[1:])])
+
+
+def main() -> int:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--hardware", default="h100-vllm-0.11")
+    flags.add_argument("--model", default="gpt-oss-120b")
+    flags.add_argument("--requests", type=int, default=5, help="per sequence at once, or per 1/s of a rate x 16")
+    flags.add_argument("--seed", type=int, default=0)
+    args = flags.parse_args()
+    warnings.simplefilter("ignore")  # of vLLM's imports
+    hardware, shape = load_hardware(args.hardware), load_model(args.model)
+    assert shape is not None
+    print("| deployment | level | TTFT, ms | TPOT, ms | requests/s |\n|---|---|---|---|---|")
+    took_s = [0.0, 0.0, 0.0]
+    for case in CASES:
+        deployment = Deployment(topology=parse_label(case.label), model=args.model)
+        levels = [
+            Level(
+                load=load,
+                num_requests=args.requests
+                * (load.concurrency if isinstance(load, Closed) else round(16 * load.rate_rps)),
+                seed=args.seed,
+            )
+            for load in case.loads
+        ]
+        system = hardware.model_copy(update={"hybrid_kv": True}) if case.hybrid else hardware
+        common = {"seed": args.seed, "prompts": case.prompts, "prefix_hit_rate": case.prefix_hit_rate}
+        found: list[list[LevelMeans]] = []
+        for way in range(3):
+            began_s = time.process_time()
+            if way == 0:
+                done = simulate(deployment, levels, case.workload, system, shape, **common)
+            else:
+                done = simulate_with_vllm(
+                    deployment, levels, case.workload, system, shape, asynchronous=way == 2, **common
+                )
+            took_s[way] += time.process_time() - began_s
+            found.append([figures(level) for level in done])
+        for load, *means in zip(case.loads, *found, strict=True):
+            ttft = cell([1e3 * each.ttft_s for each in means], 0)
+            tpot = cell([1e3 * (each.tpot_s or 0.0) for each in means], 2)
+            rate = cell([each.requests_per_s for each in means], 2)
+            print(f"| {case.label}{case.note} | {name_of(load)} | {ttft} | {tpot} | {rate} |", flush=True)
+    print("\nCPU time: " + ", ".join(f"{each:.1f} s" for each in took_s), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""The second fidelity: what a step holds is decided by vLLM's own scheduler, in the time of the simulator.
+
+Arrivals, ingress, routing and links are the simulator's (`pdlab.sim.simulator`), and so is how long a step and a
+transfer take. An engine's batches, its KV blocks, prefix cache, preemptions, and which request waits for KV from
+another engine are those of vLLM's ``Scheduler`` (`pdlab.sim.vllm_scheduler`), driven as vLLM's engine core drives it:
+with asynchronous scheduling the next step is scheduled while one runs. Only the executor is simulated. As in vLLM's
+workers, reads of KV begin when a step is launched, and what has arrived is seen when one is. Times in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Fluid, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Level, Workload
+from pdlab.sim.engine import MAX_SEQUENCES, Engine, PrefixCache
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import LinkKind
+from pdlab.sim.level import SimulatedLevel, Trace
+from pdlab.sim.simulator import Prompts, System
+from pdlab.sim.step_time import kv_capacity_tokens, step_costs
+from pdlab.sim.stepping import ENTERS, KV_ARRIVED, STEP_ENDS
+from pdlab.sim.vllm_scheduler import SchedulerParts, prompt_tokens, scheduler_parts
+
+MADE_UP = 1  # every token that is made up
+FETCHES, IS_FETCHED = {"do_remote_prefill": True}, {"do_remote_decode": True}  # kv_transfer_params
+
+
+def simulate_with_vllm(
+    deployment: Deployment,
+    levels: Sequence[Level],
+    workload: Workload,
+    hardware: Hardware,
+    shape: ModelShape,
+    *,
+    seed: int = 0,
+    prompts: Prompts = "fresh",
+    prefix_hit_rate: float = 0.0,
+    link: LinkKind | None = None,
+    trace: Trace | None = None,
+    scattered: bool | None = None,
+    asynchronous: bool = True,
+) -> list[SimulatedLevel]:
+    """`pdlab.sim.simulator.simulate` with vLLM's scheduler in every engine; arguments and result as there.
+
+    ``asynchronous``: the next step is scheduled while one runs, vLLM's default on GPUs. A common prefix is in every
+    engine's cache before the level. Raises UsageError, also for fluid pools and without vLLM.
+    """
+    if not 0 <= prefix_hit_rate < 1:
+        raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
+    if isinstance(deployment.topology, Fluid):
+        raise UsageError("vLLM's scheduler is not simulated in fluid pools; use the simulator alone")
+    system = VllmSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link, asynchronous=asynchronous)
+    system.scattered = scattered
+    return [system.run(level, workload, trace) for level in levels]
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One scheduled step until its output is taken: vLLM's order, whom it gives a token, and what the workers saw
+    when it was launched."""
+
+    output: Any
+    sampled: set[str]
+    received: set[str]
+    sent: set[str]
+    starved: bool  # a request waits for KV memory
+    took_s: float = 0.0
+
+
+class VllmEngine(Engine):
+    """An engine whose batches vLLM's scheduler chooses. Requests are named by their numbers."""
+
+    def __init__(self, parts: SchedulerParts, costs: Any, capacity: float, step_tokens: int, **kwargs: Any) -> None:
+        super().__init__(costs, capacity, step_tokens, PrefixCache(capacity), **kwargs)
+        self.parts = parts
+        self.scheduler = parts.make()
+        self.steps_in_flight: deque[Step] = deque()
+        self.free_s = 0.0  # when the last step in flight ends
+        self.news = False  # whether another schedule can give more than the last one did
+        self.received: set[str] = set()  # not seen by the workers yet
+        self.sent: set[str] = set()
+        self.answered: set[int] = set()  # have their first token
+
+    @property
+    def decoding(self) -> int:
+        return len(self.scheduler.running)
+
+    def add(self, request: int, prompt: list[int], output_tokens: int, params: dict[str, bool] | None) -> None:
+        self.scheduler.add_request(self.parts.request(str(request), prompt, output_tokens, params and dict(params)))
+        self.news = True
+
+    def schedule(self) -> Step:
+        """vLLM's next step. Its duration is not known yet."""
+        output = self.scheduler.schedule()
+        requests = self.scheduler.requests
+        sampled = {name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk}
+        starved = (
+            bool(self.scheduler.waiting)
+            and output.total_num_scheduled_tokens < self.step_tokens
+            and len(self.scheduler.running) < MAX_SEQUENCES
+        )
+        step = Step(output, sampled, self.received, self.sent, starved)
+        self.received, self.sent = set(), set()
+        self.news = bool(output.total_num_scheduled_tokens or step.received or step.sent)
+        return step
+
+    def take(self, step: Step) -> list[Any]:
+        """Give vLLM the step's made-up output. Returns vLLM's outputs, one per request with a token."""
+        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+        names = list(step.output.num_scheduled_tokens)
+        told = KVConnectorOutput(finished_sending=step.sent or None, finished_recving=step.received or None)
+        made_up = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[[MADE_UP] if name in step.sampled else [] for name in names],
+            kv_connector_output=None if told.is_empty() else told,
+        )
+        self.news = self.news or bool(names or step.received or step.sent)
+        return [
+            one for each in self.scheduler.update_from_output(step.output, made_up).values() for one in each.outputs
+        ]
+
+    def fill_cache(self, prompt: list[int]) -> None:
+        """Compute a prompt in no time, so that its blocks are cached."""
+        self.add(-1, prompt, 1, None)
+        while self.scheduler.has_requests():
+            self.take(self.schedule())
+
+
+class VllmSystem(System):
+    """The deployment between events, its engines vLLM's schedulers."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        hardware: Hardware,
+        shape: ModelShape,
+        seed: int,
+        prompts: Prompts,
+        prefix_hit_rate: float,
+        link: LinkKind | None,
+        *,
+        asynchronous: bool,
+    ) -> None:
+        self.asynchronous = asynchronous
+        super().__init__(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
+
+    def _engines(self, pool: Pool, role: str) -> list[Engine]:
+        parts = scheduler_parts(
+            self.hardware,
+            self.shape,
+            pool,
+            role={"prefill": "kv_producer", "decode": "kv_consumer"}.get(role),  # type: ignore[arg-type]
+            asynchronous=self.asynchronous,
+        )
+        costs = step_costs(self.hardware, self.shape, pool)
+        capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
+        return [
+            VllmEngine(parts, costs, capacity, self.hardware.step_tokens, prefills_only=role == "prefill")
+            for _ in range(pool.replicas * pool.dp)
+        ]
+
+    def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
+        super()._begin(level, workload, trace)
+        common = self._common(max(self.log.input_tokens, default=0))
+        for engine in self.all_engines:
+            assert isinstance(engine, VllmEngine)
+            engine.free_s = 0.0
+            engine.answered.clear()
+            if common:
+                engine.fill_cache(prompt_tokens(0, common + 1, common))
+
+    def _finish(self) -> SimulatedLevel:
+        left = self.log.finish_s.count(0.0)
+        if left:
+            raise UsageError(f"vLLM never had KV memory for {left} of {self.count} requests; use a larger TP")
+        return super()._finish()
+
+    def _common(self, input_tokens: int) -> int:
+        return int(self.hit_rate * input_tokens)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
+        assert isinstance(engine, VllmEngine)
+        if kind == STEP_ENDS:
+            self._ends(engine, now_s)
+        elif kind == ENTERS:
+            self.log.queued_s[number] = now_s
+            self._add(engine, number, IS_FETCHED if engine.prefills_only else None)
+        elif kind == KV_ARRIVED:
+            self.log.kv_arrived_s[number] = now_s
+            engine.received.add(str(number))
+            engine.news = True
+            sender = self.target[number][0]
+            assert isinstance(sender, VllmEngine)
+            sender.sent.add(str(number))
+            sender.news = True
+            self._launch(sender, now_s)
+        self._launch(engine, now_s)
+
+    def fetch(self, decoder: Engine, now_s: float) -> None:
+        """Decode's scheduler gets what was prefilled for it."""
+        assert isinstance(decoder, VllmEngine)
+        while decoder.inbound:
+            self._add(decoder, decoder.inbound.popleft(), FETCHES)
+        self._launch(decoder, now_s)
+
+    def _add(self, engine: VllmEngine, request: int, params: dict[str, bool] | None) -> None:
+        tokens = self.log.input_tokens[request]
+        prompt = prompt_tokens(self.prompt[request], tokens, self._common(tokens))
+        engine.add(request, prompt, 1 if engine.prefills_only else self.log.output_tokens[request], params)
+
+    def _launch(self, engine: VllmEngine, now_s: float) -> None:
+        """Schedule steps as long as vLLM's engine core would: so many at once, and while there is something to do."""
+        steps = engine.steps_in_flight
+        while len(steps) < engine.parts.steps_at_once and engine.news and engine.scheduler.has_requests():
+            step = engine.schedule()
+            stall_s = self._read(engine, step, now_s)
+            begins_s = max(now_s, engine.free_s)
+            if step.output.total_num_scheduled_tokens:
+                step.took_s = self._step_s(engine, step.output, begins_s) + stall_s
+                engine.step_s, engine.busy = step.took_s, True
+            engine.free_s = begins_s + step.took_s
+            steps.append(step)
+            self.push(engine.free_s, STEP_ENDS, engine, 0)
+
+    def _ends(self, engine: VllmEngine, now_s: float) -> None:
+        log, step = self.log, engine.steps_in_flight.popleft()
+        engine.busy = any(each.took_s for each in engine.steps_in_flight)
+        engine.busy_s += step.took_s
+        if step.starved:
+            engine.full_s += step.took_s
+        further = 0
+        for output in engine.take(step):
+            request = int(output.request_id)
+            if request not in engine.answered:
+                engine.answered.add(request)
+                self._first(engine, request, now_s)
+            else:
+                further += 1
+            engine.generated += 1
+            if output.finish_reason is not None:
+                self._finished(engine, request, now_s)
+        if further:
+            log.gaps.append((step.took_s, further))
+
+    def _first(self, engine: VllmEngine, request: int, now_s: float) -> None:
+        if engine.prefills_only or not self.links:
+            self.log.prefill_end_s[request] = now_s
+        if not engine.prefills_only:
+            self.log.first_token_s[request] = now_s
+
+    def _finished(self, engine: VllmEngine, request: int, now_s: float) -> None:
+        if engine.prefills_only:
+            self.hand_over(engine, request, now_s)
+            return
+        self.log.finish_s[request] = now_s
+        engine.allocated += self.log.output_tokens[request]
+        self.ended(engine, request, now_s)
+
+    # --- the executor -------------------------------------------------------------------------
+
+    def _step_s(self, engine: VllmEngine, output: Any, begins_s: float) -> float:
+        """How long the step takes, by the costs that the simulator's engine has. Counts what it computes, too."""
+        requests = engine.scheduler.requests
+        joining = {each.req_id for each in output.scheduled_new_reqs}
+        joining |= set(output.scheduled_cached_reqs.resumed_req_ids)
+        prefill = prefill_context = context = 0.0
+        decoding = admitted = 0
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = requests[name]
+            after = request.num_computed_tokens  # schedule() has counted this step's tokens already
+            if name in joining:
+                admitted += request.num_tokens
+                engine.preemptions += request.num_preemptions > 0
+            if tokens == 1:
+                decoding += 1
+                context += after
+                continue
+            prefill += tokens
+            prefill_context += tokens * (after - tokens / 2)
+            number = int(name)
+            if name in joining and not self.log.prefill_start_s[number]:
+                self.log.prefill_start_s[number] = begins_s
+            self.log.computed_tokens[number] += tokens
+            engine.allocated += tokens
+        step_s = engine.costs.step_s(
+            decoding,
+            prefill,
+            context / decoding if decoding else 0.0,
+            prefill_context / prefill if prefill else 0.0,
+        )
+        step_s += engine.costs.admit_s * admitted
+        return step_s * (1 + self.contention * self.busy_beside(engine)) if self.contention else step_s
+
+    def _read(self, engine: VllmEngine, step: Step, now_s: float) -> float:
+        """Start the reads of KV that vLLM ordered with the step. Returns for how long posting them stops the engine."""
+        reads = step.output.kv_connector_metadata
+        stalls_s = 0.0
+        for name, tokens in reads.tokens.items() if reads else ():
+            request = int(name)
+            arrives_s, stall_s = self.carry(engine, request, tokens, now_s)
+            stalls_s += stall_s
+            self.push(arrives_s, KV_ARRIVED, engine, request)
+        return stalls_s

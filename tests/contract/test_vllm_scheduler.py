@@ -1,0 +1,193 @@
+"""The second fidelity on vLLM's own scheduler: that it agrees with the simulator, and every name of vLLM it uses."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import pytest
+from contract.conftest import parameters, quietly
+
+from pdlab.core.catalog import load_model
+from pdlab.core.deployment import Collocated, Deployment, Pool, Topology, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed, Level, Workload
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.level import SimulatedLevel, figures
+from pdlab.sim.simulator import simulate
+from pdlab.sim.vllm_engine import VllmEngine, simulate_with_vllm
+from pdlab.sim.vllm_scheduler import prompt_tokens, scheduler_parts
+
+pytestmark = pytest.mark.usefixtures("import_warnings_aside")
+
+HARDWARE = load_hardware("h100-vllm-0.11")
+HYBRID = HARDWARE.model_copy(update={"hybrid_kv": True})
+SHAPE = load_model("gpt-oss-120b")
+COLLOCATED = Deployment(topology=parse_label("collocated-1xtp2"))
+PD = Deployment(topology=parse_label("pd-spread-p1xtp2-d1xtp2"))
+WORKLOAD = Workload(input_tokens=2000, output_tokens=60)
+LEVELS = [Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in (2, 8)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm() -> None:
+    for module in ("vllm.engine.arg_utils", "vllm.v1.core.sched.scheduler", "vllm.v1.structured_output"):
+        quietly(module)
+
+
+def both(
+    deployment: Deployment, workload: Workload = WORKLOAD, levels: list[Level] = LEVELS, **options: Any
+) -> tuple[SimulatedLevel, SimulatedLevel]:
+    """The last of the levels: by the simulator, and by vLLM's scheduler one step at a time."""
+    hardware = options.pop("hardware", HARDWARE)
+    assert SHAPE is not None
+    one = simulate(deployment, levels, workload, hardware, SHAPE, **options)
+    other = simulate_with_vllm(deployment, levels, workload, hardware, SHAPE, asynchronous=False, **options)
+    return one[-1], other[-1]
+
+
+class TestAgreement:
+    @pytest.mark.parametrize("hardware", [HARDWARE, HYBRID], ids=["full", "hybrid"])
+    @pytest.mark.parametrize("options", [{}, {"prefix_hit_rate": 0.5}, {"prompts": "repeated"}], ids=str)
+    def test_collocated_within_half_a_percent(self, hardware: Any, options: dict[str, Any]) -> None:
+        one, other = both(COLLOCATED, hardware=hardware, **options)
+        assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=0.005)
+        assert sum(other.computed_tokens) == pytest.approx(sum(one.computed_tokens), rel=0.001)
+
+    def test_pd_reads_and_sees_kv_at_steps(self) -> None:
+        """vLLM begins reads with the next step and sees what arrived when it launches one: one to two steps more."""
+        one, other = both(PD)
+        mine, vllms = figures(one), figures(other)
+        assert mine.tpot_s and vllms.tpot_s == pytest.approx(mine.tpot_s, rel=0.01)
+        assert 0.5 < (vllms.ttft_s - mine.ttft_s) / mine.tpot_s < 2.0
+        assert other.transferred_bytes == one.transferred_bytes
+
+    def test_preemption(self) -> None:
+        """A TP1 engine whose memory is short: vLLM finds what is left of a preempted request's blocks."""
+        levels = [Level(load=Closed(concurrency=20), num_requests=40, seed=0)]
+        deployment = Deployment(topology=parse_label("collocated-1xtp1"))
+        one, other = both(deployment, Workload(input_tokens=4000, output_tokens=500), levels)
+        assert one.preemptions > 0 and other.preemptions == pytest.approx(one.preemptions, rel=0.3)
+        assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=0.05)
+        assert sum(other.computed_tokens) == pytest.approx(sum(one.computed_tokens), rel=0.02)
+
+    @pytest.mark.parametrize("deployment", [COLLOCATED, PD], ids=["collocated", "pd"])
+    def test_asynchronous_scheduling_delays_the_first_token_alone(self, deployment: Deployment) -> None:
+        assert SHAPE is not None
+        ways = [
+            figures(simulate_with_vllm(deployment, LEVELS, WORKLOAD, HARDWARE, SHAPE, asynchronous=each)[-1])
+            for each in (False, True)
+        ]
+        (before, after), tpot_s = (each.ttft_s for each in ways), ways[0].tpot_s
+        assert tpot_s and ways[1].tpot_s == pytest.approx(tpot_s, rel=0.03)
+        assert -0.5 < (after - before) / tpot_s < 3.5
+
+    def test_the_same_again(self) -> None:
+        assert SHAPE is not None
+        ways = [simulate_with_vllm(PD, LEVELS, WORKLOAD, HARDWARE, SHAPE) for _ in range(2)]
+        assert ways[0] == ways[1]
+
+
+class TestScheduler:
+    def test_decode_waits_for_remote_kv(self) -> None:
+        """vLLM's own states: blocks for the whole prompt, WAITING_FOR_REMOTE_KVS, then the last token alone."""
+        assert SHAPE is not None
+        parts = scheduler_parts(HYBRID, SHAPE, Pool(tp=2), role="kv_consumer", asynchronous=False)
+        engine = VllmEngine(parts, None, 0.0, HYBRID.step_tokens)
+        engine.add(7, prompt_tokens(0, 1000, 0), 2, {"do_remote_prefill": True})
+        step = engine.schedule()
+        request = engine.scheduler.requests["7"]
+        assert request.status.name == "WAITING_FOR_REMOTE_KVS" and not step.output.num_scheduled_tokens
+        assert step.output.kv_connector_metadata.tokens == {"7": 1000}
+        engine.take(step)
+        engine.received.add("7")
+        engine.take(engine.schedule())
+        step = engine.schedule()
+        assert step.output.num_scheduled_tokens == {"7": 1} and step.sampled == {"7"}
+        (first,) = engine.take(step)
+        assert first.request_id == "7" and first.finish_reason is None
+        (second,) = engine.take(engine.schedule())
+        assert second.finish_reason is not None
+
+    def test_prefill_keeps_its_blocks_until_they_were_read(self) -> None:
+        assert SHAPE is not None
+        parts = scheduler_parts(HARDWARE, SHAPE, Pool(tp=2), role="kv_producer", asynchronous=False)
+        engine = VllmEngine(parts, None, 0.0, HARDWARE.step_tokens)
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        free = pool.get_num_free_blocks()
+        engine.add(7, prompt_tokens(0, 1000, 0), 1, {"do_remote_decode": True})
+        (output,) = engine.take(engine.schedule())
+        assert output.finish_reason is not None and pool.get_num_free_blocks() < free
+        engine.sent.add("7")
+        engine.take(engine.schedule())
+        assert pool.get_num_free_blocks() == free
+
+    def test_kv_cache_groups_and_memory(self) -> None:
+        """gpt-oss has as many windowed layers as full ones; they share one pool of blocks of the same bytes."""
+        assert SHAPE is not None
+        kinds = {}
+        for hardware in (HARDWARE, HYBRID):
+            parts = scheduler_parts(hardware, SHAPE, Pool(tp=2), role=None, asynchronous=True)
+            kv_cache = parts.make().kv_cache_config
+            groups = [(type(each.kv_cache_spec).__name__, len(each.layer_names)) for each in kv_cache.kv_cache_groups]
+            kinds[hardware.hybrid_kv] = (groups, kv_cache.num_blocks)
+            assert parts.steps_at_once == 2
+        assert kinds[False][0] == [("FullAttentionSpec", 36)]
+        assert sorted(kinds[True][0]) == [("FullAttentionSpec", 18), ("SlidingWindowSpec", 18)]
+        assert kinds[True][1] == pytest.approx(2 * kinds[False][1], abs=1)
+
+    def test_prompts_share_what_they_should(self) -> None:
+        long, short = prompt_tokens(3, 900, 0), prompt_tokens(3, 500, 0)
+        assert long[:500] == short and len(long) == 900
+        one, other = prompt_tokens(1, 600, 200), prompt_tokens(2, 600, 200)
+        assert one[:200] == other[:200] and one[200:216] != other[200:216]
+
+
+class TestRefused:
+    def test_without_vllm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert SHAPE is not None
+        monkeypatch.setitem(sys.modules, "vllm.config", None)
+        with pytest.raises(UsageError, match="not installed"):
+            simulate_with_vllm(COLLOCATED, LEVELS, WORKLOAD, HARDWARE, SHAPE)
+
+    @pytest.mark.parametrize(
+        ("topology", "what"),
+        [(parse_label("pd-fluid-4xtp2"), "fluid pools"), (Collocated(pool=Pool(tp=2, pp=2)), "pipeline stages")],
+        ids=["fluid", "pp"],
+    )
+    def test_topologies(self, topology: Topology, what: str) -> None:
+        assert SHAPE is not None
+        with pytest.raises(UsageError, match=what):
+            simulate_with_vllm(Deployment(topology=topology), LEVELS, WORKLOAD, HARDWARE, SHAPE)
+
+    def test_other_models(self) -> None:
+        shape = load_model("deepseek-v3")
+        assert shape is not None
+        with pytest.raises(UsageError, match="latent"):
+            simulate_with_vllm(COLLOCATED, LEVELS, WORKLOAD, HARDWARE, shape)
+
+
+class TestEngineCore:
+    """What the virtual time takes from vLLM's loop and workers."""
+
+    def test_steps_are_scheduled_while_one_runs(self) -> None:
+        core = quietly("vllm.v1.engine.core").EngineCore
+        assert "self.batch_queue_size = vllm_config.max_concurrent_batches" in inspect.getsource(core.__init__)
+        loop = inspect.getsource(core.step_with_batch_queue)
+        assert loop.index("self.scheduler.schedule(") < loop.index("self.scheduler.update_from_output(")
+
+    def test_workers_read_and_look_when_a_step_is_launched(self) -> None:
+        source = inspect.getsource(quietly("vllm.v1.worker.gpu.kv_connector").ActiveKVConnector.post_forward)
+        assert source.index("start_load_kv") < source.index("get_finished")
+
+    def test_scheduler_and_request(self) -> None:
+        made_of = parameters(quietly("vllm.v1.core.sched.scheduler").Scheduler)
+        assert {"vllm_config", "kv_cache_config", "structured_output_manager", "block_size"} <= set(made_of)
+        assert made_of[:4] == ["vllm_config", "kv_cache_config", "structured_output_manager", "block_size"]
+        assert parameters(quietly("vllm.v1.request").Request)[:4] == [
+            "request_id",
+            "prompt_token_ids",
+            "sampling_params",
+            "pooling_params",
+        ]

@@ -1,0 +1,62 @@
+"""Candidates once more in another way: the same requests, beside what the plan found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdlab.cli import plan as cli_plan
+from pdlab.core.catalog import load_model
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed, Open, Slo, Workload
+from pdlab.plan.planner import Candidate
+from pdlab.plan.scene import Scene
+from pdlab.plan.second_fidelity import beside
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.level import Trace
+from pdlab.sim.simulator import simulate
+
+SHAPE = load_model("gpt-oss-120b")
+assert SHAPE is not None
+SCENE = Scene(load_hardware("h100-vllm-0.11"), SHAPE, Workload(), Slo(ttft_s=2.0, tpot_s=0.02))
+COLLOCATED = Deployment(topology=parse_label("collocated-2xtp2"))
+
+
+def candidate(scene: Scene, load: Closed | Open) -> Candidate:
+    result = scene.outcome(COLLOCATED, load, 4.0)
+    return Candidate(COLLOCATED, 1, (result,), result, 4.0)
+
+
+@pytest.mark.parametrize("load", [Closed(concurrency=8), Open(rate_rps=2)], ids=str)
+def test_the_same_requests_again(load: Closed | Open) -> None:
+    one = candidate(SCENE, load)
+    assert SCENE.again(simulate, COLLOCATED, one.outcomes[0]) == one.outcomes[0]
+    (row,) = beside(SCENE, [one], simulate).splitlines()[-1:]
+    left, right = zip(*(cell.split(" / ") for cell in row.split("  ") if " / " in cell), strict=True)
+    assert [cell.strip() for cell in left] == [cell.strip() for cell in right]
+
+
+def test_a_trace_again() -> None:
+    trace = Trace(tuple(0.5 * n for n in range(80)), (2000,) * 80, (50,) * 80)
+    scene = Scene(SCENE.hardware, SCENE.shape, Workload(input_tokens=2000, output_tokens=50), SCENE.slo, trace=trace)
+    one = scene.outcome(COLLOCATED, Open(rate_rps=trace.rate_rps))
+    assert scene.again(simulate, COLLOCATED, one) == one
+
+
+def test_what_cannot_be_simulated_so_is_named() -> None:
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise UsageError("not with pipeline stages")
+
+    assert beside(SCENE, [candidate(SCENE, Closed(concurrency=4))], refuses).endswith(
+        "collocated-2xtp2: not with pipeline stages"
+    )
+
+
+def test_the_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_plan.main(["--fidelity", "vllm", "--explain", "collocated-1xtp2"]) == 2
+    assert "--fidelity does nothing with" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli_plan.main(["--fidelity", "vllm"]) == 2
+    assert "not installed" in capsys.readouterr().err
