@@ -7,7 +7,8 @@ takes the other, however long that queue, and asks for next time (`_select_from_
 request router). So many routers, or few requests, spread load almost at random.
 
 With direct streaming the replica that answers is the next one in turn, whatever its queue (Ray Serve LLM's
-`RoundRobinRouter`), and a decode replica, whose router is its own, asks for prefill as above.
+`RoundRobinRouter`), and a decode replica, whose router is its own, asks for prefill as above. The Ray that has direct
+streaming has routers that also count down when a request of theirs ends (`decrement_queue_len_cache` of 2.60).
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class Router:
         chosen.load += 1
         return chosen
 
-    def leaves(self, replica: Replica) -> None:
-        """A request has ended at the replica."""
+    def leaves(self, replica: Replica, router: int | None = None, now_s: float = 0.0) -> None:
+        """A request has ended at the replica. ``router``: the one that counts it down (None: none does)."""
         replica.load -= 1
+        if router is not None and (known := self._known(replica, router, now_s)) is not None:
+            replica.reported_loads[router] = ReportedLoad(max(known - 1, 0), now_s)
 
     def _two_choices(self, replicas: Sequence[R], now_s: float, router: int | None) -> R:
         count = len(replicas)

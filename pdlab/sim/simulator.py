@@ -123,6 +123,7 @@ class System(Stepping):
         self.contention = value("contention")
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
         self.in_turn = InTurn() if deployment.serving.direct_streaming else None
+        self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
 
@@ -224,6 +225,7 @@ class System(Stepping):
         """The engine that a prompt enters, and the one that streams its answer."""
         if self.in_turn is not None:
             index, decoder = self.in_turn.choose(self.decode)
+            self.asked_by[request] = index
             return self.router.choose(self.front, now_s, index) if self.links else decoder, decoder
         engine = self.router.choose(self.front, now_s)
         # The decode replica is not chosen yet: one of them stands for how busy they are.
@@ -231,7 +233,7 @@ class System(Stepping):
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes what the given one has prefilled."""
-        self.router.leaves(engine)
+        self.router.leaves(engine, self.asked_by.get(request), now_s)
         return self.router.choose(self.decode, now_s) if self.in_turn is None else self.target[request][1]
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:

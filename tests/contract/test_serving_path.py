@@ -128,6 +128,22 @@ def test_taking_turns_looks_at_no_queue() -> None:
     assert asyncio.run(chosen()) == ["b", "c", "a", "b"]
 
 
+def test_a_router_counts_down_when_its_request_has_ended() -> None:
+    """As `pdlab.sim.router` has it with direct streaming."""
+    router = quietly("ray.serve._private.request_router.request_router").RequestRouter
+    cache: dict[str, int] = {"a": 2}
+    ours = SimpleNamespace(
+        _use_replica_queue_len_cache=True,
+        _replica_queue_len_cache=SimpleNamespace(get=cache.get, update=cache.__setitem__),
+        _update_router_queue_len_gauge=lambda *_: None,
+    )
+    for left in (1, 0, 0):
+        router.decrement_queue_len_cache(ours, "a")
+        assert cache["a"] == left
+    sends = inspect.getsource(quietly("ray.serve._private.router").AsyncioRouter._route_and_send_request_once)
+    assert "self._register_decrement_queue_len_cache_callback(" in sends
+
+
 CONFIG = """
 global
     tune.bufsize {bufsize}

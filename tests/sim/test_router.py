@@ -37,6 +37,22 @@ def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
     assert router.choose(servers, 30.0) is servers[0], "both are asked again"
 
 
+def test_a_router_that_hears_of_the_end_counts_down_and_no_other_does() -> None:
+    servers = [Server(), Server()]
+    router = Router(random.Random(1), 2, 10.0)
+    for _ in range(6):
+        router.choose(servers, 0.0, 0)
+    for server in servers:
+        server.reported_loads[1] = ReportedLoad(3, 0.0)
+    for _ in range(3):
+        router.leaves(servers[0], 0, 8.0)
+    assert servers[0].reported_loads == {0: ReportedLoad(0, 8.0), 1: ReportedLoad(3, 0.0)}
+    assert router.choose(servers, 9.0, 0) is servers[0] and servers[0].load == 1
+    servers[1].reported_loads.clear()
+    router.leaves(servers[1], 0, 9.0)
+    assert servers[1].reported_loads == {}, "it has forgotten the replica: nothing is counted down"
+
+
 def test_of_two_the_one_that_is_known_is_taken_and_the_other_asked_for_next_time() -> None:
     servers = [Server(load=5), Server(load=0)]
     servers[0].reported_loads[0] = ReportedLoad(5, 0.0)
