@@ -132,7 +132,9 @@ def served_by_healthy(chaos: Chaos) -> Served | None:
     Such a request was sent at or after the beginning of a fault that spared a replica of every pool, and before the
     deployment had recovered from it (or the next fault began); no other fault that spared none was in effect when it
     was sent. Requests in flight as the fault began are left out: part of their work may be on what was hit, and which
-    replica that was the client cannot know. Clients that left are left out.
+    replica that was the client cannot know. A fault of a single act, a kill, takes effect somewhere between its
+    beginning and its end, tens of milliseconds on a busy machine: it counts from its end. Clients that left are left
+    out.
     """
     results = outcomes(chaos)
     within: dict[int, ChaosRequest] = {}
@@ -143,7 +145,8 @@ def served_by_healthy(chaos: Chaos) -> Served | None:
         recovered_s = math.inf if each.recovery_s is None else fault.began_s + each.recovery_s
         own_end_s = max(fault.ended_s, recovered_s)
         end_s = min(next_s, own_end_s) if fault.spared else own_end_s
-        hit = [r for r in chaos.requests if fault.began_s <= r.sent_s < end_s and r.fate != "left"]
+        since_s = fault.ended_s if len(fault.acts) == 1 else fault.began_s
+        hit = [r for r in chaos.requests if since_s <= r.sent_s < end_s and r.fate != "left"]
         if fault.spared:
             within |= {r.number: r for r in hit}
         else:

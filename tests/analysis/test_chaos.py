@@ -121,6 +121,13 @@ class TestServedByHealthy:
         served = analysis.served_by_healthy(made(requests, [fault(1, "k", 10, 10, spared=True)]))
         assert served == (2, 3), "in flight before it: not counted; sent after the recovery at 12.5 s: neither"
 
+    @pytest.mark.parametrize(("acts", "counted"), [(("10.00 s kill",), 4), (("10.00 s stop", "10.01 s continue"), 5)])
+    def test_a_kill_counts_from_when_it_was_done(self, acts: tuple[str, ...], counted: int) -> None:
+        """What was sent before the signal was delivered may have been at the process that died."""
+        requests = [request(i, sent_s, sent_s + 0.5) for i, sent_s in enumerate((10.01, 10.05, 10.06, 10.07, 10.08))]
+        killed = fault(1, "k", 10, 10.04, spared=True).model_copy(update={"acts": acts})
+        assert analysis.served_by_healthy(made(requests, [killed])) == (counted, counted)
+
     def test_nothing_where_no_pool_kept_a_replica(self) -> None:
         assert analysis.served_by_healthy(EXAMPLE) is None
 
