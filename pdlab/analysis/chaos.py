@@ -130,11 +130,11 @@ def served_by_healthy(chaos: Chaos) -> Served | None:
     """Requests that healthy replicas could serve, and how many of them succeeded; None where there were none.
 
     Such a request was sent at or after the beginning of a fault that spared a replica of every pool, and before the
-    deployment had recovered from it (or the next fault began); no other fault that spared none was in effect when it
-    was sent. Requests in flight as the fault began are left out: part of their work may be on what was hit, and which
-    replica that was the client cannot know. A fault of a single act, a kill, takes effect somewhere between its
-    beginning and its end, tens of milliseconds on a busy machine: it counts from its end. Clients that left are left
-    out.
+    deployment had recovered from it and all its replicas ran again (or the next fault began); no other fault that
+    spared none was in effect when it was sent. Requests in flight as the fault began are left out: part of their work
+    may be on what was hit, and which replica that was the client cannot know. A fault of a single act, a kill, takes
+    effect somewhere between its beginning and its end, tens of milliseconds on a busy machine: it counts from its end.
+    Clients that left are left out.
     """
     results = outcomes(chaos)
     within: dict[int, ChaosRequest] = {}
@@ -143,7 +143,7 @@ def served_by_healthy(chaos: Chaos) -> Served | None:
         fault = each.fault
         next_s = results[place + 1].fault.began_s if place + 1 < len(results) else math.inf
         recovered_s = math.inf if each.recovery_s is None else fault.began_s + each.recovery_s
-        own_end_s = max(fault.ended_s, recovered_s)
+        own_end_s = max(fault.ended_s, recovered_s, whole_s(chaos.samples, fault.ended_s) or 0.0)
         end_s = min(next_s, own_end_s) if fault.spared else own_end_s
         since_s = fault.ended_s if len(fault.acts) == 1 else fault.began_s
         hit = [r for r in chaos.requests if since_s <= r.sent_s < end_s and r.fate != "left"]
@@ -153,6 +153,19 @@ def served_by_healthy(chaos: Chaos) -> Served | None:
             without |= {r.number for r in hit}
     counted = [r for number, r in within.items() if number not in without]
     return Served(sum(r.fate == "right" for r in counted), len(counted)) if counted else None
+
+
+def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:
+    """When all replicas ran again, as a sample found, of which one was missed after ``since_s``; None: none was missed,
+    or they never did."""
+    wanted = next((each.running for each in samples if each.running), None)
+    missed = False
+    for each in samples:
+        if each.at_s >= since_s and each.running:
+            if missed and each.running == wanted:
+                return each.at_s
+            missed = missed or each.running != wanted
+    return None
 
 
 class Bucket(NamedTuple):

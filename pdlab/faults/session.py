@@ -422,7 +422,8 @@ class _Session:
                 engines = self._engines()
                 kv = {f"{engines.get(replica, 'engine')} {replica}": value for replica, value in use.items()}
                 moment = ChaosSample(
-                    at_s=round(load.now_s(), 2), rss_mib=resident_mib(surveys, members), kv_use=kv
+                    at_s=round(load.now_s(), 2), rss_mib=resident_mib(surveys, members), kv_use=kv,
+                    running=dict(Counter(engines.values())),
                 )  # fmt: skip
                 append(folder, [moment])
 

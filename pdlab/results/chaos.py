@@ -68,11 +68,13 @@ class InjectedFault(Frozen):
 
 
 class ChaosSample(Frozen):
-    """A moment: resident MiB by part of the deployment, share of its KV blocks that each engine uses."""
+    """A moment: resident MiB by part of the deployment, share of its KV blocks that each engine uses, engine replicas
+    by role that Ray Serve calls running (empty: not looked at)."""
 
     at_s: float
     rss_mib: dict[str, float] = Field(default_factory=dict)
     kv_use: dict[str, float] = Field(default_factory=dict)
+    running: dict[str, int] = Field(default_factory=dict)
 
 
 class Leftovers(Frozen):

@@ -128,6 +128,16 @@ class TestServedByHealthy:
         killed = fault(1, "k", 10, 10.04, spared=True).model_copy(update={"acts": acts})
         assert analysis.served_by_healthy(made(requests, [killed])) == (counted, counted)
 
+    def test_the_survivors_serve_until_all_replicas_run_again(self) -> None:
+        requests = [request(i, 10 + i, 10.5 + i, "error" if i in (0, 19) else "right") for i in range(30)]
+        running = ((5, 2), (10.2, 2), (15, 1), (18, 1), (24, 2), (28, 1))  # at 10.2 s nobody has noticed
+        samples = tuple(ChaosSample(at_s=at_s, running={"decode": count, "prefill": 2}) for at_s, count in running)
+        chaos = made(requests, [fault(1, "k", 10, 10, spared=True)])._replace(samples=samples)
+        assert analysis.whole_s(samples, 10.0) == 24
+        assert analysis.served_by_healthy(chaos) == (13, 14)
+        assert analysis.whole_s(samples, 25.0) is None, "never again"
+        assert analysis.whole_s(samples[:2], 5.0) is None, "none was missed"
+
     def test_nothing_where_no_pool_kept_a_replica(self) -> None:
         assert analysis.served_by_healthy(EXAMPLE) is None
 
