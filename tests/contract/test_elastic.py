@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,3 +139,32 @@ def test_a_replica_that_stops_is_no_longer_told_to_routers() -> None:
     state = quietly(f"{PRIVATE}.deployment_state")
     told = inspect.getsource(state.DeploymentState.get_running_replica_infos)
     assert "ReplicaState.RUNNING" in told and "STOPPING" not in told
+
+
+def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fluid = quietly("pdlab.deploy.serving.fluid")
+    made: Any = SimpleNamespace(_warmed={}, _warming=set(), _llm_config=SimpleNamespace(model_id="m"))
+    asked: list[Any] = []
+
+    async def answers_from(pairs: dict[str, list[str]], request: Any) -> tuple[str, dict[str, Any]]:
+        asked.append((pairs, request.model, request.prompt))
+        ((own, (engine,)),) = pairs.items()
+        if engine == "slow":
+            await asyncio.sleep(60)
+        if engine == "dead":
+            raise RuntimeError("no prefill")
+        return own, {engine: SimpleNamespace(choices=[]) if engine == "well" else "an error"}
+
+    made.answers_from = answers_from
+    monkeypatch.setattr(fluid, "WARM_S", 0.05)
+
+    async def warm() -> None:
+        for engine in ("well", "slow", "dead", "ill"):
+            fluid.PlaysRoles._warm(made, "own", engine)
+        await asyncio.gather(*made._warming)
+
+    asyncio.run(warm())
+    assert made._warmed.pop("well") == ""
+    assert "Timeout" in made._warmed["slow"] and "no prefill" in made._warmed["dead"]
+    assert made._warmed["ill"] == "it answers 'an error'"
+    assert asked[0] == ({"own": ["well"]}, "m", list(WARM_PROMPT)) and not made._warming
