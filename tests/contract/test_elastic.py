@@ -14,8 +14,8 @@ from contract.test_guarded_servers import built
 
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.nodes import ClusterNode, ClusterView
-from pdlab.deploy.serve_config import render, serve_config
-from pdlab.deploy.serving.elastic import RUNNING, STOPPING, WARM_S, Replica, Served, next_to_stop
+from pdlab.deploy.serve_config import HEAD_RESOURCE, render, serve_config
+from pdlab.deploy.serving.elastic import RUNNING, STOPPING, WARM_S, RayServe, Replica, Served, next_to_stop
 from pdlab.deploy.serving.fluid import WARM_PROMPT, WARM_TOKENS
 from pdlab.placement.place import place
 
@@ -168,3 +168,37 @@ def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Timeout" in made._warmed["slow"] and "no prefill" in made._warmed["dead"]
     assert made._warmed["ill"] == "it answers 'an error'"
     assert asked[0] == ({"own": ["well"]}, "m", list(WARM_PROMPT)) and not made._warming
+
+
+def test_what_the_controller_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    schema, common = quietly("ray.serve.schema"), quietly(f"{PRIVATE}.common")
+
+    def deployment(name: str, target: int, **replicas: tuple[str, str]) -> Any:
+        return schema.DeploymentDetails(
+            name=name, status="HEALTHY", status_trigger="UNSPECIFIED", message="", required_resources={},
+            deployment_config=schema.DeploymentSchema(name=name), target_num_replicas=target,
+            replicas=[
+                schema.ReplicaDetails(replica_id=name, state=common.ReplicaState(state), node_id=node, start_time_s=1)
+                for name, (state, node) in replicas.items()
+            ],
+        ).model_dump(exclude_unset=True)  # fmt: skip
+
+    engines = deployment("Fluid:m", 2, a=("RUNNING", "n0"), b=("RUNNING", "n1"), c=("STOPPING", "n1"))
+    router = deployment("Router", 1, r=("RUNNING", "n0"), s=("STARTING", "n1"))
+    details = {"applications": {"pdlab": {"deployments": {"Fluid:m": engines, "Router": router}}}}
+    head = {"NodeID": "n0", "Resources": {"CPU": 1.0, HEAD_RESOURCE: 1.0}}
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "n1", "Resources": {}}, head])
+    made = RayServe("pdlab", "Fluid:m")
+    calls: list[Any] = []
+
+    async def call(method: str, *arguments: Any) -> Any:
+        calls.append((method, *arguments))
+        return details
+
+    monkeypatch.setattr(made, "_call", call)
+    replicas = (Replica("a", RUNNING, "n0"), Replica("b", RUNNING, "n1"), Replica("c", STOPPING, "n1"))
+    assert asyncio.run(made.look()) == Served(2, replicas, {"n0": 1}, "n0")
+    asyncio.run(made.ask(3))
+    assert calls[-1] == ("update_deployment_replicas", common.DeploymentID("Fluid:m", "pdlab"), 3)

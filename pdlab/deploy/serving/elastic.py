@@ -141,7 +141,8 @@ class RayServe:
         return Served(ours["target_num_replicas"], replicas, others, head)
 
     async def ask(self, replicas: int) -> None:
-        common: Any = importlib.import_module("ray.serve._private.common")
+        # In a thread: it takes seconds, in which engines and routers would wait for the board.
+        common: Any = await asyncio.to_thread(importlib.import_module, "ray.serve._private.common")
         await self._call("update_deployment_replicas", common.DeploymentID(self.deployment, self.app), replicas)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
