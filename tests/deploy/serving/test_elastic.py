@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -430,3 +431,93 @@ def test_a_fixed_number_asks_ray_serve_for_nothing(clock: Clock, serve: Serve) -
     tell(made, "c")
     assert serve.looks == 0 and "joining" not in roles(made).values()
     assert asyncio.run(made.look())["count"] is None
+
+
+# --- all of it at random ---------------------------------------------------------------------------------
+
+
+class World:
+    """Engines that come, warm up, fail, leave and die, Ray Serve that starts and stops them, at random by seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.clock = Clock()
+        self.serve = Serve("a", "b", "c")
+        self.board = Quiet({"engines": 3, "least": 2, "most": 5}, self.clock, self.serve)
+        self.made = 0
+        self.pairs: set[tuple[str, str]] = set()  # first transfers that were made
+        self.founders = {"a", "b", "c"}
+        self.clock.now += LISTEN_S
+
+    @property
+    def alive(self) -> list[str]:
+        return [each.name for each in self.serve.served.replicas if each.state in (RUNNING, STOPPING)]
+
+    def tell(self) -> None:
+        for name in self.alive:
+            answer = tell(self.board, name, running=self.rng.choice((0, 0, 1, 5)))
+            outcomes = {}
+            for prefill in answer["warm"]:
+                outcomes[prefill] = self.rng.choice(("", "", "it failed"))
+                if not outcomes[prefill]:
+                    self.pairs.add((prefill, name))
+            if outcomes:
+                tell(self.board, name, warmed=outcomes)
+
+    def ray_serve(self) -> None:
+        """One step towards the target, or a death."""
+        rng, serve = self.rng, self.serve
+        by_state = {state: [r.name for r in serve.served.replicas if r.state == state] for state in (RUNNING, STOPPING)}
+        starting = [r.name for r in serve.served.replicas if r.state == "STARTING"]
+        surplus = len(by_state[RUNNING]) + len(starting) - serve.served.target
+        if by_state[STOPPING]:
+            serve.state(**{by_state[STOPPING][0]: None})
+        elif starting:
+            serve.state(**{starting[0]: RUNNING})
+        elif surplus < 0:
+            self.made += 1
+            serve.state(**{f"new{self.made}": "STARTING"})
+        elif surplus > 0:  # sometimes another one than expected
+            victim = next_to_stop(serve.served) if rng.random() < 0.8 else rng.choice(by_state[RUNNING])
+            assert victim is not None
+            serve.state(**{victim: STOPPING})
+        elif rng.random() < 0.1 and len(by_state[RUNNING]) > 1:
+            serve.state(**{rng.choice(by_state[RUNNING]): None})
+
+    def step(self) -> None:
+        rng = self.rng
+        self.clock.now += MOVING_S
+        self.tell()
+        if rng.random() < 0.5:
+            self.ray_serve()
+        if self.board._scaling is not None and self.board._scaling.wanted is not None and rng.random() < 0.1:
+            self.board.count(min(max(self.board._scaling.wanted + rng.choice((-1, 1)), 2), 5))
+        asyncio.run(self.board._scale())
+        self.board.decide()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_only_warm_engines_work_and_both_kinds_stay(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = type(Quiet({"engines": 3, "least": 2, "most": 5})._count_policy)
+    monkeypatch.setattr(decided, "decide", lambda self, now_s, playing, wanted, load: CountDecision(wanted, False, ""))
+    world = World(seed)
+    numbers = set()
+    worked: set[str] = set()
+    for _ in range(150):
+        world.step()
+        told = roles(world.board)
+        working = {name for name, role in told.items() if role not in ("joining", "leaving", "none")}
+        numbers.add(len(working))
+        if len(working) > 1:
+            assert {"prefill", "decode"} <= {told[name] for name in working}, told
+        stopping = {each.name for each in world.serve.served.replicas if each.state == STOPPING}
+        assert not (working & stopping & set(world.board._scaling.leaving if world.board._scaling else ()))
+        for new in working - worked - world.founders:
+            others = (worked & working) - {new}
+            missing = {pair for each in others for pair in ((new, each), (each, new))} - world.pairs
+            assert not missing, f"{new} works without {missing}"
+        worked |= working
+        assert all(2 <= asked <= 5 for asked in world.serve.asked)
+    assert len(numbers) > 1 and world.made > 0
