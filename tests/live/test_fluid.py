@@ -127,8 +127,8 @@ def test_nothing_is_left(fluid: Stack) -> None:
 
 @promised
 def test_the_number_of_engines_follows_the_load(stack: Stack) -> None:
-    # One request of a batch is all that is decoded within the bound, so that the load of this test is too much for two.
-    bounds = ("--min", "2", "--max", "3", "--slo-tpot-ms", "1", "--down-after-s", "30")
+    # Prompts take longer than this bound, so that the load of this test is too much for two.
+    bounds = ("--min", "2", "--max", "3", "--slo-ttft-ms", "10", "--down-after-s", "30")
     done = stack.launch("--pd-fluid", "--num", "2", *bounds)
     assert done.code == 0, done.text
     assert stack.running().manifest.label == "pd-fluid-2xtp1-n2to3"

@@ -18,7 +18,7 @@ from pdlab.deploy.roles import ask
 from pdlab.faults.load import Load, Prompt, Service
 from tests.support.flips import served
 
-CONCURRENCY, SHORT_LOAD_S, LIMIT_S, LOOK_S = 6, 4.0, 240.0, 0.5
+CONCURRENCY, SHORT_LOAD_S, LIMIT_S, LOOK_S = 6, 2.0, 240.0, 0.5
 
 
 class Watch:

@@ -242,7 +242,9 @@ class RoleBoard:
             return
         busy = any(each.running or each.waiting_prompt_tokens for each in observed.engines)
         idle = not (busy or observed.window.prompts)
-        demand, p_min, d_min = self._policy.demand(observed.engines), self.spec.p_min, self.spec.d_min
+        # What came some seconds ago is still in the demand, and no reason for more engines.
+        demand = None if idle else self._policy.demand(observed.engines)
+        p_min, d_min = self.spec.p_min, self.spec.d_min
         self._counted = self._count_policy.decide(
             observed.now_s,
             len(observed.engines),

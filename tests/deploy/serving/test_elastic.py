@@ -29,6 +29,7 @@ from pdlab.deploy.serving.elastic import (
 from pdlab.deploy.serving.flow import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
 from pdlab.roles.count import CountDecision
+from pdlab.roles.policy import Demand
 
 
 class Clock:
@@ -391,6 +392,16 @@ def test_the_number_follows_the_policy_and_is_told(
     join(board)
     board.decide()
     assert asked[-1] == (3, 3)
+
+
+def test_an_idle_pool_is_not_loaded_by_what_came_before(board: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(board._policy), "demand", lambda self, engines: Demand(9.0, 9.0, 9.0, 1))
+    tell(board, "a", running=1)
+    board.decide()
+    assert "2 are loaded 1800%" in asyncio.run(board.look())["count"]["reason"]
+    tell(board, "a")
+    board.decide()
+    assert "2 are loaded 0%" in asyncio.run(board.look())["count"]["reason"]
 
 
 def test_a_number_is_not_changed_while_roles_are_set_by_hand(board: Quiet) -> None:
