@@ -28,11 +28,11 @@ _LABEL = re.compile(
     rf"|pd-(?P<placement>pack|spread)-p(?P<prefill>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
     rf"-d(?P<decode>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
     rf"|pd-fluid-(?P<fluid>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})(?:-p(?P<p>\d+)d(?P<d>\d+))?"
+    r"(?:-n(?P<least>\d+)to(?P<most>\d+))?"
 )
 _SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
 AUTO = "auto"
-
-
+DOWN_AFTER_S = 120.0
 MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
 
 
@@ -161,7 +161,9 @@ class Fluid(Frozen):
     ``roles``: ``auto``, a controller follows the load, or a fixed split such as ``3:5`` (engines that prefill : that
     decode). At least ``p_min`` prefill and ``d_min`` decode. ``slo_ttft_s`` and ``slo_tpot_s``: what the controller
     keeps TTFT and TPOT below (None: no bound). ``prefill_locally_below``: a prompt of fewer tokens is computed
-    where it is decoded (None: none is; ``auto``: below what the learnt rates say).
+    where it is decoded (None: none is; ``auto``: below what the learnt rates say). ``pool.replicas`` engines begin;
+    their number then follows the load from ``min_replicas`` to ``max_replicas`` (None: as many as begin), one fewer
+    once fewer would have done for ``down_after_s``.
     """
 
     kind: Literal["fluid"] = "fluid"
@@ -173,6 +175,9 @@ class Fluid(Frozen):
     slo_ttft_s: float | None = Field(default=None, gt=0, le=86400)
     slo_tpot_s: float | None = Field(default=None, gt=0, le=86400)
     prefill_locally_below: int | Literal["auto"] | None = Field(default=None)
+    min_replicas: int | None = Field(default=None, ge=1, le=MOST)
+    max_replicas: int | None = Field(default=None, ge=1, le=MOST)
+    down_after_s: float = Field(default=DOWN_AFTER_S, gt=0, le=86400)
 
     @field_validator("roles")
     @classmethod
@@ -208,6 +213,44 @@ class Fluid(Frozen):
             raise ValueError(f"roles {self.roles} are fewer than p_min {self.p_min} or d_min {self.d_min}")
         return self
 
+    @model_validator(mode="after")
+    def _can_be_counted(self) -> Fluid:
+        replicas, least, most = self.pool.replicas, self.least, self.most
+        if not least <= replicas <= most:
+            raise ValueError(
+                f"{replicas} replicas are not between --min {least} and --max {most}: give a --num from {least} to "
+                f"{most}"
+                if least <= most
+                else f"--min {least} is more than --max {most} (each by default --num)"
+            )
+        if self.p_min + self.d_min > least:
+            raise ValueError(
+                f"{self.p_min} to prefill and {self.d_min} to decode at least are more than --min {least}: give more"
+            )
+        if self.moves and self.split is not None:
+            raise ValueError(
+                f"roles {self.roles} are a split of one number of engines, --min {least} and --max {most} are several: "
+                "leave one of the two out"
+            )
+        if not self.moves and self.down_after_s != DOWN_AFTER_S:
+            raise ValueError("--down-after-s is of a number that moves: give --min or --max too")
+        return self
+
+    @property
+    def least(self) -> int:
+        """Engines at least."""
+        return self.pool.replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def most(self) -> int:
+        """Engines at most."""
+        return self.pool.replicas if self.max_replicas is None else self.max_replicas
+
+    @property
+    def moves(self) -> bool:
+        """Whether the number of engines follows the load."""
+        return self.least < self.most
+
     @property
     def split(self) -> tuple[int, int] | None:
         """Engines that prefill and that decode; None: the controller says."""
@@ -216,7 +259,8 @@ class Fluid(Frozen):
     @property
     def label(self) -> str:
         fixed = "" if self.split is None else "-p{}d{}".format(*self.split)
-        return f"pd-fluid-{self.pool.label}{fixed}"
+        counts = f"-n{self.least}to{self.most}" if self.moves else ""
+        return f"pd-fluid-{self.pool.label}{fixed}{counts}"
 
 
 class RequestLimits(Frozen):
@@ -320,8 +364,15 @@ class Deployment(Frozen):
         return {"prefill": self.topology.prefill, "decode": self.topology.decode}
 
     @property
+    def most_pools(self) -> dict[str, Pool]:
+        """`pools` with as many replicas as they may ever have: room is planned for these."""
+        if isinstance(self.topology, Fluid):
+            return {"fluid": self.topology.pool.model_copy(update={"replicas": self.topology.most})}
+        return self.pools
+
+    @property
     def gpus(self) -> int:
-        """GPUs in use, all pools together."""
+        """GPUs in use, all pools together; of a pool whose number of replicas moves, of those that begin."""
         return sum(pool.gpus for pool in self.pools.values())
 
     @model_validator(mode="after")
@@ -365,6 +416,10 @@ class Deployment(Frozen):
             without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
             if same := dict.fromkeys((*(() if transport.ucx_env else ("ucx_env",)), *without), True):
                 absent["topology"] = {"transport": same}
+            if isinstance(self.topology, Fluid) and not self.topology.moves:
+                # Until they could move, numbers of engines were fixed.
+                fixed = dict.fromkeys(("min_replicas", "max_replicas", "down_after_s"), True)
+                absent["topology"] = {**absent.get("topology", {}), **fixed}
         text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -416,12 +471,15 @@ def parse_label(label: str) -> Topology:
     if not match:
         raise UsageError(
             f"label {label!r}: expected collocated-4xtp2, pd-spread-p1xtp4-d1xtp4 (pack|spread, p POOL, d POOL) or "
-            "pd-fluid-8xtp2 (with fixed roles pd-fluid-8xtp2-p3d5)"
+            "pd-fluid-8xtp2 (with fixed roles pd-fluid-8xtp2-p3d5, of a number that moves pd-fluid-8xtp2-n4to12)"
         )
     if match["pool"]:
         return Collocated(pool=parse_pool(match["pool"]))
     if match["fluid"]:
-        data = {"pool": parse_pool(match["fluid"]), "roles": f"{match['p']}:{match['d']}" if match["p"] else AUTO}
+        data: dict[str, Any] = {"pool": parse_pool(match["fluid"])}
+        data |= {"roles": f"{match['p']}:{match['d']}" if match["p"] else AUTO}
+        if match["least"]:
+            data |= {"min_replicas": int(match["least"]), "max_replicas": int(match["most"])}
         return validate(Fluid, data, where=f"label {label!r}")
     return Disaggregated(
         prefill=parse_pool(match["prefill"]), decode=parse_pool(match["decode"]), placement=match["placement"]
@@ -440,7 +498,8 @@ def topology_flags(topology: Topology) -> tuple[str, ...]:
         return ("--collocated", *_pool_flags("--", topology.pool))
     if isinstance(topology, Fluid):
         roles = () if topology.split is None else ("--roles", topology.roles)
-        return ("--pd-fluid", *_pool_flags("--", topology.pool), *roles)
+        counts = ("--min", f"{topology.least}", "--max", f"{topology.most}") if topology.moves else ()
+        return ("--pd-fluid", *_pool_flags("--", topology.pool), *roles, *counts)
     pools = (*_pool_flags("--p-", topology.prefill), *_pool_flags("--d-", topology.decode))
     return (f"--pd-{topology.placement}", *pools)
 

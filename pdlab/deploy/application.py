@@ -119,7 +119,7 @@ class Application:
         self._submitted = time.time()
         try:
             serve.run_many(
-                [serve.RunTarget(target=application, name=APP, route_prefix="/")],
+                [serve.RunTarget(target=application, name=APP, route_prefix="/", external_scaler_enabled=app.scaled)],
                 wait_for_ingress_deployment_creation=False,
                 wait_for_applications_running=False,
             )

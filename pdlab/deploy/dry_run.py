@@ -29,11 +29,12 @@ def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_com
         f"deployment  {deployment.label}" + (f"  ({deployment.name})" if deployment.name else ""),
         f"model       {deployment.model}, served as {prepared.model_id} at {base_url}/v1",
         f"cluster     {view.name}: {counted(len(view.engine_nodes), 'engine node')}, "
-        f"{deployment.gpus} {unit}s of {sum(len(node.slots) for node in view.engine_nodes)} free ones used",
+        f"{deployment.gpus} {unit}s of {sum(len(node.slots) for node in view.engine_nodes)} free ones used"
+        + (f", {most} at most" if (most := sum(map(len, used.values()))) > deployment.gpus else ""),
         f"serving     {serving_path}, from {', '.join(placement.ingress_nodes)}",
         *_roles(deployment),
         "",
-        _replica_table(view, placement, unit),
+        _replica_table(deployment, view, placement, unit),
         "",
         _link_table(links(placement, view)),
         _node_table(view, used, unit),
@@ -59,11 +60,17 @@ def _roles(deployment: Deployment) -> list[str]:
         if below is None
         else f"; prompts below {'what the rates say' if below == AUTO else f'{below} tokens'} where decoded"
     )
-    return [f"roles       {text}{short} (python -m pdlab roles changes them)"]
+    lines = [f"roles       {text}{short} (python -m pdlab roles changes them)"]
+    if topology.moves:
+        lines.append(
+            f"engines     {topology.pool.replicas} to begin with, {topology.least} to {topology.most} as the load wants"
+        )
+    return lines
 
 
-def _replica_table(view: ClusterView, placement: Placement, unit: str) -> str:
+def _replica_table(deployment: Deployment, view: ClusterView, placement: Placement, unit: str) -> str:
     """One row per replica and node; the link column says how its KV cache travels."""
+    begins = {role: pool.replicas for role, pool in deployment.pools.items()}
     kinds: dict[tuple[str, str], list[str]] = {}
     for link in links(placement, view):
         ends = (("prefill", link.prefill_node), ("decode", link.decode_node))
@@ -73,7 +80,9 @@ def _replica_table(view: ClusterView, placement: Placement, unit: str) -> str:
     for replica in placement.replicas:
         for node, slots in replica.slots.items():
             over = ", ".join(dict.fromkeys(kinds.get((replica.role, node), ["-"])))
-            rows.append((f"{replica.role} {replica.index}{_ranks(replica, node)}", node, ranges(slots), over))
+            wanted = "" if replica.index < begins[replica.role] else " (if the load wants it)"
+            name = f"{replica.role} {replica.index}{_ranks(replica, node)}{wanted}"
+            rows.append((name, node, ranges(slots), over))
     return _table(rows)
 
 

@@ -296,7 +296,8 @@ def _serve(
     pools = {r.replica: roles[r.deployment] for r in state.replicas if r.deployment in roles}
     replicas = tuple(replica.replica for replica in state.replicas)
     running = running.model_copy(update={"replicas": replicas, "pools": pools})
-    came_out = observe(placement, view, app.bundles(deployment, view, name))
+    started_of = {role: pool.replicas for role, pool in deployment.pools.items()}
+    came_out = observe(placement, view, app.bundles(deployment, view, name), started_of)
     checked = check(app, deployment, running, progress)
     proof = None  # in a rehearsal no KV cache moves
     if stage is None:

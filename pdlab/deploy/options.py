@@ -31,6 +31,7 @@ from pdlab.core.arguments import (
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.deployment import (
     AUTO,
+    DOWN_AFTER_S,
     RESERVED_ENGINE_KWARGS,
     Collocated,
     Deployment,
@@ -72,6 +73,9 @@ FLAGS = {
     "slo_ttft_s": "--slo-ttft-ms",
     "slo_tpot_s": "--slo-tpot-ms",
     "prefill_locally_below": "--prefill-locally-below",
+    "min_replicas": "--min",
+    "max_replicas": "--max",
+    "down_after_s": "--down-after-s",
     "kv_deadline_s": "--kv-deadline-s",
     "serving.stream_batching_ms": "--stream-batching-ms",
     "serving.prefill_timeout_s": "--prefill-timeout-s",
@@ -84,7 +88,10 @@ FLAGS = {
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
 FLUID_REPLICAS = 2
-ROLE_FLAGS = ("roles", "p_min", "d_min", "slo_ttft_ms", "slo_tpot_ms", "prefill_locally_below")
+ROLE_FLAGS = (
+    *("roles", "p_min", "d_min", "slo_ttft_ms", "slo_tpot_ms", "prefill_locally_below"),
+    *("min", "max", "down_after_s"),
+)
 # A CPU engine answers it in reasonable time.
 LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
@@ -102,6 +109,8 @@ _EXAMPLES = f"""examples:
       prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
   python launch_gptoss.py --pd-fluid --num 8 --tp 2
       eight engines, of which as many prefill as the load wants
+  python launch_gptoss.py --pd-fluid --num 4 --min 2 --max 8 --tp 2
+      four engines to begin with, and from two to eight of them as the load wants
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
       a file of configs/deployments/ with one number changed, as a Serve config for serve deploy
   python launch_gptoss.py --shutdown
@@ -217,6 +226,21 @@ def _add_roles(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS|auto",
         help="prefill a prompt of fewer tokens where it is decoded, without a transfer; auto: fewer than what the "
         "learnt rates say (default: never). What a prefix cache has of it is not known there and not taken off",
+    )
+    group.add_argument(
+        "--min",
+        type=positive,
+        metavar="N",
+        help="engines at least, where their number follows the load (default: --num)",
+    )
+    group.add_argument(
+        "--max", type=positive, metavar="N", help="engines at most, for which there must be room (default: --num)"
+    )
+    group.add_argument(
+        "--down-after-s",
+        type=seconds,
+        metavar="S",
+        help=f"one engine fewer once fewer would have done for so long (default {DOWN_AFTER_S:g})",
     )
 
 
@@ -631,13 +655,14 @@ def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> 
 
 
 def _fluid(args: argparse.Namespace, before: Fluid | None) -> Fluid:
-    names = ("roles", "p_min", "d_min", "prefill_locally_below")
+    names = ("roles", "p_min", "d_min", "prefill_locally_below", "down_after_s")
     data = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    data |= {f"{name}_replicas": n for name in ("min", "max") if (n := getattr(args, name)) is not None}
     for field in ("slo_ttft", "slo_tpot"):
         if (ms := getattr(args, f"{field}_ms")) is not None:
             data[f"{field}_s"] = ms / 1000
     if args.num is None and before is None:
-        args.num = FLUID_REPLICAS
+        args.num = max(FLUID_REPLICAS, args.min or 0)
     base = before.model_dump(exclude={"pool", "transport"}) if before else {}
     base |= {"pool": _pool(args, "", before.pool if before else None)}
     base |= {"transport": _transport(args, before.transport if before else Transport())}

@@ -20,7 +20,7 @@ from pdlab.core.schema import Frozen
 from pdlab.core.text import aligned
 from pdlab.deploy.application import board_names
 from pdlab.deploy.endpoint import load_running
-from pdlab.deploy.serving.role_board import NAMESPACE
+from pdlab.deploy.serving.role_board import NAMESPACE, PLAYING
 
 ANSWER_S = 30.0
 DECISIONS_SHOWN = 5
@@ -80,13 +80,19 @@ def ask(method: str, *arguments: Any) -> Any:
 def describe(looked: Mapping[str, Any]) -> str:
     """A table of the engines, and the last decisions with their reasons."""
     engines: Mapping[str, Mapping[str, Any]] = looked["engines"]
-    decoding = sum(each["role"] == "decode" for each in engines.values())
+    roles = [each["role"] for each in engines.values()]
+    decoding = roles.count("decode")
+    prefilling = sum(role in PLAYING for role in roles) - decoding
     told = "a controller follows the load" if looked["by"] == "auto" else f"set to {looked['by']}"
     rows: list[Sequence[str]] = [("engine", "node", "role", "prompt tokens waiting", "requests decoded")]
     for name, each in sorted(engines.items(), key=lambda item: (item[1]["role"] == "decode", item[0])):
         waiting, running = str(each["waiting_prompt_tokens"]), str(each["running"])
         rows.append((name, str(each["node"])[:8], str(each["role"]), waiting, running))
-    lines = [f"{len(engines) - decoding}:{decoding} (prefill:decode), {told}"]
+    lines = [f"{prefilling}:{decoding} (prefill:decode), {told}"]
+    if count := looked.get("count"):
+        lines.append(
+            f"{count['least']} to {count['most']} engines as the load wants: {count['reason'] or 'no look yet'}"
+        )
     if looked["local_below"]:
         lines.append(f"prompts below {looked['local_below']} tokens are prefilled where they are decoded")
     if looked["reach_ms"]:

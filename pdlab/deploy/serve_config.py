@@ -39,10 +39,12 @@ CPU_KV_BYTES = 512 * 2**20
 
 
 class ServeApp(Frozen):
-    """One Ray Serve application: the builder's import path and the arguments it is called with."""
+    """One Ray Serve application: the builder's import path and the arguments it is called with. ``scaled``: something
+    else than Ray Serve's autoscaling changes numbers of replicas."""
 
     import_path: str
     args: dict[str, Any]
+    scaled: bool = False
 
 
 def render(
@@ -73,7 +75,7 @@ def render(
             ingress["kv_guard"] = {"bring": placement.device == "gpu"}
     if isinstance(deployment.topology, Fluid):
         fluid = {"llm_config": configs["fluid"], "roles": roles(deployment.topology), **ingress}
-        return ServeApp(import_path=FLUID_BUILDER, args=fluid)
+        return ServeApp(import_path=FLUID_BUILDER, args=fluid, scaled=deployment.topology.moves)
     if isinstance(deployment.topology, Disaggregated):
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
         return ServeApp(import_path=PD_BUILDER, args=pd)
@@ -86,7 +88,11 @@ def roles(topology: Fluid) -> dict[str, Any]:
     """Fields of `pdlab.deploy.serving.role_board.BoardSpec`."""
     bounds = {"p_min": topology.p_min, "d_min": topology.d_min}
     slo = {"slo_ttft_s": topology.slo_ttft_s, "slo_tpot_s": topology.slo_tpot_s}
-    return {"split": topology.roles, **bounds, **slo, "local_below": topology.prefill_locally_below}
+    told = {"split": topology.roles, **bounds, **slo, "local_below": topology.prefill_locally_below}
+    if topology.moves:
+        told |= {"engines": topology.pool.replicas, "least": topology.least, "most": topology.most}
+        told |= {"down_after_s": topology.down_after_s}
+    return told
 
 
 def model_id(deployment: Deployment, shape: ModelShape | None) -> str:
@@ -291,8 +297,11 @@ def cpu_actor_options() -> dict[str, Any]:
 
 def serve_config(app: ServeApp, *, name: str = "pdlab", host: str = "127.0.0.1", port: int = 8000) -> dict[str, Any]:
     """What ``serve deploy FILE`` accepts: Ray's ServeDeploySchema as plain data."""
+    application: dict[str, Any] = {"name": name, "route_prefix": "/", "import_path": app.import_path, "args": app.args}
+    if app.scaled:
+        application["external_scaler_enabled"] = True
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": host, "port": port},
-        "applications": [{"name": name, "route_prefix": "/", "import_path": app.import_path, "args": app.args}],
+        "applications": [application],
     }

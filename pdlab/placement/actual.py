@@ -8,8 +8,14 @@ from pdlab.core.errors import DeployError
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role, TpGroup
 
 
-def observe(plan: Placement, view: ClusterView, rank_nodes: Mapping[Role, Sequence[Sequence[str]]]) -> Placement:
+def observe(
+    plan: Placement,
+    view: ClusterView,
+    rank_nodes: Mapping[Role, Sequence[Sequence[str]]],
+    replicas_of: Mapping[str, int] | None = None,
+) -> Placement:
     """``rank_nodes``: per role, per Ray Serve replica (one DP rank), the node id of each of its tp * pp bundles.
+    ``replicas_of``: per role how many of the planned replicas were to start (None: all).
 
     Ray says which node a bundle is on, not which of the node's GPUs it got: slots are the lowest
     free ones of that node, in order. Raises DeployError when ranks are missing or one sits on a
@@ -19,7 +25,7 @@ def observe(plan: Placement, view: ClusterView, rank_nodes: Mapping[Role, Sequen
     replicas: list[ReplicaPlacement] = []
     for role in dict.fromkeys(replica.role for replica in plan.replicas):
         ranks = rank_nodes.get(role, ())
-        planned = plan.of(role)
+        planned = plan.of(role)[: None if replicas_of is None else replicas_of[role]]
         allowed = plan.nodes_of(role)
         stray = sorted({node for rank in ranks for node in rank} - set(allowed))
         if stray:

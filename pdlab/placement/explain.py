@@ -27,7 +27,7 @@ _PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
     """One line: the request, the free slots of each node, the smallest changes that would fit."""
     ways, nothing = [], "no smaller deployment, and no number of further nodes of the same kind"
-    for search in (_smaller, _elsewhere, _freed_by_others, _more_nodes):
+    for search in (_fewer_at_most, _smaller, _elsewhere, _freed_by_others, _more_nodes):
         try:
             ways.append(search(deployment, view, _Bounded(fits)))
         except _EnoughError:
@@ -67,7 +67,7 @@ def _unit(view: ClusterView) -> str:
 def _demand(deployment: Deployment, view: ClusterView) -> str:
     unit = _unit(view)
     parts = []
-    for role, pool in deployment.pools.items():
+    for role, pool in deployment.most_pools.items():
         shape = f"{pool.replicas} x {pool.gpus_per_replica}" if pool.gpus_per_replica > 1 else f"{pool.replicas}"
         groups = f", TP groups of {pool.tp} on one node each" if pool.tp > 1 else ""
         if spans_nodes(pool, eligible(pool, view.engine_nodes)):
@@ -79,6 +79,17 @@ def _demand(deployment: Deployment, view: ClusterView) -> str:
         return text
     where = "all on one node" if deployment.mode == "pd-pack" else "the two pools on different nodes"
     return f"{text}; {deployment.gpus} {unit}s in all, {where}"
+
+
+def _fewer_at_most(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+    """The most engines that fit, of a pool whose number moves."""
+    topology = deployment.topology
+    if not isinstance(topology, Fluid):
+        return None
+    for most in range(topology.most - 1, topology.pool.replicas - 1, -1):
+        if fits(deployment.model_copy(update={"topology": topology.model_copy(update={"max_replicas": most})}), view):
+            return f"--max {most} ({most * topology.pool.gpus_per_replica} {_unit(view)}s)"
+    return None
 
 
 def _free(deployment: Deployment, view: ClusterView) -> str:

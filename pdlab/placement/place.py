@@ -39,7 +39,8 @@ class Link(Frozen):
 
 
 def place(deployment: Deployment, view: ClusterView) -> Placement:
-    """Plan every replica. Raises PlacementError with the arithmetic and the smallest change that fits."""
+    """Plan every replica, also those that only a later load may want. Raises PlacementError with the arithmetic and the
+    smallest change that fits."""
     layouts = _layouts(deployment, view)
     if layouts is None:
         raise PlacementError(explain(deployment, view, lambda d, v: _layouts(d, v) is not None))
@@ -71,7 +72,8 @@ def _layouts(deployment: Deployment, view: ClusterView) -> dict[Role, Layout] | 
                 return None
             return {role: [[(node.id,)] * (pool.pp * pool.dp)] * pool.replicas for role, pool in by_role.items()}
     else:
-        by_role = {"fluid" if isinstance(topology, Fluid) else "collocated": topology.pool}
+        role: Role = "fluid" if isinstance(topology, Fluid) else "collocated"
+        by_role = {role: deployment.most_pools[role]}
     chosen = choose_nodes(list(by_role.values()), nodes)
     if chosen is None:
         return None

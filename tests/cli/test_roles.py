@@ -53,6 +53,15 @@ def test_the_table_has_who_prefills_first_and_why() -> None:
     assert lines[-1].endswith("1:2  reason 8") and "reason 3" not in asking.describe(LOOKED)
 
 
+def test_the_number_of_engines_is_said_and_why() -> None:
+    engines = {**LOOKED["engines"], "j": {**LOOKED["engines"]["d1"], "role": "joining"}}
+    count = {"wanted": 4, "least": 2, "most": 6, "reason": "3 -> 4 engines: 3 are loaded 120%"}
+    lines = asking.describe({**LOOKED, "engines": engines, "count": count}).splitlines()
+    assert lines[0].startswith("2:1 (prefill:decode)"), "who joins does neither"
+    assert lines[1] == "2 to 6 engines as the load wants: 3 -> 4 engines: 3 are loaded 120%"
+    assert any(line.split()[:3] == ["j", "01234567", "joining"] for line in lines)
+
+
 def test_by_hand_is_said() -> None:
     text = asking.describe({**LOOKED, "by": "2:1", "local_below": 0, "reach_ms": None})
     assert text.startswith("2:1 (prefill:decode), set to 2:1\n\nengine")

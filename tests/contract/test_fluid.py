@@ -138,6 +138,15 @@ def test_clients_go_to_engines_that_decode() -> None:
     assert asked(router({**ROLES, "d": "draining"}), None) == {"b"}
 
 
+@pytest.mark.parametrize("role", ["joining", "leaving", "draining"])
+def test_engines_that_take_no_work_get_none_unless_there_is_no_other(role: str) -> None:
+    assert asked(router({**ROLES, "c": role, "d": role}), None) == {"b"}
+    assert asked(router({**ROLES, "c": role, "d": role}), of_100_tokens()) == {"a"}
+    assert asked(router({"a": "prefill", "b": role, "c": role, "d": role}), None) == {"a"}
+    assert asked(router(dict.fromkeys("abcd", role), own="a"), of_100_tokens()) == {"b", "c", "d"}
+    assert asked(router({"a": "prefill", "b": "decode"}), None) == {"b"}, "of whom nobody has told"
+
+
 def test_the_engine_with_fewest_requests_decodes() -> None:
     loads = {"b": (0, 9), "d": (0, 3)}
     assert asked(router(ROLES, loads), None, times=6) == {"d"}

@@ -76,6 +76,11 @@ def test_a_deadline_is_a_time(deadline_s: float) -> None:
             "pd-fluid-12xtp1-p11d1",
             "--pd-fluid --num 12 --tp 1 --roles 11:1",
         ),
+        (
+            Fluid(pool=Pool(replicas=4, tp=2), min_replicas=2, max_replicas=8),
+            "pd-fluid-4xtp2-n2to8",
+            "--pd-fluid --num 4 --tp 2 --min 2 --max 8",
+        ),
     ],
 )
 def test_a_fluid_deployment_has_a_label_of_its_own(topology: Fluid, label: str, flags: str) -> None:
@@ -100,8 +105,18 @@ def test_fluid_roles_tell_deployments_apart() -> None:
         Fluid(pool=pool, p_min=2),
         Fluid(pool=pool, slo_ttft_s=1),
     ]
+    fluids += [Fluid(pool=pool, max_replicas=8), Fluid(pool=pool, max_replicas=8, down_after_s=60)]
     unlike = [*fluids, unguarded(fluids[0]), Fluid(pool=pool, prefill_locally_below="auto")]
     assert len({Deployment(topology=each).fingerprint for each in unlike}) == len(unlike)
+    same = Fluid(pool=pool, min_replicas=4, max_replicas=4)
+    assert Deployment(topology=same).fingerprint == Deployment(topology=fluids[0]).fingerprint
+
+
+def test_room_is_planned_for_as_many_engines_as_there_may_be() -> None:
+    deployment = Deployment(topology=parse_label("pd-fluid-4xtp2-n2to8"))
+    assert (deployment.gpus, deployment.most_pools["fluid"].gpus) == (8, 16)
+    fixed = Deployment(topology=parse_label("pd-fluid-4xtp2"))
+    assert fixed.most_pools == fixed.pools
 
 
 @pytest.mark.parametrize(
@@ -116,6 +131,11 @@ def test_fluid_roles_tell_deployments_apart() -> None:
         ({"replicas": 4, "dp": 2}, "roles need dp 1"),
         ({"replicas": 4, "prefill_locally_below": 0}, "a number of tokens from 1, or auto"),
         ({"replicas": 4, "slo_tpot_s": 0.0}, "greater than 0"),
+        ({"replicas": 4, "max_replicas": 3}, "4 replicas|--min 4 is more than --max 3"),
+        ({"replicas": 4, "min_replicas": 5, "max_replicas": 6}, "4 replicas are not between --min 5 and --max 6"),
+        ({"replicas": 4, "min_replicas": 2, "p_min": 2}, "2 to prefill and 1 to decode at least are more than --min 2"),
+        ({"replicas": 4, "max_replicas": 5, "roles": "1:3"}, "roles 1:3 are a split of one number of engines"),
+        ({"replicas": 4, "down_after_s": 9}, "--down-after-s is of a number that moves"),
     ],
 )
 def test_roles_are_a_split_of_the_replicas(fields: dict[str, object], complaint: str) -> None:

@@ -376,6 +376,12 @@ def test_what_follows_a_failed_prefill() -> None:
             "--pd-fluid --num 4 --tp 2 --prefill-locally-below auto --no-kv-guard",
             Fluid(pool=Pool(replicas=4, tp=2), prefill_locally_below="auto", transport=Transport(kv_guard=False)),
         ),
+        (
+            "--pd-fluid --num 4 --tp 2 --min 2 --max 8 --down-after-s 300",
+            Fluid(pool=Pool(replicas=4, tp=2), min_replicas=2, max_replicas=8, down_after_s=300),
+        ),
+        ("--pd-fluid --min 3 --max 8 --tp 2", Fluid(pool=Pool(replicas=3, tp=2), min_replicas=3, max_replicas=8)),
+        ("--config pd-fluid-8xtp2 --max 9", Fluid(pool=Pool(replicas=8, tp=2), max_replicas=9)),
     ],
 )
 def test_fluid_engines(line: str, fluid: Fluid) -> None:
@@ -394,6 +400,12 @@ def test_fluid_engines(line: str, fluid: Fluid) -> None:
         ("--pd-fluid --num 4 --tp 1 --roles 3:2", "roles 3:2 are 5 engines, there are 4 replicas"),
         ("--pd-fluid --num 1", "are more than 1 replicas: give more of them"),
         ("--pd-fluid --num 4 --dp 2", "roles need dp 1"),
+        ("--pd-spread --min 2", "--min does not apply to pd-spread: it is for --pd-fluid"),
+        ("--collocated --max 2", "--max does not apply to collocated: it is for --pd-fluid"),
+        ("--pd-pack --down-after-s 9", "--down-after-s does not apply to pd-pack: it is for --pd-fluid"),
+        ("--pd-fluid --num 4 --min 5", "--min 5 is more than --max 4 (each by default --num)"),
+        ("--pd-fluid --num 4 --min 2 --max 3", "4 replicas are not between --min 2 and --max 3: give a --num from 2"),
+        ("--pd-fluid --num 4 --max 5 --roles 2:2", "leave one of the two out"),
         ("--pd-fluid --num 4 --slo-ttft-ms 0", "--slo-ttft-ms"),
     ],
 )

@@ -262,3 +262,15 @@ def test_fluid_engines_are_all_consumers_and_the_board_is_told_the_rules() -> No
         split="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, local_below="auto"
     )
     assert app.args["prefill_call"]["on_failure"] == ["retry", "local"]
+    assert not app.scaled and "external_scaler_enabled" not in serve_config(app)["applications"][0]
+
+
+def test_a_number_of_engines_that_moves_is_the_boards() -> None:
+    app = app_of(Deployment(topology=parse_label("pd-fluid-4xtp2-n2to8")), load_cluster("p5.48xlarge-x2"))
+    deployed = app.args["llm_config"]["deployment_config"]
+    assert deployed["num_replicas"] == 4 and "autoscaling_config" not in deployed
+    spec = BoardSpec(**app.args["roles"])
+    assert (spec.engines, spec.least, spec.most, spec.down_after_s) == (4, 2, 8, 120.0)
+    assert serve_config(app)["applications"][0]["external_scaler_enabled"] is True
+    nodes = {value for each in deployed["placement_group_bundle_label_selector"] for value in each.values()}
+    assert any("node-2" in each or "," in each for each in nodes), "where there is room for the others"

@@ -123,3 +123,26 @@ def test_nothing_is_left(fluid: Stack) -> None:
     done = fluid.run("launch_gptoss.py", "--shutdown", "--port", str(fluid.port))
     assert done.code == 0
     assert fluid.nodes() is None
+
+
+@promised
+def test_the_number_of_engines_follows_the_load(stack: Stack) -> None:
+    # Prompts take longer than this bound, so that the load of this test is too much for two.
+    bounds = ("--min", "2", "--max", "3", "--slo-ttft-ms", "10", "--down-after-s", "30")
+    done = stack.launch("--pd-fluid", "--num", "2", *bounds)
+    assert done.code == 0, done.text
+    assert stack.running().manifest.label == "pd-fluid-2xtp1-n2to3"
+    done = stack.run("-m", "tests.support.counts", stack.url, "2", "3", str(SEED))
+    assert done.code == 0, done.text
+    (line,) = [line for line in done.text.splitlines() if line.startswith('{"fates"')]
+    made = json.loads(line)
+    for when, fates in made["fates"].items():
+        assert set(fates) == {"right"}, (when, fates)
+    seen = [roles for _, roles in made["roles"]]
+    assert ["decode", "leaving", "prefill"] in seen, "one that is to stop takes no work any more"
+    assert len(seen[0]) == len(seen[-1]) == 2
+    assert any(reason.startswith("2 -> 3 engines: 2 are loaded") for reason in made["reasons"])
+    assert any("has made its first transfers" in reason for reason in made["reasons"])
+    assert any(reason.startswith("3 -> 2 engines: 2 would be loaded") for reason in made["reasons"])
+    done = stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))
+    assert done.code == 0 and stack.nodes() is None

@@ -107,6 +107,15 @@ def test_another_number_of_ranks(running: int) -> None:
         observe(plan, view, {"collocated": [["n0", "n0"]] * running})
 
 
+def test_of_a_number_that_moves_those_run_that_begin() -> None:
+    view = gpu_nodes(8)
+    plan = planned("pd-fluid-2xtp2-n2to4", view)
+    assert len(plan.of("fluid")) == 4
+    assert len(observe(plan, view, {"fluid": [["n0", "n0"]] * 2}, {"fluid": 2}).of("fluid")) == 2
+    with pytest.raises(DeployError, match="fluid: 3 TP groups run, 2 were planned"):
+        observe(plan, view, {"fluid": [["n0", "n0"]] * 3}, {"fluid": 2})
+
+
 def test_a_role_that_nothing_was_seen_of() -> None:
     view = gpu_nodes(8, 8)
     plan = planned("pd-spread-p1xtp4-d1xtp4", view)

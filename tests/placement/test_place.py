@@ -155,6 +155,14 @@ class TestLinks:
         }
         assert sum(pairs for _, pairs in found.values()) == 8 * 7, "no replica is its own prefill"
 
+    def test_there_is_room_for_as_many_engines_as_there_may_be(self) -> None:
+        view = load_cluster("p5.48xlarge-x2")
+        assert on("pd-fluid-2xtp2-n2to8", view).nodes_of("fluid") == ("node-1", "node-2")
+        with pytest.raises(PlacementError, match=r"requires fluid 9 x 2 GPUs.*what would fit: --max 8 \(16 GPUs\)"):
+            on("pd-fluid-2xtp2-n2to9", view)
+        with pytest.raises(PlacementError, match=r"or 1 more node with 8 free GPUs"):
+            on("pd-fluid-9xtp2-n9to10", view)
+
     def test_collocated_has_none(self) -> None:
         view = load_cluster("p5.48xlarge-x2")
         assert links(on("collocated-8xtp1", view), view) == ()

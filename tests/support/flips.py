@@ -6,6 +6,7 @@ times too: ``engine``, ``board``, ``router``. The last line printed is JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from pdlab.cluster import local_nodes
@@ -63,22 +65,29 @@ def kill(app: Application, hands: Hands, victim: str, rng: random.Random) -> str
     return f"killed {member.part} {member.pid}"
 
 
-def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> dict[str, Any]:
+@contextlib.contextmanager
+def served(url: str, seed: int) -> Iterator[tuple[Application, Service, list[Prompt]]]:
+    """What is served there on local nodes, with prompts by seed and what an engine alone answers to each."""
     running = load_running(url)
     local = local_nodes.running()
     assert running is not None and local is not None
-    rng = random.Random(f"flips {seed}")
     assert running.manifest.deployment is not None
     env = serving_path.environment(running.manifest.deployment, "127.0.0.1")
     loading = prepare(local, env)
     with Cluster(local, env) as cluster:
         loading.result()
         app = Application(cluster)
-        hands = Hands(cluster, f"{local_nodes.MARKER}={local.id}")
         service = Service(url, running.model_id, MAX_TOKENS, LIMIT_S)
         ids = token_prompts(15, LENGTHS, seed)
         alone = app.ask_alone(service.model_id, [request_of(service, each, None, stream=False) for each in ids])
-        prompts = [Prompt(tuple(i), canary.read_answer(a)) for i, a in zip(ids, alone, strict=True)]
+        yield app, service, [Prompt(tuple(i), canary.read_answer(a)) for i, a in zip(ids, alone, strict=True)]
+
+
+def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> dict[str, Any]:
+    rng = random.Random(f"flips {seed}")
+    with served(url, seed) as (app, service, prompts):
+        assert app.cluster.local is not None
+        hands = Hands(app.cluster, f"{local_nodes.MARKER}={app.cluster.local.id}")
         load = Load(service, prompts, CONCURRENCY, seed, lambda request: None)
         done, notes, by_prefill = 0, [], Counter[int]()
         kills = [(flips * (number + 1) // (len(victims) + 1), victim) for number, victim in enumerate(victims)]

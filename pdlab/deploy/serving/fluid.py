@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pdlab.deploy.serving.elastic import WARM_S
 from pdlab.deploy.serving.flow import Answer, Flow, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.role_board import TELL_S, board
 
+_MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 BOARD_ANSWER_S = 5.0
+WARM_PROMPT, WARM_TOKENS = tuple(range(1, 65)), 2
 # An idle engine says every so many times that it is alive.
 ALIVE_EVERY = 4
 
@@ -42,6 +46,8 @@ class PlaysRoles:
         # By the id of the request's object, which lives as long.
         self._answers: dict[int, Answer] = {}
         self._prefill_by: dict[int, str] = {}
+        self._warmed: dict[str, str] = {}
+        self._warming: set[asyncio.Task[None]] = set()
         await super().__init__(*args, **kwargs)  # type: ignore[misc]
         pd: Any = importlib.import_module(_PD)
         wanted = self._llm_config.experimental_configs.get("pd_tokenize_once")  # type: ignore[attr-defined]
@@ -49,8 +55,9 @@ class PlaysRoles:
         self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     async def __del__(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
+        for task in (self._telling, *self._warming):
+            if task is not None:
+                task.cancel()
         await super().__del__()  # type: ignore[misc]
 
     @property
@@ -136,17 +143,16 @@ class PlaysRoles:
 
     async def answers_from(self, pairs: dict[str, list[str]], request: Any) -> tuple[str, dict[str, Any]]:
         """This engine, and the completion that it decodes after each of the engines that ``pairs`` has for it (unique
-        ids of replicas, this one left out) has prefilled. Every one is computed anew: none finds another's blocks in a
-        prefix cache. Raises RuntimeError where one did not prefill."""
+        ids of replicas, this one left out) has prefilled. Every one is computed anew: none finds another's blocks, nor
+        those of an earlier call, in a prefix cache. Raises RuntimeError where one did not prefill."""
         serve: Any = importlib.import_module("ray.serve")
         own = serve.get_replica_context().replica_id.unique_id
         answers = {}
         for engine in pairs.get(own, ()):
             if engine == own:
                 continue
-            salted = request.model_copy(
-                update={"cache_salt": f"{engine}-{own}", "request_id": f"pair-{engine}-{own}"}, deep=True
-            )
+            pair = f"{engine}-{own}-{uuid.uuid4().hex[:8]}"
+            salted = request.model_copy(update={"cache_salt": pair, "request_id": f"pair-{pair}"}, deep=True)
             self._prefill_by[id(salted)] = engine
             try:
                 async for answer in self._pd_handle_request(salted):
@@ -156,6 +162,26 @@ class PlaysRoles:
         return own, answers
 
     # --- the board -----------------------------------------------------------------------------
+
+    def _warm(self, own: str, engine: str) -> None:
+        """Take a first transfer of a tiny prompt from that engine, and tell the board how it went."""
+
+        async def warm() -> None:
+            models: Any = importlib.import_module(_MODELS)
+            request = models.CompletionRequest(
+                model=self._llm_config.model_id,  # type: ignore[attr-defined]
+                prompt=list(WARM_PROMPT), max_tokens=WARM_TOKENS, temperature=0.0, ignore_eos=True,
+            )  # fmt: skip
+            try:
+                _, answers = await asyncio.wait_for(self.answers_from({own: [engine]}, request), WARM_S)
+                answered = hasattr(answers.get(engine), "choices")
+                self._warmed[engine] = "" if answered else f"it answers {answers.get(engine)!r}"
+            except Exception as error:
+                self._warmed[engine] = repr(error)
+
+        task = asyncio.get_running_loop().create_task(warm())
+        self._warming.add(task)
+        task.add_done_callback(self._warming.discard)
 
     def _counts(self) -> dict[str, Any]:
         counts = self._flow.take()
@@ -169,21 +195,28 @@ class PlaysRoles:
     async def _tell(self) -> None:
         ray: Any = importlib.import_module("ray")
         serve: Any = importlib.import_module("ray.serve")
-        name = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        name = context.replica_id.unique_id
+        spec = {**self.board_spec, "app": context.app_name, "deployment": context.deployment}
         node = ray.get_runtime_context().get_node_id()
         pause_s = TELL_S * max(1.0, min(self.board_spec.get("slow_down", 1.0), 4.0))
         actor: Any = None
         idle = 0
         while True:
             idle = idle + 1 if self._flow.idle else 0
-            if idle % ALIVE_EVERY:
+            if idle % ALIVE_EVERY and not self._warmed:
                 await asyncio.sleep(pause_s)
                 continue
             try:
                 if actor is None:
-                    actor = await asyncio.to_thread(board, self.board_name, self.board_spec)
-                told = actor.report.remote(name, node, self._counts())
-                self._local_below = await asyncio.wait_for(told, BOARD_ANSWER_S)
+                    actor = await asyncio.to_thread(board, self.board_name, spec)
+                warmed = dict(self._warmed)
+                counts = {**self._counts(), "warmed": warmed}
+                told = await asyncio.wait_for(actor.report.remote(name, node, counts), BOARD_ANSWER_S)
+                self._warmed = {engine: how for engine, how in self._warmed.items() if engine not in warmed}
+                self._local_below = told["local_below"]
+                for engine in told["warm"]:
+                    self._warm(name, engine)
             except Exception as error:
                 if actor is not None:
                     logging.getLogger("ray.serve").warning("the board of the roles does not answer: %r", error)

@@ -20,6 +20,8 @@ ROUTE = "pdlab_route"
 NAMESPACE = "serve"
 # The board answers within a second at the latest; one that does not is looked up anew.
 ANSWER_S, AGAIN_S = 10.0, 0.2
+# Roles that take no work (`pdlab.deploy.serving.role_board`): not warm yet, about to go, about to prefill.
+IDLE = ("joining", "leaving", "draining")
 
 
 class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
@@ -29,7 +31,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     *Decode*: of two engines at random that with fewer requests to decode. *Prefill*: never the engine that asks; of two
     at random that with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the
     shortest way, if it has at most one such prompt more to do. Roles are no condition: where there is no engine of the
-    wanted role, another one that is not draining does it.
+    wanted role, another one that is not joining, leaving or draining does it.
     """
 
     def initialize_state(self, *, board: str, prefill: int) -> None:
@@ -120,7 +122,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
             first = max(1, min(self._first_prefill, len(ordered) - 1))
             roles = {name: "prefill" if place < first else "decode" for place, name in enumerate(ordered)}
         playing = [each for each in engines if roles.get(each.replica_id.unique_id) == role]
-        return playing or [e for e in engines if roles.get(e.replica_id.unique_id) != "draining"] or engines
+        return playing or [e for e in engines if roles.get(e.replica_id.unique_id) not in IDLE] or engines
 
     def _follow(self) -> None:
         if self._following is None or self._following.done():

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from pdlab.deploy.serving.elastic import Joining, RayServe, Scaling, Serves
 from pdlab.roles.assign import assign, first_split
+from pdlab.roles.count import CountDecision, CountPolicy, CountRules, load_of
 from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, Observed, Window
 from pdlab.roles.policy import Policy, Rules
@@ -37,13 +39,17 @@ LOOK_S = 0.5
 # A router asks again within a second.
 LISTENS_S = 2.0
 LOG_ENTRIES = 10_000
+# An engine that is "joining" or "leaving" takes no work unless there is no other (`pdlab.deploy.serving.elastic`).
+PLAYING = ("prefill", "decode", "draining")
 
 
 @dataclass(frozen=True)
 class BoardSpec:
     """``split``: ``auto`` or engines that prefill and decode, ``3:5``. ``p_min`` to ``slo_tpot_s``: of
     `pdlab.roles.policy.Rules`. ``local_below``: tokens below which a prompt is prefilled where it is decoded (None:
-    none is; ``auto``: as the learnt rates say). ``slow_down``: seconds that pass here for one of the engines'."""
+    none is; ``auto``: as the learnt rates say). ``slow_down``: seconds that pass here for one of the engines'.
+    ``engines`` begin, ``least`` to ``most`` of them are wanted later, one fewer ``down_after_s`` after fewer would do
+    (None: their number is fixed), of the Ray Serve ``deployment`` in ``app``."""
 
     split: str = AUTO
     p_min: int = 1
@@ -52,6 +58,12 @@ class BoardSpec:
     slo_tpot_s: float | None = None
     local_below: int | str | None = None
     slow_down: float = 1.0
+    engines: int = 0
+    least: int | None = None
+    most: int | None = None
+    down_after_s: float = 120.0
+    app: str = ""
+    deployment: str = ""
 
 
 class _Engine:
@@ -68,9 +80,12 @@ class _Engine:
 
 
 class RoleBoard:
-    """``spec``: fields of `BoardSpec`. ``clock``: seconds, and only forward."""
+    """``spec``: fields of `BoardSpec`. ``clock``: seconds, and only forward. ``serves``: who runs the engines (None:
+    Ray Serve)."""
 
-    def __init__(self, spec: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, spec: dict[str, Any], clock: Callable[[], float] = time.monotonic, serves: Serves | None = None
+    ) -> None:
         self.spec = BoardSpec(**spec)
         self._clock = clock
         self._began_s = clock()
@@ -82,6 +97,12 @@ class RoleBoard:
         self._tick = 0
         self._heard: dict[str, Any] | None = None
         self._policy = self._new_policy()
+        moves = self.spec.least is not None
+        self._joining = Joining(self.spec.engines if moves else None)
+        serves = serves or RayServe(self.spec.app, self.spec.deployment)
+        self._scaling = Scaling(serves, clock) if moves else None
+        self._count_policy = self._new_count_policy()
+        self._counted: CountDecision | None = None
         self._window: dict[str, Any] = {}
         self._looked_s = clock()
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_ENTRIES)
@@ -94,13 +115,16 @@ class RoleBoard:
         self._asked: dict[str, float] = {}
         self._reach_s: deque[float] = deque(maxlen=1000)
         self._running: Any = None
+        self._scaled: Any = None
         self._gauges: dict[str, Any] = {}
 
     # --- what is called ------------------------------------------------------------------------
 
-    async def report(self, engine: str, node: str, counts: dict[str, Any]) -> int:
-        """What passed through an engine since it told last (`pdlab.deploy.serving.flow.Flow.take`). Returns below how
-        many tokens it is to prefill prompts itself."""
+    async def report(self, engine: str, node: str, counts: dict[str, Any]) -> dict[str, Any]:
+        """What passed through an engine since it told last (`pdlab.deploy.serving.flow.Flow.take`), and under
+        ``warmed`` how first transfers to it went (`pdlab.deploy.serving.elastic.Joining.told`). Returns
+        ``local_below``, below how many tokens it is to prefill prompts itself, and ``warm``, the engines of which it is
+        to take a first transfer."""
         self._run()
         joined = engine not in self._engines
         state = self._engines.setdefault(engine, _Engine(node))
@@ -118,9 +142,11 @@ class RoleBoard:
         for name in ("ttft_s", "tpot_s"):
             self._window.setdefault(name, []).extend(counts[name])
         self._handoff_s.extend(counts["handoff_s"])
-        if joined and self._clock() - self._began_s >= LISTEN_S:
-            self.decide("an engine joined")
-        return self._local_below
+        self._joining.told(engine, counts.get("warmed", {}), self._clock())
+        if (joined or counts.get("warmed")) and self._listened:
+            self.decide("an engine joined" if joined else "")
+        warm = self._joining.orders(engine, self._here, self._clock()) if self._listened else []
+        return {"local_below": self._local_below, "warm": warm}
 
     async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
         """Roles and loads once they are other than ``known``, what ``who`` heard last; within a second."""
@@ -140,10 +166,10 @@ class RoleBoard:
         """``auto`` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
         if text != AUTO:
             prefill, decode = _counts(text)
-            if prefill + decode != len(self._engines):
-                raise ValueError(f"{text} is {prefill + decode} engines, {len(self._engines)} tell what they do")
+            if prefill + decode != len(self._playing):
+                raise ValueError(f"{text} is {prefill + decode} engines, {len(self._playing)} tell what they do")
         elif self._by != AUTO:
-            self._policy = self._new_policy()
+            self._policy, self._count_policy = self._new_policy(), self._new_count_policy()
         self._by = text
         self.decide(f"set by hand to {text}")
         return await self.look()
@@ -171,6 +197,7 @@ class RoleBoard:
         return {
             "by": self._by,
             "engines": engines,
+            "count": self._look_count(),
             "local_below": self._local_below,
             "decisions": last,
             # Until publications were known to a router: how many, the median, the longest.
@@ -191,27 +218,59 @@ class RoleBoard:
         # Silent while others tell: where all are silent, it is the board or the whole machine that stood still.
         limit_s = max(each.heard_s for each in self._engines.values()) - SILENT_S * self._pace
         self._engines = {name: each for name, each in self._engines.items() if each.heard_s >= limit_s}
-        loads, window = self._observed(now_s)
         if not self._roles and self._heard is not None and self._heard["roles"]:
             self._roles, self._by, why = dict(self._heard["roles"]), self._heard["by"], "the roles that stood"
-            loads = tuple(self._load(name, {}) for name in sorted(self._engines))
-        roles, reason = self._choose(Observed(now_s / self.spec.slow_down, loads, window))
-        split = _split(roles)
-        entry = {
-            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "at_s": round(now_s, 3),
-            "prefill": split[0],
-            "decode": split[1],
-            "reason": f"{why}: {reason}" if why and reason else why or reason,
-        }
-        if roles != self._roles or not self._log:
-            if split != _split(self._roles) or not self._log:
-                self._log.append(entry)
-                logging.getLogger("ray.serve").info("roles %d:%d (%s)", *split, entry["reason"])
+            self._joining.knew(self._roles)
+        if ready := self._joining.look(self._here):
+            why = f"{', '.join(ready)} has made its first transfers"
+        loads, window = self._observed(now_s)
+        observed = Observed(now_s / self.spec.slow_down, loads, window)
+        roles, reason = self._choose(observed)
+        roles |= {name: self._out(name) for name in self._engines if self._out(name)}
+        before = _split(self._roles) if self._log else None
+        changed = roles != self._roles or not self._log
+        if changed:
             self._publish(roles)
-        elif why and self._log and why != "an engine joined":
-            self._log.append(entry)
+        if _split(roles) != before or (not changed and why and why != "an engine joined"):
+            self._note(f"{why}: {reason}" if why and reason else why or reason)
         self._learn_local_below()
+        self._count(observed)
+
+    def _count(self, observed: Observed) -> None:
+        """How many engines are wanted from now on: only where a controller follows the load."""
+        if self._scaling is None or self._scaling.wanted is None or self._by != AUTO or not observed.engines:
+            return
+        busy = any(each.running or each.waiting_prompt_tokens for each in observed.engines)
+        idle = not (busy or observed.window.prompts)
+        # What came some seconds ago is still in the demand, and no reason for more engines.
+        demand = None if idle else self._policy.demand(observed.engines)
+        p_min, d_min = self.spec.p_min, self.spec.d_min
+        self._counted = self._count_policy.decide(
+            observed.now_s,
+            len(observed.engines),
+            self._scaling.wanted,
+            lambda engines: load_of(demand, engines, p_min, d_min, idle=idle),
+        )
+        if self._counted.changed:
+            self._scaling.wanted = self._counted.engines
+            self._note(self._counted.reason)
+
+    def _look_count(self) -> dict[str, Any] | None:
+        """How many engines there are to be; None: their number is fixed."""
+        if self._scaling is None:
+            return None
+        reason = "" if self._counted is None else self._counted.reason
+        if self._by != AUTO:
+            reason = "roles are set by hand, and their number stays"
+        return {"wanted": self._scaling.wanted, "least": self.spec.least, "most": self.spec.most, "reason": reason}
+
+    def _note(self, reason: str) -> None:
+        """One more line of the log, of the split that stands."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        prefill, decode = _split(self._roles)
+        at_s = round(self._clock(), 3)
+        self._log.append({"at": now, "at_s": at_s, "prefill": prefill, "decode": decode, "reason": reason})
+        logging.getLogger("ray.serve").info("roles %d:%d (%s)", prefill, decode, reason)
 
     def _choose(self, observed: Observed) -> tuple[dict[str, str], str]:
         engines = observed.engines
@@ -224,6 +283,8 @@ class RoleBoard:
         if enough and self._by == AUTO:
             prefill, _ = first_split(count, self.spec.p_min, self.spec.d_min)
             return dict(assign(engines, prefill, most_running=math.inf)), "nothing is known yet"
+        if not count:
+            return {}, "no engine takes work"
         if count == 1:
             return {engines[0].engine: "decode"}, "one engine"
         prefill, decode = (self.spec.p_min, self.spec.d_min) if self._by == AUTO else _counts(self._by)
@@ -234,7 +295,7 @@ class RoleBoard:
     def _observed(self, now_s: float) -> tuple[tuple[EngineLoad, ...], Window]:
         """Since the last look, in the engines' seconds."""
         slow = self.spec.slow_down
-        loads = tuple(self._load(name, self._engines[name].since) for name in sorted(self._engines))
+        loads = tuple(self._load(name, self._engines[name].since) for name in self._playing)
         counts = self._window
         window = Window(
             seconds=max(now_s - self._looked_s, 1e-3) / slow,
@@ -251,6 +312,8 @@ class RoleBoard:
     def _load(self, name: str, since: dict[str, float]) -> EngineLoad:
         each = self._engines[name]
         role: Any = self._roles.get(name, "decode")
+        if role not in PLAYING:
+            role = "decode"
         return EngineLoad(
             engine=name,
             role=role,
@@ -278,12 +341,39 @@ class RoleBoard:
         self._local_below = locally_below(rate, running, waiting / rate, transfer_s)
 
     @property
+    def _listened(self) -> bool:
+        """Whether roles that stood would have been heard of by now."""
+        return self._clock() - self._began_s >= LISTEN_S
+
+    @property
+    def _here(self) -> list[str]:
+        """The engines that tell what they do, and do not leave."""
+        leaving = self._scaling.leaving if self._scaling else ()
+        return sorted(name for name in self._engines if name not in leaving)
+
+    @property
+    def _playing(self) -> list[str]:
+        """Those of them that take work."""
+        return [name for name in self._here if not self._joining.joins(name)]
+
+    def _out(self, name: str) -> str:
+        """The role of an engine that takes no work; empty: it takes work."""
+        if name not in self._here:
+            return "leaving"
+        return "joining" if self._joining.joins(name) else ""
+
+    @property
     def _pace(self) -> float:
         return max(1.0, min(self.spec.slow_down, 4.0))
 
     def _new_policy(self) -> Policy:
         spec = self.spec
         return Policy(Rules(p_min=spec.p_min, d_min=spec.d_min, slo_ttft_s=spec.slo_ttft_s, slo_tpot_s=spec.slo_tpot_s))
+
+    def _new_count_policy(self) -> CountPolicy:
+        spec = self.spec
+        least, most = spec.least or spec.engines, spec.most or spec.engines
+        return CountPolicy(CountRules(spec.engines, least, most, down_after_s=spec.down_after_s))
 
     def _state(self) -> dict[str, Any]:
         # Of decode also what will be there once it is prefilled: else whoever has least would be sent all of it.
@@ -322,15 +412,39 @@ class RoleBoard:
                     self._tell()
             except Exception:  # the roles that stand are told on
                 logging.getLogger("ray.serve").exception("no decision on the roles")
+            if self._scaled is None or self._scaled.done():  # it waits for Ray Serve's controller
+                self._scaled = asyncio.create_task(self._scale())
             if now_s - max((each.heard_s for each in self._engines.values()), default=next_s) > GONE_S:
                 ray: Any = importlib.import_module("ray")
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    async def _scale(self) -> None:
+        """Have Ray Serve run as many engines as are wanted."""
+        if self._scaling is None or not self._listened:
+            return
+        before = self._scaling.leaving
+        try:
+            await self._scaling.step(self._idle)
+            for name in sorted((self._scaling.leaving - before) & self._engines.keys()):
+                self.decide(f"{name} leaves")
+            for name in sorted((before - self._scaling.leaving) & self._engines.keys()):
+                self.decide(f"{name} stays")
+        except Exception as error:  # the number that stands stays
+            logging.getLogger("ray.serve").warning("Ray Serve's number of engines cannot be followed: %r", error)
+
+    def _idle(self, name: str) -> bool:
+        each = self._engines.get(name)
+        return each is None or not (each.waiting_prompt_tokens or each.coming or each.running)
 
     def _show(self) -> None:
         """The split in Ray's metrics."""
         metrics: Any = importlib.import_module("ray.util.metrics")
         split = _split(self._roles)
-        for name, value in (("prefill", split[0]), ("decode", split[1])):
+        out = list(self._roles.values())
+        values = {"prefill": split[0], "decode": split[1]}
+        if self._scaling is not None:
+            values |= {"join": out.count("joining"), "leave": out.count("leaving")}
+        for name, value in values.items():
             if name not in self._gauges:
                 text = f"Engines of the fluid pool that {name}."
                 self._gauges[name] = metrics.Gauge(f"pdlab_roles_{name}", description=text)
@@ -347,8 +461,9 @@ def _counts(text: str) -> tuple[int, int]:
 
 def _split(roles: dict[str, str]) -> tuple[int, int]:
     """Engines that prefill or are about to, and that decode."""
-    decode = sum(role == "decode" for role in roles.values())
-    return len(roles) - decode, decode
+    playing = [role for role in roles.values() if role in PLAYING]
+    decode = playing.count("decode")
+    return len(playing) - decode, decode
 
 
 def board(name: str, spec: dict[str, Any]) -> Any:

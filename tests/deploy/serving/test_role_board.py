@@ -189,4 +189,4 @@ def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
     of = board(clock, split="1:1", local_below=300)
     report(of, "a", "b")
     of.decide()
-    assert asyncio.run(of.report("a", "node", Flow().take())) == 300
+    assert asyncio.run(of.report("a", "node", Flow().take())) == {"local_below": 300, "warm": []}

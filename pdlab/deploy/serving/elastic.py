@@ -1,0 +1,228 @@
+"""A fluid pool whose number of engines moves: who is new and not warm yet, who is about to go, how many Ray Serve runs.
+
+The board (`pdlab.deploy.serving.role_board`) decides, this applies it. A new engine is *joining* until it has made a
+first transfer to and from each of the others, which the engines do themselves as the board asks them to. Of a number
+that falls Ray Serve chooses the replica that stops: the engine that it will choose, as far as that is known, gets no
+work before (*leaving*) and ends what it has. Sent by value: imports the standard library, and Ray inside functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+# How long the first transfer over a pair may take, and how long after it failed it is tried again.
+WARM_S, WARM_AGAIN_S = 60.0, 10.0
+# How often Ray Serve's controller is looked at while a number changes, and while none does.
+MOVING_S, STEADY_S = 1.0, 5.0
+ANSWER_S = 30.0
+# From when on routers have heard that an engine leaves, and how long it may need to end what it has.
+HEARD_S, LEAVES_S = 2.0, 600.0
+RUNNING, STOPPING = "RUNNING", "STOPPING"
+
+Pair = tuple[str, str]
+"""(engine that prefills, engine that decodes)."""
+
+
+class Joining:
+    """Which engines may take work. The first ``founders`` may at once, for the launch warms them (None: all may)."""
+
+    def __init__(self, founders: int | None) -> None:
+        self._founders = founders or 0
+        self._all = founders is None
+        self._members: set[str] = set()
+        self._done: set[Pair] = set()
+        self._asked: dict[Pair, float] = {}  # when it may be asked for again
+
+    def knew(self, roles: Mapping[str, str]) -> None:
+        """Another board gave these roles."""
+        self._members |= {name for name, role in roles.items() if role != "joining"}
+        self._founders = 0
+
+    def joins(self, engine: str) -> bool:
+        """Whether it may take no work yet."""
+        return not (self._all or self._founders or engine in self._members)
+
+    def look(self, present: Collection[str]) -> list[str]:
+        """``present``: the engines that tell what they do. Those that may take work from now on, and might not."""
+        if self._founders:
+            self._members |= set(present)
+            self._founders = 0 if len(present) >= self._founders else self._founders
+            return []
+        new = []
+        for engine in sorted(each for each in present if self.joins(each)):
+            if self._pairs(engine, present) <= self._done:
+                self._members.add(engine)
+                new.append(engine)
+        return new
+
+    def orders(self, engine: str, present: Collection[str], now_s: float) -> list[str]:
+        """The engines after whose prefill ``engine`` is to decode now, and to tell how it went."""
+        wanted = {pair for each in present if self.joins(each) for pair in self._pairs(each, present)} - self._done
+        mine = sorted(pair for pair in wanted if pair[1] == engine and self._asked.get(pair, now_s) <= now_s)
+        for pair in mine:
+            if pair in self._asked:
+                _log().warning("a first transfer from %s to %s is asked for again", *pair)
+            self._asked[pair] = now_s + WARM_S + WARM_AGAIN_S
+        return [prefill for prefill, _ in mine]
+
+    def told(self, engine: str, outcomes: Mapping[str, str], now_s: float) -> None:
+        """How the first transfers to ``engine`` went: who prefilled -> the error, empty where there was none."""
+        for prefill, error in outcomes.items():
+            if not error:
+                self._done.add((prefill, engine))
+                continue
+            self._asked[prefill, engine] = now_s + WARM_AGAIN_S
+            text = "no first transfer from %s to %s: the new one of them takes no work yet (%s)"
+            _log().warning(text, prefill, engine, error)
+
+    def _pairs(self, engine: str, present: Collection[str]) -> set[Pair]:
+        others = [each for each in present if each in self._members and each != engine]
+        return {(engine, each) for each in others} | {(each, engine) for each in others}
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One replica of Ray Serve: its unique id, its state, the Ray node that it is on."""
+
+    name: str
+    state: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """What Ray Serve runs: ``target`` replicas of the engines' deployment; ``replicas`` of it, in the order in which
+    they came to run; how many of ``others`` run on each node; ``head``: the head node."""
+
+    target: int
+    replicas: tuple[Replica, ...]
+    others: Mapping[str, int]
+    head: str
+
+
+class Serves(Protocol):
+    """Ray Serve, as far as numbers of replicas go."""
+
+    async def look(self) -> Served:
+        """What it runs now."""
+
+    async def ask(self, replicas: int) -> None:
+        """Have it run so many engines."""
+
+
+class RayServe:
+    """Ray Serve's controller: ``external_scaler_enabled`` applications have their numbers from outside."""
+
+    def __init__(self, app: str, deployment: str) -> None:
+        self.app, self.deployment = app, deployment
+        self._controller: Any = None
+
+    async def look(self) -> Served:
+        ray: Any = importlib.import_module("ray")
+        details = await self._call("get_serve_instance_details")
+        others: Counter[str] = Counter()
+        for app, of_app in details["applications"].items():
+            for name, deployment in of_app["deployments"].items():
+                if (app, name) != (self.app, self.deployment):
+                    others.update(str(each.get("node_id")) for each in _running(deployment["replicas"]))
+        ours = details["applications"][self.app]["deployments"][self.deployment]
+        nodes = await asyncio.to_thread(ray.nodes)
+        head = next((each["NodeID"] for each in nodes if "node:__internal_head__" in each["Resources"]), "")
+        replicas = tuple(
+            Replica(each["replica_id"], _plain(each["state"]), str(each.get("node_id"))) for each in ours["replicas"]
+        )
+        return Served(ours["target_num_replicas"], replicas, others, head)
+
+    async def ask(self, replicas: int) -> None:
+        # In a thread: it takes seconds, in which engines and routers would wait for the board.
+        common: Any = await asyncio.to_thread(importlib.import_module, "ray.serve._private.common")
+        await self._call("update_deployment_replicas", common.DeploymentID(self.deployment, self.app), replicas)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        ray: Any = importlib.import_module("ray")
+        if self._controller is None:
+            self._controller = await asyncio.to_thread(ray.get_actor, "SERVE_CONTROLLER_ACTOR", namespace="serve")
+        try:
+            return await asyncio.wait_for(getattr(self._controller, method).remote(*arguments), ANSWER_S)
+        except ray.exceptions.RayActorError:
+            self._controller = None
+            raise
+
+
+class Scaling:
+    """Has Ray Serve run as many engines as are wanted, one step after the other. ``clock``: seconds."""
+
+    def __init__(self, serves: Serves, clock: Callable[[], float]) -> None:
+        self._serves = serves
+        self._clock = clock
+        self._looked_s = -math.inf
+        self._moving = True
+        self._target: int | None = None
+        self._since_s: tuple[str, float] | None = None  # the engine that leaves next
+        self.wanted: int | None = None
+        self.leaving: frozenset[str] = frozenset()
+
+    async def step(self, idle: Callable[[str], bool]) -> None:
+        """Look at Ray Serve if that is due, and ask it for one more or one fewer. ``idle``: whether an engine has
+        nothing under way. Raises what Ray raises."""
+        now_s = self._clock()
+        moving = self._moving or self.wanted != self._target
+        if now_s - self._looked_s < (MOVING_S if moving else STEADY_S):
+            return
+        self._looked_s = now_s
+        served = await self._serves.look()
+        if served.target != self._target:  # the first look, or somebody else has changed it
+            self._target = self.wanted = served.target
+        assert self.wanted is not None
+        alive = [each for each in served.replicas if each.state != STOPPING]
+        # One that Ray Serve no longer has may be heard of for a moment.
+        leaving = {*self.leaving, *(each.name for each in served.replicas)} - {each.name for each in alive}
+        self._moving = len(alive) != self.wanted or len(alive) < len(served.replicas)
+        next_one = next_to_stop(served) if len(alive) > self.wanted else None
+        if next_one is not None:
+            leaving.add(next_one)
+        if self._since_s is None or self._since_s[0] != next_one:
+            self._since_s = None if next_one is None else (next_one, now_s)
+        self.leaving = frozenset(leaving)
+        if self.wanted > served.target:
+            await self._ask(served.target + 1)
+        elif self.wanted < served.target:
+            left_s = LEAVES_S if self._since_s is None else now_s - self._since_s[1]
+            if left_s >= LEAVES_S or (left_s >= HEARD_S and next_one is not None and idle(next_one)):
+                await self._ask(served.target - 1)
+
+    async def _ask(self, replicas: int) -> None:
+        await self._serves.ask(replicas)
+        self._target = replicas
+
+
+def next_to_stop(served: Served) -> str | None:
+    """The running replica that Ray Serve stops where it is to run one fewer: on the head node last, first on the node
+    with fewest replicas of all deployments, there the newest. None: one that does not run yet."""
+    alive = [each for each in served.replicas if each.state != STOPPING]
+    if any(each.state != RUNNING for each in alive):
+        return None
+    on_node = Counter(dict(served.others))
+    nodes = [each.node for each in alive]
+    on_node.update(nodes)
+    chosen = min(dict.fromkeys(nodes), key=lambda node: (node == served.head, on_node[node]), default=None)
+    return next((each.name for each in reversed(alive) if each.node == chosen), None)
+
+
+def _running(replicas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in replicas if _plain(each["state"]) == RUNNING]
+
+
+def _plain(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger("ray.serve")

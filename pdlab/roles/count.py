@@ -1,0 +1,97 @@
+"""How many engines a fluid pool has: one more while all of them have too much to do, one fewer while fewer would do.
+
+The load of so many engines is that of the split which loads them least (`pdlab.roles.policy.Demand`): engines of work,
+with the prompts that wait beyond a share of the TTFT bound, over engines. 100 %: all that they serve within the bounds
+of TTFT and TPOT. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdlab.roles.policy import Demand, best_split
+
+Load = Callable[[int], float | None]
+"""The load of so many engines; None: not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountRules:
+    """``least`` to ``most`` engines. One more is wanted once their load was above ``up_above`` for ``up_after_s``
+    seconds, one fewer once the load of one fewer would have been below ``down_below`` for ``down_after_s``. In the
+    first ``settle_s`` seconds there are never fewer than the ``first`` ones: a launch is being checked then."""
+
+    first: int
+    least: int
+    most: int
+    up_above: float = 0.9
+    up_after_s: float = 10.0
+    down_below: float = 0.6
+    down_after_s: float = 120.0
+    settle_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CountDecision:
+    """So many engines from now on, and why."""
+
+    engines: int
+    changed: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class CountPolicy:
+    """`decide` at every look. One step at a time: the next one only when the last one is done."""
+
+    rules: CountRules
+    _began_s: float | None = None
+    _above_since_s: float | None = None
+    _below_since_s: float | None = None
+
+    def decide(self, now_s: float, playing: int, wanted: int, load: Load) -> CountDecision:
+        """``playing``: engines that take work; ``wanted``: engines that were decided on last; times of any clock that
+        only goes forward, in seconds."""
+        rules = self.rules
+        self._began_s = now_s if self._began_s is None else self._began_s
+        if not rules.least <= wanted <= rules.most:
+            bound = rules.least if wanted < rules.least else rules.most
+            return self._step(wanted, 1 if wanted < bound else -1, f"{rules.least} to {rules.most} are allowed")
+        now, fewer = load(playing), load(wanted - 1)
+        # Not before the last step is done: what it changes is not seen until then.
+        above = now is not None and now > rules.up_above and playing >= wanted
+        below = fewer is not None and fewer < rules.down_below
+        self._above_since_s = (now_s if self._above_since_s is None else self._above_since_s) if above else None
+        self._below_since_s = (now_s if self._below_since_s is None else self._below_since_s) if below else None
+        if now is None:
+            return CountDecision(wanted, False, f"{wanted} engines stay: rates are not known yet")
+        text = f"{playing} are loaded {now:.0%}"
+        if self._above_since_s is not None and wanted < rules.most:
+            above_s = now_s - self._above_since_s
+            if above_s >= rules.up_after_s:
+                return self._step(wanted, 1, f"{text}, more than {rules.up_above:.0%} for {above_s:.0f} s")
+        early = wanted <= rules.first and now_s - self._began_s < rules.settle_s
+        if self._below_since_s is not None and wanted > rules.least and playing <= wanted and not early:
+            below_s = now_s - self._below_since_s
+            if below_s >= rules.down_after_s:
+                why = f"{wanted - 1} would be loaded {fewer:.0%}, less than {rules.down_below:.0%} for {below_s:.0f} s"
+                return self._step(wanted, -1, why)
+        would = "" if fewer is None or wanted <= rules.least else f", {wanted - 1} would be {fewer:.0%}"
+        return CountDecision(wanted, False, f"{wanted} engines stay: {text}{would}")
+
+    def _step(self, wanted: int, step: int, why: str) -> CountDecision:
+        self._above_since_s = self._below_since_s = None
+        return CountDecision(wanted + step, True, f"{wanted} -> {wanted + step} engines: {why}")
+
+
+def load_of(demand: Demand | None, engines: int, p_min: int, d_min: int, *, idle: bool) -> float | None:
+    """The load of so many engines at their best split. ``idle``: nothing waits, runs or came, so that the load is 0
+    though no rate may be known. None: rates are not known. Infinite where they are fewer than ``p_min`` and
+    ``d_min``."""
+    if engines < p_min + d_min:
+        return float("inf")
+    if demand is None:
+        return 0.0 if idle else None
+    prefill = best_split(demand, engines, p_min, d_min)
+    return demand.worst(prefill, engines - prefill)
