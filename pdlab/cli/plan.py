@@ -629,7 +629,7 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
 
     if args.plot:
         check_picture(args.plot, "--plot")
-    points, experiments, predicted, names = [], [], [], []
+    points, experiments, predicted, names, rehearsed = [], [], [], [], []
     for folder in distinct(experiment_folders(args.compare), "--compare"):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
@@ -641,6 +641,8 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
         if other:
             print(f"note: {other}: give --hardware", file=sys.stderr)
         points += compare(hardware, shape, sweep)
+        if experiment.manifest.rehearsal:
+            rehearsed.append(experiment.name)
         if args.plot:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
@@ -648,6 +650,8 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     models = " and ".join(dict.fromkeys(names))
     print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
     print(table(points))
+    if rehearsed:
+        print(f"\nrehearsed, not measured (engines simulated by the same model): {', '.join(rehearsed)}")
     errors = median_errors(points, skip_first=False)
     print("\nmedian absolute error here: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
     print(f"of {hardware.name} elsewhere: {rests_on(hardware.error)}")
@@ -710,7 +714,7 @@ def plot(
     band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
     # Labels of each kind by themselves: told apart by the word, not by folder names.
     drawn = [
-        curve.model_copy(update={"label": f"{curve.label}, {word}"})
+        curve if curve.rehearsed else curve.model_copy(update={"label": f"{curve.label}, {word}"})
         for word, group in (("measured", measured), (PREDICTED, predicted))
         for curve in map(counted, curves(group))
     ]

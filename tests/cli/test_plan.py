@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import math
 import re
 import shlex
@@ -165,6 +166,17 @@ def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys:
     )
     assert plan.main(["--compare", str(stranger)]) == 2
     assert "someone/else-7b, which is not in configs/models/" in capsys.readouterr().err
+
+
+def test_what_was_rehearsed_is_not_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folders.write(tmp_path / "own", folders.deployments(1)[0])
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest |= {"origin": "simulated", "rehearsal": {"hardware": "h100-vllm-0.11", "slow_down": 2.0}}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    picture = tmp_path / "plot.svg"
+    assert plan.main(["--compare", str(path), "--plot", str(picture)]) == 0
+    assert "rehearsed, not measured (engines simulated by the same model): " in capsys.readouterr().out
+    assert " rehearsed" in (text := picture.read_text()) and "rehearsed, measured" not in text
 
 
 def test_cpu_engines_beside_a_gpus_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
