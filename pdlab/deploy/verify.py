@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -13,11 +15,11 @@ from typing import cast
 from pdlab.core import api_key
 from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
-from pdlab.core.errors import CanaryError
+from pdlab.core.errors import CanaryError, DeployError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import Role
 from pdlab.deploy import canary
-from pdlab.deploy.application import Application
+from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
 from pdlab.deploy.serve_config import KV_GUARD_SCHEDULER, engine_kwargs
@@ -25,6 +27,8 @@ from pdlab.results.schema import CanaryResult, NixlCounters
 
 COUNTERS_TIMEOUT_S = 30.0
 COUNTERS_POLL_S = 0.5
+ROUTE_TIMEOUT_S = 30.0
+ROUTE_POLL_S = 0.2
 
 
 class LaunchProgress:
@@ -52,6 +56,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
     key = _reference_key(deployment, running)
+    await_route(running.base_url)
     canary_answers = canary.ask(running.base_url, running.model_id, api_key.client_key(running.api_key_file, {}))
     if deployment.decode_bench:
         progress("no canary: the KV cache of prompts is filled with random values")
@@ -120,6 +125,29 @@ def _check_pairs(
     if wrong:
         raise CanaryError(f"{len(wrong)} of {len(answers)} ordered pairs of engines answer wrongly: {wrong[0]}")
     progress(f"canary: {len(answers)} ordered pairs of engines, each with a KV transfer of its own")
+
+
+def await_route(base_url: str, timeout_s: float = ROUTE_TIMEOUT_S) -> None:
+    """Wait until the proxy at ``base_url`` knows the application, ``timeout_s`` seconds at most.
+
+    Ray Serve calls an application running when its replicas run; its proxies learn the route from a broadcast after
+    that and answer 404 until then (ray/serve/_private/haproxy.py, update_target_groups). Raises DeployError.
+    """
+    deadline, url = time.monotonic() + timeout_s, f"{base_url}/-/routes"
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+                seen = answer.read().decode(errors="replace")
+            if APP in json.loads(seen).values():
+                return
+        except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
+            seen = str(error)
+        if time.monotonic() > deadline:
+            raise DeployError(
+                f"the application runs, but after {timeout_s:g} s Ray Serve's proxy has no route to it ({url}: "
+                f"{' '.join(seen.split())[:200]}); see the proxy's and the controller's logs"
+            )
+        time.sleep(ROUTE_POLL_S)
 
 
 def _check_shapes(

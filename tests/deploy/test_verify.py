@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.web import web_server
 
 from pdlab.core.catalog import load_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, parse_label
-from pdlab.core.errors import CanaryError
+from pdlab.core.errors import CanaryError, DeployError
 from pdlab.core.nodes import ClusterView
 from pdlab.deploy import canary, verify
 from pdlab.deploy.endpoint import Running
@@ -87,3 +90,36 @@ def test_unlike_pools_have_none() -> None:
 def test_what_changes_numerics_changes_the_reference(changed: dict[str, Any]) -> None:
     keys = {key("collocated-1xtp2"), key("collocated-1xtp2dp2"), key(**{"label": "collocated-1xtp2", **changed})}
     assert len(keys) == (2 if changed.get("label") == "collocated-1xtp2dp2" else 3)
+
+
+def routes(pages: list[tuple[int, bytes]]) -> Callable[[BaseHTTPRequestHandler], None]:
+    """A proxy's answers to ``/-/routes``, in turn; the last one again and again."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        assert request.path == "/-/routes"
+        status, body = pages.pop(0) if len(pages) > 1 else pages[0]
+        request.send_response(status)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def test_a_proxy_that_learns_the_route_late_is_waited_for() -> None:
+    pages = [(503, b"No routes yet"), (200, b"{}"), (200, b'{"/":"pdlab"}')]
+    with web_server(routes(pages)) as url:
+        verify.await_route(url)
+    assert pages == [(200, b'{"/":"pdlab"}')]
+
+
+@pytest.mark.parametrize("page", [(200, b'{"/other":"another"}'), (200, b"[]"), (200, b"not JSON"), (503, b"draining")])
+def test_a_proxy_that_never_learns_the_route_is_named(page: tuple[int, bytes]) -> None:
+    with web_server(routes([page])) as url, pytest.raises(DeployError, match=r"no route to it.*/-/routes"):
+        verify.await_route(url, timeout_s=0.3)
+
+
+def test_a_proxy_that_is_not_there_is_named() -> None:
+    with web_server(lambda request: None) as url:
+        pass
+    with pytest.raises(DeployError, match="no route to it"):
+        verify.await_route(url, timeout_s=0.3)
