@@ -3,10 +3,12 @@
 
     python benchmarks/rehearsal.py bm_results/rehearsed-story/*
     python benchmarks/rehearsal.py bm_results/rehearsed-published/* --published ../shared/reference/measured-h100
+    python benchmarks/rehearsal.py bm_results/fluid --within ttft_ms=2000,tpot_ms=12 --from-s 120
 
 Prints a table of mean TTFT and TPOT. Simulated is the same deployment under the same levels in the order in which they
 were rehearsed, on pools that were empty before the first. A prefix that all prompts share is a share of each prompt
 that every engine has, but for the first one. Published levels are those of the same topology, lengths and concurrency.
+--within adds the share of requests that are within every bound, --from-s leaves earlier ones out (simulated seconds).
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ sys.path.insert(0, str(ROOT))
 
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Disaggregated  # noqa: E402
-from pdlab.core.workload import Level  # noqa: E402
+from pdlab.core.workload import Level, Slo, parse_slo  # noqa: E402
 from pdlab.plan.accuracy import name_of  # noqa: E402
+from pdlab.plan.fluid_pools import share_within  # noqa: E402
 from pdlab.results.published_folders import load_experiment  # noqa: E402
 from pdlab.results.schema import Experiment, Run  # noqa: E402
-from pdlab.results.store import MANIFEST  # noqa: E402
+from pdlab.results.slo import meets  # noqa: E402
+from pdlab.results.store import MANIFEST, Store  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
-from pdlab.sim.level import figures  # noqa: E402
+from pdlab.sim.level import SimulatedLevel, figures  # noqa: E402
 from pdlab.sim.simulator import simulate  # noqa: E402
 
 
@@ -45,7 +49,7 @@ def means(run: Run) -> Means:
     return Means(run.whole.ttft.mean_s, run.whole.tpot.mean_s)
 
 
-def simulated(experiment: Experiment, seed: int) -> list[Means]:
+def simulated(experiment: Experiment, seed: int) -> list[SimulatedLevel]:
     """Every level of a rehearsed experiment by the simulator."""
     manifest = experiment.manifest
     assert manifest.deployment is not None and manifest.rehearsal is not None
@@ -55,9 +59,20 @@ def simulated(experiment: Experiment, seed: int) -> list[Means]:
     levels = [Level(load=r.load, num_requests=r.num_requests, seed=r.seed or 0) for r in experiment.runs]
     share = workload.shared_prefix_tokens / workload.mean_tokens.input
     hardware = load_hardware(manifest.rehearsal.hardware)
-    done = simulate(manifest.deployment, levels, workload, hardware, shape, seed=seed, prefix_hit_rate=share)
-    found = [figures(level) for level in done]
-    return [Means(each.ttft_s, each.tpot_s or 0.0) for each in found]
+    return simulate(manifest.deployment, levels, workload, hardware, shape, seed=seed, prefix_hit_rate=share)
+
+
+def means_of(level: SimulatedLevel) -> Means:
+    """What a simulated level has of them."""
+    found = figures(level)
+    return Means(found.ttft_s, found.tpot_s or 0.0)
+
+
+def shares(folder: Path, run: Run, model: SimulatedLevel, slo: Slo, from_s: float) -> str:
+    """The requests within every bound, rehearsed and simulated: ``93.1 % / 92.9 %``."""
+    records = [record for record in Store(folder).read_records(run.key) if record.arrival_s >= from_s]
+    met = sum(meets(record, slo) for record in records) / max(len(records), 1)
+    return f"{100 * met:.1f} % / {100 * share_within(model, slo, from_s):.1f} %"
 
 
 def alike(one: Experiment, run: Run, other: Experiment, theirs: Run) -> bool:
@@ -69,12 +84,12 @@ def alike(one: Experiment, run: Run, other: Experiment, theirs: Run) -> bool:
     return tokens == (theirs.workload.input_tokens, theirs.workload.output_tokens, theirs.workload.mode)
 
 
-def rehearsed(folders: Sequence[Path]) -> list[Experiment]:
+def rehearsed(folders: Sequence[Path]) -> list[tuple[Path, Experiment]]:
     """Those of the folders that hold a rehearsal's levels, in the order in which these were rehearsed."""
-    loaded = [load_experiment(folder) for folder in folders if (folder / MANIFEST).is_file()]
+    loaded = [(folder, load_experiment(folder)) for folder in folders if (folder / MANIFEST).is_file()]
     return [
-        each.model_copy(update={"runs": tuple(sorted(each.runs, key=lambda run: run.started_at or ""))})
-        for each in loaded
+        (folder, each.model_copy(update={"runs": tuple(sorted(each.runs, key=lambda run: run.started_at or ""))}))
+        for folder, each in loaded
         if each.manifest.rehearsal is not None and each.runs
     ]
 
@@ -101,26 +116,33 @@ def main() -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("folders", nargs="+", type=Path, help="of rehearsed runs")
     flags.add_argument("--published", type=Path, metavar="DIR", help="folders of published runs")
+    flags.add_argument("--within", metavar="BOUNDS", help="as run_bm.sh --slo has them")
+    flags.add_argument("--from-s", type=float, default=0.0, metavar="S")
     flags.add_argument("--seed", type=int, default=0)
     args = flags.parse_args()
+    slo = parse_slo(args.within, 1.0) if args.within else None
     published = (
         [load_experiment(each) for each in sorted(args.published.iterdir()) if each.is_dir()] if args.published else []
     )
     beside = "rehearsed / simulated" + (" / published" if published else "")
-    print(f"| deployment | level | TTFT mean, ms: {beside} | TPOT mean, ms |\n|---|---|---|---|")
-    for experiment in rehearsed(args.folders):
+    more = f" {args.within}: rehearsed / simulated |" if slo else ""
+    print(
+        f"| deployment | level | TTFT mean, ms: {beside} | TPOT mean, ms |{more}\n|---|---|---|---|{'---|' * bool(slo)}"
+    )
+    for folder, experiment in rehearsed(args.folders):
         deployment, rehearsal = experiment.manifest.deployment, experiment.manifest.rehearsal
         assert deployment is not None and rehearsal is not None
         tcp = isinstance(deployment.topology, Disaggregated) and "tcp" in (deployment.topology.transport.ucx_tls or "")
         way = (", direct streaming" if deployment.serving.direct_streaming else "") + (", TCP" if tcp else "")
         for run, model in zip(experiment.runs, simulated(experiment, args.seed), strict=True):
-            columns: list[Means | None] = [means(run), model]
+            columns: list[Means | None] = [means(run), means_of(model)]
             if published:
                 pairs = [(each, theirs) for each in published for theirs in each.runs]
                 found = [means(theirs) for each, theirs in pairs if alike(experiment, run, each, theirs)]
                 columns.append(found[0] if found else None)
             level = name_of(run.load) + ("" if run.validity.valid else ", invalid")
-            print(row(f"{deployment.label}{way}, K {rehearsal.slow_down:g}", level, columns))
+            within = f" {shares(folder, run, model, slo, args.from_s)} |" if slo else ""
+            print(row(f"{deployment.label}{way}, K {rehearsal.slow_down:g}", level, columns) + within)
     return 0
 
 

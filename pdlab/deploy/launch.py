@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -329,15 +330,15 @@ def _free_view(current_view: Callable[[], ClusterView], deployment: Deployment, 
 
 
 def _stages(state: AppState) -> str:
-    """``Decode:m STARTING, Prefill:m RUNNING``: every replica and its stage."""
-    stages: dict[str, list[str]] = {}
+    """``Decode:m: 1 starting; Prefill:m: 3 running, 1 starting``: how many replicas are at which stage."""
+    stages: dict[str, Counter[str]] = {name: Counter() for name in state.deployments}
     for replica in state.replicas:
-        stages.setdefault(replica.deployment, []).append(replica.state.lower())
-    waiting = {name: ["no replica placed yet"] for name in state.deployments if name not in stages}
-    return (
-        "; ".join(f"{name}: {', '.join(replicas)}" for name, replicas in sorted((stages | waiting).items()))
-        or "submitted"
-    )
+        stages.setdefault(replica.deployment, Counter())[replica.state.lower()] += 1
+    parts = {
+        name: ", ".join(f"{count} {stage}" for stage, count in sorted(counts.items())) or "no replica placed yet"
+        for name, counts in stages.items()
+    }
+    return "; ".join(f"{name}: {part}" for name, part in sorted(parts.items())) or "submitted"
 
 
 def _manifest(request: LaunchRequest, view: ClusterView, placement: Placement, started: str) -> Manifest:
