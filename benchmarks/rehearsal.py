@@ -59,7 +59,16 @@ def simulated(experiment: Experiment, seed: int) -> list[SimulatedLevel]:
     levels = [Level(load=r.load, num_requests=r.num_requests, seed=r.seed or 0) for r in experiment.runs]
     share = workload.shared_prefix_tokens / workload.mean_tokens.input
     hardware = load_hardware(manifest.rehearsal.hardware)
-    return simulate(manifest.deployment, levels, workload, hardware, shape, seed=seed, prefix_hit_rate=share)
+    return simulate(
+        manifest.deployment,
+        levels,
+        workload,
+        hardware,
+        shape,
+        seed=seed,
+        prefix_hit_rate=share,
+        scattered=False if manifest.rehearsal.assume_merged else None,
+    )
 
 
 def means_of(level: SimulatedLevel) -> Means:
@@ -120,7 +129,7 @@ def main() -> int:
     flags.add_argument("--from-s", type=float, default=0.0, metavar="S")
     flags.add_argument("--seed", type=int, default=0)
     args = flags.parse_args()
-    slo = parse_slo(args.within, 1.0) if args.within else None
+    slo = parse_slo(args.within, 0.95) if args.within else None
     published = (
         [load_experiment(each) for each in sorted(args.published.iterdir()) if each.is_dir()] if args.published else []
     )

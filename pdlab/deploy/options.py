@@ -308,6 +308,13 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "that costs on their way, with a larger --slow-down",
     )
     group.add_argument(
+        "--assume-merged",
+        action="store_true",
+        default=None,
+        help="with --rehearse: scattered KV blocks of a pool that has wrapped cost no more than blocks in a row, as "
+        "with plan.py --assume-merged (default: they are copied one by one within a node, as seen with vLLM 0.11)",
+    )
+    group.add_argument(
         "--host",
         type=_host,
         default=DEFAULT_HOST,
@@ -825,7 +832,7 @@ def _cluster(args: argparse.Namespace) -> ClusterView | None:
 def _rehearsal(args: argparse.Namespace) -> Rehearsal | None:
     """Raises UsageError for flags that contradict it."""
     if not args.rehearse:
-        for flag in ("slow_down", "hardware", "chunk_per_token"):
+        for flag in ("slow_down", "hardware", "chunk_per_token", "assume_merged"):
             if getattr(args, flag) is not None:
                 raise UsageError(f"--{flag.replace('_', '-')} is for --rehearse: give both or none")
         return None
@@ -836,6 +843,7 @@ def _rehearsal(args: argparse.Namespace) -> Rehearsal | None:
         "hardware": args.hardware or DEFAULT_HARDWARE,
         "slow_down": args.slow_down,
         "chunk_per_token": bool(args.chunk_per_token),
+        "assume_merged": bool(args.assume_merged),
     }
     return validate(Rehearsal, data, where="the flags", names={"slow_down": "--slow-down", "hardware": "--hardware"})
 

@@ -63,6 +63,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
         self.clock = SlowClock(spec.slow_down)
         self.core = RealTime(stages, self.clock, spec.hardware.block_tokens, every_token=spec.chunk_per_token)
+        self.core.scattered = False if spec.assume_merged else None
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
         self._moves_kv = spec.deployment.transport is not None

@@ -21,8 +21,8 @@ ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
 class EngineSpec(Frozen):
     """One pool's engines. ``role``: collocated, prefill, decode or fluid. ``folder``: shared by all engines of the
     deployment (`pdlab.rehearsal.shared`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated
-    seconds for which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``. ``chunk_per_token`` as in
-    `pdlab.core.rehearsal.Rehearsal`."""
+    seconds for which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``. ``chunk_per_token`` and
+    ``assume_merged`` as in `pdlab.core.rehearsal.Rehearsal`."""
 
     slow_down: float = Field(gt=0)
     role: str
@@ -34,6 +34,7 @@ class EngineSpec(Frozen):
     max_model_len: int
     lease_s: float = 30.0
     chunk_per_token: bool = False
+    assume_merged: bool = False
 
 
 def write_spec(spec: EngineSpec, file: Path) -> None:

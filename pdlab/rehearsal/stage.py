@@ -101,6 +101,7 @@ class RehearsalStage:
             folder=str(shared),
             max_model_len=int(length),
             chunk_per_token=self._rehearsal.chunk_per_token,
+            assume_merged=self._rehearsal.assume_merged,
         )
 
     def manifest(self, manifest: Manifest) -> Manifest:

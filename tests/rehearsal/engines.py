@@ -54,7 +54,7 @@ class FakeMetrics(EngineMetrics):
         self.use.append(share)
 
 
-async def started(folder: Path, role: str, label: str, node: str, number: int = 1) -> Any:
+async def started(folder: Path, role: str, label: str, node: str, number: int = 1, *, merged: bool = False) -> Any:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
     spec = EngineSpec(
@@ -66,6 +66,7 @@ async def started(folder: Path, role: str, label: str, node: str, number: int = 
         tokenizer=str(ensure_tokenizer(folder) / "tokenizer.json"),
         folder=str(folder / "s"),
         max_model_len=16384,
+        assume_merged=merged,
     )
     write_spec(spec, folder / f"{role}.json")
     os.environ[SPEC] = str(folder / f"{role}.json")
@@ -160,6 +161,8 @@ async def main(folder: Path) -> dict[str, Any]:
     out["fluid alone"] = [await all_of(one.completions(asked([7, number, 9, *range(200)], **detailed), None))
                           for number in range(8)]  # fmt: skip
     out["generated"] = [each.generated_tokens() for each in (one, two)]
+    merged = await started(folder, "fluid", "pd-fluid-2xtp4", "node-1", 3, merged=True)
+    out["scattered"] = [one.core.scattered, merged.core.scattered]
     out["blocks"] = decode._engine_client.vllm_config.cache_config.num_gpu_blocks
     return out
 

@@ -104,3 +104,7 @@ def test_fluid_engines_prefill_for_each_other_at_once(answers: Answers) -> None:
     assert [tokens(one) for one in answers["fluid"]] == [tokens(one) for one in answers["fluid alone"]]
     # Of twelve tokens the first comes with the step in which the KV cache joins the batch.
     assert all(generated >= 4 * 11 for generated in answers["generated"]), "each decoded four of the answers"
+
+
+def test_pools_are_scattered_once_they_have_wrapped_unless_blocks_are_assumed_to_merge(answers: Answers) -> None:
+    assert answers["scattered"] == [None, False]

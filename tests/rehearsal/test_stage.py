@@ -39,6 +39,7 @@ def test_flags_make_the_request_and_json_carries_it() -> None:
     assert request_from_json(request_to_json(told)) == told
     assert asked("--pd-spread").rehearsal is None
     assert asked("--pd-spread", "--rehearse", "--chunk-per-token").rehearsal == Rehearsal(chunk_per_token=True)
+    assert asked("--pd-pack", "--rehearse", "--assume-merged").rehearsal == Rehearsal(assume_merged=True)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_flags_make_the_request_and_json_carries_it() -> None:
         ("--pd-spread --slow-down 5", "--slow-down is for --rehearse"),
         ("--pd-spread --hardware h100-vllm-0.11", "--hardware is for --rehearse"),
         ("--pd-spread --chunk-per-token", "--chunk-per-token is for --rehearse"),
+        ("--pd-spread --assume-merged", "--assume-merged is for --rehearse"),
         ("--pd-spread --rehearse --local", "--rehearse and --local exclude each other"),
         ("--collocated --rehearse --decode-bench", "--rehearse and --decode-bench exclude each other"),
         ("--pd-spread --rehearse --cluster auto", "--cluster auto has none"),
