@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from pdlab.cluster.namespaces import spawn_in
@@ -22,6 +23,7 @@ INTERRUPTED = 130
 # Held back from before the child is started until each side stands where it can answer them: a child that
 # is interrupted while it imports would end without a word of its own, and be taken for a failure.
 HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+POLL_S = 0.05
 
 
 def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
@@ -98,6 +100,9 @@ def _wait(child: subprocess.Popen[bytes], text: str, release: Callable[[], None]
     while True:
         try:
             release()
-            return child.wait()
+            # Not in one system call: a signal that another thread took does not end it, and Python raises in this one.
+            while child.poll() is None:
+                time.sleep(POLL_S)
+            return int(child.returncode)
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)

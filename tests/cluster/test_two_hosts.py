@@ -349,6 +349,31 @@ class TestCall:
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & run_on_host.HELD
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
+    def test_an_interrupt_that_another_thread_takes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        # The kernel chose it while this thread held the signal back, and gave it the core when it no longer did.
+        (tmp_path / "long.py").write_text(
+            "import sys, time\n"
+            "from pdlab.cluster import run_on_host as inside\n"
+            "sys.exit(inside.answering(lambda text: time.sleep(60)))\n"
+        )
+        others = threading.Event()
+        thread = threading.Thread(target=others.wait)
+        thread.start()
+        late = threading.Timer(1.0, lambda: signal.pthread_kill(thread.ident or 0, signal.SIGINT))
+
+        def spawn(_: int, command: list[str], *, dies_with_parent: bool, **options: Any) -> subprocess.Popen[bytes]:
+            assert dies_with_parent
+            late.start()
+            return subprocess.Popen(command, **options)
+
+        monkeypatch.setattr(run_on_host, "spawn_in", spawn)
+        path = f"{tmp_path}:{Path(run_on_host.__file__).parents[2]}"
+        with pytest.raises(KeyboardInterrupt):
+            run_on_host.call(1, "long", "request", {**os.environ, "PYTHONPATH": path})
+        others.set()
+        thread.join()
+        late.join()
+
 
 class TestAnswering:
     """The far side of `run_on_host.call`."""
