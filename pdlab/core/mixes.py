@@ -145,6 +145,12 @@ class Mixes(LengthDistribution):
         """Of a round, over the load's rate."""
         return sum(mix.rate for mix in self.mixes) / len(self.mixes)
 
+    @property
+    def most_rate(self) -> float:
+        """Of the busiest moment, over the load's rate."""
+        crowd = self.crowd.factor if self.crowd is not None and self.crowd.of == "rate" else 1.0
+        return max(mix.rate for mix in self.mixes) * max(crowd, 1.0)
+
     def mean(self, nominal: Pair) -> MeanTokens:
         weights = []  # (requests, input tokens, output tokens), by Simpson's rule where they drift, which is exact
         for begin, end in zip(self.mixes, (*self.mixes[1:], self.mixes[0]), strict=True):

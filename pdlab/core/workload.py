@@ -89,6 +89,14 @@ class Workload(Frozen):
         """Whether requests differ in length."""
         return not isinstance(self.lengths, Fixed)
 
+    def mean_rps(self, load: Open) -> float:
+        """Requests/s that arrive on average; of mixes over a whole round."""
+        return load.rate_rps * (self.lengths.mean_rate if isinstance(self.lengths, Mixes) else 1.0)
+
+    def most_rps(self, load: Open) -> float:
+        """Requests/s that arrive at the busiest time."""
+        return load.rate_rps * (self.lengths.most_rate if isinstance(self.lengths, Mixes) else 1.0)
+
     @property
     def _nominal(self) -> Pair:
         return self.input_tokens, self.output_tokens

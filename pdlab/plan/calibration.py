@@ -90,7 +90,7 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
 
 
 def _saturated(run: Run) -> bool:
-    return isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.load.rate_rps
+    return isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.workload.mean_rps(run.load)
 
 
 def _values(run: Run) -> LevelFigures:

@@ -82,8 +82,7 @@ def _fresh_notes(curves: Sequence[Curve]) -> list[str]:
     if not places:
         return []
     return [
-        "On fresh KV pools, whose blocks lie in a row as they no longer do after some minutes: "
-        f"{'; '.join(places)}."
+        f"On fresh KV pools, whose blocks lie in a row as they no longer do after some minutes: {'; '.join(places)}."
     ]
 
 

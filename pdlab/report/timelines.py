@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pdlab.analysis.curves import short_labels
 from pdlab.core.mixes import Mixes
+from pdlab.core.workload import Open
 from pdlab.report.style import HUES, STYLE_FILE, save
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
@@ -48,8 +49,7 @@ def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
         for run in experiment.runs:
             changes = roles_log.read(folder, run)
             if changes or isinstance(run.workload.lengths, Mixes):
-                lengths = run.workload.lengths
-                mean = run.load.value * (lengths.mean_rate if isinstance(lengths, Mixes) else 1.0)
+                mean = run.workload.mean_rps(run.load) if isinstance(run.load, Open) else run.load.value
                 what = "requests/s" if run.key.kind == "rate" else run.key.kind
                 origin = "rehearsed" if run.rehearsal else run.origin
                 text = f"{label}, {mean:.3g} {what}, {origin}"

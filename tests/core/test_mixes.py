@@ -22,6 +22,22 @@ def level(load: Load, requests: int = 500, repeat: int = 0) -> Level:
     return Level(load=load, num_requests=requests, seed=repeat, repeat=repeat)
 
 
+@pytest.mark.parametrize(
+    ("text", "mean_rps", "most_rps"),
+    [
+        (TWO, 25, 30),
+        (f"{TWO},crowd=rate*3@10+5", 25, 90),
+        (f"{TWO},crowd=rate*0.5@10+5", 25, 30),
+        (f"{TWO},crowd=prompts*4@10+5", 25, 30),
+    ],
+)
+def test_the_rate_of_a_round_and_of_its_busiest_moment(text: str, mean_rps: float, most_rps: float) -> None:
+    moving, load = Workload(lengths=parse_mixes(text)), Open(rate_rps=20)
+    assert moving.mean_rps(load) == pytest.approx(mean_rps) and moving.most_rps(load) == pytest.approx(most_rps)
+    plain = Workload(input_tokens=500, output_tokens=50)
+    assert plain.mean_rps(load) == plain.most_rps(load) == 20
+
+
 def test_each_mix_has_its_turn_at_its_rate() -> None:
     workload = Workload(lengths=parse_mixes(TWO))
     arrivals = workload.arrivals(level(Open(rate_rps=20), 6000))

@@ -6,16 +6,19 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pdlab.analysis import loading
+from pdlab.analysis.audit import content_rules
 from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.audit.rules import audit, hard, render
 from pdlab.cli import viz
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.lengths import Uniform
+from pdlab.core.mixes import parse_mixes
 from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
 from pdlab.core.workload import Closed, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
@@ -306,6 +309,15 @@ def test_a_fault_planted_in_ours_and_nothing_else(
     findings = audit([ours(tmp_path / "one", runs, **changes)])
     assert kinds(findings) == [kind], findings
     assert message in findings[0].evidence and findings[0].consequence and findings[0].fix
+
+
+@pytest.mark.parametrize(("mixes", "found"), [("512:64@1,512:64@6", False), ("512:64@1,512:64@2", True)])
+def test_mixes_arrive_at_rates_of_their_own(mixes: str, found: bool) -> None:
+    workload = Workload(lengths=parse_mixes(f"{mixes},every=10"))
+    one = run(4, 1, load=Open(rate_rps=1.0), key=RunKey(kind="rate", value=1.0), workload=workload)
+    assert 3.5 < one.whole.requests_per_s < 6, "between the busiest mixes of both"
+    folder: Any = SimpleNamespace(levels=[SimpleNamespace(run=one, name="rate1")])
+    assert bool(list(content_rules.served(folder))) is found
 
 
 class TestVariedLengths:
