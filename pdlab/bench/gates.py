@@ -85,12 +85,15 @@ class Evidence(Frozen):
 
     def delta(self, field: str) -> float | None:
         """How much a counter of the engines grew, all pools together; None where no pool exports it."""
-        increases = [
-            after - (getattr(self.run.engines_before.get(pool), field, None) or 0.0)
-            for pool, counters in self.run.engines_after.items()
-            if (after := getattr(counters, field)) is not None
-        ]
+        grown = [self.growth(pool, field) for pool in self.run.engines_after]
+        increases = [each for each in grown if each is not None]
         return sum(increases) if increases else None
+
+    def growth(self, pool: str, field: str) -> float | None:
+        """How much a counter of one pool's engines grew; None where they do not export it."""
+        after: float | None = getattr(self.run.engines_after[pool], field)
+        before: float | None = getattr(self.run.engines_before.get(pool), field, None)
+        return None if after is None else after - (before or 0.0)
 
     @property
     def went_back(self) -> bool:
@@ -269,14 +272,15 @@ def preemptions(evidence: Evidence) -> Iterator[str]:
 
 
 def prefix_cache(evidence: Evidence) -> Iterator[str]:
-    """More of the prompts came from the prefix cache than the workload declares."""
-    hits, input_tokens = evidence.delta("prefix_cache_hits"), sum(record.input_tokens for record in evidence.answered)
-    if not input_tokens or hits is None:
+    """More of the prompts came from the prefix cache than the workload declares. Of PD both engines of a request look
+    its prompt up, each in its own cache."""
+    input_tokens = sum(record.input_tokens for record in evidence.answered)
+    if not input_tokens:
         return
-    share, declared = (
-        hits / input_tokens,
-        evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / input_tokens,
-    )
+    declared = evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / input_tokens
+    hits = {pool: evidence.growth(pool, "prefix_cache_hits") for pool in evidence.run.engines_after}
+    lookups = 2 if "fluid" in hits else 1
+    share = max((count for count in hits.values() if count is not None), default=0.0) / (lookups * input_tokens)
     if share > declared + CACHE_SLACK:
         yield f"{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}"
 

@@ -288,6 +288,23 @@ def test_a_declared_prefix_may_come_from_the_cache() -> None:
     assert validate_level(evidence(engines_after=cached, workload=less)).failed_gates == ("prefix_cache",)
 
 
+@pytest.mark.parametrize(
+    ("hits", "shares"),
+    [
+        ({"prefill": 1200, "decode": 1200}, []),
+        ({"prefill": 1500, "decode": 1200}, ["62%"]),
+        ({"fluid": 2400}, []),
+        ({"fluid": 2640}, ["55%"]),
+    ],
+)
+def test_both_engines_of_a_request_find_a_declared_prefix(hits: dict[str, float], shares: list[str]) -> None:
+    declared = WORKLOAD.model_copy(update={"shared_prefix_tokens": 50})
+    after = {pool: EngineCounters(prefix_cache_hits=count) for pool, count in hits.items()}
+    level = evidence(engines_before={}, engines_after=after, workload=declared)
+    text = "{} of the prompt tokens came from the prefix cache, the workload declares 50%"
+    assert list(gates.prefix_cache(level)) == [text.format(share) for share in shares]
+
+
 class TestVariedLengths:
     """Each request is judged against what was asked of it, not against the nominal lengths."""
 
