@@ -25,14 +25,18 @@ wire: setup  ## prove the KV transfer here, as root: pack in memory, spread over
 chaos: setup  ## break 1P1D, 2P2D and (as root) two hosts in every way under load, and soak each; hours
 	@$(PYTHON_VENV) -m pdlab chaos --launch
 
-test: setup  ## every test, the live ones (Ray, vLLM, NIXL) included
-	@$(PYTEST)
+# Many of these wait rather than compute. The live ones take every core, one after the other.
+FAST := $(PYTEST) -m "not live" -n 2 --dist loadfile
+LIVE := $(PYTEST) -m live
+
+test: setup  ## every test, the live ones (Ray, vLLM, NIXL) last; both parts run whatever the first one finds
+	@status=0; $(FAST) || status=$$?; $(LIVE) || status=$$?; exit $$status
 
 test-long: setup  ## the same with more kills, more faults and every serving path
-	@PDLAB_TEST_LONG=1 $(PYTEST)
+	@export PDLAB_TEST_LONG=1; status=0; $(FAST) || status=$$?; $(LIVE) || status=$$?; exit $$status
 
 test-fast: setup  ## every test that starts neither an engine nor a deployment
-	@$(PYTEST) -m "not live"
+	@$(FAST)
 
 check: setup  ## ruff, formatting, mypy --strict, imports between packages
 	@$(PYTHON_VENV) -m ruff check .

@@ -7,6 +7,8 @@ ones, to search for what nobody thought of. Quick tests run first, live ones las
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,17 @@ SLOW_FOLDERS = ("bench", "contract", "transfer")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
     items.sort(key=lambda item: (item.get_closest_marker("live") is not None, folder[item] in SLOW_FOLDERS))
+
+
+def pytest_configure() -> None:
+    # A shell without job control has what runs in its background ignore an interrupt, and every child inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_as_before() -> Iterator[None]:
+    """A test that leaves another handler behind fails itself, not one that comes after it."""
+    yield
+    left = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert left is signal.default_int_handler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
+import importlib.machinery
 import os
 import re
 import shutil
@@ -49,7 +49,8 @@ def _pip(wheel: Path, target: str | None) -> str | None:
     """Install with pip, or with uv where the environment is uv's and has no pip; the error, or None."""
     into = ["--target", target] if target else []
     common = ["install", "--no-deps", "--no-index", "--quiet", *into, str(wheel)]
-    if importlib.util.find_spec("pip"):
+    # Not importlib.util: setuptools has a finder for pip, which wants distutils not to be imported yet.
+    if importlib.machinery.PathFinder.find_spec("pip"):
         more = ["--force-reinstall", "--disable-pip-version-check", *(["--upgrade"] if target else [])]
         command = [sys.executable, "-m", "pip", *common, *more]
     else:

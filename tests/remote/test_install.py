@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support.stub_wheel import needs_installer, wheel
@@ -21,6 +22,14 @@ def test_installed_twice_is_the_same(tmp_path: Path) -> None:
     assert first["files"] == 1
     assert first["loaded"] == str(tmp_path / "target" / "shipped" / "__init__.py")
     assert install.install(made.name, made.read_bytes(), target, "shipped") == first
+
+
+@needs_installer
+def test_where_distutils_was_imported_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """setuptools warns when somebody looks for pip then, and a warning fails the test."""
+    monkeypatch.setitem(sys.modules, "distutils", ModuleType("distutils"))
+    made = wheel(tmp_path)
+    assert install.install(made.name, made.read_bytes(), str(tmp_path / "target"), "shipped")["files"] == 1
 
 
 @needs_installer
