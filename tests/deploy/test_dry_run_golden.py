@@ -86,7 +86,16 @@ def test_the_whole_story_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["p5.48xlarge-x2", "p5.48xlarge-x4", "p5.48xlarge-x12", "p5.48xlarge-x13", "p5.48xlarge-x14", "local-2"]
+    "name",
+    [
+        "p5.48xlarge-x2",
+        "p5.48xlarge-x4",
+        "p5.48xlarge-x12",
+        "p5.48xlarge-x13",
+        "p5.48xlarge-x14",
+        "p5.48xlarge-x16",
+        "local-2",
+    ],
 )
 def test_clusters_load(name: str) -> None:
     assert load_cluster(name).name == name
