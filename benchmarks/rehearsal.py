@@ -6,8 +6,9 @@
     python benchmarks/rehearsal.py bm_results/fluid --within ttft_ms=2000,tpot_ms=12 --from-s 120
 
 Prints a table of mean TTFT and TPOT. Simulated is the same deployment under the same levels in the order in which they
-were rehearsed, on pools that were empty before the first. A prefix that all prompts share is a share of each prompt
-that every engine has, but for the first one. Published levels are those of the same topology, lengths and concurrency.
+were rehearsed, on pools that were empty before the first: the mean over --seeds of what routers draw, with the least
+and the most of them where they differ. A prefix that all prompts share is a share of each prompt that every engine has,
+but for the first one. Published levels are those of the same topology, lengths and concurrency.
 --within adds the share of requests that are within every bound, --from-s leaves earlier ones out (simulated seconds).
 """
 
@@ -17,6 +18,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,11 +79,24 @@ def means_of(level: SimulatedLevel) -> Means:
     return Means(found.ttft_s, found.tpot_s or 0.0)
 
 
-def shares(folder: Path, run: Run, model: SimulatedLevel, slo: Slo, from_s: float) -> str:
+class Column(NamedTuple):
+    """One source's figures of a level: the mean, the least and the most of its seeds."""
+
+    mean: Means
+    least: Means
+    most: Means
+
+
+def column(of_seeds: Sequence[Means]) -> Column:
+    by_figure = list(zip(*of_seeds, strict=True))
+    return Column(*(Means(*map(each, by_figure)) for each in (fmean, min, max)))
+
+
+def shares(folder: Path, run: Run, models: Sequence[SimulatedLevel], slo: Slo, from_s: float) -> str:
     """The requests within every bound, rehearsed and simulated: ``93.1 % / 92.9 %``."""
     records = [record for record in Store(folder).read_records(run.key) if record.arrival_s >= from_s]
     met = sum(meets(record, slo) for record in records) / max(len(records), 1)
-    return f"{100 * met:.1f} % / {100 * share_within(model, slo, from_s):.1f} %"
+    return f"{100 * met:.1f} % / {100 * fmean(share_within(each, slo, from_s) for each in models):.1f} %"
 
 
 def alike(one: Experiment, run: Run, other: Experiment, theirs: Run) -> bool:
@@ -103,22 +118,23 @@ def rehearsed(folders: Sequence[Path]) -> list[tuple[Path, Experiment]]:
     ]
 
 
-def row(name: str, level: str, columns: Sequence[Means | None]) -> str:
+def row(name: str, level: str, columns: Sequence[Column | None]) -> str:
     """One line: TTFT, then TPOT, each with how far the first column is off the others."""
 
-    def cell(values: Sequence[float | None], digits: int) -> str:
-        first = values[0]
+    def cell(figure: int, digits: int) -> str:
+        first = columns[0]
         assert first is not None
-        words = [f"{1e3 * first:.{digits}f}"]
-        words += [
-            "-" if value is None else f"{1e3 * value:.{digits}f} ({100 * (first / value - 1):+.0f} %)"
-            for value in values[1:]
-        ]
+        words = []
+        for each in columns:
+            if each is None:
+                words.append("-")
+                continue
+            mean, least, most = (f"{1e3 * of[figure]:.{digits}f}" for of in each)
+            off = "" if each is first else f"{100 * (first.mean[figure] / each.mean[figure] - 1):+.0f} %"
+            words.append(f"{mean} ({off}{'' if least == most else f'; {least} to {most}'})" if off else mean)
         return " / ".join(words)
 
-    ttft = cell([each and each.ttft_s for each in columns], 0)
-    tpot = cell([each and each.tpot_s for each in columns], 2)
-    return f"| {name} | {level} | {ttft} | {tpot} |"
+    return f"| {name} | {level} | {cell(0, 0)} | {cell(1, 2)} |"
 
 
 def main() -> int:
@@ -127,7 +143,7 @@ def main() -> int:
     flags.add_argument("--published", type=Path, metavar="DIR", help="folders of published runs")
     flags.add_argument("--within", metavar="BOUNDS", help="as run_bm.sh --slo has them")
     flags.add_argument("--from-s", type=float, default=0.0, metavar="S")
-    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--seeds", type=int, default=8, metavar="N", help="of the simulator (default %(default)s)")
     args = flags.parse_args()
     slo = parse_slo(args.within, 0.95) if args.within else None
     published = (
@@ -143,14 +159,15 @@ def main() -> int:
         assert deployment is not None and rehearsal is not None
         tcp = isinstance(deployment.topology, Disaggregated) and "tcp" in (deployment.topology.transport.ucx_tls or "")
         way = (", direct streaming" if deployment.serving.direct_streaming else "") + (", TCP" if tcp else "")
-        for run, model in zip(experiment.runs, simulated(experiment, args.seed), strict=True):
-            columns: list[Means | None] = [means(run), means_of(model)]
+        of_seeds = [simulated(experiment, seed) for seed in range(args.seeds)]
+        for run, models in zip(experiment.runs, zip(*of_seeds, strict=True), strict=True):
+            columns: list[Column | None] = [column([means(run)]), column([means_of(each) for each in models])]
             if published:
                 pairs = [(each, theirs) for each in published for theirs in each.runs]
                 found = [means(theirs) for each, theirs in pairs if alike(experiment, run, each, theirs)]
-                columns.append(found[0] if found else None)
+                columns.append(column(found[:1]) if found else None)
             level = name_of(run.load) + ("" if run.validity.valid else ", invalid")
-            within = f" {shares(folder, run, model, slo, args.from_s)} |" if slo else ""
+            within = f" {shares(folder, run, models, slo, args.from_s)} |" if slo else ""
             print(row(f"{deployment.label}{way}, K {rehearsal.slow_down:g}", level, columns) + within)
     return 0
 
