@@ -96,8 +96,11 @@ def describe(looked: Mapping[str, Any]) -> str:
     if looked["local_below"]:
         lines.append(f"prompts below {looked['local_below']} tokens are prefilled where they are decoded")
     if looked["reach_ms"]:
-        count, median, longest = looked["reach_ms"]
-        lines.append(f"a router knew a new split after {median:g} ms (median of {count}), {longest:g} ms at most")
+        count, median, most, longest = looked["reach_ms"]
+        lines.append(
+            f"a router knew a new split after {median:g} ms (median of {count}), "
+            f"19 of 20 within {most:g} ms, {longest:g} ms at most"
+        )
     lines += ["", *aligned(rows, left=(0, 1, 2)), "", "last decisions"]
     for entry in looked["decisions"][-DECISIONS_SHOWN:]:
         lines.append(f"  {entry['at']}  {entry['prefill']}:{entry['decode']}  {entry['reason']}")

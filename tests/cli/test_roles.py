@@ -21,7 +21,7 @@ LOOKED: dict[str, Any] = {
     "decisions": [
         {"at": f"2026-01-01T00:00:0{i}", "prefill": 1, "decode": 2, "reason": f"reason {i}"} for i in range(9)
     ],
-    "reach_ms": (40, 3.5, 12.0),
+    "reach_ms": (40, 3.5, 7.0, 12.0),
 }
 
 
@@ -43,7 +43,7 @@ def test_the_table_has_who_prefills_first_and_why() -> None:
     lines = asking.describe(LOOKED).splitlines()
     assert lines[0] == "2:1 (prefill:decode), a controller follows the load"
     assert "prompts below 120 tokens" in lines[1]
-    assert "3.5 ms (median of 40), 12 ms at most" in lines[2]
+    assert "3.5 ms (median of 40), 19 of 20 within 7 ms, 12 ms at most" in lines[2]
     rows = [line.split() for line in lines if line.split()[:1] in (["p1"], ["p2"], ["d1"])]
     assert rows == [
         ["p1", "01234567", "prefill", "900", "0"],

@@ -73,8 +73,8 @@ def test_roles_flip_under_load_and_every_answer_is_right(fluid: Stack) -> None:
     assert made["flips"] == FLIPS
     assert set(made["fates"]) == {"right"} and made["fates"]["right"] >= REQUESTS, made["not_right"]
     if LONG:  # how long it takes on a machine that has other things to do is no promise
-        count, median_ms, _ = made["reach_ms"]
-        assert count > FLIPS and median_ms < EFFECT_MS
+        count, _, most_ms, _ = made["reach_ms"]
+        assert count > FLIPS and most_ms < EFFECT_MS
 
 
 @promised
