@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.analysis.curves import short_labels
+from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open
 from pdlab.report.style import HUES, STYLE_FILE, save
@@ -54,8 +55,17 @@ def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
                 origin = "rehearsed" if run.rehearsal else run.origin
                 text = f"{label}, {mean:.3g} {what}, {origin}"
                 records = Store(folder).read_records(run.key)
-                found.append(Timeline(text, run, records, changes))
+                shown = changes or as_launched(experiment.manifest.deployment)
+                found.append(Timeline(text, run, records, shown))
     return found
+
+
+def as_launched(deployment: Deployment | None) -> tuple[RoleChange, ...]:
+    """The one split of a fluid pool whose roles were given at the launch; else nothing."""
+    topology = deployment.topology if deployment else None
+    if not isinstance(topology, Fluid) or topology.split is None:
+        return ()
+    return (RoleChange(0.0, *topology.split, "as launched"),)
 
 
 def bins(records: Sequence[RequestRecord]) -> list[Bin]:

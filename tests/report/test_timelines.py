@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.deployment import Deployment, Fluid, Pool, parse_label
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.report import timelines
@@ -29,9 +29,13 @@ def record(arrival_s: float, ttft_s: float = 0.5, tokens: int = 11) -> RequestRe
     )
 
 
-def experiment(folder: Path, workload: Workload, changes: tuple[RoleChange, ...] = ()) -> tuple[Path, Experiment]:
+SPREAD = Deployment(topology=parse_label("pd-spread-p1xtp2-d1xtp2"))
+
+
+def experiment(
+    folder: Path, workload: Workload, changes: tuple[RoleChange, ...] = (), deployment: Deployment = SPREAD
+) -> tuple[Path, Experiment]:
     store = Store(folder)
-    deployment = Deployment(topology=parse_label("pd-spread-p1xtp2-d1xtp2"))
     store.write_manifest(Manifest(origin="simulated", label=deployment.label, deployment=deployment))
     run = Run(
         origin="simulated",
@@ -90,3 +94,16 @@ def test_levels_of_a_moving_mix_and_those_with_a_log_are_shown(tmp_path: Path) -
     path = tmp_path / "roles.png"
     timelines.draw(found, path)
     assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_split_that_was_given_at_the_launch_is_drawn_all_along(tmp_path: Path) -> None:
+    given = Deployment(topology=Fluid(pool=Pool(replicas=16, tp=2), roles="5:11"))
+    follows = Deployment(topology=Fluid(pool=Pool(replicas=16, tp=2)))
+    made = [
+        experiment(tmp_path / "given", MOVING, deployment=given),
+        experiment(tmp_path / "follows", MOVING, deployment=follows),
+        experiment(tmp_path / "still", Workload(), deployment=given),
+    ]
+    found = timelines.moving(made)
+    assert [each.changes for each in found] == [(RoleChange(0.0, 5, 11, "as launched"),), ()]
+    timelines.draw(found, tmp_path / "roles.png")
