@@ -3,7 +3,9 @@
 
 One client for all (vLLM's own load generator), one machine, one run. The bare pair stands behind
 the thinnest prefill-then-decode client: it posts to prefill, then streams from decode with the
-transfer parameters that prefill answered. Every option of the serving path is measured too.
+transfer parameters that prefill answered. It is measured before and after each round of the serving
+path's options, and a round is compared with the mean of the two: machines change their pace by more
+than what is to be seen.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from bare_pair import MODEL, ROOT, BarePair, tiny_model
@@ -65,30 +68,38 @@ def main() -> None:
         action="store_true",
         help="prefill and decode on two hosts made of namespaces (root), reached at --host 0.0.0.0 as a cluster's are",
     )
+    parser.add_argument("--rounds", type=int, default=1, help="all of it so many times, in turn (default %(default)s)")
     parser.add_argument("--first", type=int, default=len(OPTIONS), help="measure the first N options (default: all)")
     args = parser.parse_args()
     levels = [int(word) for word in args.concurrency.split(",")]
     hosts = ["--two-hosts"] if args.two_hosts else []
-    rows: list[tuple[str, list[Figures]]] = []
+    names = list(OPTIONS)[: args.first]
+    bare, served = [measure_bare(levels, args)], dict[str, list[list[Figures]]]()
+    for _ in range(args.rounds):
+        for name in names:
+            served.setdefault(name, []).append(measure_served([*hosts, *OPTIONS[name]], levels, args))
+        bare.append(measure_bare(levels, args))
+    print_table(levels, bare, served)
+
+
+def measure_bare(levels: Sequence[int], args: argparse.Namespace) -> list[Figures]:
     with BarePair(tuned=True) as pair, LoadClient() as client:
         urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
-        rows.append(("bare pair", measure(client, urls, levels, args)))
-    for name in list(OPTIONS)[: args.first]:
-        held, port = hold_port()
-        launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", str(port)]
-        with held:
-            start = [*launch, "--pd-spread", "--local", "--detach", *hosts, *OPTIONS[name]]
-            subprocess.run(start, check=True, capture_output=True)
-            try:
-                base_url = f"http://127.0.0.1:{port}"
-                with reach(base_url), LoadClient() as client:
-                    rows.append((name, measure(client, {"base_url": base_url}, levels, args)))
-            finally:
-                subprocess.run([*launch, "--shutdown"], check=True, capture_output=True)
-    with BarePair(tuned=True) as pair, LoadClient() as client:
-        urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
-        rows.append(("bare pair again", measure(client, urls, levels, args)))
-    print_table(levels, rows)
+        return measure(client, urls, levels, args)
+
+
+def measure_served(flags: Sequence[str], levels: Sequence[int], args: argparse.Namespace) -> list[Figures]:
+    held, port = hold_port()
+    launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", str(port)]
+    with held:
+        start = [*launch, "--pd-spread", "--local", "--detach", *flags]
+        subprocess.run(start, check=True, capture_output=True)
+        try:
+            base_url = f"http://127.0.0.1:{port}"
+            with reach(base_url), LoadClient() as client:
+                return measure(client, {"base_url": base_url}, levels, args)
+        finally:
+            subprocess.run([*launch, "--shutdown"], check=True, capture_output=True)
 
 
 def measure(
@@ -107,7 +118,10 @@ def measure(
             load = Closed(concurrency=concurrency)
             level = Level(load=load, num_requests=args.prompts * concurrency, seed=1000 * (repeat + 1) + index)
             measured[index].append(_measure_level(client, target, workload, level))
-    return [Figures(*map(statistics.median, zip(*repeats, strict=True))) for repeats in measured]
+    medians = [Figures(*map(statistics.median, zip(*repeats, strict=True))) for repeats in measured]
+    told = (f"{each.tokens_per_s:.0f} at {concurrency}" for concurrency, each in zip(levels, medians, strict=True))
+    print(f"{target.get('base_url', 'bare pair')}: output tokens/s {', '.join(told)}", file=sys.stderr, flush=True)
+    return medians
 
 
 def _measure_level(client: LoadClient, target: dict[str, str], workload: Workload, level: Level) -> Figures:
@@ -138,20 +152,33 @@ def _measure_level(client: LoadClient, target: dict[str, str], workload: Workloa
     return Figures(tokens / duration_s, 1e3 * tpot, 1e3 * ttft)
 
 
-def print_table(levels: Sequence[int], rows: Sequence[tuple[str, list[Figures]]]) -> None:
-    """Markdown: figures, and the share of the bare pair (mean of its first and last measurement)."""
-    bare = [figures for name, figures in rows if name.startswith("bare")]
+def print_table(levels: Sequence[int], bare: Sequence[list[Figures]], served: dict[str, list[list[Figures]]]) -> None:
+    """Markdown: medians over rounds, and those of the rounds' shares of the bare pair with the least and the most.
+
+    ``bare``: one more than there are rounds, before and after each.
+    """
     print("| serving path | concurrency | output tokens/s | of bare | TPOT, ms | of bare | TTFT, ms | of bare |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, figures in rows:
+    for index, concurrency in enumerate(levels):
+        row("bare pair", concurrency, [run[index] for run in bare])
+    for name, rounds in served.items():
         for index, concurrency in enumerate(levels):
-            mine = figures[index]
-            base = [statistics.mean(run[index][field] for run in bare) for field in range(3)]
-            print(
-                f"| {name} | {concurrency} | {mine.tokens_per_s:.0f} | {mine.tokens_per_s / base[0]:.2f} "
-                f"| {mine.tpot_ms:.1f} | {mine.tpot_ms / base[1]:.2f} "
-                f"| {mine.ttft_ms:.0f} | {mine.ttft_ms / base[2]:.2f} |"
-            )
+            around = [
+                Figures(*map(statistics.mean, zip(before[index], after[index], strict=True)))
+                for before, after in pairwise(bare)
+            ]
+            row(name, concurrency, [run[index] for run in rounds], around)
+
+
+def row(name: str, concurrency: int, runs: Sequence[Figures], around: Sequence[Figures] = ()) -> None:
+    cells = []
+    for field, digits in enumerate((0, 1, 0)):
+        cells.append(f"{statistics.median(run[field] for run in runs):.{digits}f}")
+        shares = [run[field] / base[field] for run, base in zip(runs, around, strict=False)]
+        words = [f"{statistics.median(shares):.2f}"] if shares else ["-"]
+        words += [f"({min(shares):.2f} to {max(shares):.2f})"] if len(shares) > 1 else []
+        cells.append(" ".join(words))
+    print(f"| {name} | {concurrency} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
