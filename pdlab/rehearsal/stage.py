@@ -116,6 +116,7 @@ def node_env(nodes: int) -> dict[str, str]:
     export_s = EXPORT_S if nodes >= MANY_NODES else 1.0
     return stand_ins.WITHOUT_ARROW | {
         "RAY_metrics_report_interval_ms": f"{1000 * export_s:g}",
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": f"{1000 * export_s:g}",
         "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": f"{export_s:g}",
         local_nodes.AT_START: stand_ins.__name__,
         # By default as many at once as the node has CPUs, which are made up.

@@ -309,10 +309,14 @@ class TestArguments:
         """Those that Python reads; raylets read the others (RAY_enable_worker_prestart, ...)."""
         texts = [
             Path(inspect.getfile(quietly(module))).read_text(encoding="utf-8")
-            for module in ("ray.serve._private.constants", f"{SERVE}.constants")
+            for module in (
+                "ray.serve._private.constants",
+                f"{SERVE}.constants",
+                "ray.dashboard.modules.reporter.reporter_consts",
+            )
         ]
         ours = {**local_nodes.environment("id", "/tmp/x"), **serving_path.HAPROXY, **serving_path.DIRECT}
-        names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_"))]
+        names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_", "REPORTER_"))]
         assert len(names) >= 7
         assert [name for name in names if not any(name in text for text in texts)] == []
 

@@ -128,6 +128,7 @@ def test_ray_knows_the_settings_of_made_up_nodes() -> None:
     assert b"worker_maximum_startup_concurrency" in raylet.read_bytes()
     assert node_env(2)["RAY_metrics_report_interval_ms"] == "1000", "sweeps wait for it"
     assert node_env(13)["RAY_metrics_report_interval_ms"] == "5000"
+    assert node_env(13)["RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"] == "5000", "no replica wakes for what nobody fetches"
     assert b"metrics_report_interval_ms" in raylet.read_bytes()
     constants = (folder_of("ray.serve") / "_private/constants.py").read_text(encoding="utf-8")
     assert serve_env(4.0) == {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "40"}
