@@ -146,7 +146,6 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
             "RAY_metrics_report_interval_ms": "1000",
             "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # of 100: every replica and router wakes for it
-            "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of 5000: a node's agent reads all of its processes' memory maps
             "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": "1",  # of 10: Ray drops a gauge after two exports
             "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at 0.1 s an idle controller takes 5 % of a core
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per replica, gRPC between them, buffered logs

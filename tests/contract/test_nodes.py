@@ -309,16 +309,19 @@ class TestArguments:
         """Those that Python reads; raylets read the others (RAY_enable_worker_prestart, ...)."""
         texts = [
             Path(inspect.getfile(quietly(module))).read_text(encoding="utf-8")
-            for module in (
-                "ray.serve._private.constants",
-                f"{SERVE}.constants",
-                "ray.dashboard.modules.reporter.reporter_consts",
-            )
+            for module in ("ray.serve._private.constants", f"{SERVE}.constants")
         ]
         ours = {**local_nodes.environment("id", "/tmp/x"), **serving_path.HAPROXY, **serving_path.DIRECT}
-        names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_", "REPORTER_"))]
+        names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_"))]
         assert len(names) >= 7
         assert [name for name in names if not any(name in text for text in texts)] == []
+
+
+def test_agents_report_the_cpu_of_processes_within_a_short_level() -> None:
+    """The gate on what stands before the engines takes it from there."""
+    name = "REPORTER_UPDATE_INTERVAL_MS"
+    every_ms = vars(quietly("ray.dashboard.modules.reporter.reporter_consts"))[name]
+    assert int(local_nodes.environment("id", "/tmp/x").get(name, every_ms)) <= 5000
 
 
 def test_sockets_of_a_node_get_their_names_where_loopback_makes_them_its_own() -> None:
