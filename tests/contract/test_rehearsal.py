@@ -17,7 +17,7 @@ import pytest
 from contract.conftest import quietly
 
 from pdlab.rehearsal import protocol, stand_ins
-from pdlab.rehearsal.stage import ENGINE_CLASS_ENV, node_env, serve_env
+from pdlab.rehearsal.stage import ENGINE_CLASS_ENV, OF_MANY_NODES, node_env, serve_env
 from pdlab.rehearsal.stand_ins import MADE, PROTOCOLS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,8 +127,16 @@ def test_ray_knows_the_settings_of_made_up_nodes() -> None:
     assert "RAY_worker_maximum_startup_concurrency" in node_env(2)
     assert b"worker_maximum_startup_concurrency" in raylet.read_bytes()
     assert node_env(2)["RAY_metrics_report_interval_ms"] == "1000", "sweeps wait for it"
-    assert node_env(13)["RAY_metrics_report_interval_ms"] == "5000"
-    assert node_env(13)["RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"] == "5000", "no replica wakes for what nobody fetches"
+    assert node_env(13)["RAY_metrics_report_interval_ms"] == "10000"
+    assert node_env(13)["RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"] == "10000", "no replica wakes for what nobody fetches"
+    names = [
+        name.removeprefix("RAY_").encode() for name in OF_MANY_NODES if name.startswith("RAY_") and "SERVE" not in name
+    ]
+    assert [name for name in names if name not in raylet.read_bytes()] == []
+    reporter = vars(quietly("ray.dashboard.modules.reporter.reporter_consts"))
+    assert {"REPORTER_UPDATE_INTERVAL_MS"} == {name for name in OF_MANY_NODES if not name.startswith("RAY_")} & set(
+        reporter
+    )
     assert b"metrics_report_interval_ms" in raylet.read_bytes()
     constants = (folder_of("ray.serve") / "_private/constants.py").read_text(encoding="utf-8")
     assert serve_env(4.0) == {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "40"}

@@ -17,7 +17,7 @@ from typing import Any
 from pdlab.deploy.serving.elastic import WARM_S
 from pdlab.deploy.serving.flow import Answer, Flow, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
-from pdlab.deploy.serving.role_board import TELL_S, board
+from pdlab.deploy.serving.role_board import TELL_S, board, pace
 
 _MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
@@ -199,9 +199,9 @@ class PlaysRoles:
         name = context.replica_id.unique_id
         spec = {**self.board_spec, "app": context.app_name, "deployment": context.deployment}
         node = ray.get_runtime_context().get_node_id()
-        pause_s = TELL_S * max(1.0, min(self.board_spec.get("slow_down", 1.0), 4.0))
+        pause_s = TELL_S * pace(self.board_spec.get("slow_down", 1.0))
         actor: Any = None
-        idle = 0
+        idle = -1  # of the first time that it tells
         while True:
             idle = idle + 1 if self._flow.idle else 0
             if idle % ALIVE_EVERY and not self._warmed:

@@ -36,8 +36,11 @@ AUTO = "auto"
 # before the application counts as gone. A board that has just begun listens for the roles that stand before it decides.
 TELL_S, SILENT_S, GONE_S, LISTEN_S = 0.25, 3.0, 60.0, 1.0
 LOOK_S = 0.5
-# A router asks again within a second.
-LISTENS_S = 2.0
+# So long a router waits for news before it asks again; who asked within twice that listens.
+NEWS_S = 1.0
+# All of these pass more slowly with slow engines, up to so many times.
+MOST_PACE = 16.0
+MOST_NEWS_S = 5.0  # routers wait 10 s for an answer
 LOG_ENTRIES = 10_000
 # An engine that is "joining" or "leaving" takes no work unless there is no other (`pdlab.deploy.serving.elastic`).
 PLAYING = ("prefill", "decode", "draining")
@@ -149,7 +152,7 @@ class RoleBoard:
         return {"local_below": self._local_below, "warm": warm}
 
     async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
-        """Roles and loads once they are other than ``known``, what ``who`` heard last; within a second."""
+        """Roles and loads once they are other than ``known``, what ``who`` heard last; or those, after a while."""
         self._run()
         self._asked[who] = self._clock()
         if known["version"] == self._version and who in self._hearing:
@@ -159,7 +162,7 @@ class RoleBoard:
             self._heard = known
         if (known["version"], known["tick"]) == (self._version, self._tick) or not self._roles:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), 1.0)
+                await asyncio.wait_for(self._news.wait(), self._news_s)
         return self._state() if self._roles else known
 
     async def set_split(self, text: str) -> dict[str, Any]:
@@ -366,7 +369,11 @@ class RoleBoard:
 
     @property
     def _pace(self) -> float:
-        return max(1.0, min(self.spec.slow_down, 4.0))
+        return pace(self.spec.slow_down)
+
+    @property
+    def _news_s(self) -> float:
+        return min(NEWS_S * self._pace, MOST_NEWS_S)
 
     def _new_policy(self) -> Policy:
         spec = self.spec
@@ -386,7 +393,7 @@ class RoleBoard:
         self._roles = roles
         self._version += 1
         self._published_s = self._clock()
-        self._hearing = {who for who, asked_s in self._asked.items() if asked_s > self._published_s - LISTENS_S}
+        self._hearing = {who for who, asked_s in self._asked.items() if asked_s > self._published_s - 2 * self._news_s}
         self._tell()
 
     def _tell(self) -> None:
@@ -466,6 +473,12 @@ def _split(roles: dict[str, str]) -> tuple[int, int]:
     playing = [role for role in roles.values() if role in PLAYING]
     decode = playing.count("decode")
     return len(playing) - decode, decode
+
+
+def pace(slow_down: float) -> float:
+    """How many times less often engines and board tell each other with engines that are so slow: loads are then as old
+    as they are on GPUs."""
+    return max(1.0, min(slow_down, MOST_PACE))
 
 
 def board(name: str, spec: dict[str, Any]) -> Any:
