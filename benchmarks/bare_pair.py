@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from pdlab.cluster import two_hosts  # noqa: E402
 from pdlab.cluster.local_nodes import hold_port  # noqa: E402
+from pdlab.cluster.namespaces import network_of, spawn_in  # noqa: E402
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.files import cache_dir  # noqa: E402
+from pdlab.core.nodes import LinkShape  # noqa: E402
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model  # noqa: E402
 from pdlab.deploy.serve_config import cpu_engine_kwargs, cpu_env  # noqa: E402
 
@@ -35,30 +42,40 @@ class BarePair:
     """A prefill and a decode server, started side by side.
 
     ``tuned``: with the engine arguments, environment and worker extension of pdlab's CPU engines;
-    otherwise as vLLM ships, with a KV cache of 1 GiB.
+    otherwise as vLLM ships, with a KV cache of 1 GiB. ``on_two_hosts``: prefill on one host made of
+    namespaces and decode on another, as ``--local --two-hosts`` has them, so that KV takes the same wire;
+    they answer within `network`.
     """
 
-    def __init__(self, *, tuned: bool) -> None:
+    def __init__(self, *, tuned: bool, on_two_hosts: bool = False) -> None:
         self.tuned = tuned
+        self.on_two_hosts = on_two_hosts
         self.urls: dict[str, str] = {}
         self.ready_s = 0.0
         self._processes: list[subprocess.Popen[bytes]] = []
         self._held: list[socket.socket] = []
+        self._stack = contextlib.ExitStack()
+        self._pair: two_hosts.TwoHosts | None = None
 
     def __enter__(self) -> BarePair:
         began = time.monotonic()
-        for role in ("producer", "consumer"):
-            held, port = hold_port()
-            self._held.append(held)
-            self.urls[role] = f"http://127.0.0.1:{port}"
-            self._processes.append(self._start(role, port))
+        self._scratch = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pdlab-bare-"))
         try:
-            self._wait()
+            if self.on_two_hosts:
+                self._pair = self._stack.enter_context(_hosts(Path(self._scratch)))
+            for role in ("producer", "consumer"):
+                self._processes.append(self._start(role))
+            with self.network():
+                self._wait()
         except BaseException:
             self.__exit__()
             raise
         self.ready_s = time.monotonic() - began
         return self
+
+    def network(self) -> contextlib.AbstractContextManager[None]:
+        """Within it this thread, and what it starts, reaches the servers: on two hosts from that of prefill."""
+        return network_of(self._pair.hosts[0].pid if self._pair else None)
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -70,10 +87,18 @@ class BarePair:
                 time.sleep(POLL_S)
         for held in self._held:
             held.close()
+        self._stack.close()
 
-    def _start(self, role: str, port: int) -> subprocess.Popen[bytes]:
+    def _start(self, role: str) -> subprocess.Popen[bytes]:
+        host = self._pair.hosts[role == "consumer"] if self._pair else None
+        address = host.address if host else "127.0.0.1"
+        with network_of(host.pid if host else None):
+            (held, port), (side_held, side_channel) = hold_port(), hold_port()
+        self._held += [held, side_held]
+        self.urls[role] = f"http://{address}:{port}"
         kwargs = {**cpu_engine_kwargs(), "max_model_len": 8192}
         env = {**os.environ, **cpu_env(), "VLLM_NO_USAGE_STATS": "1"}
+        env |= {"TMPDIR": self._scratch, "VLLM_RPC_BASE_PATH": self._scratch, "VLLM_HOST_IP": address}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         if self.tuned:
             env["PYTHONPATH"] = str(ROOT)
@@ -83,9 +108,7 @@ class BarePair:
             env.pop("VLLM_ENABLE_V1_MULTIPROCESSING")
             for key in ("worker_extension_cls", "kv_cache_memory_bytes", "block_size"):
                 kwargs.pop(key)
-        held, side_channel = hold_port()
-        self._held.append(held)
-        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}
+        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}
         flags = []
         for key, value in kwargs.items():
             flags += [f"--{key.replace('_', '-')}"] + ([] if value is True else [str(value)])
@@ -95,13 +118,12 @@ class BarePair:
         )
         command = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny_model(),
-            "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags,
+            "--served-model-name", MODEL, "--host", address, "--port", str(port), *flags,
             "--disable-uvicorn-access-log", "--kv-transfer-config", transfer,
         ]  # fmt: skip
-        return subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        options: dict[str, Any] = {"env": env, "start_new_session": True}
+        options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        return spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
 
     def _wait(self) -> None:
         waiting = list(self.urls.values())
@@ -114,3 +136,15 @@ class BarePair:
                     waiting.pop(0)
             except OSError:
                 time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _hosts(folder: Path) -> Iterator[two_hosts.TwoHosts]:
+    """Two hosts that end with the block."""
+
+    class Done(Exception):
+        pass
+
+    with contextlib.suppress(Done), two_hosts.made(folder, LinkShape(), os.environ, folder.name) as pair:
+        yield pair
+        raise Done  # they would stay

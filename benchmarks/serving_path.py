@@ -5,7 +5,8 @@ One client for all (vLLM's own load generator), one machine, one run. The bare p
 the thinnest prefill-then-decode client: it posts to prefill, then streams from decode with the
 transfer parameters that prefill answered. It is measured before and after each round of the serving
 path's options, and a round is compared with the mean of the two: machines change their pace by more
-than what is to be seen.
+than what is to be seen. With --two-hosts the bare engines are on two hosts as well: prompts, KV and
+tokens take the same link.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def main() -> None:
 
 
 def measure_bare(levels: Sequence[int], args: argparse.Namespace) -> list[Figures]:
-    with BarePair(tuned=True) as pair, LoadClient() as client:
+    with BarePair(tuned=True, on_two_hosts=args.two_hosts) as pair, pair.network(), LoadClient() as client:
         urls = {"backend": "pd-bare", "prefill_url": pair.urls["producer"], "decode_url": pair.urls["consumer"]}
         return measure(client, urls, levels, args)
 

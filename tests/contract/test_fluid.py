@@ -16,7 +16,7 @@ from contract.test_guarded_servers import built
 from pdlab.deploy.serve_config import KV_DRAIN_S, SHUTDOWN_WINDOW_S
 from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.builders import BY_VALUE, FLUID_ROUTER
-from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
+from pdlab.deploy.serving.role_board import BOARD_PREFIX, MOST_NEWS_S, NAMESPACE, SILENT_S, TELL_S
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 ROUTERS = "ray.serve._private.request_router"
@@ -253,6 +253,12 @@ def test_what_the_server_takes_of_rays_orchestration(pd_server: ModuleType) -> N
     init = inspect.getsource(pd_server.PDDecodeServer.__init__)
     assert 'experimental_configs.get("pd_tokenize_once")' in init and "_install_tokenize_once()" in init
     assert callable(pd_server._install_tokenize_once)
+
+
+def test_nobody_is_silent_while_waiting() -> None:
+    router, engine = quietly("pdlab.deploy.serving.fluid_router"), quietly("pdlab.deploy.serving.fluid")
+    assert MOST_NEWS_S < router.ANSWER_S, "a router that waits for news would take the board for dead"
+    assert engine.ALIVE_EVERY * TELL_S < SILENT_S / 2, "an idle engine would be taken for dead"
 
 
 def test_rays_options_of_the_board() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving.flow import Flow
-from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
+from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
 
 
 class Clock:
@@ -164,6 +164,22 @@ def test_routers_hear_of_what_is_still_prefilled_elsewhere(clock: Clock) -> None
     report(of, "a", "b", coming=3, running=2, waiting_prompt_tokens=70)
     of.decide()
     assert of._state()["loads"] == {"a": (70, 5), "b": (70, 5)}
+
+
+@pytest.mark.parametrize(("slow_down", "times"), [(0.5, 1.0), (1.0, 1.0), (12.0, 12.0), (100.0, 16.0)])
+def test_loads_of_slow_engines_are_as_old_as_those_of_fast_ones(clock: Clock, slow_down: float, times: float) -> None:
+    assert pace(slow_down) == times
+    of = board(clock, split="1:1", slow_down=slow_down)
+    report(of, "a", "b", "c")
+    of.decide()
+    clock.now += SILENT_S * times - 0.1
+    report(of, "a", "b")
+    of.decide()
+    assert set(roles(of)) == {"a", "b", "c"}
+    clock.now += 0.2
+    report(of, "a", "b")
+    of.decide()
+    assert set(roles(of)) == {"a", "b"}, "it is silent for longer than slow engines are"
 
 
 def test_times_are_the_engines(clock: Clock) -> None:
