@@ -73,3 +73,47 @@ def test_prompts_have_the_lengths_that_are_asked_one_by_one(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-2000:]
     drawn = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("DRAWN ")]
     assert drawn == [[[9, 1], [400, 30], [2, 7], [64, 3], [33, 12]], [[400, 30], [64, 3]]]
+
+
+# The same prompts with and without the short way; one tokenizer splits at spaces, the other has a token of two words.
+IN_A_ROW = """
+import sys
+from pathlib import Path
+from pdlab.bench.client import worker
+from pdlab.bench.client.protocol import ClientLevel
+from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
+worker.import_benchmark()
+from vllm.tokenizers import get_tokenizer
+import json
+level = ClientLevel(name="x", base_url="http://h", model="m", tokenizer="t", input_tokens=200, output_tokens=5, seed=3,
+                    num_requests=5, concurrency=1, prefix_tokens=20)
+texts_in_a_row, found = worker._texts_in_a_row, []
+for name in ("split", "merged"):
+    folder = Path(sys.argv[1]) / name
+    folder.mkdir()
+    build_tokenizer(folder, 1024)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    if name == "merged":  # no split before merges, and one more merge: of two words that are tokens
+        data = json.loads((folder / "tokenizer.json").read_text())
+        data["pre_tokenizer"]["use_regex"] = False
+        words = [token for token in data["model"]["vocab"] if token[0] == "\u0120" and token[1:].isalpha()]
+        first, second = words[-2:]
+        data["model"]["vocab"][first + second] = len(data["model"]["vocab"])
+        data["model"]["merges"].append([first, second])
+        (folder / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = get_tokenizer(str(folder))
+    drawn = []
+    for short in (True, False):
+        worker._texts_in_a_row = lambda *of: found.append(texts_in_a_row(*of) if short else None) or found[-1]
+        drawn.append([sample.prompt for sample in worker._samples(level, tokenizer)])
+    lengths = {len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in drawn[0]}
+    print("DRAWN", name, found[-2] is not None, drawn[0] == drawn[1], lengths)
+"""
+
+
+def test_prompts_of_words_are_as_long_without_being_encoded(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", IN_A_ROW, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    drawn = [line for line in done.stdout.splitlines() if line.startswith("DRAWN ")]
+    assert drawn == ["DRAWN split True True {200}", "DRAWN merged False True {200}"]

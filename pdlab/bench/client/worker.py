@@ -48,7 +48,7 @@ from pdlab.results.schema import RequestRecord
 PROGRESS_EVERY_S = 0.5
 LAG_PROBE_S = 0.05
 MAX_DRAWS = 50
-MIN_WORDS = 500
+MIN_WORDS = 400
 ERROR_CHARS = 300
 PR_SET_PDEATHSIG = 1
 # Modules that vLLM's benchmark imports and a load generator has no use for, with what is taken from them: torch's
@@ -396,8 +396,9 @@ def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: li
 
     class DistinctRandomDataset(RandomDataset):  # type: ignore[misc]
         drawn: set[str]
-        prefix: list[int]
+        prefix: Any
         words: Any = None
+        texts: Any = None
 
         def generate_token_sequence(
             self, *, tokenizer: Any, input_len: int, allowed_tokens: Any, index: int, **_: Any
@@ -412,12 +413,16 @@ def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: li
             if self.words is None:
                 self.drawn = set()
                 self.words = _whole_tokens(tokenizer, allowed_tokens)
-                shared = np.random.default_rng(prefix_seed).integers(0, len(self.words), size=prefix_tokens)
-                self.prefix = self.words[shared].tolist()
+                self.texts = _texts_in_a_row(tokenizer, self.words)
+                self.prefix = np.random.default_rng(prefix_seed).integers(0, len(self.words), size=prefix_tokens)
             own = input_len - prefix_tokens
             for draw in range(MAX_DRAWS):
-                ids = self.prefix + self.words[self._rng.integers(0, len(self.words), size=own)].tolist()
-                prompt, tokens, mismatch = gen_prompt_decode_to_target_len(tokenizer, ids, input_len, rng=self._rng)
+                row = np.concatenate([self.prefix, self._rng.integers(0, len(self.words), size=own)])
+                if self.texts is not None:
+                    prompt, tokens, mismatch = "".join(self.texts[row]), row, 0
+                else:
+                    ids = self.words[row].tolist()
+                    prompt, tokens, mismatch = gen_prompt_decode_to_target_len(tokenizer, ids, input_len, rng=self._rng)
                 few = len(self.words) ** min(own, 4) < 10 * (len(self.drawn) + 1)
                 if mismatch == 0 and (prompt not in self.drawn or (few and draw == MAX_DRAWS - 1)):
                     self.drawn.add(prompt)
@@ -443,6 +448,25 @@ def _whole_tokens(tokenizer: Any, allowed_tokens: Any) -> Any:
             return allowed_tokens[same]
     whole = [bool(text) and "\ufffd" not in text for text in texts]
     return allowed_tokens[whole] if any(whole) else allowed_tokens
+
+
+def _texts_in_a_row(tokenizer: Any, tokens: Any) -> Any:
+    """Texts of tokens any row of which encodes to itself, so that prompts need not be encoded to know their length;
+    None where that is not so.
+
+    Each is a word that is itself when it is encoded alone (`_whole_tokens`), and the tokenizer splits a text into words
+    before it looks for tokens, so none of them reaches over two.
+    """
+    import numpy as np
+
+    texts = np.array(tokenizer.batch_decode([[int(token)] for token in tokens]), dtype=object)
+    splits = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
+    if splits is None or not all(text[:1] == " " and text[1:].isalpha() for text in texts):
+        return None
+    row = np.random.default_rng(0).permutation(len(tokens))
+    text, ends = "".join(texts[row]), np.cumsum([len(text) for text in texts[row]]).tolist()
+    alone = [end for _, (_, end) in splits.pre_tokenize_str(text)] == ends
+    return texts if alone and tokenizer.encode(text, add_special_tokens=False) == tokens[row].tolist() else None
 
 
 def _now() -> str:
