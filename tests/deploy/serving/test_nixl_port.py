@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import socket
 from types import SimpleNamespace
@@ -15,9 +16,14 @@ from pdlab.deploy.serving.nixl_port import PORT, choose, hold
 
 @pytest.fixture
 def base() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port before another one: beside many programs the next one is often taken."""
+    for _ in range(50):
+        with socket.socket() as probe, socket.socket() as after:
+            probe.bind(("127.0.0.1", 0))
+            with contextlib.suppress(OSError):
+                after.bind(("127.0.0.1", probe.getsockname()[1] + 1))
+                return int(probe.getsockname()[1])
+    raise AssertionError("no two ports in a row are free")
 
 
 def listening(port: int) -> socket.socket:
