@@ -117,9 +117,18 @@ class Application:
         except Exception as error:  # pydantic's, vLLM's and Ray's own complaints about the arguments
             raise DeployError(f"Ray Serve LLM refuses the arguments: {' '.join(str(error).split())}") from error
         self._submitted = time.time()
+        # A line per request in every replica it passes is a third of what the router of direct streaming does for it.
+        logging_config = {"enable_access_log": False} if self.cluster.local else None
+        target = serve.RunTarget(
+            target=application,
+            name=APP,
+            route_prefix="/",
+            logging_config=logging_config,
+            external_scaler_enabled=app.scaled,
+        )
         try:
             serve.run_many(
-                [serve.RunTarget(target=application, name=APP, route_prefix="/", external_scaler_enabled=app.scaled)],
+                [target],
                 wait_for_ingress_deployment_creation=False,
                 wait_for_applications_running=False,
             )

@@ -151,7 +151,8 @@ class TestDeployments:
 
     def test_submission(self) -> None:
         serve = quietly("ray.serve")
-        assert {"target", "name", "route_prefix"} <= set(parameters(serve.RunTarget))
+        assert {"target", "name", "route_prefix", "logging_config"} <= set(parameters(serve.RunTarget))
+        assert "enable_access_log" in quietly("ray.serve.schema").LoggingConfig.model_fields
         wanted = {"targets", "wait_for_ingress_deployment_creation", "wait_for_applications_running"}
         assert wanted <= set(parameters(serve.run_many))
         assert {"proxy_location", "http_options"} <= set(parameters(serve.start))
