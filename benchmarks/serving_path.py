@@ -23,7 +23,9 @@ from bare_pair import MODEL, ROOT, BarePair, tiny_model
 
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel
+from pdlab.cluster import two_hosts
 from pdlab.cluster.local_nodes import hold_port
+from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.deploy.endpoint import reach
@@ -72,6 +74,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="all of it so many times, in turn (default %(default)s)")
     parser.add_argument("--first", type=int, default=len(OPTIONS), help="measure the first N options (default: all)")
     args = parser.parse_args()
+    if args.two_hosts:
+        try:
+            two_hosts.require()
+        except UsageError as error:
+            parser.error(str(error))
     levels = [int(word) for word in args.concurrency.split(",")]
     hosts = ["--two-hosts"] if args.two_hosts else []
     names = list(OPTIONS)[: args.first]

@@ -159,6 +159,17 @@ class TestDeployments:
         assert {"name", "_blocking"} <= set(parameters(serve.delete))
         assert parameters(serve.get_deployment_handle)[:2] == ["deployment_name", "app_name"]
 
+    @pytest.mark.parametrize("local", [True, False], ids=["local", "cluster"])
+    def test_replicas_of_a_cluster_alone_write_an_access_log(
+        self, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        targets: list[dict[str, Any]] = []
+        monkeypatch.setattr(quietly("ray.serve"), "RunTarget", lambda **target: targets.append(target))
+        monkeypatch.setattr(quietly("ray.serve"), "run_many", lambda *_, **__: None)
+        nodes = local_nodes.LocalNodes(id="x", count=1, gcs_port=1, temp_dir=str(tmp_path), pids=()) if local else None
+        Application(Cluster(nodes)).submit(serve_config.ServeApp(import_path="builtins:dict", args={}))
+        assert targets[0]["logging_config"] == ({"enable_access_log": False} if local else None)
+
     def test_an_application_that_serve_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: Any, **__: Any) -> None:
             raise RuntimeError("Traceback:\n  ...\nValueError: why\n")

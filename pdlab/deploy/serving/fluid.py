@@ -201,7 +201,7 @@ class PlaysRoles:
         node = ray.get_runtime_context().get_node_id()
         pause_s = TELL_S * pace(self.board_spec.get("slow_down", 1.0))
         actor: Any = None
-        idle = -1  # of the first time that it tells
+        idle = -1  # so that an idle engine tells at once when it begins
         while True:
             idle = idle + 1 if self._flow.idle else 0
             if idle % ALIVE_EVERY and not self._warmed:

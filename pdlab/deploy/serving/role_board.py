@@ -38,7 +38,7 @@ TELL_S, SILENT_S, GONE_S, LISTEN_S = 0.25, 3.0, 60.0, 1.0
 LOOK_S = 0.5
 # So long a router waits for news before it asks again; who asked within twice that listens.
 NEWS_S = 1.0
-# All of these pass more slowly with slow engines, up to so many times.
+# With slow engines all tell, look and wait more slowly, up to so many times (`pace`).
 MOST_PACE = 16.0
 MOST_NEWS_S = 5.0  # routers wait 10 s for an answer
 LOG_ENTRIES = 10_000
