@@ -59,7 +59,8 @@ class Evidence(Frozen):
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
     could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
     appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy asks a router.
-    ``smoke``: too short by intention. ``request_columns``: the requests in columns, where there are no records."""
+    ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its launch. ``smoke``:
+    too short by intention. ``request_columns``: the requests in columns, where there are no records."""
 
     run: Run
     records: tuple[RequestRecord, ...] = ()
@@ -68,6 +69,8 @@ class Evidence(Frozen):
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
     ingress_replicas: int | None = Field(default=None, ge=1)
+    fluid: bool = False
+    roles_changed: bool | None = None
     smoke: bool = False
 
     @property
@@ -235,6 +238,15 @@ def restarts(evidence: Evidence) -> Iterator[str]:
         )
     elif evidence.went_back:
         yield "an engine was restarted during the level: its counters went back"
+
+
+def roles(evidence: Evidence) -> Iterator[str]:
+    """The split of a fluid pool was set by hand: the curve is not the one that its label names."""
+    if evidence.roles_changed:
+        yield (
+            f"the split of the fluid pool was set by hand, and {evidence.run.label} is the curve of another: "
+            "launch with --roles P:D to measure a split, or take it back (python -m pdlab roles auto) and measure again"
+        )
 
 
 def other_requests(evidence: Evidence) -> Iterator[str]:
@@ -538,6 +550,10 @@ def _others_missing(evidence: Evidence) -> str | None:
     return None
 
 
+def _roles_missing(evidence: Evidence) -> str | None:
+    return "the board of the roles was not heard of" if evidence.roles_changed is None else None
+
+
 def _client_missing(evidence: Evidence) -> str | None:
     client = evidence.run.client
     if client is None or (client.cpu_share is None and client.loop_lag_s is None):
@@ -589,6 +605,7 @@ GATES: tuple[Gate, ...] = (
     Gate("guard_recomputed", guard_recomputed, _guard_missing, applies=_has_guard),
     Gate("guard_deadline", guard_deadline, _guard_missing, applies=_has_guard),
     Gate("restarts", restarts, _restarts_missing),
+    Gate("roles", roles, _roles_missing, applies=lambda evidence: evidence.fluid),
     Gate("other_requests", other_requests, _others_missing),
     Gate("preemptions", preemptions, _needs("preemptions")),
     Gate(

@@ -14,6 +14,7 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
 from pdlab.bench.watch import HEALTH_LAG_S, Watch
+from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
@@ -61,10 +62,12 @@ class Driver:
         fronted = deployment is not None and not deployment.serving.direct_streaming
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
         self._moves_kv = deployment is not None and deployment.transport is not None
+        self._fluid = deployment is not None and isinstance(deployment.topology, Fluid)
         self._snapshot: Snapshot | None = None
         self.warm_e2el_s: float | None = None
         """E2EL of the warm-up's fastest answer: the first ones may be slow."""
         self._error: str | None = None
+        self._sent: tuple[RequestRecord, ...] = ()
         self._exports = bool(target.metrics_urls)
         self._rehearsal = target.manifest.rehearsal
         # Many made-up nodes export as rarely as a cluster's.
@@ -111,10 +114,12 @@ class Driver:
         self._client.restart()
         self.warm_up(attempt)
 
-    def spoiled(self, level: Level, why: str) -> Run:
-        """The record of a level whose requests are lost, for what it measured died."""
+    def spoiled(self, level: Level, why: str) -> tuple[Run, tuple[RequestRecord, ...]]:
+        """The record of a level in which what it measured died, and what was sent of it until then."""
         validity = Validity(reasons=(why,), failed_gates=("restarts",))
-        return self._run_of(level, 0, whole=metrics.whole(()), validity=validity, finished_at=now())
+        completed = sum(record.ok for record in self._sent)
+        whole = metrics.whole(self._sent)
+        return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
 
     def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
         """The level's record: of whom and of what it is, and the ``figures``, fields of `Run`."""
@@ -248,10 +253,15 @@ class Driver:
             self._progress.update(done, failed)
 
         slow_down = self._rehearsal.slow_down if self._rehearsal else None
-        with self._watch.beside(self._client.abort):
+        self._sent = ()
+        with self._watch.beside(self._client.stop):
             if slow_down is None:
-                return self._client.run(level, update)
-            return protocol.in_simulated_time(self._client.run(protocol.slowed(level, slow_down), update), slow_down)
+                answer = self._client.run(level, update)
+            else:
+                slowed = protocol.slowed(level, slow_down)
+                answer = protocol.in_simulated_time(self._client.run(slowed, update), slow_down)
+            self._sent = answer.records
+        return answer
 
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[str, ...]) -> Run:
         after = self._snapshot
@@ -289,6 +299,8 @@ class Driver:
             strangers=new,
             counters_error=self._error,
             ingress_replicas=self._ingress_replicas,
+            fluid=self._fluid,
+            roles_changed=_either(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
         )
         return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})
@@ -336,6 +348,11 @@ class Driver:
             self._error = None
         except ClusterError as error:
             self._error = str(error)
+
+
+def _either(*told: bool | None) -> bool | None:
+    known = [each for each in told if each is not None]
+    return any(known) if known else None
 
 
 def _counts(before: Snapshot, now: Snapshot, sent: int) -> bool:

@@ -414,7 +414,7 @@ class _Sweeper:
         if why is None:
             assert run is not None
             return run, records
-        judged = run or self._driver.spoiled(level, why)
+        judged, records = (run, records) if run else self._driver.spoiled(level, why)
         if not any(reason.startswith(why) for reason in judged.validity.reasons):
             validity = judged.validity.model_copy(update={"reasons": (*judged.validity.reasons, why)})
             judged = judged.model_copy(update={"validity": validity})
@@ -430,7 +430,7 @@ class _Sweeper:
         return run.model_copy(update={"validity": validity, "replaces": replaced}), records
 
     def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, tuple[RequestRecord, ...], str | None]:
-        """A measurement (None: its requests are lost), and how what it measured died (None: it did not)."""
+        """A measurement (None: it did not come to its end), and how what it measured died (None: it did not)."""
         run: Run | None = None
         records: tuple[RequestRecord, ...] = ()
         try:

@@ -153,7 +153,8 @@ class Snapshot(Frozen):
     """All counters at one moment: NIXL's over the decode engines, the engines' per pool, and every Ray
     Serve replica that has samples on the pages (those of deployments that are gone included), with the
     requests that it has finished. ``kv_pools``: by replica, None where the size of one of them is not known.
-    ``delayed``: they came through Ray, which exports them now and then."""
+    ``delayed``: they came through Ray, which exports them now and then. ``roles_changed``: whether somebody has set
+    another split of a fluid pool than that of its launch; None where no board of roles says so."""
 
     nixl: NixlCounters
     engines: dict[str, EngineCounters]
@@ -161,6 +162,7 @@ class Snapshot(Frozen):
     finished_by: dict[str, float] = Field(default_factory=dict)
     kv_pools: dict[str, KvPool] | None = None
     delayed: bool = False
+    roles_changed: bool | None = None
 
     @property
     def pool_age(self) -> float | None:
@@ -201,9 +203,12 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
     held: dict[str, float] = {}
     served: dict[str, float] = {}
     delayed = False
+    roles_changed: bool | None = None
     for sample in (sample for page in pages for sample in samples(page)):
         if (size := _pool_tokens(sample)) is not None:
             held[sample.label("ReplicaId") or ""] = size
+        if sample.name == "roles_changed":
+            roles_changed = bool(roles_changed or sample.value)
         field, histogram = _FIELDS.get(sample.name), _HISTOGRAMS.get(sample.name)
         if field is None and histogram is None:
             continue
@@ -238,6 +243,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
         finished_by=finished_by,
         kv_pools=_kv_pools(held, served, pools),
         delayed=delayed,
+        roles_changed=roles_changed,
     )
 
 

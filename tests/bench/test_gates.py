@@ -158,6 +158,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     # What the published engines did not do, another did: no word of KV bytes.
     ("restarts", {"strangers": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
+    (
+        "roles",
+        {"fluid": True, "roles_changed": True},
+        "the split of the fluid pool was set by hand, and pd-pack-p1xtp1",
+    ),
     ("other_requests", {"engines_after": engines(requests=60)}, "the decode engines finished 60 requests during"),
     ("other_requests", {"engines_after": engines(requests=25)}, "the decode engines finished 25 requests during"),
     ("other_requests", {"engines_after": engines(requests=9)}, "the decode engines finished 9 requests during the l"),
@@ -235,6 +240,11 @@ def test_lag_is_judged_by_what_it_is_measured_beside(ttft_s: float, gaps: tuple[
     slow = evidence(records=waves(ttft_s=ttft_s, gaps=gaps), workload=workload, **client(loop_lag_s=0.1))
     failed = validate_level(slow).failed_gates
     assert ("client_saturation" not in failed) == valid
+
+
+def test_a_split_that_nobody_could_ask_for_is_unchecked_and_of_fluid_pools_alone() -> None:
+    assert validate_level(evidence(fluid=True, roles_changed=False)) == validate_level(evidence())
+    assert validate_level(evidence(fluid=True)).unchecked == {"roles": "the board of the roles was not heard of"}
 
 
 def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:

@@ -177,8 +177,8 @@ class Driver:
             num_requests=level.num_requests, failed=0, seed=level.seed, whole=metrics.whole(()), validity=validity,
         )  # fmt: skip
 
-    def spoiled(self, level: Level, why: str) -> Run:
-        return self._run(level, Validity(reasons=(why,), failed_gates=("restarts",)))
+    def spoiled(self, level: Level, why: str) -> tuple[Run, tuple[RequestRecord, ...]]:
+        return self._run(level, Validity(reasons=(why,), failed_gates=("restarts",))), (SLOW,)
 
     def require_alive(self) -> None:
         if self.alive:
@@ -224,6 +224,7 @@ def test_a_level_in_which_a_replica_died_is_set_aside_and_measured_again(tmp_pat
         and first.seed == 5
         and tmp_path / run.replaces.file == Store(tmp_path / "replaced").path(first.key)
     )
+    assert Store(tmp_path / "replaced").read_records(KEY) == (SLOW,), "what was sent until then"
 
 
 @pytest.mark.parametrize("gate", ["failed_requests", "prefill_calls"])

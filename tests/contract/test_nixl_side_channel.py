@@ -72,8 +72,8 @@ def test_vllms_listener_answers_decode_ranks_alone(utils: Any, guarded: bool, mo
         assert stranger(endpoint, b"what no listener of vLLM's survives").startswith("HANDSHAKE_FAILED")
         for data in GARBAGE:
             assert METADATA not in throw(endpoint, data)
-        kv_guard = Inquirer()
-        assert kv_guard.ask(1, CLAIM, Peer("127.0.0.1", port, "engine"), "request", "reader")
+        kv_guard = Inquirer()  # it asks where nobody listens: this listener, without the guard, would end of it
+        assert kv_guard.ask(1, CLAIM, Peer("127.0.0.1", 9, "engine"), "request", "reader")
         (socket,) = kv_guard._sockets.values()
         assert socket.getsockopt(zmq.MECHANISM) == zmq.CURVE, "the KV guard's questions have keys too"
         kv_guard.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
+from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, merged
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.schema import validate
 
@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 """Called with (requests done, of them failed) about twice a second."""
 
 CLOSE_S = 2.0
+STOP_S = 60.0  # it writes what it has: millions of gaps between tokens take a while
 HEAD_START_S = 0.2
 
 
@@ -79,9 +80,16 @@ class LoadClient:
         for process in self._processes:
             process.wait_ready()
 
-    def abort(self) -> None:
-        """From another thread: make a `run` in progress end with BenchError. `close` is still to be called."""
-        for process in self._processes:
+    def stop(self) -> None:
+        """From another thread: make a `run` in progress end, with what was sent until now, or with BenchError where
+        that is nothing or a process does not answer within `STOP_S`. `close` is still to be called."""
+        processes = list(self._processes)
+        for process in processes:
+            process.stop()
+        deadline = time.monotonic() + STOP_S
+        while any(process.alive for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in processes:
             process.abort()
 
     def close(self) -> None:
@@ -90,7 +98,7 @@ class LoadClient:
             process.close()
 
     def restart(self) -> None:
-        """As many new processes in place of those that were aborted; does not wait until they are ready."""
+        """As many new processes in place of those that were stopped; does not wait until they are ready."""
         self.close()
         self._processes = [_Process() for _ in self._processes]
         self.start()
@@ -192,8 +200,17 @@ class _Process:
                 raise UsageError(message["message"])
             self._ready = message["event"] == "ready"
 
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ask for what was sent until now, and for the end of the process."""
+        with contextlib.suppress(BenchError):
+            self._send(STOP)
+
     def abort(self) -> None:
-        if self._process is not None:
+        if self.alive and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

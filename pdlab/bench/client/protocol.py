@@ -13,6 +13,7 @@ from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.schema import ClientLoad, RequestRecord
 
 SENT_HEADER = "x-pdlab-sent"
+STOP = "stop"
 
 
 class ClientLevel(Frozen):

@@ -5,7 +5,8 @@ standard output with JSON lines: ``{"event": "ready"}`` after its imports, then 
 of ``{"event": "progress", "name", "done", "failed", "total"}`` and one of ``{"event": "done",
 "answer": ClientAnswer}`` or ``{"event": "refused", "name", "message"}`` (nothing was sent). One
 of several processes says ``{"event": "prepared", "name"}`` when its prompts are drawn and begins at
-the monotonic time on the next line, so that all begin together. What
+the monotonic time on the next line, so that all begin together. A line ``stop`` ends a level: what was sent of it is
+answered, requests in flight as failed ones, and the process ends. What
 vLLM prints goes to standard error. It ends when standard input does, at once and in the middle of
 a level too: the load must not outlive the sweep.
 
@@ -40,7 +41,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
-from pdlab.bench.client.protocol import SENT_HEADER, ClientAnswer, ClientLevel
+from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel
 from pdlab.core.errors import UsageError
 from pdlab.deploy.endpoint import key_of
 from pdlab.results.schema import RequestRecord
@@ -75,7 +76,8 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     levels: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_read_levels, args=(levels,), daemon=True).start()
+    driven = _Driven()
+    threading.Thread(target=_read_levels, args=(levels, driven), daemon=True).start()
     try:
         import_benchmark()
     except ImportError as error:
@@ -93,16 +95,53 @@ def main() -> int:
             if level.parts > 1:
                 _send(answers, event="prepared", name=name)
                 time.sleep(max(0.0, float(levels.get()) - time.perf_counter()))
-            answer = asyncio.run(_drive(level, samples, tokenizer, answers))
+            answer = asyncio.run(_drive(level, samples, tokenizer, answers, driven))
         except (ValidationError, UsageError) as error:
             _send(answers, event="refused", name=name, message=" ".join(str(error).split()))
         else:
             _send(answers, event="done", answer=answer.model_dump(mode="json", exclude_defaults=True))
+            driven.answered()
 
 
-def _read_levels(levels: queue.Queue[str]) -> None:
+class _Driven:
+    """The level that is being driven, for the thread that may have to stop it."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._task: asyncio.Future[Any] | None = None
+
+    async def result(self, benchmark: Awaitable[Any]) -> Any:
+        """What vLLM's ``benchmark`` answers; None where it was stopped: then nothing of it runs any more."""
+        self._task = asyncio.ensure_future(benchmark)
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+            return None
+
+    def answered(self) -> None:
+        """The level is over."""
+        if self.stopped:
+            os._exit(0)
+        self._task = None
+
+    def stop(self) -> None:
+        """From another thread. Ends the process where no request was sent yet."""
+        task, self.stopped = self._task, True
+        if task is None:
+            os._exit(0)
+        with contextlib.suppress(RuntimeError):  # the level has ended, and is about to be answered
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+def _read_levels(levels: queue.Queue[str], driven: _Driven) -> None:
     for line in sys.stdin:
-        if line.strip():
+        if line.strip() == STOP:
+            driven.stop()
+        elif line.strip():
             levels.put(line)
     os._exit(0)
 
@@ -112,7 +151,9 @@ def _send(answers: TextIO, **message: object) -> None:
     answers.flush()
 
 
-async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers: TextIO) -> ClientAnswer:
+async def _drive(
+    level: ClientLevel, samples: list[Any], tokenizer: Any, answers: TextIO, driven: _Driven
+) -> ClientAnswer:
     """Run one level, or this process's share of it, through vLLM's ``benchmark``."""
     import numpy as np
     from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
@@ -130,7 +171,7 @@ async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers
     probe = asyncio.create_task(meter.probe())
     started_at = _now()
     clocks = time.time(), time.perf_counter()
-    result = await benchmark(
+    made = benchmark(
         task_type=TaskType.GENERATION,
         endpoint_type="pdlab",
         api_url=f"{base_url}/v1/completions",
@@ -156,12 +197,20 @@ async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers
         ready_check_timeout_sec=0,
         self_timed=scheduled(level),
     )
+    result = await driven.result(made)
     clock_step_s = (time.time() - clocks[0]) - (time.perf_counter() - clocks[1])
     finished_at = _now()
     probe.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await probe
+    lengths = _own_lengths(level)
+    if result is None:
+        sent = [number for number, sample in enumerate(samples) if sample.request_id in meter.outputs]
+        if not sent:
+            os._exit(0)
+        samples, lengths = [samples[number] for number in sent], lengths and [lengths[number] for number in sent]
     outputs = [meter.outputs[sample.request_id] for sample in samples]
+    output_lens = result["output_lens"] if result else [output.output_tokens or 0 for output in outputs]
     schedule_s = None
     late_s: list[float | None] = [meter.waited_s.get(sample.request_id) for sample in samples]
     if scheduled(level):
@@ -170,7 +219,7 @@ async def _drive(level: ClientLevel, samples: list[Any], tokenizer: Any, answers
         late_s = [began - schedule_s for began in begins]
     return ClientAnswer(
         name=level.name,
-        records=tuple(_records(outputs, result["output_lens"], late_s, _own_lengths(level))),
+        records=tuple(_records(outputs, output_lens, late_s, lengths)),
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
         clock_step_s=round(clock_step_s, 6),
@@ -210,11 +259,13 @@ class Meter:
             request_func_input = replace(request_func_input, extra_headers=more)
         try:
             output = await asyncio.wait_for(func(request_func_input, session, pbar), self.level.request_timeout_s)
-        except asyncio.TimeoutError:
+        except (asyncio.TimeoutError, asyncio.CancelledError) as error:
             from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 
+            cut = isinstance(error, asyncio.CancelledError)
+            why = "in flight when the level was stopped" if cut else "no complete answer within {:g} s"
             output = RequestFuncOutput(
-                error=f"no complete answer within {self.level.request_timeout_s:g} s",
+                error=why.format(self.level.request_timeout_s),
                 prompt_len=request_func_input.prompt_len,
                 start_time=start,
             )

@@ -415,7 +415,7 @@ class RoleBoard:
                 if now_s >= next_s:
                     next_s = now_s + LOOK_S * self._pace
                     self.decide()
-                    self._show()
+                self._show()  # Ray drops a gauge that was not set for two exports
                 if (loads := self._state()["loads"]) != told:
                     told = loads
                     self._tell()
@@ -450,12 +450,14 @@ class RoleBoard:
         metrics: Any = importlib.import_module("ray.util.metrics")
         split = _split(self._roles)
         out = list(self._roles.values())
-        values = {"prefill": split[0], "decode": split[1]}
+        values = {"prefill": split[0], "decode": split[1], "changed": int(self._by != self.spec.split)}
         if self._scaling is not None:
             values |= {"join": out.count("joining"), "leave": out.count("leaving")}
         for name, value in values.items():
             if name not in self._gauges:
                 text = f"Engines of the fluid pool that {name}."
+                if name == "changed":
+                    text = "Whether the split was set by hand to another than that of the launch."
                 self._gauges[name] = metrics.Gauge(f"pdlab_roles_{name}", description=text)
             self._gauges[name].set(value)
 

@@ -161,6 +161,41 @@ def test_a_client_that_dies_says_so(level: ClientLevel) -> None:
             client.run(level.model_copy(update={"num_requests": 10_000}))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("load", [{"concurrency": 6}, {"concurrency": None, "rate_rps": 30.0}], ids=["closed", "open"])
+def test_a_level_that_is_stopped_answers_what_was_sent(
+    level: ClientLevel, shared_oracle: Oracle, load: dict[str, float | None], processes: int
+) -> None:
+    name = f"cut-{processes}-{load['concurrency']}"
+    with LoadClient(processes) as client:
+
+        def stop() -> None:
+            while len(shared_oracle.log_of(f"{name}-")) < 40:
+                time.sleep(0.02)
+            client.stop()
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        answer = client.run(level.model_copy(update={"name": name, "num_requests": 3000, **load}))
+        stopping.join()
+        pid = client.pid
+    ended = [record for record in answer.records if record.ok]
+    cut = [record for record in answer.records if not record.ok]
+    assert len(ended) >= 40 - 6 and len(ended) + len(cut) < 1500 and answer.processes == processes
+    assert all(record.error == "in flight when the level was stopped" for record in cut)
+    assert load["concurrency"] is None or len(cut) <= 6, "those that were not sent are not failed ones"
+    assert all(record.output_tokens == 8 and record.e2el_s for record in ended)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_level_that_is_stopped_before_anything_was_sent_says_that_nothing_runs(level: ClientLevel) -> None:
+    with LoadClient() as client:
+        client.wait_ready()
+        client.stop()
+        with pytest.raises(BenchError, match="load generator ended with code 0"):
+            client.run(level)
+
+
 def test_closing_ends_the_process_in_the_middle_of_a_level() -> None:
     client = LoadClient()
     client.start()

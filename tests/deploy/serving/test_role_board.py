@@ -49,6 +49,33 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.mark.parametrize("launched", ["auto", "1:3"])
+def test_a_split_that_is_not_the_launch_s_shows_in_the_metrics(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, launched: str
+) -> None:
+    shown: dict[str, float] = {}
+
+    class Gauge:
+        def __init__(self, name: str, description: str) -> None:
+            assert name not in shown and description
+            self.name = name
+
+        def set(self, value: float) -> None:
+            shown[self.name] = value
+
+    monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
+    of = board(clock, split=launched)
+    report(of, *"abcd")
+    of.decide()
+    changed = []
+    for split in (launched, "2:2", "auto", "1:3", launched):
+        asyncio.run(of.set_split(split))
+        of._show()
+        changed.append(shown["pdlab_roles_changed"])
+    assert changed == [0, 1, launched != "auto", launched != "1:3", 0]
+    assert shown["pdlab_roles_prefill"] + shown["pdlab_roles_decode"] == 4
+
+
 def test_a_fixed_split_is_played_and_set_by_hand(clock: Clock) -> None:
     of = board(clock, split="1:3")
     report(of, *"abcd")
