@@ -16,6 +16,7 @@ from pydantic import Field, InstanceOf
 
 from pdlab.core.errors import BenchError
 from pdlab.core.length_distribution import Pair
+from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Workload
 from pdlab.results import metrics
@@ -406,7 +407,7 @@ def steady_state(evidence: Evidence) -> Iterator[str]:
     if behind := list(_falls_behind(evidence)):
         yield from behind
         return
-    if drift is None:
+    if drift is None or _turns(evidence.run.workload):
         return
     freedom = min(drift.slices - 2, max(T_LIMIT))
     if isinstance(evidence.run.load, Closed):
@@ -423,17 +424,35 @@ def steady_state(evidence: Evidence) -> Iterator[str]:
 
 
 def _falls_behind(evidence: Evidence) -> Iterator[str]:
-    """An open loop whose answers take ever longer, with a window or without."""
-    delays = metrics.delays_s(evidence.columns) if isinstance(evidence.run.load, Open) else None
-    if delays is None:
+    """An open loop whose answers take ever longer, with a window or without; where mixes take turns, those of one."""
+    if not isinstance(evidence.run.load, Open):
         return
     moments = evidence.columns.arrival_s
-    first_s, last_s, lasted_s = *delays, float(moments[-1] - moments[0])
-    if last_s - first_s > max(MAX_DELAY * lasted_s, MAX_LONGER * first_s):
-        yield (
-            f"no steady state: answers took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
-            f"{lasted_s:.0f} s of load: the rate is above what is served"
-        )
+    turns = _turns(evidence.run.workload)
+    for which, requests in _by_mix(evidence.columns, turns) if turns else [("", evidence.columns)]:
+        delays = metrics.delays_s(requests)
+        if delays is None:
+            continue
+        first_s, last_s, lasted_s = *delays, float(moments[-1] - moments[0])
+        if last_s - first_s > max(MAX_DELAY * lasted_s, MAX_LONGER * first_s):
+            yield (
+                f"no steady state: answers{which} took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
+                f"{lasted_s:.0f} s of load: the rate is above what is served"
+            )
+            return
+
+
+def _turns(workload: Workload) -> Mixes | None:
+    """Mixes of which each stays as it is while it has its turn: throughput and what is in flight change with them."""
+    mixes = workload.lengths
+    return mixes if isinstance(mixes, Mixes) and len(mixes.mixes) > 1 and not mixes.drift else None
+
+
+def _by_mix(requests: metrics.Columns, mixes: Mixes) -> Iterator[tuple[str, metrics.Columns]]:
+    """The requests of each mix, by when they came, and " to" the mix in words."""
+    numbers = (requests.arrival_s // mixes.every_s).astype(int) % len(mixes.mixes)
+    for number, mix in enumerate(mixes.mixes):
+        yield f" to {mix.input_tokens}:{mix.output_tokens}", requests.part(numbers == number)
 
 
 def _little(evidence: Evidence, drift: Trend) -> Iterator[str]:

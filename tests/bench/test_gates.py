@@ -425,6 +425,29 @@ def test_smoke_and_ramp_are_not_asked_for_a_steady_state() -> None:
         assert validity.valid and set(validity.unchecked) == {"few_requests", "steady_state"}
 
 
+def in_turns(longer: float, rounds: int) -> Evidence:
+    """Turns of 60 s at 2 requests/s: answers of 3 s, and then of 12 s; at the end ``longer`` seconds more."""
+    workload = WORKLOAD.model_copy(update={"lengths": parse_lengths("mixes:1000:50,200:200,every=60")})
+    moments = [0.5 * number for number in range(rounds * 240)]
+    asked = {0: (1000, 50), 1: (200, 200)}
+    records = []
+    for arrival_s in moments:
+        prompt, answer = asked[int(arrival_s // 60) % 2]
+        tpot_s = 0.06 + longer * arrival_s / moments[-1] / answer
+        records.append(
+            request(arrival_s, gaps=(tpot_s,) * (answer - 1), input_tokens=prompt, asked=(prompt, answer), ttft_s=0.1)
+        )
+    return evidence(records=tuple(records), load=Open(rate_rps=2), num_requests=len(moments), workload=workload)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_mixes_that_take_turns_are_compared_each_with_itself(rounds: int) -> None:
+    """What is in flight, and how long answers take, follows the mix."""
+    assert list(gates.steady_state(in_turns(0.0, rounds))) == []
+    (piled,) = gates.steady_state(in_turns(60.0 * rounds, rounds))
+    assert piled.startswith("no steady state: answers to 1000:50 took ") and "the rate is above" in piled
+
+
 def closed_loop(
     rng: random.Random, concurrency: int, requests: int, drift: float, spread: float
 ) -> list[RequestRecord]:
