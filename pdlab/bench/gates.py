@@ -246,7 +246,8 @@ def roles(evidence: Evidence) -> Iterator[str]:
     if evidence.roles_changed:
         yield (
             f"the split of the fluid pool was set by hand, and {evidence.run.label} is the curve of another: "
-            "launch with --roles P:D to measure a split, or set that of the launch (python -m pdlab roles P:D, or auto) and measure again"
+            "launch with --roles P:D to measure a split, or set that of the launch again (python -m pdlab roles P:D or "
+            "auto) and measure again"
         )
 
 
