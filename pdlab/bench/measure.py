@@ -20,7 +20,7 @@ from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
 from pdlab.results.provenance import now
-from pdlab.results.schema import RequestRecord, Run, Validity
+from pdlab.results.schema import RequestRecord, Run, Summary, Validity
 
 # Gates that say that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
@@ -118,7 +118,7 @@ class Driver:
         """The record of a level in which what it measured died, and what was sent of it until then."""
         validity = Validity(reasons=(why,), failed_gates=("restarts",))
         completed = sum(record.ok for record in self._sent)
-        whole = metrics.whole(self._sent)
+        whole = self._told(metrics.whole(self._sent))
         return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
 
     def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
@@ -136,6 +136,10 @@ class Driver:
             failed=level.num_requests - completed,
             **figures,
         )
+
+    def _told(self, figures: Summary) -> Summary:
+        """In a rehearsal an answer comes in three chunks, which say nothing of gaps between tokens."""
+        return figures if self._rehearsal is None else figures.model_copy(update={"itl": None})
 
     @property
     def local(self) -> bool:
@@ -267,16 +271,13 @@ class Driver:
         after = self._snapshot
         new = self._strangers(before, after, sum(record.ok for record in answer.records))
         completed = sum(record.ok for record in answer.records)
-        whole, steady = metrics.whole(answer.records), metrics.steady(answer.records, level.load)
-        if self._rehearsal is not None:  # an answer comes in three chunks, which say nothing of gaps between tokens
-            whole = whole.model_copy(update={"itl": None})
-            steady = steady and steady.model_copy(update={"itl": None})
+        steady = metrics.steady(answer.records, level.load)
         run = self._run_of(
             level,
             completed,
             asked_tokens=metrics.asked_tokens(answer.records),
-            whole=whole,
-            steady=steady,
+            whole=self._told(metrics.whole(answer.records)),
+            steady=steady and self._told(steady),
             steady_window_s=metrics.steady_window(answer.records, level.load),
             trend=metrics.trend(answer.records, level.load),
             nixl_before=before.nixl if before else None,

@@ -109,19 +109,21 @@ def test_what_is_measured_once_is_kept_though_the_load_generator_was_saturated()
     assert run.validity.failed_gates == ("client_saturation",) and not run.validity.notes
 
 
-def test_what_was_sent_until_a_death_is_there_for_the_level_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rehearsal", [None, Rehearsal(slow_down=5)])
+def test_what_was_sent_until_a_death_is_there_for_the_level_that_is_set_aside(rehearsal: Rehearsal | None) -> None:
     class Stopped(Client):
         def run(self, level: ClientLevel, progress: Any = None) -> ClientAnswer:
             answer = super().run(level, progress)
             driver._watch._reason = "replica r0 died"
             return answer.model_copy(update={"records": answer.records[:15]})
 
-    driver = made(Stopped())
+    driver = made(Stopped(), rehearsal=rehearsal)
     with pytest.raises(DeploymentDied, match="r0 died"):
         driver.measure(level())
     run, records = driver.spoiled(level(), "replica r0 died")
     assert (len(records), run.completed, run.failed, run.whole.completed) == (15, 15, 25, 15)
     assert run.validity.failed_gates == ("restarts",) and run.whole.ttft
+    assert (run.whole.itl is None) == (rehearsal is not None)
 
     class Dead(Client):
         def run(self, level: ClientLevel, progress: Any = None) -> ClientAnswer:
