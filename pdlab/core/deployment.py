@@ -161,7 +161,9 @@ class Fluid(Frozen):
     ``roles``: ``auto``, a controller follows the load, or a fixed split such as ``3:5`` (engines that prefill : that
     decode). At least ``p_min`` prefill and ``d_min`` decode. ``slo_ttft_s`` and ``slo_tpot_s``: what the controller
     keeps TTFT and TPOT below (None: no bound). ``prefill_locally_below``: a prompt of fewer tokens is computed
-    where it is decoded (None: none is; ``auto``: below what the learnt rates say). ``pool.replicas`` engines begin;
+    where it is decoded (None: none is; ``auto``: below what the learnt rates say); what that engine has in its prefix
+    cache is taken off. ``prefix_affinity``: a prompt is prefilled where its beginning is cached, if that ends earlier.
+    ``pool.replicas`` engines begin;
     their number then follows the load from ``min_replicas`` to ``max_replicas`` (None: as many as begin), one fewer
     once fewer would have done for ``down_after_s``.
     """
@@ -175,6 +177,7 @@ class Fluid(Frozen):
     slo_ttft_s: float | None = Field(default=None, gt=0, le=86400)
     slo_tpot_s: float | None = Field(default=None, gt=0, le=86400)
     prefill_locally_below: int | Literal["auto"] | None = Field(default=None)
+    prefix_affinity: bool = False
     min_replicas: int | None = Field(default=None, ge=1, le=MOST)
     max_replicas: int | None = Field(default=None, ge=1, le=MOST)
     down_after_s: float = Field(default=DOWN_AFTER_S, gt=0, le=86400)
@@ -416,10 +419,11 @@ class Deployment(Frozen):
             without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
             if same := dict.fromkeys((*(() if transport.ucx_env else ("ucx_env",)), *without), True):
                 absent["topology"] = {"transport": same}
-            if isinstance(self.topology, Fluid) and not self.topology.moves:
+            if isinstance(self.topology, Fluid):
                 # Until they could move, numbers of engines were fixed.
-                fixed = dict.fromkeys(("min_replicas", "max_replicas", "down_after_s"), True)
-                absent["topology"] = {**absent.get("topology", {}), **fixed}
+                fixed = [] if self.topology.moves else ["min_replicas", "max_replicas", "down_after_s"]
+                fixed += [] if self.topology.prefix_affinity else ["prefix_affinity"]
+                absent["topology"] = {**absent.get("topology", {}), **dict.fromkeys(fixed, True)}
         text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -60,6 +60,8 @@ def _roles(deployment: Deployment) -> list[str]:
         if below is None
         else f"; prompts below {'what the rates say' if below == AUTO else f'{below} tokens'} where decoded"
     )
+    if topology.prefix_affinity:
+        short += "; prompts where their beginning is cached, if that ends earlier"
     lines = [f"roles       {text}{short} (python -m pdlab roles changes them)"]
     if topology.moves:
         lines.append(

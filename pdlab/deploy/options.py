@@ -73,6 +73,7 @@ FLAGS = {
     "slo_ttft_s": "--slo-ttft-ms",
     "slo_tpot_s": "--slo-tpot-ms",
     "prefill_locally_below": "--prefill-locally-below",
+    "prefix_affinity": "--prefix-affinity",
     "min_replicas": "--min",
     "max_replicas": "--max",
     "down_after_s": "--down-after-s",
@@ -89,7 +90,7 @@ _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 CLUSTER_TP, LOCAL_TP = 4, 1
 FLUID_REPLICAS = 2
 ROLE_FLAGS = (
-    *("roles", "p_min", "d_min", "slo_ttft_ms", "slo_tpot_ms", "prefill_locally_below"),
+    *("roles", "p_min", "d_min", "slo_ttft_ms", "slo_tpot_ms", "prefill_locally_below", "prefix_affinity"),
     *("min", "max", "down_after_s"),
 )
 # A CPU engine answers it in reasonable time.
@@ -224,8 +225,15 @@ def _add_roles(parser: argparse.ArgumentParser) -> None:
         "--prefill-locally-below",
         type=local_tokens,
         metavar="TOKENS|auto",
-        help="prefill a prompt of fewer tokens where it is decoded, without a transfer; auto: fewer than what the "
-        "learnt rates say (default: never). What a prefix cache has of it is not known there and not taken off",
+        help="prefill a prompt where it is decoded, without a transfer, if fewer of its tokens are to be computed "
+        "there, its prefix cache's taken off; auto: fewer than what the learnt rates say (default: never)",
+    )
+    group.add_argument(
+        "--prefix-affinity",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="prefill a prompt where its beginning is in the prefix cache, if that ends earlier (default: where least "
+        "is to be done)",
     )
     group.add_argument(
         "--min",
@@ -662,7 +670,7 @@ def _topology(args: argparse.Namespace, mode: Mode, base: Deployment | None) -> 
 
 
 def _fluid(args: argparse.Namespace, before: Fluid | None) -> Fluid:
-    names = ("roles", "p_min", "d_min", "prefill_locally_below", "down_after_s")
+    names = ("roles", "p_min", "d_min", "prefill_locally_below", "prefix_affinity", "down_after_s")
     data = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     data |= {f"{name}_replicas": n for name in ("min", "max") if (n := getattr(args, name)) is not None}
     for field in ("slo_ttft", "slo_tpot"):

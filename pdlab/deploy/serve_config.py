@@ -89,6 +89,8 @@ def roles(topology: Fluid) -> dict[str, Any]:
     bounds = {"p_min": topology.p_min, "d_min": topology.d_min}
     slo = {"slo_ttft_s": topology.slo_ttft_s, "slo_tpot_s": topology.slo_tpot_s}
     told = {"split": topology.roles, **bounds, **slo, "local_below": topology.prefill_locally_below}
+    if topology.prefix_affinity:
+        told["prefix_affinity"] = True
     if topology.moves:
         told |= {"engines": topology.pool.replicas, "least": topology.least, "most": topology.most}
         told |= {"down_after_s": topology.down_after_s}

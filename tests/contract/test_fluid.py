@@ -179,6 +179,41 @@ def test_the_near_engine_prefills_unless_it_has_much_more_to_do() -> None:
     assert chosen(1001) == {"c"}
 
 
+@pytest.mark.parametrize(
+    ("cached", "loads", "to"),
+    [
+        ({}, {}, {"a", "b", "c"}),
+        ({"c": 640}, {}, {"c"}),
+        ({"c": 640}, {"c": 639}, {"c"}),
+        ({"c": 640}, {"c": 640}, {"a", "b"}),  # what is cached there takes as long to wait for
+        ({"a": 640, "c": 704}, {}, {"c"}),
+        ({"a": 640, "c": 704}, {"c": 1000}, {"a", "b"}),
+        ({"a": 640, "c": 640}, {}, {"a", "c"}),
+        ({"b": 64, "d": 900, "gone": 900}, {}, {"b"}),  # d does not prefill
+    ],
+)
+def test_a_prompt_goes_where_its_beginning_is_if_that_ends_earlier(
+    cached: dict[str, int], loads: dict[str, int], to: set[str]
+) -> None:
+    """By an engine of a node of its own, so that none is near."""
+    seen = set()
+    for _ in range(30):
+        ours = router({**ROLES, "b": "prefill"}, {name: (load, 0) for name, load in loads.items()})
+        ours._self_node_id = "3"
+        route = prefill_call.Route()
+        route.tokens, route.cached = 1000, cached
+        (chosen,) = asked(ours, route, times=1)
+        seen.add(chosen)
+        assert ours._sent[chosen, 0] == 1000 - cached.get(chosen, 0), "what is cached is no work"
+    assert seen <= to and (to == seen or len(to) > 2 or loads)
+
+
+def test_an_engine_that_must_be_avoided_is_so_whatever_it_has() -> None:
+    route = prefill_call.Route(frozenset("c"))
+    route.tokens, route.cached = 1000, {"c": 960}
+    assert asked(router(ROLES), route) == {"a"}
+
+
 def test_an_engine_of_another_role_does_what_nobody_else_can() -> None:
     roles = dict.fromkeys("abcd", "decode")
     assert "a" not in asked(router(roles, own="a"), of_100_tokens())

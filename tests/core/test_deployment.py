@@ -107,6 +107,7 @@ def test_fluid_roles_tell_deployments_apart() -> None:
     ]
     fluids += [Fluid(pool=pool, max_replicas=8), Fluid(pool=pool, max_replicas=8, down_after_s=60)]
     unlike = [*fluids, unguarded(fluids[0]), Fluid(pool=pool, prefill_locally_below="auto")]
+    unlike += [Fluid(pool=pool, prefix_affinity=True), Fluid(pool=pool, prefix_affinity=True, max_replicas=8)]
     assert len({Deployment(topology=each).fingerprint for each in unlike}) == len(unlike)
     same = Fluid(pool=pool, min_replicas=4, max_replicas=4)
     assert Deployment(topology=same).fingerprint == Deployment(topology=fluids[0]).fingerprint

@@ -376,6 +376,8 @@ def test_what_follows_a_failed_prefill() -> None:
             "--pd-fluid --num 4 --tp 2 --prefill-locally-below auto --no-kv-guard",
             Fluid(pool=Pool(replicas=4, tp=2), prefill_locally_below="auto", transport=Transport(kv_guard=False)),
         ),
+        ("--pd-fluid --num 4 --prefix-affinity", Fluid(pool=Pool(replicas=4, tp=4), prefix_affinity=True)),
+        ("--config pd-fluid-8xtp2 --no-prefix-affinity", Fluid(pool=Pool(replicas=8, tp=2))),
         (
             "--pd-fluid --num 4 --tp 2 --min 2 --max 8 --down-after-s 300",
             Fluid(pool=Pool(replicas=4, tp=2), min_replicas=2, max_replicas=8, down_after_s=300),

@@ -249,7 +249,13 @@ def test_serve_config_listens_where_told() -> None:
 
 def test_fluid_engines_are_all_consumers_and_the_board_is_told_the_rules() -> None:
     topology = Fluid(
-        pool=Pool(replicas=4, tp=2), roles="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, prefill_locally_below="auto"
+        pool=Pool(replicas=4, tp=2),
+        roles="1:3",
+        p_min=1,
+        d_min=2,
+        slo_tpot_s=0.02,
+        prefill_locally_below="auto",
+        prefix_affinity=True,
     )
     app = app_of(Deployment(topology=topology), load_cluster("p5.48xlarge-x2"))
     assert app.import_path == FLUID_BUILDER
@@ -259,7 +265,7 @@ def test_fluid_engines_are_all_consumers_and_the_board_is_told_the_rules() -> No
     assert app.args["llm_config"]["deployment_config"]["num_replicas"] == 4
     assert "request_router_config" not in app.args["llm_config"]["deployment_config"], "it has the board's name"
     assert BoardSpec(**app.args["roles"]) == BoardSpec(
-        split="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, local_below="auto"
+        split="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, local_below="auto", prefix_affinity=True
     )
     assert app.args["prefill_call"]["on_failure"] == ["retry", "local"]
     assert not app.scaled and "external_scaler_enabled" not in serve_config(app)["applications"][0]

@@ -4,12 +4,15 @@ that of one engine alone."""
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from typing import Any
 
 import pytest
 
+from pdlab.deploy.engine_metrics import read_pages, samples
+from pdlab.roles.prefixes import CHUNK_TOKENS
 from tests.live.conftest import Stack
 from tests.support.long import LONG
 
@@ -148,5 +151,78 @@ def test_the_number_of_engines_follows_the_load(stack: Stack) -> None:
     assert any(reason.startswith("2 -> 3 engines: 2 are loaded") for reason in made["reasons"])
     assert any("has made its first transfers" in reason for reason in made["reasons"])
     assert any(reason.startswith("3 -> 2 engines: 2 would be loaded") for reason in made["reasons"])
+    done = stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))
+    assert done.code == 0 and stack.nodes() is None
+
+
+CONVERSATIONS, TURNS, FIRST_TOKENS, NEW_TOKENS = 6, 4, 512, 256
+SETTLE_S = 0.6  # between requests, so that the loads that routers know are those of now
+
+
+def conversation(seed: int, tokens: int) -> list[int]:
+    """The first tokens of that conversation: the prompts of its turns."""
+    rng = random.Random(seed)
+    return [rng.randrange(1000, 50_000) for _ in range(tokens)]
+
+
+def counted(stack: Stack) -> dict[tuple[str, str], float]:
+    """By name and engine: what counters of prefix caches and of choices show, once they have been exported."""
+    running = stack.running()
+    names = ("prefix_cache_hits", "prefill_cached", "prefill_short", "prefill_answered")
+    time.sleep(3)
+    return {
+        (sample.name, sample.label("ReplicaId") or ""): sample.value
+        for page in read_pages(running.metrics_urls)
+        for sample in samples(page)
+        if sample.name in names and sample.label("ReplicaId") in running.replicas
+    }
+
+
+def conversed(stack: Stack, *flags: str) -> tuple[float, list[list[int]], dict[str, float]]:
+    """Conversations on three engines of which two prefill: the share of what could have come from the prefix caches of
+    those that did, the answers, and how often each choice was made."""
+    done = stack.launch("--pd-fluid", "--num", "3", "--roles", "2:1", *flags)
+    assert done.code == 0, done.text
+    before = counted(stack)
+    answers = []
+    for turn in range(TURNS):
+        for seed in range(CONVERSATIONS):
+            answers.append(stack.complete(conversation(seed, FIRST_TOKENS + turn * NEW_TOKENS), 8))
+            time.sleep(SETTLE_S)
+    more = {key: value - before.get(key, 0.0) for key, value in counted(stack).items()}
+    prefilled = {engine for (name, engine), value in more.items() if name == "prefill_answered" and value}
+    hits = sum(more.get(("prefix_cache_hits", engine), 0.0) for engine in prefilled)
+    # A turn begins with all of the turn before.
+    possible = CONVERSATIONS * sum(FIRST_TOKENS + turn * NEW_TOKENS for turn in range(TURNS - 1))
+    made = {
+        name: sum(value for (sample, _), value in more.items() if sample == name)
+        for name in ("prefill_cached", "prefill_short")
+    }
+    return hits / possible, answers, made
+
+
+@promised
+def test_prompts_go_where_their_beginning_is_cached(stack: Stack) -> None:
+    by_load, answers, made = conversed(stack)
+    assert made == {"prefill_cached": 0, "prefill_short": 0}
+    done = stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))
+    assert done.code == 0
+    below = 2 * CHUNK_TOKENS
+    share, again, made = conversed(stack, "--prefix-affinity", "--prefill-locally-below", str(below))
+    print(f"of what prefix caches could have had they had {by_load:.0%} by load, {share:.0%} by affinity")
+    assert made == {"prefill_cached": CONVERSATIONS * (TURNS - 1), "prefill_short": 0}
+    assert share > 0.9 and share > by_load + 0.1
+    assert again == answers
+    # A turn with few new tokens is prefilled where the last one was decoded; a prompt that begins otherwise is not.
+    whole = FIRST_TOKENS + (TURNS - 1) * NEW_TOKENS
+    before = counted(stack)
+    for seed in range(CONVERSATIONS):
+        stack.complete(conversation(seed, whole + below // 2), 8)
+    stack.complete(conversation(CONVERSATIONS, whole), 8)
+    more = {key: value - before.get(key, 0.0) for key, value in counted(stack).items()}
+    totals = {
+        name: sum(value for (sample, _), value in more.items() if sample == name) for name in {name for name, _ in more}
+    }
+    assert totals["prefill_short"] == CONVERSATIONS and totals["prefill_answered"] == 1
     done = stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))
     assert done.code == 0 and stack.nodes() is None

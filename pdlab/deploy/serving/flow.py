@@ -5,23 +5,28 @@ Runs in Ray Serve's replicas, sent there by value: imports the standard library 
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 from pdlab.roles.observed import size_class
+from pdlab.roles.prefixes import CHARS_PER_TOKEN, chunks_of
 
-CHARS_PER_TOKEN = 4  # of a text that nobody has tokenized yet
 _COMPLETION_TOKENS = re.compile(r'"completion_tokens":\s*(\d+)')
 
 
 class Answer:
-    """One sequence that this engine decodes: when it came, when its prompt was prefilled, and what was sent so far."""
+    """One sequence that this engine decodes: when it came, the chunks of its prompt where somebody asks for them, how
+    many of its tokens are in this engine's cache as far as is known, when it was prefilled, and what was sent so
+    far."""
 
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
+        self.chunks: list[int] = []
+        self.cached_tokens = 0
         self.prefilled_s: float | None = None
         self.first_s: float | None = None
         self.tokens = 0
@@ -134,6 +139,22 @@ def prompt_tokens(request: Any) -> int:
         messages = getattr(request, "messages", None) or ()
         prompt = "".join(str(m.get("content") if isinstance(m, dict) else m) for m in messages)
     return max(1, len(prompt) // CHARS_PER_TOKEN)
+
+
+# What a chat template may put in front of the messages.
+_IN_FRONT = ("tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
+
+
+def prompt_chunks(request: Any) -> list[int]:
+    """Of a request's prompt or messages (`pdlab.roles.prefixes.chunks_of`)."""
+    prompt = getattr(request, "prompt", None)
+    apart = [getattr(request, "model", None), getattr(request, "cache_salt", None)]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    elif not isinstance(prompt, (str, list)):
+        prompt = "".join(json.dumps(message, default=str) for message in getattr(request, "messages", None) or ())
+        apart += [getattr(request, name, None) for name in _IN_FRONT]
+    return chunks_of(prompt, json.dumps(apart, default=str))
 
 
 def tokens_after(item: Any, before: int) -> int:

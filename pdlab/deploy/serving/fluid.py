@@ -8,6 +8,7 @@ Ray.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import uuid
@@ -15,13 +16,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pdlab.deploy.serving.elastic import WARM_S
-from pdlab.deploy.serving.flow import Answer, Flow, prompt_tokens
+from pdlab.deploy.serving.flow import Answer, Flow, prompt_chunks, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.role_board import TELL_S, board, pace
+from pdlab.roles.prefixes import Prefixes
 
 _MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 BOARD_ANSWER_S = 5.0
+# Longer than that a prompt does not wait to know who has its beginning.
+HELD_S = 0.25
 WARM_PROMPT, WARM_TOKENS = tuple(range(1, 65)), 2
 # An idle engine says every so many times that it is alive.
 ALIVE_EVERY = 4
@@ -40,6 +44,9 @@ class PlaysRoles:
     _telling: Any = None
     _generated = 0
     _local_below = 0
+    _board: Any = None
+    _name = ""
+    kv_pool_tokens: int | None = None
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         self._flow = Flow()
@@ -48,6 +55,9 @@ class PlaysRoles:
         self._prefill_by: dict[int, str] = {}
         self._warmed: dict[str, str] = {}
         self._warming: set[asyncio.Task[None]] = set()
+        # What this engine has in its cache, where it may prefill short prompts itself.
+        self._kept = Prefixes() if self.board_spec.get("local_below") is not None else None
+        self._affinity = bool(self.board_spec.get("prefix_affinity"))
         await super().__init__(*args, **kwargs)  # type: ignore[misc]
         pd: Any = importlib.import_module(_PD)
         wanted = self._llm_config.experimental_configs.get("pd_tokenize_once")  # type: ignore[attr-defined]
@@ -87,6 +97,7 @@ class PlaysRoles:
         tokens = prompt_tokens(request)
         answered = False
         self._flow.prefill_began(tokens)
+        self._keeps(request)
         try:
             async for item in await self._engine_alone(method, request, raw):
                 answered = getattr(item, "kv_transfer_params", None) is not None
@@ -101,10 +112,26 @@ class PlaysRoles:
         stream: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
         return stream
 
+    def _keeps(self, request: Any) -> None:
+        """From now on this engine has the request's prompt in its cache."""
+        chunks = self._chunks(request)
+        if self._kept is not None:
+            self._kept.keep("", chunks, self.kv_pool_tokens)
+        if self._affinity and chunks and self._board is not None:
+            with contextlib.suppress(Exception):  # advice, for which no request may fail
+                self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens)
+
+    def _chunks(self, request: Any) -> list[int]:
+        return [] if self._kept is None and not self._affinity else prompt_chunks(request)
+
     # --- decode for clients --------------------------------------------------------------------
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         answer = self._answers[id(request)] = self._flow.arrived(prompt_tokens(request))
+        answer.chunks = self._chunks(request)
+        if self._kept is not None:
+            answer.cached_tokens = self._kept.tokens("", answer.chunks)
+            self._kept.keep("", answer.chunks, self.kv_pool_tokens)
         whole = False
         try:
             async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
@@ -117,7 +144,7 @@ class PlaysRoles:
 
     async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
         answer = self._answers[id(request)]
-        if answer.prompt_tokens < self._local_below and id(request) not in self._prefill_by:
+        if answer.prompt_tokens - answer.cached_tokens < self._local_below and id(request) not in self._prefill_by:
             count("short")
             prefilled = None
         else:
@@ -131,7 +158,26 @@ class PlaysRoles:
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         route.tokens, route.only = prompt_tokens(request), self._prefill_by.get(id(request))
-        return await super()._call(pd, backend, method, request, raw, route)  # type: ignore[misc]
+        route.cached = await self._held(self._answers[id(request)].chunks) if route.only is None else {}
+        prefilled = await super()._call(pd, backend, method, request, raw, route)  # type: ignore[misc]
+        if route.replica in route.cached:
+            count("cached")
+        return prefilled
+
+    async def _held(self, chunks: list[int]) -> dict[str, int]:
+        """How many tokens of a prompt with these chunks each other engine has, as the board knows; where it does not
+        say so in time, none."""
+        if not self._affinity or self._board is None or not chunks:
+            return {}
+        try:
+            asked = self._board.held.remote(self._name, chunks, self.kv_pool_tokens)
+            held: dict[str, int] = await asyncio.wait_for(asked, HELD_S)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logging.getLogger("ray.serve").debug("who has the beginning of a prompt is not known: %r", error)
+            return {}
+        return held
 
     # --- what the launcher asks ----------------------------------------------------------------
 
@@ -196,11 +242,10 @@ class PlaysRoles:
         ray: Any = importlib.import_module("ray")
         serve: Any = importlib.import_module("ray.serve")
         context = serve.get_replica_context()
-        name = context.replica_id.unique_id
+        name = self._name = context.replica_id.unique_id
         spec = {**self.board_spec, "app": context.app_name, "deployment": context.deployment}
         node = ray.get_runtime_context().get_node_id()
         pause_s = TELL_S * pace(self.board_spec.get("slow_down", 1.0))
-        actor: Any = None
         idle = -1  # so that an idle engine tells at once when it begins
         while True:
             idle = idle + 1 if self._flow.idle else 0
@@ -208,17 +253,17 @@ class PlaysRoles:
                 await asyncio.sleep(pause_s)
                 continue
             try:
-                if actor is None:
-                    actor = await asyncio.to_thread(board, self.board_name, spec)
+                if self._board is None:
+                    self._board = await asyncio.to_thread(board, self.board_name, spec)
                 warmed = dict(self._warmed)
                 counts = {**self._counts(), "warmed": warmed}
-                told = await asyncio.wait_for(actor.report.remote(name, node, counts), BOARD_ANSWER_S)
+                told = await asyncio.wait_for(self._board.report.remote(name, node, counts), BOARD_ANSWER_S)
                 self._warmed = {engine: how for engine, how in self._warmed.items() if engine not in warmed}
                 self._local_below = told["local_below"]
                 for engine in told["warm"]:
                     self._warm(name, engine)
             except Exception as error:
-                if actor is not None:
+                if self._board is not None:
                     logging.getLogger("ray.serve").warning("the board of the roles does not answer: %r", error)
-                actor = None
+                self._board = None
             await asyncio.sleep(pause_s)

@@ -30,8 +30,10 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
 
     *Decode*: of two engines at random that with fewer requests to decode. *Prefill*: never the engine that asks; of two
     at random that with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the
-    shortest way, if it has at most one such prompt more to do. Roles are no condition: where there is no engine of the
-    wanted role, another one that is not joining, leaving or draining does it.
+    shortest way, if it has at most one such prompt more to do. Where the route knows which engines have the prompt's
+    beginning, one of those that have most of it, chosen in the same way, if it would be done with the rest of it
+    earlier. Roles are no condition: where there is no engine of the wanted role, another one that is not joining,
+    leaving or draining does it.
     """
 
     def initialize_state(self, *, board: str, prefill: int) -> None:
@@ -90,13 +92,27 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         if not engines:
             route.no_other = True
             raise LookupError("there is no other replica")
+        chosen = self._lighter_or_near(engines, route.tokens)
+
+        def cached(replica: Any) -> int:
+            tokens: int = route.cached.get(replica.replica_id.unique_id, 0)
+            return tokens
+
+        if most := max(map(cached, engines)):
+            holder = self._lighter_or_near([each for each in engines if cached(each) == most], route.tokens - most)
+            if self._load(holder, 0) - most < self._load(chosen, 0) - cached(chosen):
+                chosen = holder
+        self._count(chosen, 0, max(route.tokens - cached(chosen), 0))
+        return chosen
+
+    def _lighter_or_near(self, engines: list[Any], tokens: int) -> Any:
+        """Who prefills so many tokens, wherever they are cached."""
         chosen = self._lighter(engines, 0)
         near = [each for each in engines if each.node_id == self._self_node_id]
         if near and chosen not in near:
             nearest = self._lighter(near, 0)
-            if self._load(nearest, 0) <= self._load(chosen, 0) + route.tokens:
-                chosen = nearest
-        self._count(chosen, 0, route.tokens)
+            if self._load(nearest, 0) <= self._load(chosen, 0) + tokens:
+                return nearest
         return chosen
 
     def _lighter(self, engines: list[Any], kind: int) -> Any:

@@ -14,22 +14,27 @@ COUNTER = "pdlab_kv_pool_tokens"
 
 
 class CountsPoolTokens:
-    """Mixed into Ray's engine servers: a started one counts the tokens of its KV pool up in Ray's metrics, once."""
+    """Mixed into Ray's engine servers: a started one counts the tokens of its KV pool up in Ray's metrics, once.
+
+    ``kv_pool_tokens``: those (None: not known)."""
+
+    kv_pool_tokens: int | None = None
 
     async def start(self) -> None:
         await super().start()  # type: ignore[misc]
         try:
-            self._pool_tokens = _count_pool_tokens(self.engine)  # type: ignore[attr-defined]
+            cache = self.engine._engine_client.vllm_config.cache_config  # type: ignore[attr-defined]
+            self.kv_pool_tokens = cache.num_gpu_blocks * cache.block_size
+            self._pool_tokens = _count_up(self.kv_pool_tokens)
         except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
             logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)
 
 
-def _count_pool_tokens(engine: Any) -> Any:
+def _count_up(tokens: int) -> Any:
     """The counter, which must live as long as what it has counted is to be shown."""
-    cache = engine._engine_client.vllm_config.cache_config
     serve: Any = importlib.import_module("ray.serve")
     metrics: Any = importlib.import_module("ray.util.metrics")
     counter = metrics.Counter(COUNTER, description="Tokens that the KV pool holds.", tag_keys=("ReplicaId",))
     replica = serve.get_replica_context().replica_id.unique_id
-    counter.inc(cache.num_gpu_blocks * cache.block_size, tags={"ReplicaId": replica})
+    counter.inc(tokens, tags={"ReplicaId": replica})
     return counter

@@ -29,6 +29,7 @@ COUNTERS = {
     "failures": "Requests that were answered with HTTP 503, for prefill failed.",
     "short": "Requests whose prompt decode computed itself, for it was short.",
     "answered": "Prompts that a fluid engine prefilled for another.",
+    "cached": "Requests whose prompt went to an engine that has its beginning.",
     "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
 }
 _MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
@@ -49,12 +50,13 @@ class PrefillRules:
 class Route:
     """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process.
 
-    ``tokens``: of its prompt, and ``only``: the one replica that may do it, are looked at by
-    `pdlab.deploy.serving.fluid_router`."""
+    ``tokens``: of its prompt, ``cached``: how many of them, from the first on, which replica has, and ``only``: the one
+    replica that may do it, are looked at by `pdlab.deploy.serving.fluid_router`."""
 
     def __init__(self, avoid: frozenset[str] = frozenset()) -> None:
         self.avoid = avoid
         self.tokens = 0
+        self.cached: dict[str, int] = {}
         self.only: str | None = None
         self.replica: str | None = None
         self.no_other = False

@@ -27,6 +27,7 @@ from pdlab.roles.count import CountDecision, CountPolicy, CountRules, load_of
 from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, Observed, Window
 from pdlab.roles.policy import Policy, Rules
+from pdlab.roles.prefixes import Prefixes
 
 NAMESPACE = "serve"
 # Of the names of all boards' actors.
@@ -50,7 +51,8 @@ PLAYING = ("prefill", "decode", "draining")
 class BoardSpec:
     """``split``: ``auto`` or engines that prefill and decode, ``3:5``. ``p_min`` to ``slo_tpot_s``: of
     `pdlab.roles.policy.Rules`. ``local_below``: tokens below which a prompt is prefilled where it is decoded (None:
-    none is; ``auto``: as the learnt rates say). ``slow_down``: seconds that pass here for one of the engines'.
+    none is; ``auto``: as the learnt rates say). ``prefix_affinity``: whether prompts are to go where their beginning is
+    cached. ``slow_down``: seconds that pass here for one of the engines'.
     ``engines`` begin, ``least`` to ``most`` of them are wanted later, one fewer ``down_after_s`` after fewer would do
     (None: their number is fixed), of the Ray Serve ``deployment`` in ``app``."""
 
@@ -60,6 +62,7 @@ class BoardSpec:
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     local_below: int | str | None = None
+    prefix_affinity: bool = False
     slow_down: float = 1.0
     engines: int = 0
     least: int | None = None
@@ -111,6 +114,7 @@ class RoleBoard:
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_ENTRIES)
         self._local_below = 0
         self._handoff_s: deque[float] = deque(maxlen=200)
+        self._prefixes = Prefixes()
         self._news = asyncio.Event()
         # How long after a publication each router had it: that is known when it asks for the next one.
         self._published_s = clock()
@@ -164,6 +168,18 @@ class RoleBoard:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self._news_s)
         return self._state() if self._roles else known
+
+    async def keeps(self, engine: str, chunks: list[int], pool_tokens: int | None) -> None:
+        """The engine, whose KV pool holds so many tokens, prefills a prompt with these chunks."""
+        self._prefixes.keep(engine, chunks, pool_tokens)
+
+    async def held(self, engine: str, chunks: list[int], pool_tokens: int | None) -> dict[str, int]:
+        """How many tokens of a prompt with these chunks, which ``engine`` is to decode, every other engine that
+        prefills has; only those that have some. From now on ``engine`` has them too."""
+        others = [name for name, role in self._roles.items() if role == "prefill" and name != engine]
+        tokens = {name: count for name in others if (count := self._prefixes.tokens(name, chunks))}
+        self._prefixes.keep(engine, chunks, pool_tokens)
+        return tokens
 
     async def set_split(self, text: str) -> dict[str, Any]:
         """``auto`` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
@@ -223,6 +239,7 @@ class RoleBoard:
         # Silent while others tell: where all are silent, it is the board or the whole machine that stood still.
         limit_s = max(each.heard_s for each in self._engines.values()) - SILENT_S * self._pace
         self._engines = {name: each for name, each in self._engines.items() if each.heard_s >= limit_s}
+        self._prefixes.forget_others(self._engines)
         if not self._roles and self._heard is not None and self._heard["roles"]:
             self._roles, self._by, why = dict(self._heard["roles"]), self._heard["by"], "the roles that stood"
             self._joining.knew(self._roles)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlab.deploy.serving.flow import Flow, prompt_tokens, tokens_after
+from pdlab.deploy.serving.flow import Flow, prompt_chunks, prompt_tokens, tokens_after
 from pdlab.roles.observed import size_class
 
 
@@ -108,3 +108,36 @@ def test_tokens_of_an_answer() -> None:
     assert tokens_after("data: [DONE]\n\n", 5) == 5
     said = 'data: {"choices": [{"text": "\\"usage\\": {\\"completion_tokens\\": 99}", "finish_reason": null}]}\n\n'
     assert tokens_after(said, 1) == 2, "what the model says is no usage"
+
+
+def request(**fields: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"model": "m", "cache_salt": None, **fields})
+
+
+def test_prompts_that_a_cache_takes_for_one_have_the_same_chunks() -> None:
+    text, ids = "word " * 200, list(range(300))
+    assert len(prompt_chunks(request(prompt=text))) == 1000 // 256
+    assert prompt_chunks(request(prompt=[ids])) == prompt_chunks(request(prompt=ids)) != []
+    different = [
+        request(prompt=text),
+        request(prompt=text, cache_salt="s"),
+        request(prompt=text, model="an adapter"),
+        request(messages=[{"role": "user", "content": text}]),
+        request(messages=[{"role": "system", "content": text}]),
+        request(messages=[{"role": "user", "content": text}], tools=[{"name": "t"}]),
+        request(messages=[{"role": "user", "content": text}], reasoning_effort="high"),
+    ]
+    assert len({prompt_chunks(each)[0] for each in different}) == len(different)
+
+
+def test_the_next_turn_of_a_conversation_begins_like_the_last() -> None:
+    first = [{"role": "system", "content": "s" * 700}, {"role": "user", "content": "u" * 700}]
+    more = [*first, {"role": "assistant", "content": "a"}, {"role": "user", "content": "v" * 700}]
+    one, next_ = prompt_chunks(request(messages=first)), prompt_chunks(request(messages=more))
+    assert len(one) == 5 and next_[: len(one)] == one and len(next_) > len(one)
+
+
+def test_a_request_without_a_prompt_has_no_chunks() -> None:
+    assert (
+        prompt_chunks(SimpleNamespace()) == prompt_chunks(request(prompt=[])) == prompt_chunks(request(prompt="")) == []
+    )

@@ -9,6 +9,7 @@ import pytest
 
 from pdlab.deploy.serving.flow import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
+from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
 
 
 class Clock:
@@ -233,3 +234,31 @@ def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
     report(of, "a", "b")
     of.decide()
     assert asyncio.run(of.report("a", "node", Flow().take())) == {"local_below": 300, "warm": []}
+
+
+def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None:
+    of = board(clock, split="2:2")
+    report(of, *"abcd")
+    of.decide()
+    first, second, *decoding = [*sorted(n for n, r in roles(of).items() if r == "prefill"), *"abcd"]
+    decoding = sorted({*"abcd"} - {first, second})
+    chunks = chunks_of([7] * 4 * CHUNK_TOKENS)
+
+    def held(engine: str) -> dict[str, int]:
+        return asyncio.run(of.held(engine, chunks, None))
+
+    assert held(decoding[0]) == {}
+    assert held(decoding[1]) == {}, "who decodes has it too now, and prefills nothing"
+    asyncio.run(of.keeps(first, chunks[:3], None))
+    asyncio.run(of.keeps(second, chunks, 2 * CHUNK_TOKENS))
+    assert held(decoding[0]) == {first: 3 * CHUNK_TOKENS, second: 2 * CHUNK_TOKENS}, "a pool holds no more than it does"
+    assert held(first) == {second: 2 * CHUNK_TOKENS}, "never the engine that asks"
+    asyncio.run(of.set_roles({**dict.fromkeys("abcd", "decode"), decoding[0]: "prefill"}))
+    assert held(first) == {decoding[0]: 4 * CHUNK_TOKENS}, "what it decoded before its role changed"
+    clock.now += SILENT_S + 0.1
+    report(of, *({*"abcd"} - {decoding[0]}))
+    of.decide()
+    clock.now += LISTEN_S
+    report(of, decoding[0])
+    asyncio.run(of.set_roles({**dict.fromkeys("abcd", "decode"), decoding[0]: "prefill"}))
+    assert held(first) == {}, "an engine that was away may have begun anew"

@@ -1,0 +1,75 @@
+"""Which engines' KV caches have the beginning of a prompt, as far as that follows from where prompts went. Pure.
+
+A prompt is known by its chunks alone: each is a hash of its bytes and of all that come before, so that no prompt is
+kept, and two prompts have as many chunks in common as they begin alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+CHUNK_TOKENS = 64
+CHARS_PER_TOKEN = 4  # of a text that nobody has tokenized yet
+_TOKEN_BYTES = 4
+_HASH_BYTES = 8
+# Of an engine that has not told how much its KV pool holds.
+POOL_TOKENS = 2**20
+
+
+def chunks_of(prompt: str | Sequence[int], apart: str = "") -> list[int]:
+    """The whole chunks of a text or of token ids, first to last; what an engine finds in its cache only if ``apart`` is
+    the same too (a salt, the model) makes others of them. Empty for ids that are no unsigned 32-bit numbers."""
+    if isinstance(prompt, str):
+        size = CHUNK_TOKENS * CHARS_PER_TOKEN
+        parts: Iterable[bytes] = (
+            prompt[at : at + size].encode("utf-8", "surrogatepass") for at in range(0, len(prompt) - size + 1, size)
+        )
+    else:
+        try:
+            data = array("I", prompt).tobytes()
+        except (OverflowError, TypeError):
+            return []
+        size = CHUNK_TOKENS * _TOKEN_BYTES
+        parts = (data[at : at + size] for at in range(0, len(data) - size + 1, size))
+    kind = "text" if isinstance(prompt, str) else "ids"
+    before = hashlib.blake2b(f"{kind}\0{apart}".encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
+    chunks = []
+    for part in parts:
+        before = hashlib.blake2b(before + part, digest_size=_HASH_BYTES).digest()
+        chunks.append(int.from_bytes(before, "big"))
+    return chunks
+
+
+class Prefixes:
+    """What each engine has, least recently used first; of one prompt its end goes before its beginning, as vLLM frees
+    blocks."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, OrderedDict[int, None]] = {}
+
+    def keep(self, engine: str, chunks: Sequence[int], pool_tokens: int | None = None) -> None:
+        """The engine has computed or been given a prompt with these chunks. What its pool of so many tokens (None:
+        `POOL_TOKENS`) cannot hold beside is forgotten."""
+        held = self._held.setdefault(engine, OrderedDict())
+        for chunk in reversed(chunks):
+            held[chunk] = None
+            held.move_to_end(chunk)
+        most = max((POOL_TOKENS if pool_tokens is None else pool_tokens) // CHUNK_TOKENS, 1)
+        while len(held) > most:
+            held.popitem(last=False)
+
+    def tokens(self, engine: str, chunks: Sequence[int]) -> int:
+        """Tokens of that prompt, from its first on, that the engine has."""
+        held = self._held.get(engine)
+        if not held:
+            return 0
+        return CHUNK_TOKENS * bisect_left(range(len(chunks)), True, key=lambda at: chunks[at] not in held)
+
+    def forget_others(self, engines: Iterable[str]) -> None:
+        """Only these engines are there."""
+        kept = set(engines)
+        self._held = {engine: held for engine, held in self._held.items() if engine in kept}

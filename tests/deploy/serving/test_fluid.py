@@ -1,0 +1,181 @@
+"""One fluid engine's choice for one prompt: here, on the engine that has its beginning, or on any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdlab.deploy.serving import fluid
+from pdlab.deploy.serving.flow import Flow
+from pdlab.deploy.serving.fluid import PlaysRoles
+from pdlab.deploy.serving.prefill_call import Route
+from pdlab.roles.prefixes import CHUNK_TOKENS, Prefixes
+
+PD = SimpleNamespace(ErrorResponse=type("ErrorResponse", (), {}))
+
+
+class Orchestrates:
+    """Stands for `CallsPrefill` and for Ray's orchestration behind `PlaysRoles`."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+
+    async def _pd_handle_request(self, request: Any, raw: Any = None) -> Any:
+        yield await self._prefilled(PD, None, "completions", request, raw)  # type: ignore[attr-defined]
+
+    async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
+        return await self._call(pd, backend, method, request, raw, Route())
+
+    async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
+        self.routes.append(route)
+        route.replica = max(route.cached, key=lambda name: route.cached[name], default="any")
+        return "elsewhere"
+
+
+class Board:
+    """Stands for the board's actor."""
+
+    def __init__(self, answer: Callable[[], Awaitable[dict[str, int]]] | None = None) -> None:
+        self.answer = answer
+        self.kept: list[tuple[str, int]] = []
+        self.asked: list[tuple[str, int, int | None]] = []
+        self.keeps = SimpleNamespace(remote=lambda name, chunks, pool: self.kept.append((name, len(chunks))))
+        self.held = SimpleNamespace(remote=self._held)
+
+    def _held(self, name: str, chunks: list[int], pool_tokens: int | None) -> Awaitable[dict[str, int]]:
+        self.asked.append((name, len(chunks), pool_tokens))
+        assert self.answer is not None
+        return self.answer()
+
+
+class Engine(PlaysRoles, Orchestrates):
+    def __init__(self, *, below: int | None = None, board: Board | None = None) -> None:
+        Orchestrates.__init__(self)
+        self._flow, self._answers, self._prefill_by = Flow(), {}, {}
+        self._kept = None if below is None else Prefixes()
+        self._affinity, self._board, self._name, self._local_below = board is not None, board, "me", below or 0
+        self.kv_pool_tokens = 10_000
+
+    def __del__(self) -> None:  # type: ignore[override]
+        """Ray awaits the real one."""
+
+    async def _engine_alone(self, method: str, request: Any, raw: Any) -> Any:
+        async def stream() -> Any:
+            yield SimpleNamespace(kv_transfer_params={})
+
+        return stream()
+
+    def decodes(self, request: Any) -> Any:
+        async def whole() -> Any:
+            return [item async for item in self._pd_handle_request(request)]
+
+        return asyncio.run(whole())
+
+    def prefills(self, request: Any) -> None:
+        async def whole() -> None:
+            async for _ in self._prefill("completions", request, None):
+                pass
+
+        asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    monkeypatch.setattr(fluid, "count", names.append)
+    return names
+
+
+def prompt(tokens: int, first: int = 0) -> Any:
+    return SimpleNamespace(model="m", cache_salt=None, prompt=list(range(first, first + tokens)))
+
+
+async def on_a() -> dict[str, int]:
+    return {"a": 640, "b": 64}
+
+
+def test_a_prompt_whose_uncached_part_is_short_is_prefilled_where_it_is_decoded(counted: list[str]) -> None:
+    engine = Engine(below=2 * CHUNK_TOKENS)
+    long = prompt(10 * CHUNK_TOKENS)
+    assert engine.decodes(prompt(CHUNK_TOKENS, first=10_000)) == [None], "short as a whole"
+    assert engine.decodes(long) == ["elsewhere"], "none of it is here yet"
+    assert engine.decodes(prompt(11 * CHUNK_TOKENS)) == [None], "the next turn: 64 tokens are new"
+    assert engine.decodes(prompt(14 * CHUNK_TOKENS)) == ["elsewhere"], "192 tokens are new"
+    assert engine.decodes(prompt(11 * CHUNK_TOKENS, first=5)) == ["elsewhere"], "it begins otherwise"
+    assert counted == ["short", "short"]
+
+
+def test_what_was_prefilled_for_others_is_here_too() -> None:
+    engine = Engine(below=2 * CHUNK_TOKENS)
+    engine.prefills(prompt(10 * CHUNK_TOKENS))
+    assert engine.decodes(prompt(10 * CHUNK_TOKENS)) == [None]
+
+
+def test_a_small_pool_does_not_hold_what_came_long_ago() -> None:
+    engine = Engine(below=2 * CHUNK_TOKENS)
+    engine.decodes(prompt(10 * CHUNK_TOKENS))
+    engine.kv_pool_tokens = 12 * CHUNK_TOKENS
+    engine.decodes(prompt(10 * CHUNK_TOKENS, first=10_000))
+    assert engine.decodes(prompt(10 * CHUNK_TOKENS)) == ["elsewhere"]
+
+
+def test_the_board_is_asked_who_has_a_prompts_beginning(counted: list[str]) -> None:
+    board = Board(on_a)
+    engine = Engine(board=board)
+    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
+    (route,) = engine.routes
+    assert route.cached == {"a": 640, "b": 64} and route.tokens == 20 * CHUNK_TOKENS
+    assert board.asked == [("me", 20, 10_000)] and counted == ["cached"]
+    engine.prefills(prompt(3 * CHUNK_TOKENS))
+    assert board.kept == [("me", 3)]
+
+
+async def _late() -> dict[str, int]:
+    await asyncio.sleep(60)
+    raise AssertionError("nobody waited")
+
+
+async def _dead() -> dict[str, int]:
+    raise RuntimeError("the actor died")
+
+
+async def _none() -> dict[str, int]:
+    return {}
+
+
+@pytest.mark.parametrize("answer", [_late, _dead, _none])
+def test_a_board_that_does_not_know_costs_no_request(
+    answer: Callable[[], Awaitable[dict[str, int]]], counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fluid, "HELD_S", 0.01)
+    engine = Engine(board=Board(answer))
+    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
+    assert engine.routes[0].cached == {} and counted == []
+
+
+def test_without_the_flags_nothing_is_asked_or_kept() -> None:
+    engine = Engine()
+    engine._board = board = Board()
+    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
+    engine.prefills(prompt(20 * CHUNK_TOKENS))
+    assert board.asked == board.kept == []
+
+
+def test_a_prompt_too_short_for_a_chunk_is_not_asked_for() -> None:
+    board = Board()
+    engine = Engine(board=board)
+    assert engine.decodes(prompt(CHUNK_TOKENS - 1)) == ["elsewhere"] and not board.asked
+
+
+def test_the_launchers_pairs_are_not_led_elsewhere() -> None:
+    """Each ordered pair is to make a transfer, whoever has what."""
+    board = Board()
+    engine = Engine(board=board)
+    request = prompt(20 * CHUNK_TOKENS)
+    engine._prefill_by[id(request)] = "b"
+    assert engine.decodes(request) == ["elsewhere"]
+    assert engine.routes[0].only == "b" and not board.asked
