@@ -27,6 +27,7 @@ class Answer:
         self.prompt_tokens = prompt_tokens
         self.chunks: list[int] = []
         self.cached_tokens = 0
+        self.prompted = False
         self.prefilled_s: float | None = None
         self.first_s: float | None = None
         self.tokens = 0
@@ -72,9 +73,11 @@ class Flow:
         self.coming += 1
         return Answer(self._clock(), prompt_tokens)
 
-    def prompted(self, answer: Answer) -> None:
-        """Its prompt is asked of another engine."""
-        self._count("prompts", answer, answer.prompt_tokens)
+    def prompted(self, answer: Answer, cached_tokens: int = 0) -> None:
+        """Its prompt is asked of another engine, which has so many tokens of it; asked again it counts no more."""
+        if not answer.prompted:
+            answer.prompted = True
+            self._count("prompts", answer, max(answer.prompt_tokens - cached_tokens, 1))
 
     def _count(self, name: str, answer: Answer, tokens: int) -> None:
         """One more request, and its tokens, among those of the size of its prompt."""

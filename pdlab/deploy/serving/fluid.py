@@ -55,9 +55,10 @@ class PlaysRoles:
         self._prefill_by: dict[int, str] = {}
         self._warmed: dict[str, str] = {}
         self._warming: set[asyncio.Task[None]] = set()
-        # What this engine has in its cache, where it may prefill short prompts itself.
-        self._kept = Prefixes() if self.board_spec.get("local_below") is not None else None
+        # Whether prompts go where their beginning is; and what of them this engine has, where anybody asks.
         self._affinity = bool(self.board_spec.get("prefix_affinity"))
+        asked = self._affinity or self.board_spec.get("local_below") is not None
+        self._kept = Prefixes() if asked else None
         await super().__init__(*args, **kwargs)  # type: ignore[misc]
         pd: Any = importlib.import_module(_PD)
         wanted = self._llm_config.experimental_configs.get("pd_tokenize_once")  # type: ignore[attr-defined]
@@ -94,10 +95,9 @@ class PlaysRoles:
         return decoded
 
     async def _prefill(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
-        tokens = prompt_tokens(request)
+        tokens = self._to_compute(request)
         answered = False
         self._flow.prefill_began(tokens)
-        self._keeps(request)
         try:
             async for item in await self._engine_alone(method, request, raw):
                 answered = getattr(item, "kv_transfer_params", None) is not None
@@ -112,24 +112,29 @@ class PlaysRoles:
         stream: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
         return stream
 
-    def _keeps(self, request: Any) -> None:
-        """From now on this engine has the request's prompt in its cache."""
-        chunks = self._chunks(request)
-        if self._kept is not None:
-            self._kept.keep("", chunks, self.kv_pool_tokens)
-        if self._affinity and chunks and self._board is not None:
+    def _to_compute(self, request: Any) -> int:
+        """Tokens of the request's prompt that this engine is to compute for another; from now on it has all of it."""
+        tokens = prompt_tokens(request)
+        if self._kept is None:
+            return tokens
+        chunks = prompt_chunks(request)
+        cached = self._kept.tokens("", chunks)
+        self._kept.keep("", chunks, self.kv_pool_tokens)
+        if (
+            not self._affinity
+        ):  # whoever sends prompts knows of no cache: rates and waiting tokens are those of whole ones
+            return tokens
+        if chunks and self._board is not None:
             with contextlib.suppress(Exception):  # advice, for which no request may fail
                 self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens)
-
-    def _chunks(self, request: Any) -> list[int]:
-        return [] if self._kept is None and not self._affinity else prompt_chunks(request)
+        return max(tokens - cached, 1)
 
     # --- decode for clients --------------------------------------------------------------------
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         answer = self._answers[id(request)] = self._flow.arrived(prompt_tokens(request))
-        answer.chunks = self._chunks(request)
         if self._kept is not None:
+            answer.chunks = prompt_chunks(request)
             answer.cached_tokens = self._kept.tokens("", answer.chunks)
             self._kept.keep("", answer.chunks, self.kv_pool_tokens)
         whole = False
@@ -148,7 +153,6 @@ class PlaysRoles:
             count("short")
             prefilled = None
         else:
-            self._flow.prompted(answer)
             prefilled = await super()._prefilled(pd, backend, method, request, raw)  # type: ignore[misc]
         if prefilled is None and (engine := self._prefill_by.get(id(request))):
             raise RuntimeError(f"{engine} did not prefill what this engine was to decode")
@@ -157,8 +161,10 @@ class PlaysRoles:
         return prefilled
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
-        route.tokens, route.only = prompt_tokens(request), self._prefill_by.get(id(request))
-        route.cached = await self._held(self._answers[id(request)].chunks) if route.only is None else {}
+        answer = self._answers[id(request)]
+        route.tokens, route.only = answer.prompt_tokens, self._prefill_by.get(id(request))
+        route.cached = await self._held(answer.chunks) if route.only is None else {}
+        self._flow.prompted(answer, max(route.cached.values(), default=0))
         prefilled = await super()._call(pd, backend, method, request, raw, route)  # type: ignore[misc]
         if route.replica in route.cached:
             count("cached")

@@ -110,6 +110,14 @@ def test_tokens_of_an_answer() -> None:
     assert tokens_after(said, 1) == 2, "what the model says is no usage"
 
 
+def test_a_prompt_that_is_asked_for_again_counts_once(clock: Clock) -> None:
+    flow = Flow(clock)
+    answer = flow.arrived(1000)
+    flow.prompted(answer, 600)
+    flow.prompted(answer, 0)
+    assert flow.take()["prompts"] == {size_class(1000): (1, 400)}
+
+
 def request(**fields: object) -> SimpleNamespace:
     return SimpleNamespace(**{"model": "m", "cache_salt": None, **fields})
 

@@ -56,7 +56,7 @@ class Engine(PlaysRoles, Orchestrates):
     def __init__(self, *, below: int | None = None, board: Board | None = None) -> None:
         Orchestrates.__init__(self)
         self._flow, self._answers, self._prefill_by = Flow(), {}, {}
-        self._kept = None if below is None else Prefixes()
+        self._kept = None if below is None and board is None else Prefixes()
         self._affinity, self._board, self._name, self._local_below = board is not None, board, "me", below or 0
         self.kv_pool_tokens = 10_000
 
@@ -130,8 +130,23 @@ def test_the_board_is_asked_who_has_a_prompts_beginning(counted: list[str]) -> N
     (route,) = engine.routes
     assert route.cached == {"a": 640, "b": 64} and route.tokens == 20 * CHUNK_TOKENS
     assert board.asked == [("me", 20, 10_000)] and counted == ["cached"]
-    engine.prefills(prompt(3 * CHUNK_TOKENS))
+    engine.prefills(prompt(3 * CHUNK_TOKENS, first=10_000))
     assert board.kept == [("me", 3)]
+
+
+def test_the_controller_hears_of_what_is_to_be_computed() -> None:
+    """Prompts that come, that wait and that were prefilled, all without what is cached: else rates and work would not
+    be those of the same tokens."""
+    engine = Engine(board=Board(on_a))
+    engine.decodes(prompt(20 * CHUNK_TOKENS))
+    engine.prefills(prompt(24 * CHUNK_TOKENS))
+    counts = engine._flow.take()
+    assert [tokens for _, tokens in counts["prompts"].values()] == [20 * CHUNK_TOKENS - 640]
+    assert counts["prefilled_tokens"] == 4 * CHUNK_TOKENS and counts["waiting_prompt_tokens"] == 0
+    whole = Engine(below=1)
+    whole.prefills(prompt(20 * CHUNK_TOKENS))
+    whole.prefills(prompt(24 * CHUNK_TOKENS))
+    assert whole._flow.take()["prefilled_tokens"] == 44 * CHUNK_TOKENS, "who sends it knows of no cache"
 
 
 async def _late() -> dict[str, int]:
