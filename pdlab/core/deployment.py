@@ -404,6 +404,17 @@ class Deployment(Frozen):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _affinity_needs_a_cache(self) -> Deployment:
+        affine = isinstance(self.topology, Fluid) and self.topology.prefix_affinity
+        for pool in self.pools.values() if affine else ():
+            if {**self.engine_kwargs, **pool.engine_kwargs}.get("enable_prefix_caching") is False:
+                raise ValueError(
+                    "prefix_affinity (--prefix-affinity) sends prompts where they are cached, engine argument "
+                    "enable_prefix_caching=false has nothing cached: leave one of them out"
+                )
+        return self
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Role = Literal["prefill", "decode", "draining"]
@@ -45,14 +45,16 @@ def size_class(prompt_tokens: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Window:
     """What happened within the last ``seconds``, by `size_class` of the prompt: ``prompts`` that came and their tokens,
-    ``answers`` that ended and theirs. And latencies in seconds: TTFT of the requests that got their first token, TPOT
-    of those that ended."""
+    ``answers`` that ended and theirs, and ``local`` requests whose prompts are computed where they are decoded, which
+    are not among ``prompts``. And latencies in seconds: TTFT of the requests that got their first token, TPOT of those
+    that ended."""
 
     seconds: float
     prompts: Mapping[int, Count]
     answers: Mapping[int, Count]
     ttft_s: tuple[float, ...] = ()
     tpot_s: tuple[float, ...] = ()
+    local: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,8 @@ class Policy:
     decode_step: DecodeStep = field(default_factory=DecodeStep)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
     margin: Margin = field(default_factory=Margin)
-    _prompts: dict[int, Fading] = field(default_factory=dict)
+    _requests: dict[int, Fading] = field(default_factory=dict)
+    _prompts: Fading = field(init=False)
     _latest: deque[Window] = field(default_factory=deque)
     _prompt_tokens: Fading = field(init=False)
     _seconds: Fading = field(init=False)
@@ -149,6 +150,7 @@ class Policy:
     _direction: int = 0
 
     def __post_init__(self) -> None:
+        self._prompts = Fading(self.rules.window_s)
         self._prompt_tokens = Fading(self.rules.window_s)
         self._seconds = Fading(self.rules.window_s)
 
@@ -194,17 +196,17 @@ class Policy:
         open_engines = max(sum(each.role == "prefill" for each in engines), 1)
         usual_tokens = open_engines * rate * rules.waiting_share * rules.ttft_s
         backlog_tokens_per_s = max(waiting_tokens - usual_tokens, 0.0) / rules.ttft_s
-        prompts = sum(each.total for each in self._prompts.values())
+        requests = sum(each.total for each in self._requests.values())
         arriving_tokens_per_s = self._prompt_tokens.total / seconds
-        full = full_load(self._prompt_tokens.total / max(prompts, 1e-9) / rate, rules.ttft_s)
+        full = full_load(self._prompt_tokens.total / max(self._prompts.total, 1e-9) / rate, rules.ttft_s)
         decoding = [each.running for each in engines if each.role == "decode"]
         coming = stays_s = 0.0
-        for size, arrived in self._prompts.items():
+        for size, arrived in self._requests.items():
             tokens = self.answer_tokens.mean(size)
             stay_s = LONG_S if tokens is None else max(tokens * self.tpot_s, 1e-3)
             coming += arrived.total / seconds * stay_s * -math.expm1(-rules.horizon_s / stay_s)
             stays_s += arrived.total * stay_s
-        left = math.exp(-rules.horizon_s * prompts / stays_s) if stays_s else 0.0
+        left = math.exp(-rules.horizon_s * requests / stays_s) if stays_s else 0.0
         return Demand(
             prefill=(arriving_tokens_per_s / full + backlog_tokens_per_s) / rate,
             staying=sum(decoding) * left / batch * self.margin.decode,
@@ -234,12 +236,14 @@ class Policy:
         self._latest.append(window)
         while sum(each.seconds for each in self._latest) > LATENCIES_S:
             self._latest.popleft()
-        self._seen_s += window.seconds if window.prompts else 0.0
+        self._seen_s += window.seconds if window.prompts or window.local else 0.0
         self._seconds.add(window.seconds, window.seconds)
         self._prompt_tokens.add(sum(each.tokens for each in window.prompts.values()), window.seconds)
-        for size in {*window.prompts, *self._prompts}:
-            arrived = self._prompts.setdefault(size, Fading(self.rules.window_s))
-            arrived.add(window.prompts[size].requests if size in window.prompts else 0, window.seconds)
+        self._prompts.add(sum(each.requests for each in window.prompts.values()), window.seconds)
+        for size in {*window.prompts, *window.local, *self._requests}:
+            came = window.prompts[size].requests if size in window.prompts else 0
+            arrived = self._requests.setdefault(size, Fading(self.rules.window_s))
+            arrived.add(came + window.local.get(size, 0), window.seconds)
 
     def _shares(self) -> tuple[float | None, float | None]:
         """The 90th percentiles of the latest TTFT and TPOT, over their bounds."""

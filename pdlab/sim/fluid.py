@@ -119,6 +119,7 @@ class FluidPool:
         self._looked_s = now_s
         self._prompts: dict[int, Count] = {}
         self._answers: dict[int, Count] = {}
+        self._local: dict[int, int] = {}
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
 
@@ -169,6 +170,8 @@ class FluidPool:
         decoder = self.to_decode()
         if tokens < self.below_tokens:
             decoder.running += 1
+            size = size_class(tokens)
+            self._local[size] = self._local.get(size, 0) + 1
             return decoder, decoder
         prefiller = self.to_prefill(decoder, tokens)
         decoder.coming += 1
@@ -232,6 +235,7 @@ class FluidPool:
             answers=self._answers,
             ttft_s=tuple(self._ttft_s),
             tpot_s=tuple(self._tpot_s),
+            local=self._local,
         )
         decision = controller.decide(Observed(now_s, seen, window))
         self._take(decision.roles)

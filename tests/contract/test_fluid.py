@@ -180,20 +180,20 @@ def test_the_near_engine_prefills_unless_it_has_much_more_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cached", "loads", "to"),
+    ("work", "loads", "to"),
     [
         ({}, {}, {"a", "b", "c"}),
-        ({"c": 640}, {}, {"c"}),
-        ({"c": 640}, {"c": 639}, {"c"}),
-        ({"c": 640}, {"c": 640}, {"a", "b"}),  # what is cached there takes as long to wait for
-        ({"a": 640, "c": 704}, {}, {"c"}),
-        ({"a": 640, "c": 704}, {"c": 1000}, {"a", "b"}),
-        ({"a": 640, "c": 640}, {}, {"a", "c"}),
-        ({"b": 64, "d": 900, "gone": 900}, {}, {"b"}),  # d does not prefill
+        ({"c": 360}, {}, {"c"}),
+        ({"c": 360}, {"c": 639}, {"c"}),
+        ({"c": 360}, {"c": 640}, {"a", "b"}),  # what is cached there takes as long to wait for
+        ({"a": 360, "c": 296}, {}, {"c"}),
+        ({"a": 360, "c": 296}, {"c": 1000}, {"a", "b"}),
+        ({"a": 360, "c": 360}, {}, {"a", "c"}),
+        ({"b": 936, "d": 256, "gone": 256}, {}, {"b"}),  # d does not prefill
     ],
 )
 def test_a_prompt_goes_where_its_beginning_is_if_that_ends_earlier(
-    cached: dict[str, int], loads: dict[str, int], to: set[str]
+    work: dict[str, int], loads: dict[str, int], to: set[str]
 ) -> None:
     """By an engine of a node of its own, so that none is near."""
     seen = set()
@@ -201,16 +201,16 @@ def test_a_prompt_goes_where_its_beginning_is_if_that_ends_earlier(
         ours = router({**ROLES, "b": "prefill"}, {name: (load, 0) for name, load in loads.items()})
         ours._self_node_id = "3"
         route = prefill_call.Route()
-        route.tokens, route.cached = 1000, cached
+        route.tokens, route.work = 1000, work
         (chosen,) = asked(ours, route, times=1)
         seen.add(chosen)
-        assert ours._sent[chosen, 0] == 1000 - cached.get(chosen, 0), "what is cached is no work"
+        assert ours._sent[chosen, 0] == work.get(chosen, 1000), "what is cached is no work"
     assert seen <= to and (to == seen or len(to) > 2 or loads)
 
 
 def test_an_engine_that_must_be_avoided_is_so_whatever_it_has() -> None:
     route = prefill_call.Route(frozenset("c"))
-    route.tokens, route.cached = 1000, {"c": 960}
+    route.tokens, route.work = 1000, {"c": 256}
     assert asked(router(ROLES), route) == {"a"}
 
 
@@ -324,10 +324,11 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
         "board, plays, make = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "cloudpickle.dumps(make.__globals__['RoleBoard'])  # as a replica does that makes the actor\n"
         "made = board({'split': '1:1'})\n"
-        "names = ('waiting_prompt_tokens', 'coming', 'running', 'generated_tokens', 'prefilled_tokens')\n"
+        "names = ('waiting_prompt_tokens', 'coming', 'running', 'generated_tokens', 'prefilled_tokens',\n"
+        "         'computed_tokens')\n"
         "counts = {**dict.fromkeys(names, 0),\n"
-        "          'prefill_busy_s': 0.0, 'prompts': {3: (1, 7)}, 'answers': {}, 'ttft_s': [], 'tpot_s': [],\n"
-        "          'handoff_s': []}\n"
+        "          'prefill_busy_s': 0.0, 'prompts': {3: (1, 7)}, 'local': {}, 'answers': {}, 'ttft_s': [],\n"
+        "          'tpot_s': [], 'handoff_s': []}\n"
         "async def live():\n"
         "    for name in 'ab':\n"
         "        await made.report(name, 'node', counts)\n"

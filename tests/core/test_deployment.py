@@ -113,6 +113,15 @@ def test_fluid_roles_tell_deployments_apart() -> None:
     assert Deployment(topology=same).fingerprint == Deployment(topology=fluids[0]).fingerprint
 
 
+def test_affinity_needs_a_prefix_cache() -> None:
+    affine = Fluid(pool=Pool(replicas=4), prefix_affinity=True)
+    off = {"enable_prefix_caching": False}
+    with pytest.raises(ValidationError, match="enable_prefix_caching=false has nothing cached"):
+        Deployment(topology=affine, engine_kwargs=off)
+    assert Deployment(topology=affine, engine_kwargs={"enable_prefix_caching": True})
+    assert Deployment(topology=Fluid(pool=Pool(replicas=4)), engine_kwargs=off)
+
+
 def test_room_is_planned_for_as_many_engines_as_there_may_be() -> None:
     deployment = Deployment(topology=parse_label("pd-fluid-4xtp2-n2to8"))
     assert (deployment.gpus, deployment.most_pools["fluid"].gpus) == (8, 16)

@@ -261,3 +261,25 @@ def test_engines_drain_until_prompts_have_waited_for_long() -> None:
     assert roles(1000) == ["prefill"] * 2 + ["draining"] * 3 + ["decode"] * 3
     assert roles(60_000) == ["prefill"] * 3 + ["draining"] * 2 + ["decode"] * 3
     assert roles(300_000) == ["prefill"] * 5 + ["decode"] * 3
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 2**16))
+def test_prompts_that_stay_are_decoded_all_the_same(stays: float, seed: int) -> None:
+    """Of two pools with the same requests one computes a share of the prompts where they are decoded: decode has as
+    much to do, prefill less."""
+    rng = random.Random(seed)
+    policies = Policy(RULES), Policy(RULES)
+    engines = (EngineLoad("p", "prefill", 0, 0, 4000, 0.4, 0), EngineLoad("d", "decode", 0, 20, 0, 0.0, 1000))
+    size = size_class(1000)
+    answers = {size: Count(4, 1000)}
+    for step in range(60):
+        came = rng.randrange(8)
+        stay = round(came * stays)
+        whole = Window(LOOK_S, {size: Count(came, came * 1000)}, answers)
+        part = Window(LOOK_S, {size: Count(came - stay, (came - stay) * 1000)}, answers, local={size: stay})
+        for policy, window in zip(policies, (whole, part), strict=True):
+            policy._learn(Observed(step * LOOK_S, engines, window))
+    one, other = (policy.demand(engines) for policy in policies)
+    assert one is not None and other is not None
+    assert (other.coming, other.staying) == pytest.approx((one.coming, one.staying))
+    assert other.prefill <= one.prefill * (1 + 1e-9)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdlab.roles.prefixes import CHARS_PER_TOKEN, CHUNK_TOKENS, POOL_TOKENS, Prefixes, chunks_of
+from pdlab.roles.prefixes import (
+    CHARS_PER_TOKEN,
+    CHUNK_TOKENS,
+    LEAST_TOKENS,
+    POOL_TOKENS,
+    Prefixes,
+    chunks_of,
+    to_compute,
+)
 
 CHARS = CHUNK_TOKENS * CHARS_PER_TOKEN
 
@@ -86,6 +94,32 @@ def test_the_beginning_of_a_prompt_is_there_while_a_later_part_is() -> None:
             there = [chunk in prefixes._held["a"] for chunk in chunks]
             assert there == sorted(there, reverse=True)
             assert prefixes.tokens("a", chunks) == CHUNK_TOKENS * sum(there)
+
+
+def test_a_prompt_that_was_pulled_is_found_as_a_whole_alone() -> None:
+    """Of layers with a sliding window its engine has the end, until it computes another prompt that begins so."""
+    prefixes = Prefixes()
+    chunks = chunks_of(list(range(8 * CHUNK_TOKENS)))
+    other = chunks[:4] + chunks_of([7] * 2 * CHUNK_TOKENS)
+
+    def found(*asked: list[int]) -> list[int]:
+        return [prefixes.tokens("a", each) // CHUNK_TOKENS for each in asked]
+
+    prefixes.keep("a", chunks[:6], pulled=True)
+    assert found(chunks, chunks[:6], chunks[:5], other) == [6, 6, 0, 0]
+    prefixes.keep("a", chunks, pulled=True)
+    assert found(chunks, chunks[:7], other) == [8, 6, 0], "the next turn, and the one before"
+    prefixes.keep("a", other)
+    assert found(chunks, chunks[:7], chunks[:5], other) == [8, 6, 4, 6], "what it computed it has, and keeps"
+    prefixes.keep("a", other, pulled=True)
+    assert found(chunks[:3], other) == [3, 6]
+
+
+@given(st.integers(0, 20_000), st.integers(0, 20_000))
+def test_no_prompt_is_for_nothing(tokens: int, cached: int) -> None:
+    left = to_compute(tokens, cached)
+    assert min(tokens, LEAST_TOKENS) <= left <= tokens
+    assert left == tokens - cached or left <= LEAST_TOKENS
 
 
 def test_an_engine_that_has_not_told_its_pool_has_a_bound_too() -> None:

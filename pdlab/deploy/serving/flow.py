@@ -19,15 +19,15 @@ _COMPLETION_TOKENS = re.compile(r'"completion_tokens":\s*(\d+)')
 
 class Answer:
     """One sequence that this engine decodes: when it came, the chunks of its prompt where somebody asks for them, how
-    many of its tokens are in this engine's cache as far as is known, when it was prefilled, and what was sent so
-    far."""
+    many of its tokens are in this engine's cache as far as is known, how many another engine was asked to compute, when
+    it was prefilled, and what was sent so far."""
 
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
         self.chunks: list[int] = []
         self.cached_tokens = 0
-        self.prompted = False
+        self.asked_tokens = 0
         self.prefilled_s: float | None = None
         self.first_s: float | None = None
         self.tokens = 0
@@ -48,8 +48,8 @@ class Flow:
 
     def _begin(self) -> None:
         self._counts = {
-            "prompts": {}, "answers": {}, "generated_tokens": 0, "prefilled_tokens": 0, "prefill_busy_s": 0.0,
-            "ttft_s": [], "tpot_s": [], "handoff_s": [],
+            "prompts": {}, "local": {}, "answers": {}, "generated_tokens": 0, "prefilled_tokens": 0,
+            "computed_tokens": 0, "prefill_busy_s": 0.0, "ttft_s": [], "tpot_s": [], "handoff_s": [],
         }  # fmt: skip
 
     def prefill_began(self, tokens: int) -> None:
@@ -59,12 +59,13 @@ class Flow:
         self._prefills += 1
         self.waiting_prompt_tokens += tokens
 
-    def prefill_ended(self, tokens: int, *, answered: bool) -> None:
-        """It was answered, or given up."""
+    def prefill_ended(self, tokens: int, *, answered: bool, computed: int | None = None) -> None:
+        """It was answered, or given up. ``computed``: so many of its tokens were not cached (None: all)."""
         self._prefills -= 1
         self.waiting_prompt_tokens -= tokens
         if answered:
             self._counts["prefilled_tokens"] += tokens
+            self._counts["computed_tokens"] += tokens if computed is None else computed
         if not self._prefills:
             self._counts["prefill_busy_s"] += self._clock() - self._busy_since
 
@@ -73,17 +74,23 @@ class Flow:
         self.coming += 1
         return Answer(self._clock(), prompt_tokens)
 
-    def prompted(self, answer: Answer, cached_tokens: int = 0) -> None:
-        """Its prompt is asked of another engine, which has so many tokens of it; asked again it counts no more."""
-        if not answer.prompted:
-            answer.prompted = True
-            self._count("prompts", answer, max(answer.prompt_tokens - cached_tokens, 1))
+    def prompted(self, answer: Answer, tokens: int) -> None:
+        """Another engine is asked to compute so many tokens of its prompt: of one that was counted already, those
+        above."""
+        if tokens > answer.asked_tokens:
+            self._count("prompts", answer, tokens - answer.asked_tokens, requests=0 if answer.asked_tokens else 1)
+            answer.asked_tokens = tokens
 
-    def _count(self, name: str, answer: Answer, tokens: int) -> None:
-        """One more request, and its tokens, among those of the size of its prompt."""
+    def stays(self, answer: Answer) -> None:
+        """Its prompt is computed here."""
         size = size_class(answer.prompt_tokens)
-        requests, before = self._counts[name].get(size, (0, 0))
-        self._counts[name][size] = (requests + 1, before + tokens)
+        self._counts["local"][size] = self._counts["local"].get(size, 0) + 1
+
+    def _count(self, name: str, answer: Answer, tokens: int, requests: int = 1) -> None:
+        """So many more requests, and their tokens, among those of the size of its prompt."""
+        size = size_class(answer.prompt_tokens)
+        before = self._counts[name].get(size, (0, 0))
+        self._counts[name][size] = (before[0] + requests, before[1] + tokens)
 
     def prefilled(self, answer: Answer) -> None:
         """Its prompt was prefilled elsewhere: from here on it is this engine's."""
@@ -133,31 +140,39 @@ class Flow:
         return counts
 
 
+def prompt_of(request: Any) -> str | list[int]:
+    """Token ids of a request's prompt, or its text; of messages, that of all their fields."""
+    prompt = getattr(request, "prompt", None)
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (list, str)):
+        prompt = prompt[0]
+    if isinstance(prompt, (str, list)):
+        return prompt
+    return "".join(f"{text}\0" for message in getattr(request, "messages", None) or () for text in _texts(message))
+
+
+def _texts(message: Any) -> list[str]:
+    fields = list(message.values()) if isinstance(message, dict) else [str(message)]
+    return [
+        field if isinstance(field, str) else json.dumps(field, ensure_ascii=False, default=str)
+        for field in fields
+        if field is not None
+    ]
+
+
 def prompt_tokens(request: Any) -> int:
     """Tokens of a request's prompt or messages; of a text, about."""
-    prompt = getattr(request, "prompt", None)
-    if isinstance(prompt, list):
-        return len(prompt[0]) if prompt and isinstance(prompt[0], list) else len(prompt)
-    if not isinstance(prompt, str):
-        messages = getattr(request, "messages", None) or ()
-        prompt = "".join(str(m.get("content") if isinstance(m, dict) else m) for m in messages)
-    return max(1, len(prompt) // CHARS_PER_TOKEN)
+    prompt = prompt_of(request)
+    return max(1, len(prompt) // CHARS_PER_TOKEN if isinstance(prompt, str) else len(prompt))
 
 
-# What a chat template may put in front of the messages.
-_IN_FRONT = ("tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
+# Beside the messages, what a chat template may put in front of them.
+_APART = ("model", "cache_salt", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
 
 
 def prompt_chunks(request: Any) -> list[int]:
     """Of a request's prompt or messages (`pdlab.roles.prefixes.chunks_of`)."""
-    prompt = getattr(request, "prompt", None)
-    apart = [getattr(request, "model", None), getattr(request, "cache_salt", None)]
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
-        prompt = prompt[0]
-    elif not isinstance(prompt, (str, list)):
-        prompt = "".join(json.dumps(message, default=str) for message in getattr(request, "messages", None) or ())
-        apart += [getattr(request, name, None) for name in _IN_FRONT]
-    return chunks_of(prompt, json.dumps(apart, default=str))
+    apart = [hasattr(request, "messages"), *(getattr(request, name, None) for name in _APART)]
+    return chunks_of(prompt_of(request), json.dumps(apart, default=str))
 
 
 def tokens_after(item: Any, before: int) -> int:

@@ -19,7 +19,7 @@ from pdlab.deploy.serving.elastic import WARM_S
 from pdlab.deploy.serving.flow import Answer, Flow, prompt_chunks, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.role_board import TELL_S, board, pace
-from pdlab.roles.prefixes import Prefixes
+from pdlab.roles.prefixes import Prefixes, to_compute
 
 _MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
@@ -47,6 +47,7 @@ class PlaysRoles:
     _board: Any = None
     _name = ""
     kv_pool_tokens: int | None = None
+    caches_prefixes = True
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         self._flow = Flow()
@@ -55,10 +56,8 @@ class PlaysRoles:
         self._prefill_by: dict[int, str] = {}
         self._warmed: dict[str, str] = {}
         self._warming: set[asyncio.Task[None]] = set()
-        # Whether prompts go where their beginning is; and what of them this engine has, where anybody asks.
         self._affinity = bool(self.board_spec.get("prefix_affinity"))
-        asked = self._affinity or self.board_spec.get("local_below") is not None
-        self._kept = Prefixes() if asked else None
+        self._kept = Prefixes()
         await super().__init__(*args, **kwargs)  # type: ignore[misc]
         pd: Any = importlib.import_module(_PD)
         wanted = self._llm_config.experimental_configs.get("pd_tokenize_once")  # type: ignore[attr-defined]
@@ -95,7 +94,7 @@ class PlaysRoles:
         return decoded
 
     async def _prefill(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
-        tokens = self._to_compute(request)
+        tokens, computed = self._to_compute(request)
         answered = False
         self._flow.prefill_began(tokens)
         try:
@@ -105,41 +104,48 @@ class PlaysRoles:
         finally:
             if answered:
                 count("answered")
-            self._flow.prefill_ended(tokens, answered=answered)
+            self._flow.prefill_ended(tokens, answered=answered, computed=computed)
+
+    def _to_compute(self, request: Any) -> tuple[int, int]:
+        """Tokens of the request's prompt that it is sent here for, and those that this engine is to compute; from now
+        on it has all of it. Whoever sends prompts without knowing of caches sends whole ones."""
+        tokens = prompt_tokens(request)
+        if not self._knows:
+            return tokens, tokens
+        chunks = prompt_chunks(request)
+        computed = to_compute(tokens, self._kept.tokens("", chunks))
+        self._keeps(chunks, pulled=False)
+        return computed if self._affinity else tokens, computed
+
+    @property
+    def _knows(self) -> bool:
+        """Whether somebody asks what is in this engine's prefix cache, and it has one."""
+        return (self._affinity or self.board_spec.get("local_below") is not None) and self.caches_prefixes
+
+    def _keeps(self, chunks: list[int], *, pulled: bool) -> None:
+        """From now on this engine has a prompt with these chunks in its cache."""
+        self._kept.keep("", chunks, self.kv_pool_tokens, pulled=pulled)
+        if self._affinity and chunks and self._board is not None:
+            with contextlib.suppress(Exception):  # advice, for which no request may fail
+                self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens, pulled)
 
     async def _engine_alone(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(_PD)
         stream: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
         return stream
 
-    def _to_compute(self, request: Any) -> int:
-        """Tokens of the request's prompt that this engine is to compute for another; from now on it has all of it."""
-        tokens = prompt_tokens(request)
-        if self._kept is None:
-            return tokens
-        chunks = prompt_chunks(request)
-        cached = self._kept.tokens("", chunks)
-        self._kept.keep("", chunks, self.kv_pool_tokens)
-        if (
-            not self._affinity
-        ):  # whoever sends prompts knows of no cache: rates and waiting tokens are those of whole ones
-            return tokens
-        if chunks and self._board is not None:
-            with contextlib.suppress(Exception):  # advice, for which no request may fail
-                self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens)
-        return max(tokens - cached, 1)
-
     # --- decode for clients --------------------------------------------------------------------
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         answer = self._answers[id(request)] = self._flow.arrived(prompt_tokens(request))
-        if self._kept is not None:
-            answer.chunks = prompt_chunks(request)
-            answer.cached_tokens = self._kept.tokens("", answer.chunks)
-            self._kept.keep("", answer.chunks, self.kv_pool_tokens)
         whole = False
         try:
+            if self._knows:
+                answer.chunks = prompt_chunks(request)
+                answer.cached_tokens = min(self._kept.tokens("", answer.chunks), answer.prompt_tokens)
             async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
+                if answer.chunks and answer.first_s is None:
+                    self._keeps(answer.chunks, pulled=answer.asked_tokens > 0)
                 self._flow.sent(answer, item)
                 yield item
             whole = True
@@ -151,6 +157,7 @@ class PlaysRoles:
         answer = self._answers[id(request)]
         if answer.prompt_tokens - answer.cached_tokens < self._local_below and id(request) not in self._prefill_by:
             count("short")
+            self._flow.stays(answer)
             prefilled = None
         else:
             prefilled = await super()._prefilled(pd, backend, method, request, raw)  # type: ignore[misc]
@@ -163,11 +170,13 @@ class PlaysRoles:
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         answer = self._answers[id(request)]
         route.tokens, route.only = answer.prompt_tokens, self._prefill_by.get(id(request))
-        route.cached = await self._held(answer.chunks) if route.only is None else {}
-        self._flow.prompted(answer, max(route.cached.values(), default=0))
+        held = await self._held(answer.chunks) if route.only is None else {}
+        route.work = {engine: to_compute(route.tokens, tokens) for engine, tokens in held.items()}
+        self._flow.prompted(answer, min(route.work.values(), default=route.tokens))
         prefilled = await super()._call(pd, backend, method, request, raw, route)  # type: ignore[misc]
-        if route.replica in route.cached:
+        if route.replica in route.work:
             count("cached")
+        self._flow.prompted(answer, route.work.get(route.replica or "", route.tokens))
         return prefilled
 
     async def _held(self, chunks: list[int]) -> dict[str, int]:
@@ -176,7 +185,7 @@ class PlaysRoles:
         if not self._affinity or self._board is None or not chunks:
             return {}
         try:
-            asked = self._board.held.remote(self._name, chunks, self.kv_pool_tokens)
+            asked = self._board.held.remote(self._name, chunks)
             held: dict[str, int] = await asyncio.wait_for(asked, HELD_S)
         except asyncio.CancelledError:
             raise

@@ -94,15 +94,15 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
             raise LookupError("there is no other replica")
         chosen = self._lighter_or_near(engines, route.tokens)
 
-        def cached(replica: Any) -> int:
-            tokens: int = route.cached.get(replica.replica_id.unique_id, 0)
+        def work(replica: Any) -> int:
+            tokens: int = route.work.get(replica.replica_id.unique_id, route.tokens)
             return tokens
 
-        if most := max(map(cached, engines)):
-            holder = self._lighter_or_near([each for each in engines if cached(each) == most], route.tokens - most)
-            if self._load(holder, 0) - most < self._load(chosen, 0) - cached(chosen):
+        if (least := min(map(work, engines))) < route.tokens:
+            holder = self._lighter_or_near([each for each in engines if work(each) == least], least)
+            if self._load(holder, 0) + least < self._load(chosen, 0) + work(chosen):
                 chosen = holder
-        self._count(chosen, 0, max(route.tokens - cached(chosen), 0))
+        self._count(chosen, 0, work(chosen))
         return chosen
 
     def _lighter_or_near(self, engines: list[Any], tokens: int) -> Any:

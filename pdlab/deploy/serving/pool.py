@@ -16,15 +16,18 @@ COUNTER = "pdlab_kv_pool_tokens"
 class CountsPoolTokens:
     """Mixed into Ray's engine servers: a started one counts the tokens of its KV pool up in Ray's metrics, once.
 
-    ``kv_pool_tokens``: those (None: not known)."""
+    ``kv_pool_tokens``: those (None: not known). ``caches_prefixes``: whether the engine looks for a prompt's beginning
+    in it."""
 
     kv_pool_tokens: int | None = None
+    caches_prefixes = True
 
     async def start(self) -> None:
         await super().start()  # type: ignore[misc]
         try:
             cache = self.engine._engine_client.vllm_config.cache_config  # type: ignore[attr-defined]
             self.kv_pool_tokens = cache.num_gpu_blocks * cache.block_size
+            self.caches_prefixes = bool(getattr(cache, "enable_prefix_caching", True))
             self._pool_tokens = _count_up(self.kv_pool_tokens)
         except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
             logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)

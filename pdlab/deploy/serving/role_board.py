@@ -28,6 +28,7 @@ from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, Observed, Window
 from pdlab.roles.policy import Policy, Rules
 from pdlab.roles.prefixes import Prefixes
+from pdlab.roles.rates import Fading
 
 NAMESPACE = "serve"
 # Of the names of all boards' actors.
@@ -43,6 +44,7 @@ NEWS_S = 1.0
 MOST_PACE = 16.0
 MOST_NEWS_S = 5.0  # routers wait 10 s for an answer
 LOG_ENTRIES = 10_000
+CACHED_HALF_LIFE_S = 60.0  # of the share of prompts that prefix caches answer
 # An engine that is "joining" or "leaving" takes no work unless there is no other (`pdlab.deploy.serving.elastic`).
 PLAYING = ("prefill", "decode", "draining")
 
@@ -115,6 +117,7 @@ class RoleBoard:
         self._local_below = 0
         self._handoff_s: deque[float] = deque(maxlen=200)
         self._prefixes = Prefixes()
+        self._tokens = {name: Fading(CACHED_HALF_LIFE_S) for name in ("prefilled_tokens", "computed_tokens")}
         self._news = asyncio.Event()
         # How long after a publication each router had it: that is known when it asks for the next one.
         self._published_s = clock()
@@ -139,13 +142,16 @@ class RoleBoard:
         state.waiting_prompt_tokens = counts["waiting_prompt_tokens"]
         state.coming, state.running = counts["coming"], counts["running"]
         state.kv_used_share = counts.get("kv_used_share")
-        for name in ("prefilled_tokens", "prefill_busy_s", "generated_tokens"):
+        for name in ("prefilled_tokens", "computed_tokens", "prefill_busy_s", "generated_tokens"):
             state.since[name] = state.since.get(name, 0) + counts[name]
         for name in ("prompts", "answers"):
             total = self._window.setdefault(name, {})
             for size, (requests, tokens) in counts[name].items():
                 before = total.get(size, Count(0, 0))
                 total[size] = Count(before.requests + requests, before.tokens + tokens)
+        local = self._window.setdefault("local", {})
+        for size, requests in counts["local"].items():
+            local[size] = local.get(size, 0) + requests
         for name in ("ttft_s", "tpot_s"):
             self._window.setdefault(name, []).extend(counts[name])
         self._handoff_s.extend(counts["handoff_s"])
@@ -169,17 +175,16 @@ class RoleBoard:
                 await asyncio.wait_for(self._news.wait(), self._news_s)
         return self._state() if self._roles else known
 
-    async def keeps(self, engine: str, chunks: list[int], pool_tokens: int | None) -> None:
-        """The engine, whose KV pool holds so many tokens, prefills a prompt with these chunks."""
-        self._prefixes.keep(engine, chunks, pool_tokens)
+    async def keeps(self, engine: str, chunks: list[int], pool_tokens: int | None, pulled: bool) -> None:
+        """The engine, whose KV pool holds so many tokens, has a prompt with these chunks
+        (`pdlab.roles.prefixes.Prefixes.keep`)."""
+        self._prefixes.keep(engine, chunks, pool_tokens, pulled=pulled)
 
-    async def held(self, engine: str, chunks: list[int], pool_tokens: int | None) -> dict[str, int]:
+    async def held(self, engine: str, chunks: list[int]) -> dict[str, int]:
         """How many tokens of a prompt with these chunks, which ``engine`` is to decode, every other engine that
-        prefills has; only those that have some. From now on ``engine`` has them too."""
+        prefills has; only those that have some."""
         others = [name for name, role in self._roles.items() if role == "prefill" and name != engine]
-        tokens = {name: count for name in others if (count := self._prefixes.tokens(name, chunks))}
-        self._prefixes.keep(engine, chunks, pool_tokens)
-        return tokens
+        return {name: count for name in others if (count := self._prefixes.tokens(name, chunks))}
 
     async def set_split(self, text: str) -> dict[str, Any]:
         """``auto`` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
@@ -323,9 +328,12 @@ class RoleBoard:
             seconds=max(now_s - self._looked_s, 1e-3) / slow,
             prompts=counts.get("prompts", {}),
             answers=counts.get("answers", {}),
+            local=counts.get("local", {}),
             ttft_s=tuple(value / slow for value in counts.get("ttft_s", ())),
             tpot_s=tuple(value / slow for value in counts.get("tpot_s", ())),
         )
+        for name, total in self._tokens.items():
+            total.add(sum(each.since.get(name, 0) for each in self._engines.values()), window.seconds)
         self._looked_s, self._window = now_s, {}
         for each in self._engines.values():
             each.since = {}
@@ -360,7 +368,10 @@ class RoleBoard:
         waiting = sum(each.waiting_prompt_tokens for each in of["prefill"]) / max(len(of["prefill"]), 1)
         running = sum(each.running for each in of["decode"]) / max(len(of["decode"]), 1)
         transfer_s = statistics.median(self._handoff_s) / self.spec.slow_down
-        self._local_below = locally_below(rate, running, waiting / rate, transfer_s)
+        # Who decides on a prompt compares what is to be computed of it; the rate may be one of whole prompts.
+        whole, computed = (self._tokens[name].total for name in ("prefilled_tokens", "computed_tokens"))
+        computed_rate = rate * computed / whole if whole else rate
+        self._local_below = locally_below(computed_rate, running, waiting / rate, transfer_s)
 
     @property
     def _listened(self) -> bool:

@@ -70,7 +70,7 @@ def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
     flow = Flow(clock)
     flow.ended(flow.arrived(10), whole=False)
     sent = flow.arrived(10)
-    flow.prompted(sent)
+    flow.prompted(sent, 10)
     flow.sent(sent, event())
     flow.ended(sent, whole=False)
     counts = flow.take()
@@ -82,7 +82,7 @@ def test_idle_is_nothing_to_tell(clock: Clock) -> None:
     flow = Flow(clock)
     assert flow.idle
     answer = flow.arrived(10)
-    flow.prompted(answer)
+    flow.prompted(answer, 10)
     assert not flow.idle
     flow.take()
     flow.sent(answer, event())
@@ -98,7 +98,10 @@ def test_a_prompt_has_about_so_many_tokens() -> None:
     assert prompt_tokens(SimpleNamespace(prompt=[1, 2, 3])) == 3
     assert prompt_tokens(SimpleNamespace(prompt=[[1, 2, 3, 4]])) == 4
     assert prompt_tokens(SimpleNamespace(prompt="x" * 400)) == 100
-    assert prompt_tokens(SimpleNamespace(messages=[{"role": "user", "content": "x" * 40}])) == 10
+    assert prompt_tokens(SimpleNamespace(prompt=["x" * 400])) == 100
+    assert prompt_tokens(SimpleNamespace(messages=[{"role": "user", "content": "x" * 400}])) == 101
+    called = {"role": "assistant", "content": None, "tool_calls": [{"arguments": "x" * 400}]}
+    assert prompt_tokens(SimpleNamespace(messages=[called])) > 100
 
 
 def test_tokens_of_an_answer() -> None:
@@ -113,9 +116,19 @@ def test_tokens_of_an_answer() -> None:
 def test_a_prompt_that_is_asked_for_again_counts_once(clock: Clock) -> None:
     flow = Flow(clock)
     answer = flow.arrived(1000)
-    flow.prompted(answer, 600)
-    flow.prompted(answer, 0)
+    flow.prompted(answer, 400)
+    flow.prompted(answer, 300)
     assert flow.take()["prompts"] == {size_class(1000): (1, 400)}
+    flow.prompted(answer, 1000)
+    assert flow.take()["prompts"] == {size_class(1000): (0, 600)}, "it went where less was cached"
+
+
+def test_a_prompt_that_stays_is_told_apart(clock: Clock) -> None:
+    flow = Flow(clock)
+    flow.stays(flow.arrived(1000))
+    flow.stays(flow.arrived(1001))
+    counts = flow.take()
+    assert counts["local"] == {size_class(1000): 2} and counts["prompts"] == {}
 
 
 def request(**fields: object) -> SimpleNamespace:
@@ -143,6 +156,15 @@ def test_the_next_turn_of_a_conversation_begins_like_the_last() -> None:
     more = [*first, {"role": "assistant", "content": "a"}, {"role": "user", "content": "v" * 700}]
     one, next_ = prompt_chunks(request(messages=first)), prompt_chunks(request(messages=more))
     assert len(one) == 5 and next_[: len(one)] == one and len(next_) > len(one)
+
+
+@pytest.mark.parametrize("letter", ["x", "ж", "\n", '"'])
+def test_no_prompt_has_more_tokens_in_chunks_than_it_has(letter: str) -> None:
+    system = {"role": "system", "content": letter * 3000}
+    turns = [{"role": "user", "content": letter}] * 80
+    for messages in ([system], turns, [system, *turns]):
+        made = request(messages=messages)
+        assert prompt_tokens(made) // 64 == len(prompt_chunks(made))
 
 
 def test_a_request_without_a_prompt_has_no_chunks() -> None:

@@ -13,7 +13,8 @@ from pdlab.deploy.serving import fluid
 from pdlab.deploy.serving.flow import Flow
 from pdlab.deploy.serving.fluid import PlaysRoles
 from pdlab.deploy.serving.prefill_call import Route
-from pdlab.roles.prefixes import CHUNK_TOKENS, Prefixes
+from pdlab.roles.observed import size_class
+from pdlab.roles.prefixes import CHUNK_TOKENS, LEAST_TOKENS, Prefixes
 
 PD = SimpleNamespace(ErrorResponse=type("ErrorResponse", (), {}))
 
@@ -23,6 +24,9 @@ class Orchestrates:
 
     def __init__(self) -> None:
         self.routes: list[Route] = []
+        self.to = ""  # to which engine prompts go, whoever has them
+        self.answered = asyncio.Event()
+        self.answered.set()
 
     async def _pd_handle_request(self, request: Any, raw: Any = None) -> Any:
         yield await self._prefilled(PD, None, "completions", request, raw)  # type: ignore[attr-defined]
@@ -32,7 +36,8 @@ class Orchestrates:
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         self.routes.append(route)
-        route.replica = max(route.cached, key=lambda name: route.cached[name], default="any")
+        route.replica = self.to or min(route.work, key=lambda name: route.work[name], default="any")
+        await self.answered.wait()
         return "elsewhere"
 
 
@@ -41,13 +46,17 @@ class Board:
 
     def __init__(self, answer: Callable[[], Awaitable[dict[str, int]]] | None = None) -> None:
         self.answer = answer
-        self.kept: list[tuple[str, int]] = []
-        self.asked: list[tuple[str, int, int | None]] = []
-        self.keeps = SimpleNamespace(remote=lambda name, chunks, pool: self.kept.append((name, len(chunks))))
+        self.kept: list[tuple[str, int, bool]] = []
+        self.asked: list[tuple[str, int]] = []
+        self.keeps = SimpleNamespace(remote=self._keeps)
         self.held = SimpleNamespace(remote=self._held)
 
-    def _held(self, name: str, chunks: list[int], pool_tokens: int | None) -> Awaitable[dict[str, int]]:
-        self.asked.append((name, len(chunks), pool_tokens))
+    def _keeps(self, name: str, chunks: list[int], pool_tokens: int | None, pulled: bool) -> None:
+        assert pool_tokens is not None
+        self.kept.append((name, len(chunks), pulled))
+
+    def _held(self, name: str, chunks: list[int]) -> Awaitable[dict[str, int]]:
+        self.asked.append((name, len(chunks)))
         assert self.answer is not None
         return self.answer()
 
@@ -56,7 +65,7 @@ class Engine(PlaysRoles, Orchestrates):
     def __init__(self, *, below: int | None = None, board: Board | None = None) -> None:
         Orchestrates.__init__(self)
         self._flow, self._answers, self._prefill_by = Flow(), {}, {}
-        self._kept = None if below is None and board is None else Prefixes()
+        self._kept, self.board_spec = Prefixes(), {"local_below": below}
         self._affinity, self._board, self._name, self._local_below = board is not None, board, "me", below or 0
         self.kv_pool_tokens = 10_000
 
@@ -98,6 +107,10 @@ async def on_a() -> dict[str, int]:
     return {"a": 640, "b": 64}
 
 
+async def _none() -> dict[str, int]:
+    return {}
+
+
 def test_a_prompt_whose_uncached_part_is_short_is_prefilled_where_it_is_decoded(counted: list[str]) -> None:
     engine = Engine(below=2 * CHUNK_TOKENS)
     long = prompt(10 * CHUNK_TOKENS)
@@ -128,10 +141,42 @@ def test_the_board_is_asked_who_has_a_prompts_beginning(counted: list[str]) -> N
     engine = Engine(board=board)
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
     (route,) = engine.routes
-    assert route.cached == {"a": 640, "b": 64} and route.tokens == 20 * CHUNK_TOKENS
-    assert board.asked == [("me", 20, 10_000)] and counted == ["cached"]
+    assert route.work == {"a": 1280 - 640, "b": 1280 - 64} and route.tokens == 20 * CHUNK_TOKENS
+    assert board.asked == [("me", 20)] and counted == ["cached"]
     engine.prefills(prompt(3 * CHUNK_TOKENS, first=10_000))
-    assert board.kept == [("me", 3)]
+    assert board.kept == [("me", 20, True), ("me", 3, False)]
+
+
+def test_nothing_is_kept_before_it_is_there() -> None:
+    """Two sequences of one prompt, at once on an engine that has nothing of it."""
+    engine = Engine(below=2 * CHUNK_TOKENS)
+    engine.answered.clear()
+
+    async def twice() -> list[Any]:
+        async def one() -> list[Any]:
+            return [item async for item in engine._pd_handle_request(prompt(20 * CHUNK_TOKENS))]
+
+        both = asyncio.gather(one(), one())
+        await asyncio.sleep(0)
+        engine.answered.set()
+        return await both
+
+    assert asyncio.run(twice()) == [["elsewhere"], ["elsewhere"]]
+
+
+def test_an_engine_without_a_prefix_cache_has_nothing() -> None:
+    engine = Engine(below=2 * CHUNK_TOKENS, board=Board())
+    engine.caches_prefixes = False
+    for _ in range(2):
+        assert engine.decodes(prompt(10 * CHUNK_TOKENS)) == ["elsewhere"]
+
+
+def test_a_chat_is_as_long_as_what_is_cached_of_it(counted: list[str]) -> None:
+    engine = Engine(below=0, board=Board(_none))
+    for question in ("первый", "второй"):
+        messages = [{"role": "system", "content": "ж" * 4000}, {"role": "user", "content": question * 100}]
+        assert engine.decodes(SimpleNamespace(model="m", messages=messages)) == ["elsewhere"]
+    assert counted == []
 
 
 def test_the_controller_hears_of_what_is_to_be_computed() -> None:
@@ -142,11 +187,24 @@ def test_the_controller_hears_of_what_is_to_be_computed() -> None:
     engine.prefills(prompt(24 * CHUNK_TOKENS))
     counts = engine._flow.take()
     assert [tokens for _, tokens in counts["prompts"].values()] == [20 * CHUNK_TOKENS - 640]
-    assert counts["prefilled_tokens"] == 4 * CHUNK_TOKENS and counts["waiting_prompt_tokens"] == 0
+    assert counts["prefilled_tokens"] == counts["computed_tokens"] == LEAST_TOKENS, "256 of 1,536 tokens are new"
+    assert counts["waiting_prompt_tokens"] == 0
+    engine.to = "another"
+    engine.decodes(prompt(20 * CHUNK_TOKENS, first=5))
+    assert [tokens for _, tokens in engine._flow.take()["prompts"].values()] == [20 * CHUNK_TOKENS]
     whole = Engine(below=1)
     whole.prefills(prompt(20 * CHUNK_TOKENS))
-    whole.prefills(prompt(24 * CHUNK_TOKENS))
-    assert whole._flow.take()["prefilled_tokens"] == 44 * CHUNK_TOKENS, "who sends it knows of no cache"
+    whole.prefills(prompt(28 * CHUNK_TOKENS))
+    counts = whole._flow.take()
+    assert counts["prefilled_tokens"] == 48 * CHUNK_TOKENS, "who sends it knows of no cache"
+    assert counts["computed_tokens"] == 28 * CHUNK_TOKENS
+
+
+def test_the_controller_hears_of_prompts_that_stay() -> None:
+    engine = Engine(below=10_000)
+    engine.decodes(prompt(300))
+    counts = engine._flow.take()
+    assert counts["local"] == {size_class(300): 1} and counts["prompts"] == {}
 
 
 async def _late() -> dict[str, int]:
@@ -158,10 +216,6 @@ async def _dead() -> dict[str, int]:
     raise RuntimeError("the actor died")
 
 
-async def _none() -> dict[str, int]:
-    return {}
-
-
 @pytest.mark.parametrize("answer", [_late, _dead, _none])
 def test_a_board_that_does_not_know_costs_no_request(
     answer: Callable[[], Awaitable[dict[str, int]]], counted: list[str], monkeypatch: pytest.MonkeyPatch
@@ -169,7 +223,7 @@ def test_a_board_that_does_not_know_costs_no_request(
     monkeypatch.setattr(fluid, "HELD_S", 0.01)
     engine = Engine(board=Board(answer))
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
-    assert engine.routes[0].cached == {} and counted == []
+    assert engine.routes[0].work == {} and counted == []
 
 
 def test_without_the_flags_nothing_is_asked_or_kept() -> None:

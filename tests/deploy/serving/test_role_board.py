@@ -9,6 +9,7 @@ import pytest
 
 from pdlab.deploy.serving.flow import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
+from pdlab.roles.observed import Observed
 from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
 
 
@@ -229,6 +230,41 @@ def test_times_are_the_engines(clock: Clock) -> None:
     assert observed.window.seconds == pytest.approx(1.0)
 
 
+def test_the_threshold_is_learnt_in_tokens_that_are_computed(clock: Clock) -> None:
+    """Half of what prefill answers comes from its caches: it seems to compute twice as fast as it does."""
+
+    def learnt(computed: int) -> int:
+        of = board(clock, split="1:1", local_below="auto")
+        for _ in range(4):
+            clock.now += LISTEN_S
+            busy = {"prefilled_tokens": 8000, "computed_tokens": computed, "prefill_busy_s": 0.8}
+            report(of, "a", "b", **busy, waiting_prompt_tokens=1000, handoff_s=[0.05])
+            of.decide()
+        assert of._policy.prefill_rate.tokens_per_s == pytest.approx(10_000)
+        return of._local_below
+
+    assert learnt(8000) == pytest.approx(1500, abs=1)
+    assert learnt(4000) == pytest.approx(750, abs=1)
+
+
+def test_the_policy_hears_of_prompts_that_stay(clock: Clock) -> None:
+    of = board(clock, split="1:1")
+    seen: list[Observed] = []
+    choose = of._choose
+
+    def chosen(observed: Observed) -> tuple[dict[str, str], str]:
+        seen.append(observed)
+        return choose(observed)
+
+    of._choose = chosen  # type: ignore[method-assign]
+    report(of, "a", "b", local={9: 2})
+    report(of, "a", local={9: 1, 4: 1})
+    of.decide()
+    assert seen[-1].window.local == {9: 5, 4: 1}
+    of.decide()
+    assert seen[-1].window.local == {}
+
+
 def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
     of = board(clock, split="1:1", local_below=300)
     report(of, "a", "b")
@@ -245,12 +281,12 @@ def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None
     chunks = chunks_of([7] * 4 * CHUNK_TOKENS)
 
     def held(engine: str) -> dict[str, int]:
-        return asyncio.run(of.held(engine, chunks, None))
+        return asyncio.run(of.held(engine, chunks))
 
-    assert held(decoding[0]) == {}
-    assert held(decoding[1]) == {}, "who decodes has it too now, and prefills nothing"
-    asyncio.run(of.keeps(first, chunks[:3], None))
-    asyncio.run(of.keeps(second, chunks, 2 * CHUNK_TOKENS))
+    asyncio.run(of.keeps(decoding[0], chunks, None, True))
+    assert held(decoding[1]) == {}, "who decodes it prefills nothing"
+    asyncio.run(of.keeps(first, chunks[:3], None, False))
+    asyncio.run(of.keeps(second, chunks, 2 * CHUNK_TOKENS, False))
     assert held(decoding[0]) == {first: 3 * CHUNK_TOKENS, second: 2 * CHUNK_TOKENS}, "a pool holds no more than it does"
     assert held(first) == {second: 2 * CHUNK_TOKENS}, "never the engine that asks"
     asyncio.run(of.set_roles({**dict.fromkeys("abcd", "decode"), decoding[0]: "prefill"}))
