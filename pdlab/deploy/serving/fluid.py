@@ -144,7 +144,7 @@ class PlaysRoles:
                 answer.chunks = prompt_chunks(request)
                 answer.cached_tokens = min(self._kept.tokens("", answer.chunks), answer.prompt_tokens)
             async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
-                if answer.chunks and answer.first_s is None:
+                if answer.chunks and answer.first_s is None and answer.prefilled_s is not None:
                     self._keeps(answer.chunks, pulled=answer.asked_tokens > 0)
                 self._flow.sent(answer, item)
                 yield item

@@ -25,6 +25,7 @@ class Orchestrates:
     def __init__(self) -> None:
         self.routes: list[Route] = []
         self.to = ""  # to which engine prompts go, whoever has them
+        self.fails = False
         self.answered = asyncio.Event()
         self.answered.set()
 
@@ -38,7 +39,7 @@ class Orchestrates:
         self.routes.append(route)
         route.replica = self.to or min(route.work, key=lambda name: route.work[name], default="any")
         await self.answered.wait()
-        return "elsewhere"
+        return PD.ErrorResponse() if self.fails else "elsewhere"
 
 
 class Board:
@@ -162,6 +163,16 @@ def test_nothing_is_kept_before_it_is_there() -> None:
         return await both
 
     assert asyncio.run(twice()) == [["elsewhere"], ["elsewhere"]]
+
+
+def test_what_failed_is_not_kept() -> None:
+    engine = Engine(below=2 * CHUNK_TOKENS)
+    engine.fails = True
+    (error,) = engine.decodes(prompt(20 * CHUNK_TOKENS))
+    assert isinstance(error, PD.ErrorResponse)
+    engine.fails = False
+    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
+    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == [None]
 
 
 def test_an_engine_without_a_prefix_cache_has_nothing() -> None:
