@@ -162,7 +162,7 @@ SETTLE_S = 0.6  # between requests, so that the loads that routers know are thos
 def conversation(seed: int, tokens: int) -> list[int]:
     """The first tokens of that conversation: the prompts of its turns."""
     rng = random.Random(seed)
-    return [rng.randrange(1000, 50_000) for _ in range(tokens)]
+    return [rng.randrange(300, 1000) for _ in range(tokens)]
 
 
 def counted(stack: Stack) -> dict[tuple[str, str], float]:
