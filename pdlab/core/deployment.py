@@ -163,9 +163,8 @@ class Fluid(Frozen):
     keeps TTFT and TPOT below (None: no bound). ``prefill_locally_below``: a prompt of fewer tokens is computed
     where it is decoded (None: none is; ``auto``: below what the learnt rates say); what that engine has in its prefix
     cache is taken off. ``prefix_affinity``: a prompt is prefilled where its beginning is cached, if that ends earlier.
-    ``pool.replicas`` engines begin;
-    their number then follows the load from ``min_replicas`` to ``max_replicas`` (None: as many as begin), one fewer
-    once fewer would have done for ``down_after_s``.
+    ``pool.replicas`` engines begin; their number then follows the load from ``min_replicas`` to ``max_replicas`` (None:
+    as many as begin), one fewer once fewer would have done for ``down_after_s``.
     """
 
     kind: Literal["fluid"] = "fluid"

@@ -58,16 +58,29 @@ def test_rendering(path: Path) -> None:
 
 
 def test_of_a_number_that_moves_room_is_shown_for_all() -> None:
-    words = ["--pd-fluid", "--num", "2", "--min", "2", "--max", "5", "--tp", "2", "--cluster", "p5.48xlarge-x2"]
+    text = dry_run("--pd-fluid --num 2 --min 2 --max 5 --tp 2 --cluster p5.48xlarge-x2")
+    assert "4 GPUs of 16 free ones used, 10 at most" in text
+    assert "engines     2 to begin with, 2 to 5 as the load wants" in text
+    assert text.count("(if the load wants it)") == 3
+
+
+def test_where_prompts_go_is_said() -> None:
+    words = "--pd-fluid --num 4 --tp 2 --prefill-locally-below 300 --prefix-affinity --cluster p5.48xlarge-x2"
+    (roles,) = [line for line in dry_run(words).splitlines() if line.startswith("roles  ")]
+    assert (
+        "; prompts below 300 tokens where decoded; prompts where their beginning is cached, if that ends ear" in roles
+    )
+    assert "prefix_affinity: true" in dry_run(words)
+
+
+def dry_run(line: str) -> str:
+    words = line.split()
     request = request_from(build_parser().parse_args(words), words)
     view = request.known_view()
     assert view is not None
     shape, source = resolve_model(request.deployment.model)
     prepared = prepare_deployment(request.deployment, view, shape, source or "MODEL-FOLDER", Workload())
-    text = describe(prepared, serving_path="", base_url="http://127.0.0.1:8000", launch_command="")
-    assert "4 GPUs of 16 free ones used, 10 at most" in text
-    assert "engines     2 to begin with, 2 to 5 as the load wants" in text
-    assert text.count("(if the load wants it)") == 3
+    return describe(prepared, serving_path="", base_url="http://127.0.0.1:8000", launch_command="")
 
 
 def test_no_stale_renderings() -> None:
