@@ -1,29 +1,47 @@
-"""Loaded into every Python process of the local nodes: nothing that is not used is imported.
+"""Loaded into every Python process of the local nodes: nothing that is not used is imported or runs, and what can be
+done once is not done a thousand times.
 
 - pandas, which ``ray.serve`` imports in each of its processes to encode data frames, is not there for it;
-- torch, which Ray Serve LLM's helpers import in the router too, is imported when it is first used.
+- torch, which Ray Serve LLM's helpers import in the router too, is imported when it is first used;
+- Ray's agents are told how often each bucket of a histogram was observed, and record every observation by itself (one
+  per token for the times between tokens): here they record a bucket at once;
+- on two hosts direct streaming's router runs on the head's alone and not on every node with a replica: HAProxy, which
+  is there, asks none on another host.
 
 Imports the standard library alone.
 """
 
 from __future__ import annotations
 
+import bisect
 import importlib
 import importlib.util
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 from pdlab.cluster.after_import import change_after_import
+from pdlab.cluster.loopback import LISTEN, LOOPBACK
 
 LATER = "torch"
+RECORDER = "ray._private.telemetry.open_telemetry_metric_recorder"
+AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
+CONTROLLER = "ray.serve._private.controller"
 
 
 def install() -> None:
     """Change this process."""
     modules: Any = sys.modules  # None: importing it raises ImportError, as if it were not installed
     modules.setdefault("pandas", None)
-    change_after_import({"ray.llm._internal.common.utils.import_utils": _import_later})
+    changes = {
+        "ray.llm._internal.common.utils.import_utils": _import_later,
+        RECORDER: _record_at_once,
+        AGGREGATION: _count_times,
+    }
+    if os.environ.get(LISTEN, LOOPBACK) != LOOPBACK:
+        changes[CONTROLLER] = _route_on_the_head
+    change_after_import(changes)
 
 
 def _import_later(module: Any) -> None:
@@ -42,3 +60,68 @@ class _Later(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
+
+
+class Times(float):
+    """A value that was observed ``times`` times."""
+
+    times: int
+
+    @classmethod
+    def of(cls, value: float, times: int) -> Times:
+        observed = cls(value)
+        observed.times = times
+        return observed
+
+
+def _record_at_once(module: Any) -> None:
+    """Change Ray's recorder of metrics."""
+    recorder = module.OpenTelemetryMetricRecorder
+    one_by_one = recorder.record_histogram_aggregated_batch
+
+    def record_histogram_aggregated_batch(self: Any, name: str, data_points: list[dict[str, Any]]) -> None:
+        with self._lock:
+            instrument = self._registered_instruments.get(name)
+            midpoints = self._histogram_bucket_midpoints.get(name) or ()
+        fitting = [point for point in data_points if len(point["bucket_counts"]) == len(midpoints)]
+        if len(fitting) < len(data_points):  # of these Ray only says that it leaves them out
+            one_by_one(self, name, [point for point in data_points if len(point["bucket_counts"]) != len(midpoints)])
+        dropped = module.MetricCardinality.get_high_cardinality_labels_to_drop(name)
+        for point in fitting:
+            tags = {key: value for key, value in point["tags"].items() if key not in dropped}
+            for midpoint, times in zip(midpoints, point["bucket_counts"], strict=True):
+                if times:
+                    instrument.record(Times.of(midpoint, times), attributes=tags)
+
+    recorder.record_histogram_aggregated_batch = record_histogram_aggregated_batch
+
+
+def _count_times(module: Any) -> None:
+    """Change OpenTelemetry's histograms: `Times` count as often as they say."""
+    histogram = module._ExplicitBucketHistogramAggregation
+    once = histogram.aggregate
+
+    def aggregate(self: Any, measurement: Any, *args: Any) -> None:
+        once(self, measurement, *args)
+        value = measurement.value
+        if isinstance(value, Times) and value.times > 1:
+            with self._lock:
+                if self._value is None:  # collected since
+                    self._value = self._get_empty_bucket_counts()
+                self._sum += float(value) * (value.times - 1)
+                self._value[bisect.bisect_left(self._boundaries, value)] += value.times - 1
+
+    histogram.aggregate = aggregate
+
+
+def _route_on_the_head(module: Any) -> None:
+    """Change Ray Serve's controller, which is where HAProxy is. Nodes with a router are those that may have a proxy,
+    and of proxies there is one (``HeadOnly``)."""
+    controller = module.ServeController
+    every_node = controller._update_proxy_nodes
+
+    def _update_proxy_nodes(self: Any) -> None:
+        every_node(self)
+        self._proxy_nodes = {self._controller_node_id}
+
+    controller._update_proxy_nodes = _update_proxy_nodes

@@ -69,6 +69,13 @@ AGENT_PORTS = (
     "runtime-env-agent-port",
 )
 
+# What raylets look at ten, four and four times a second.
+SELDOM = {
+    "RAY_raylet_check_gc_period_milliseconds": "1000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_local_fs_monitor_interval_ms": "5000",
+}
+
 # Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -137,6 +144,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "VLLM_HOST_IP": address,
             "RAY_DISABLE_IMPORT_WARNING": "1",
             "RAY_usage_stats_enabled": "0",
+            **SELDOM,
             "VLLM_NO_USAGE_STATS": "1",
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",
@@ -144,7 +152,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_worker_register_timeout_seconds": "600",
             "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of a small machine starve the engines
             "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
-            "RAY_metrics_report_interval_ms": "1000",
+            "RAY_metrics_report_interval_ms": "5000",  # of engines, whose counts are waited for, 1000: cpu_env
             "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # of 100: every replica and router wakes for it
             "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": "1",  # of 10: Ray drops a gauge after two exports
             "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at 0.1 s an idle controller takes 5 % of a core
@@ -153,6 +161,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s, three times, are too few on a busy machine
             "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
+            "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # of 4, which wake each other for every chunk that one would pass on
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{temp_dir}/haproxy/metrics.sock",

@@ -287,6 +287,7 @@ def cpu_env() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         # vLLM's sampler compiles C++ for log-probabilities, which needs a compiler and seconds.
         "TORCHDYNAMO_DISABLE": "1",
+        "RAY_metrics_report_interval_ms": "1000",  # sweeps wait for what engines have counted after each level
         # vLLM sets it before it imports NIXL, which pdlab.deploy.cpu_engine.worker does earlier.
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }

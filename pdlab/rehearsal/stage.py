@@ -114,9 +114,6 @@ class RehearsalStage:
 # What the daemons of many nodes look at less often than Ray's do: on one machine 16 of them take a quarter of a core.
 OF_MANY_NODES = {
     "REPORTER_UPDATE_INTERVAL_MS": "15000",  # the agents' look at every process, 5 s
-    "RAY_raylet_check_gc_period_milliseconds": "1000",
-    "RAY_local_fs_monitor_interval_ms": "5000",
-    "RAY_memory_monitor_refresh_ms": "1000",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from contract.conftest import SERVE, parameters, quietly
 
+from pdlab.bench import measure
 from pdlab.cluster import local_nodes
 from pdlab.cluster.connection import Cluster
 from pdlab.core.errors import ClusterError
@@ -315,6 +316,18 @@ class TestArguments:
         names = [name for name in ours if name.startswith(("RAY_SERVE_", "RAYLLM_"))]
         assert len(names) >= 7
         assert [name for name in names if not any(name in text for text in texts)] == []
+
+
+def test_raylets_know_what_they_look_at_less_often() -> None:
+    raylet = Path(quietly("ray._private.services").RAYLET_EXECUTABLE).read_bytes()
+    names = [*local_nodes.SELDOM, "RAY_metrics_report_interval_ms"]
+    assert [name for name in names if name.removeprefix("RAY_").encode() not in raylet] == []
+
+
+def test_engines_export_twice_while_a_sweep_waits_for_what_they_count() -> None:
+    name = "RAY_metrics_report_interval_ms"
+    assert name in local_nodes.environment("id", "/tmp/x"), "of all other processes"
+    assert int(serve_config.cpu_env()[name]) <= 1000 * measure.LOCAL_EXPORT_S / 2
 
 
 def test_agents_report_the_cpu_of_processes_within_a_short_level() -> None:

@@ -432,6 +432,8 @@ class TestEngines:
             done = stack.launch(f"--pd-{mode}", "--two-hosts", "--link-rate", "1gbit")
             assert done.code == 0 and re.search(r"canary: [1-3] of 3", done.text)
             assert f"wire: {wires[mode]}, as planned" in done.text
+            assert re.search(r"LLMRouter: \d+ running", done.text)
+            assert "LLMRouter: 2 running" not in done.text, "HAProxy asks the one beside it"
             if mode == "spread":
                 words = (sys.executable, "-W", "ignore", "-c", WRONG_PLAN, stack.url)
                 wrong = hosts(stack, "shell", "--", *words).text
