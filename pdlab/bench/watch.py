@@ -30,6 +30,7 @@ _HEALTH = re.compile(
     r"\{(?P<labels>[^}\n]*)\} (?P<value>\S+)",
     re.MULTILINE,
 )
+ROUTER = "LLMRouter"  # of direct streaming, whatever the model's name
 APP = "pdlab"  # the name of the one application that is measured
 UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
 _GO_ON = "the running level is not kept; bring the deployment back and use --resume"
@@ -216,7 +217,8 @@ class Watch:
 
     def _dead(self, health: Sequence[Health]) -> str | None:
         ours = [one for one in health if one.replica in self._replicas]
-        for one in ours:
+        # Ray Serve stops the router of a node that has no engine any more: that one's death is what happened.
+        for one in sorted(ours, key=lambda one: one.deployment.startswith(ROUTER)):
             others = [h.replica for h in health if h.deployment == one.deployment and h.healthy]
             new = [replica for replica in others if replica not in self._replicas]
             if one.healthy:

@@ -152,6 +152,19 @@ def test_replicas_of_others_are_none_of_its_business(server: Server) -> None:
     Watch(server.url, [f"{server.url}/metrics"], ["r1", "r7"]).require_replicas()
 
 
+def test_the_engine_is_named_and_not_the_router_that_ended_with_it(server: Server) -> None:
+    """Ray Serve stops the router of a node whose last engine died; either is exported first."""
+    engine = PAGE % "0.0"
+    router = engine.splitlines()[1].replace("Decode:m", "LLMRouter").replace("r0", "r2") + "\n"
+    for page in (router + engine, engine + router):
+        server.page = page
+        with pytest.raises(DeploymentDied, match="replica r0 of Decode:m died"):
+            Watch(server.url, [f"{server.url}/metrics"], ["r0", "r1", "r2"]).require_replicas()
+    server.page = router
+    with pytest.raises(DeploymentDied, match="replica r2 of LLMRouter died"):
+        Watch(server.url, [f"{server.url}/metrics"], ["r0", "r1", "r2"]).require_replicas()
+
+
 def test_a_failure_in_the_level_is_passed_on(server: Server) -> None:
     with pytest.raises(BenchError, match="by itself"), Watch(server.url).beside(lambda: None):
         raise BenchError("by itself")
