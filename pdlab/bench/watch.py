@@ -40,7 +40,7 @@ _GO_ON = "the running level is not kept; bring the deployment back and use --res
 _CPU = re.compile(r"^ray_component_cpu_percentage\{(?P<labels>[^}\n]*)\} (?P<value>\S+)", re.MULTILINE)
 FRONT = {
     "ingress": re.compile(r"ray::ServeReplica:[^:]*:OpenAiIngress"),
-    "router": re.compile(r"ray::ServeReplica:[^:]*:LLMRouter"),
+    "router": re.compile(rf"ray::ServeReplica:[^:]*:{ROUTER}"),
     "proxy": re.compile(r"ray::ProxyActor"),
 }
 
