@@ -6,7 +6,9 @@ done once is not done a thousand times.
 - Ray's agents are told how often each bucket of a histogram was observed, and record every observation by itself (one
   per token for the times between tokens): here they record a bucket at once;
 - on two hosts direct streaming's router runs on the head's alone and not on every node with a replica: HAProxy, which
-  is there, asks none on another host.
+  is there, asks none on another host;
+- HAProxy, which wakes for every chunk, does not take the core from what runs there (``SCHED_BATCH``, sched(7));
+- Ray Serve's control loop looks once a second when everything has been running for a while.
 
 Imports the standard library alone.
 """
@@ -14,10 +16,12 @@ Imports the standard library alone.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
+import time
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +32,10 @@ LATER = "torch"
 RECORDER = "ray._private.telemetry.open_telemetry_metric_recorder"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
 CONTROLLER = "ray.serve._private.controller"
+DEPLOYMENTS = "ray.serve._private.deployment_state"  # has the loop's interval as well: it paces health checks by it
+HAPROXY = "ray.serve._private.haproxy"
+AT_REST_S = 10.0  # longer than anything takes that follows once an application runs
+SELDOM_S = 1.0
 
 
 def install() -> None:
@@ -38,9 +46,9 @@ def install() -> None:
         "ray.llm._internal.common.utils.import_utils": _import_later,
         RECORDER: _record_at_once,
         AGGREGATION: _count_times,
+        CONTROLLER: _change_controller,
+        HAPROXY: _let_others_run,
     }
-    if os.environ.get(LISTEN, LOOPBACK) != LOOPBACK:
-        changes[CONTROLLER] = _route_on_the_head
     change_after_import(changes)
 
 
@@ -114,9 +122,36 @@ def _count_times(module: Any) -> None:
     histogram.aggregate = aggregate
 
 
+def _change_controller(module: Any) -> None:
+    """Change Ray Serve's controller."""
+    _look_seldom_at_rest(module)
+    if os.environ.get(LISTEN, LOOPBACK) != LOOPBACK:
+        _route_on_the_head(module)
+
+
+def _look_seldom_at_rest(module: Any) -> None:
+    """A step of the control loop costs milliseconds of CPU, whether there is something to do or not."""
+    controller = module.ServeController
+    step = controller.run_control_loop_step
+    often_s = module.CONTROL_LOOP_INTERVAL_S
+    busy_at_s = time.monotonic()
+
+    async def run_control_loop_step(self: Any, *args: Any) -> None:
+        nonlocal busy_at_s
+        await step(self, *args)
+        applications = self.application_state_manager.list_app_statuses().values()
+        if self._shutting_down or not applications or any(each.status != "RUNNING" for each in applications):
+            busy_at_s = time.monotonic()
+        at_rest = time.monotonic() - busy_at_s >= AT_REST_S
+        interval_s = max(SELDOM_S, often_s) if at_rest else often_s
+        module.CONTROL_LOOP_INTERVAL_S = sys.modules[DEPLOYMENTS].CONTROL_LOOP_INTERVAL_S = interval_s  # type: ignore[attr-defined]
+
+    controller.run_control_loop_step = run_control_loop_step
+
+
 def _route_on_the_head(module: Any) -> None:
-    """Change Ray Serve's controller, which is where HAProxy is. Nodes with a router are those that may have a proxy,
-    and of proxies there is one (``HeadOnly``)."""
+    """The controller is where HAProxy is. Nodes with a router are those that may have a proxy, and of proxies there is
+    one (``HeadOnly``)."""
     controller = module.ServeController
     every_node = controller._update_proxy_nodes
 
@@ -125,3 +160,17 @@ def _route_on_the_head(module: Any) -> None:
         self._proxy_nodes = {self._controller_node_id}
 
     controller._update_proxy_nodes = _update_proxy_nodes
+
+
+def _let_others_run(module: Any) -> None:
+    """Change how Ray Serve starts HAProxy, which has one thread here."""
+    api = module.HAProxyApi
+    start = api._start_and_wait_for_haproxy
+
+    async def _start_and_wait_for_haproxy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        process = await start(self, *args, **kwargs)
+        with contextlib.suppress(OSError):  # sandboxes that have no such policy
+            os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        return process
+
+    api._start_and_wait_for_haproxy = _start_and_wait_for_haproxy

@@ -145,6 +145,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_DISABLE_IMPORT_WARNING": "1",
             "RAY_usage_stats_enabled": "0",
             **SELDOM,
+            "RAY_event_stats": "0",  # Ray's processes time each event of their loops, for a log that nobody reads
             "VLLM_NO_USAGE_STATS": "1",
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",

@@ -1,11 +1,13 @@
 """What pdlab.cluster.lean stands on in Ray: the router then imports neither torch nor vLLM nor pandas, and an agent's
-metrics page shows what Ray's own recorder would show; and in how HAProxy chooses the routers that it asks."""
+metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the routers that it asks;
+and in the interval of Ray Serve's control loop."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -24,10 +26,7 @@ print("THEN", download_utils.torch.hub.__name__, "torch" in sys.modules)
 
 
 def test_controller_proxy_and_router_import_none_of_it() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-2:] == ["LOADED []", "THEN torch.hub True"]
+    assert _run(PROGRAM)[-2:] == ["LOADED []", "THEN torch.hub True"]
 
 
 # Two engines of one node, and one with other buckets, which Ray leaves out.
@@ -60,10 +59,7 @@ print(*(line for line in generate_latest(REGISTRY).decode().splitlines() if "itl
 def test_an_agent_records_a_bucket_at_once_and_shows_the_same() -> None:
     pages = []
     for argument, calls in (("stock", 2012), ("lean", 8)):
-        command = [sys.executable, "-W", "ignore", "-c", RECORD, argument]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        first, *page = done.stdout.splitlines()
+        first, *page = _run(RECORD, arguments=[argument])
         assert first == f"CALLS {calls}", "the way to the histogram is another one than Ray's was"
         pages.append(page)
     stock, lean = pages
@@ -93,11 +89,85 @@ print("ASKED", *(server.host for server in asked["b"]))
     ("address", "nodes"), [("127.0.0.1", "head other"), ("10.77.0.1", "head")], ids=["side by side", "two hosts"]
 )
 def test_a_router_that_haproxy_does_not_ask_does_not_run(address: str, nodes: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", ROUTERS]
-    env = {**os.environ, LISTEN: address}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert _run(ROUTERS, {LISTEN: address})[-2:] == [f"NODES {nodes}", "ASKED 10.0.0.2"]
+
+
+# The real step of the control loop, with nothing to do, at made-up times.
+INTERVALS = """
+import asyncio, inspect, sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+from pdlab.cluster import lean
+lean.install()
+from ray.serve._private import controller, deployment_state
+from ray.serve._private.application_state import ApplicationStatusInfo
+from ray.serve.schema import ApplicationStatus
+loop = inspect.getsource(controller.ServeController.run_control_loop)
+assert "asyncio.sleep(CONTROL_LOOP_INTERVAL_S)" in loop and "self.run_control_loop_step(" in loop
+lean.time = SimpleNamespace(monotonic=lambda: now)
+serve = MagicMock()
+serve._shutting_down = False
+for now, status in ((0, None), (30, None), (35, "DEPLOYING"), (36, "RUNNING"), (44, "RUNNING"), (46, "RUNNING"),
+                    (47, "UNHEALTHY"), (48, "RUNNING"), (58, "RUNNING"), (59, "ending")):
+    serve._shutting_down = status == "ending"
+    apps = {} if status in (None, "ending") else {"pdlab": ApplicationStatusInfo(ApplicationStatus(status))}
+    serve.application_state_manager.list_app_statuses.return_value = apps
+    step = controller.ServeController.run_control_loop_step(serve, 0.0, 10.0, 1)
+    asyncio.run(step)
+    assert controller.CONTROL_LOOP_INTERVAL_S == deployment_state.CONTROL_LOOP_INTERVAL_S
+    print("EVERY", now, controller.CONTROL_LOOP_INTERVAL_S)
+print("STEPS", serve.deployment_state_manager.update.call_count, serve.shutdown.call_count)
+"""
+
+
+def test_the_control_loop_looks_seldom_only_where_everything_has_been_running_for_a_while() -> None:
+    done = _run(INTERVALS, {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25"})
+    every = [tuple(map(float, line.split()[1:])) for line in done if line.startswith("EVERY")]
+    assert [when for when, interval_s in every if interval_s == 1.0] == [46, 58]
+    assert {interval_s for _, interval_s in every} == {0.25, 1.0}
+    assert done[-1] == "STEPS 10 1"
+
+
+def test_who_asks_for_a_slower_control_loop_gets_it() -> None:
+    done = _run(INTERVALS, {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2"})
+    assert {line.split()[2] for line in done if line.startswith("EVERY")} == {"2.0"}
+
+
+START = """
+import asyncio, os, sys, tempfile
+from types import SimpleNamespace
+from pdlab.cluster import lean
+lean.install()
+from ray.serve._private import haproxy
+async def ready(process, timeout_s):
+    pass
+async def main(folder):
+    program = f"{folder}/haproxy"
+    with open(program, "w") as file:
+        file.write("#!/bin/sh\\nexec sleep 60\\n")
+    os.chmod(program, 0o700)
+    haproxy.get_haproxy_binary = lambda: program
+    config = SimpleNamespace(socket_path=f"{folder}/admin.sock", enable_so_reuseport=True)
+    api = SimpleNamespace(cfg=config, config_file_path="x", _spawn_seq=0, _log_id="1", _wait_for_hap_availability=ready)
+    process = await haproxy.HAProxyApi._start_and_wait_for_haproxy(api, "-sf", "1")
+    print("POLICY", os.sched_getscheduler(process.pid) == os.SCHED_BATCH, os.sched_getscheduler(0) == os.SCHED_OTHER)
+    process.kill()
+    print("ENDED", await process.wait())
+with tempfile.TemporaryDirectory() as folder:
+    asyncio.run(main(folder))
+"""
+
+
+def test_haproxy_takes_no_core_from_an_engine_when_it_wakes() -> None:
+    assert _run(START)[-2:] == ["POLICY True True", "ENDED -9"]
+
+
+def _run(program: str, env: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> list[str]:
+    """Lines that it prints."""
+    command = [sys.executable, "-W", "ignore", "-c", program, *arguments]
+    done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-2:] == [f"NODES {nodes}", "ASKED 10.0.0.2"]
+    return done.stdout.splitlines()
 
 
 def _rounded(line: str) -> str:
