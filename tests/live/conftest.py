@@ -47,9 +47,9 @@ class Stack:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, *words]
 
-    def run(self, *words: str, env: dict[str, str] | None = None) -> Done:
+    def run(self, *words: str, env: dict[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Done:
         done = subprocess.run(
-            self.command(*words), cwd=ROOT, env={**self.env, **(env or {})}, text=True, timeout=TIMEOUT_S,
+            self.command(*words), cwd=ROOT, env={**self.env, **(env or {})}, text=True, timeout=timeout_s,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         print(done.stdout)
