@@ -1,4 +1,4 @@
-"""The first hour on this machine's CPUs, from an empty folder to the archive that a person can send to whoever helps."""
+"""The first hour on this machine's CPUs, from an empty folder to the archive that one can send to whoever helps."""
 
 from __future__ import annotations
 
