@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.live.conftest import Stack
-from tests.support.long import LONG
 
-pytestmark = [
-    pytest.mark.skipif(not LONG, reason="set PDLAB_TEST_LONG=1 (make test-long): ten minutes and more"),
-    pytest.mark.timeout(4200),
-]
+pytestmark = pytest.mark.timeout(2400)
 
 LABELS = ("collocated-1xtp1", "pd-pack-p1xtp1-d1xtp1", "pd-spread-p1xtp1-d1xtp1")
 
@@ -22,7 +18,7 @@ LABELS = ("collocated-1xtp1", "pd-pack-p1xtp1-d1xtp1", "pd-spread-p1xtp1-d1xtp1"
 def test_every_step_ends_well_and_the_archive_says_so(stack: Stack, tmp_path: Path) -> None:
     out = tmp_path / "first-hour"
     words = ("-m", "pdlab", "first-hour", "--local", "--port", str(stack.port), "--out", str(out))
-    done = stack.run(*words, timeout_s=4000)
+    done = stack.run(*words, timeout_s=2300)
     assert done.code == 0, done.text
     assert done.text.index("estimate:") < done.text.index("1/14 doctor"), "shown before it starts"
     outcomes = json.loads((out / "first-hour.json").read_text(encoding="utf-8"))["outcomes"]
