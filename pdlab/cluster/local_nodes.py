@@ -54,7 +54,9 @@ TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
 OBJECT_STORE_BYTES = 100_000_000
 # Python's semaphores and shared memory, UCX's segments; never a file that somebody put there, such as a model.
-_SHARED = re.compile(r"/dev/shm/(?:sem\.mp-\w{8}|psm_[0-9a-f]{8}|ucx_shm_posix_\w+)")
+_SHARED = re.compile(
+    r"/dev/shm/(?:sem\.mp-\w{8}|psm_[0-9a-f]{8}|ucx_shm_posix_\w+|(?:vllm_dist_[0-9a-f]{32}|\d+)-[^/]+-cpushm_\d+)"
+)
 TOKEN_FILE = "ray-token"
 NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")  # of another cluster, and read before what `environment` says
 # UCX opens a TCP listener on every network device, torch's gloo one at the host's name.
@@ -425,7 +427,7 @@ def _shared_memory(nodes: LocalNodes) -> set[Path]:
 
 
 def _mapped(pids: Iterable[int]) -> set[Path]:
-    """Those of Python's and UCX's names in /dev/shm that these processes have mapped. By inode: glibc makes a semaphore
+    """Those of Python's, UCX's and vLLM's names in /dev/shm that these processes have mapped. By inode: glibc makes a semaphore
     under another name, links it to its own and removes the first, which is what the maps go on showing."""
     inodes = set()
     for pid in pids:

@@ -540,26 +540,42 @@ class TestHoldPort:
 SEMAPHORE = (
     "import multiprocessing, time\n"
     "semaphore = multiprocessing.get_context('spawn').Semaphore()\n"
-    "print(semaphore._semlock.name, flush=True); time.sleep(60)"
+    "print('sem.' + semaphore._semlock.name.lstrip('/'), flush=True); time.sleep(60)"
+)
+# As the ranks of a CPU engine with TP 2 talk (vllm/distributed/device_communicators/cpu_communicator.py).
+SEGMENT = (
+    "import mmap, time, uuid\n"
+    "name = f'vllm_dist_{uuid.uuid4().hex}-tp:0-[0-1]-cpushm_1'\n"
+    "file = open('/dev/shm/' + name, 'w+b'); file.truncate(4096); segment = mmap.mmap(file.fileno(), 4096)\n"
+    "print(name, flush=True); time.sleep(60)"
 )
 
 
 @pytest.mark.usefixtures("cache")
 class TestSharedMemory:
-    """Semaphores in /dev/shm: a killed process leaves them, and stop removes those of the nodes alone."""
+    """Semaphores and segments in /dev/shm: a killed process leaves them, and stop removes those of the nodes alone."""
 
-    def made(self, spawn: Spawn, folder: Path, marker: str | None = None) -> tuple[int, Path]:
+    @pytest.fixture
+    def elsewhere(self) -> Iterator[list[Path]]:
+        paths: list[Path] = []
+        yield paths
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    def made(self, spawn: Spawn, folder: Path, code: str = SEMAPHORE) -> tuple[int, Path]:
         folder.mkdir(exist_ok=True)
-        out = folder / "semaphore.out"
-        pid = spawn(out=out, code=SEMAPHORE, marker=marker)
+        out = folder / "shared.out"
+        pid = spawn(out=out, code=code)
         assert eventually(lambda: out.read_text().endswith("\n"), 20)
-        return pid, Path("/dev/shm") / f"sem.{out.read_text().strip().lstrip('/')}"
+        return pid, Path("/dev/shm") / out.read_text().strip()
 
+    @pytest.mark.parametrize("code", [SEMAPHORE, SEGMENT], ids=["semaphore", "segment"])
     def test_a_killed_engines_go_with_the_nodes_and_nobody_elses(
-        self, nodes: LocalNodes, spawn: Spawn, tmp_path: Path
+        self, nodes: LocalNodes, spawn: Spawn, tmp_path: Path, elsewhere: list[Path], code: str
     ) -> None:
-        mine, ours = self.made(spawn, Path(nodes.temp_dir))
-        theirs = self.made(spawn, tmp_path / "else")[1]
+        mine, ours = self.made(spawn, Path(nodes.temp_dir), code)
+        theirs = self.made(spawn, tmp_path / "else", code)[1]
+        elsewhere.append(theirs)
         assert ours.exists() and theirs.exists()
         local_nodes.note_shared_memory(nodes)
         killed = processes(nodes)  # Python's own resource tracker, which would tidy up after the other, among them

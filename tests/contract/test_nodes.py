@@ -337,6 +337,17 @@ def test_agents_report_the_cpu_of_processes_within_a_short_level() -> None:
     assert int(local_nodes.environment("id", "/tmp/x").get(name, every_ms)) <= 5000
 
 
+def test_segments_of_cpu_ranks_have_the_names_that_a_stop_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    communicator = quietly("vllm.distributed.device_communicators.cpu_communicator")
+    network = quietly("vllm.utils.network_utils")
+    ranks = SimpleNamespace(unique_name="tp:0", ranks=[0, 1])
+    file, port = network.get_file_store_init_method(), network.get_distributed_init_method("127.0.0.1", 29500)
+    for ident in (file.rpartition("/")[2], port.rpartition(":")[2]):  # vllm/v1/worker/cpu_worker.py
+        monkeypatch.setenv("VLLM_DIST_IDENT", ident)
+        name = communicator._CPUSHMDistributed.make_group_name(ranks)
+        assert local_nodes._SHARED.fullmatch(f"/dev/shm/{name}_1"), name  # csrc/cpu/shm.cpp adds the rank
+
+
 def test_sockets_of_a_node_get_their_names_where_loopback_makes_them_its_own() -> None:
     source = inspect.getsource(quietly("ray._private.node").Node._prepare_socket_file)
     assert "self._make_inc_temp(" in source and "directory_name=self._sockets_dir" in source
