@@ -427,8 +427,8 @@ def _shared_memory(nodes: LocalNodes) -> set[Path]:
 
 
 def _mapped(pids: Iterable[int]) -> set[Path]:
-    """Those of Python's, UCX's and vLLM's names in /dev/shm that these processes have mapped. By inode: glibc makes a semaphore
-    under another name, links it to its own and removes the first, which is what the maps go on showing."""
+    """Those of Python's, UCX's and vLLM's names in /dev/shm that these processes have mapped. By inode: glibc makes a
+    semaphore under another name, links it to its own and removes the first, which is what the maps go on showing."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):
