@@ -8,22 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import Stack
+from pdlab.results.store import Store
+from tests.live.conftest import BUSY_MACHINE, Stack
 
 pytestmark = pytest.mark.timeout(2400)
 
 LABELS = ("collocated-1xtp1", "pd-pack-p1xtp1-d1xtp1", "pd-spread-p1xtp1-d1xtp1")
 
 
-def test_every_step_ends_well_and_the_archive_says_so(stack: Stack, tmp_path: Path) -> None:
+def test_every_step_runs_well_and_the_archive_says_so(stack: Stack, tmp_path: Path) -> None:
     out = tmp_path / "first-hour"
     words = ("-m", "pdlab", "first-hour", "--local", "--port", str(stack.port), "--out", str(out))
     done = stack.run(*words, timeout_s=2300)
-    assert done.code == 0, done.text
+    assert done.code in (0, 3), f"3 where a busy machine spoils a level: {done.text}"
     assert done.text.index("estimate:") < done.text.index("1/14 doctor"), "shown before it starts"
     outcomes = json.loads((out / "first-hour.json").read_text(encoding="utf-8"))["outcomes"]
-    assert {name: each["verdict"] for name, each in outcomes.items()} == dict.fromkeys(outcomes, "ok")
     assert len(outcomes) == 14
+    others = {name: each["verdict"] for name, each in outcomes.items() if each["verdict"] != "ok"}
+    spoiled = [name for name in others if name.startswith(("smoke", "sweep "))]
+    assert others == dict.fromkeys(spoiled, "finding")
+    assert (done.code == 0) is not bool(others)
+    for label in LABELS:
+        runs = Store(out / "results" / label).load().runs
+        assert [run.key.stem for run in runs] == [f"concurrency{number}" for number in (1, 2, 4, 6, 8)]
+        for run in runs:
+            assert set(run.validity.failed_gates) <= BUSY_MACHINE, run.validity
     assert stack.nodes() is None, "it takes down what it starts"
     (path,) = out.glob("*.tar.gz")
     with tarfile.open(path) as archive:
