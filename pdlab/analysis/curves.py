@@ -183,8 +183,9 @@ class Point(Figures):
 
     @property
     def load(self) -> str:
-        """``8`` in flight, or ``2.5/s``."""
-        return f"{self.value:g}" + ("/s" if self.kind == "rate" else "")
+        """``8`` in flight, ``2.5/s``, or of a ramp ``to 2.5/s``."""
+        shown = {"concurrency": "{:g}", "rate": "{:g}/s", "ramp": "to {:g}/s"}
+        return shown[self.kind].format(self.value)
 
     def rate_estimate(self, metric: Rate) -> Estimate:
         """Requests/s or tokens/s of the whole deployment, with what is known of its scatter.
@@ -364,7 +365,10 @@ def drawn_once(curves: Sequence[Curve]) -> tuple[Curve, ...]:
 
 def _figures_of(curve: Curve) -> Hashable:
     points = tuple(
-        (p.kind, p.value, p.requests_per_s, p.output_tokens_per_s, p.valid, str(sorted(p.latency_ms.items())))
+        (
+            (p.kind, p.value, p.requests_per_s, p.input_tokens_per_s, p.output_tokens_per_s),
+            (p.valid, str(sorted(p.latency_ms.items()))),
+        )
         for p in curve.points
     )
     return curve.gpus.total, curve.published, points
@@ -478,12 +482,18 @@ def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
         input_tokens_per_s=summary.input_tokens_per_s,
         output_tokens_per_s=summary.output_tokens_per_s,
         latency_ms={
-            metric: {"mean": d.mean_s * 1000, **{name: value * 1000 for name, value in d.percentiles_s.items()}}
-            for metric, d in known.items()
-            if d is not None
+            metric: {name: seconds * 1000 for name, seconds in _statistics_s(distribution)}
+            for metric, distribution in known.items()
+            if distribution is not None
         },
         requests=requests,
     )
+
+
+def _statistics_s(distribution: Distribution) -> Iterable[tuple[str, float]]:
+    if distribution.mean_s is not None:
+        yield "mean", distribution.mean_s
+    yield from distribution.percentiles_s.items()
 
 
 def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -496,6 +506,7 @@ def short_labels(experiments: Sequence[Experiment]) -> list[str]:
     short = [
         (configuration(e.manifest.deployment) if e.manifest.deployment else e.name)
         + (" rehearsed" if e.manifest.rehearsal else "")
+        + (f" ({e.part})" if e.part and e.manifest.deployment else "")
         for e in experiments
     ]
     labels: list[str] = []

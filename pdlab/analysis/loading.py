@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pdlab.analysis.audit.content_rules import impossible_latencies
 from pdlab.analysis.requests import Requests, load_requests
 from pdlab.core.workload import RunKey
-from pdlab.results.published_folders import load_experiment
+from pdlab.results.published_folders import load_experiments
 from pdlab.results.schema import Experiment, Run, Summary
 from pdlab.results.store import MANIFEST, Store
 
@@ -30,26 +30,28 @@ class Loaded(NamedTuple):
     requests: dict[RunKey, Requests]
 
 
-def load(folders: Sequence[Path], gpus: Mapping[str, int], *, every_request: bool = False) -> list[Loaded]:
-    """Read experiments, ours or imported. Raises StoreError or UsageError, see `load_experiment`.
+def load(folders: Sequence[Path], gpus: Mapping[Path, int], *, every_request: bool = False) -> list[Loaded]:
+    """Read experiments, ours or imported, as many as each folder holds. ``gpus``: of folders that do not record theirs.
+    Raises StoreError or UsageError, see `load_experiments`.
 
     Requests are read where intervals need them: of levels measured once; with ``every_request`` of all
     levels, which is what goodput needs.
     """
     with ThreadPoolExecutor(THREADS) as pool:
-        experiments = list(pool.map(lambda f: possible(load_experiment(f, gpus.get(f.resolve().name))), folders))
+        read = pool.map(lambda folder: [(folder, each) for each in load_experiments(folder, gpus.get(folder))], folders)
+        experiments = [(folder, possible(experiment)) for each in read for folder, experiment in each]
         runs_with_requests = [
             (i, folder, run)
-            for i, (folder, experiment) in enumerate(zip(folders, experiments, strict=True))
+            for i, (folder, experiment) in enumerate(experiments)
             if (folder / MANIFEST).is_file()
             for run in _runs_needing_requests(experiment, every_request)
         ]
         request_tables = pool.map(lambda item: load_requests(item[1], item[2]), runs_with_requests)
-        requests: list[dict[RunKey, Requests]] = [{} for _ in folders]
+        requests: list[dict[RunKey, Requests]] = [{} for _ in experiments]
         for (i, _, run), columns in zip(runs_with_requests, request_tables, strict=True):
             if columns is not None:
                 requests[i][run.key] = columns
-    return [Loaded(*item) for item in zip(folders, experiments, requests, strict=True)]
+    return [Loaded(*item, columns) for item, columns in zip(experiments, requests, strict=True)]
 
 
 def hashes(loaded: Sequence[Loaded]) -> dict[Path, str]:
@@ -95,7 +97,7 @@ def _without(summary: Summary) -> dict[str, None]:
     return {
         name: None
         for name, distribution in distributions.items()
-        if not all(_is_figure(value) for value in (distribution.mean_s, *distribution.percentiles_s.values()))
+        if not all(_is_figure(value) for value in distribution.figures_s)
     }
 
 

@@ -74,7 +74,7 @@ PARTS = ("engine", "queue", "prefill", "decode_engine", "kv_transfer", "decode_w
 def split(run: Run) -> Split | None:
     """The split of one level; None without the engines' counters or without a TTFT."""
     # The whole run: the counters cover all of its requests.
-    if run.whole.ttft is None or not run.engines_after:
+    if run.whole.ttft is None or run.whole.ttft.mean_s is None or not run.engines_after:
         return None
     if "fluid" in run.engines_after:  # its engines count both kinds of work together
         return None

@@ -402,9 +402,9 @@ def describe(run: Run) -> str:
     """One line on a finished level."""
     figures = f"{run.whole.output_tokens_per_s:.0f} output tokens/s"
     if run.whole.ttft:
-        figures += f", TTFT p50 {1000 * run.whole.ttft.p50_s:.0f} ms"
+        figures += f", TTFT p50 {1000 * run.whole.ttft.percentiles_s['p50']:.0f} ms"
     if run.whole.tpot:
-        figures += f", TPOT p50 {1000 * run.whole.tpot.p50_s:.1f} ms"
+        figures += f", TPOT p50 {1000 * run.whole.tpot.percentiles_s['p50']:.1f} ms"
     if run.client and run.client.lateness:
         late = run.client.lateness.percentiles_s
         figures += f", sent late p50 {1000 * late['p50']:.1f} p99 {1000 * late['p99']:.1f} ms"

@@ -47,7 +47,7 @@ def search_over(
         run = run_of(level, requests, workload, label)
         samples.append(slo_search.sample_of(run, requests, slo.stresses(requests, search.slo), search.slo))
         if run.whole.e2el is not None:
-            shortest_s = min(run.whole.e2el.p50_s, shortest_s or run.whole.e2el.p50_s)
+            shortest_s = min(run.whole.e2el.percentiles_s["p50"], shortest_s or run.whole.e2el.percentiles_s["p50"])
 
 
 def run_of(level: Level, requests: Columns, workload: Workload, label: str) -> Run:

@@ -466,7 +466,7 @@ class _Sweeper:
         options = self._options
         if isinstance(level.load, Closed) or options.smoke or options.prompts_per_level is not None:
             return level
-        known = [run.whole.e2el.p50_s for run in self._store.runs() if run.whole.e2el is not None]
+        known = [run.whole.e2el.percentiles_s["p50"] for run in self._store.runs() if run.whole.e2el is not None]
         e2el_s = min([*known, *filter(None, [self._driver.warm_e2el_s])], default=0.0)
         lengths = options.workload.lengths
         longer = levels.num_requests(level.load, hold_s=options.hold_s, e2el_s=e2el_s, lengths=lengths)

@@ -25,6 +25,7 @@ from pdlab.core.arguments import (
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Curve, View
+    from pdlab.analysis.loading import Loaded
     from pdlab.results.chaos import Chaos
 
 
@@ -57,6 +58,7 @@ Formulas and units of every figure: docs/metrics.md
 
 
 HAS_FINDINGS = 3
+DEFAULT_STATISTIC = "p50"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,7 +89,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="the number of GPUs of the folder NAME, if neither a manifest nor its name has it; repeatable",
+        help="the number of GPUs of every folder whose path ends in NAME, if neither a manifest nor its name has it "
+        "(a/NAME tells it from b/NAME); repeatable",
     )
     shown = p.add_argument_group("what is shown")
     shown.add_argument(
@@ -108,9 +111,9 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument(
         "--latency-mode",
         choices=["token", "first_token", "chunk"],
-        default="token",
-        help="latency of the throughput plot: token = TPOT (default), first_token = TTFT, "
-        "chunk = (chunk size - 1) * TPOT + TTFT",
+        default=None,
+        help="latency of the throughput plot: token = TPOT (default), first_token = TTFT (default where no level has a "
+        "TPOT), chunk = (chunk size - 1) * TPOT + TTFT",
     )
     shown.add_argument(
         "--chunk-size", type=positive, default=None, metavar="TOKENS", help="with --latency-mode chunk (default 16)"
@@ -129,8 +132,9 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument(
         "--stat",
         choices=["mean", "p50", "p90", "p95", "p99"],
-        default="p50",
-        help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median)",
+        default=None,
+        help="which statistic of TTFT and TPOT over the requests of a level (default p50, the median; where no level "
+        "has it, the mean)",
     )
     shown.add_argument(
         "--confidence", type=share, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
@@ -238,7 +242,7 @@ def _audit(args: argparse.Namespace) -> int:
 
     if args.exps:
         raise UsageError("--audit examines folders and draws nothing; leave --exps out")
-    drawn = [f"--{name.replace('_', '-')}" for name in vars(args) if name not in ("audit", "exps")]
+    drawn = [f"--{name.replace('_', '-')}" for name in vars(args) if name not in ("audit", "exps", "gpus")]
     not_for(args, parser(), drawn, "--audit, which draws nothing")
     for path in args.audit:
         require_folder(path)
@@ -248,7 +252,7 @@ def _audit(args: argparse.Namespace) -> int:
         raise UsageError("--audit: these folders hold faults made under load, which have nothing to audit")
     folders = distinct(experiment_folders(measured), "--audit")
     _note(unfinished(path) for path in measured)
-    findings = rules.audit(folders)
+    findings = rules.audit(folders, _gpus(args.gpus, folders, "--audit"))
     print(rules.render(findings, len(folders)))
     return HAS_FINDINGS if findings else 0
 
@@ -278,18 +282,18 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         raise UsageError("--count-gpus is for throughput per node, which --no-use-normalized turns off: leave one out")
     if args.slo_quantile is not None and not args.slo:
         raise UsageError("--slo-quantile is for --slo, which is not given: add --slo, or leave --slo-quantile out")
-    if args.use_interactivity and args.latency_mode != "token":
+    if args.use_interactivity and args.latency_mode not in (None, "token"):
         raise UsageError("--use-interactivity is 1000/TPOT: it goes with --latency-mode token alone")
     if args.no_plot and (args.plot_path or args.format):
         raise UsageError("--no-plot makes no file; leave out --plot-path and --format, or --no-plot")
     view = validate(
         analysis.View,
         {
-            "latency_mode": args.latency_mode,
+            "latency_mode": args.latency_mode or "token",
             "chunk_size": analysis.DEFAULT_CHUNK if args.chunk_size is None else args.chunk_size,
             "use_interactivity": args.use_interactivity,
             "throughput_metric": args.throughput_metric,
-            "statistic": args.stat,
+            "statistic": args.stat or DEFAULT_STATISTIC,
             "normalized": args.use_normalized,
             "gpus_per_node": args.gpus_per_node,
             "role": args.per_role,
@@ -313,7 +317,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
     if not args.exps:
         raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
-    at = [parse_bounds(text, args.stat) for text in args.at]
+    at = [parse_bounds(text, view.statistic) for text in args.at]
     if twice := [text for text, bounds in zip(args.at, at, strict=True) if at.count(bounds) > 1]:
         raise UsageError(f"--at {twice[0]} is given twice; give it once")
     slos = [parse_slo(text, 0.95 if args.slo_quantile is None else args.slo_quantile) for text in args.slo]
@@ -331,18 +335,21 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     _note(tuning_of(path) for path in measured)
     if not at:
         entries = bounds_in_files(measured)
-        at = list(dict.fromkeys(parse_bounds(each.text, args.stat, f"{each.folder}, at:") for each in entries))
-    loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=bool(slos))
+        at = list(dict.fromkeys(parse_bounds(each.text, view.statistic, f"{each.folder}, at:") for each in entries))
+    gpus = _gpus(args.gpus, paths, "--exps")
+    loaded = loading.load(paths, gpus, every_request=bool(slos))
     searched = [search.slo for each in loaded for search in each.experiment.searches]
     if searched and not slos:
         slos = list(dict.fromkeys(searched))
-        loaded = loading.load(paths, _gpus(args.gpus, paths), every_request=True)
+        loaded = loading.load(paths, gpus, every_request=True)
+    _note(_several(loaded))
     curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
     curves = [whole_nodes.counted(curve) for curve in _drawn_once(curves)]
     curves += [curve for path in args.published for curve in published_tables.load(path)]
     curves = _with_role(curves, view)
+    view = _view_of_what_is_known(curves, view, args)
     ranking.require_latency(ranking.own(curves), view)
-    doubt = _doubt(paths, loading.hashes(loaded))
+    doubt = _doubt(paths, gpus, loading.hashes(loaded))
     _note([doubt])
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
     if args.price_per_gpu_hour is not None:
@@ -386,7 +393,9 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         command = shlex.join(["python", "viz.py", *argv])
         in_own_section = {chaos_report.text(each) for each in made}
         known = [text for text in texts if text and text not in in_own_section]
-        contents = html.Contents(loaded, curves, view, command, at, answers, known, log_latency=log_latency, chaos=made)
+        contents = html.Contents(
+            loaded, curves, view, command, at, answers, known, log_latency=log_latency, chaos=made, gpus=gpus
+        )
         html.write(contents, args.report)
         print(f"Report: {args.report}")
     print(verdicts.headline(curves, view))
@@ -448,11 +457,11 @@ def _draw_faults(made: Sequence[Chaos], plot_path: Path, *, beside: bool) -> Non
         print(f"Plot of faults: {path}")
 
 
-def _doubt(paths: Sequence[Path], hashes: Mapping[Path, str]) -> str | None:
+def _doubt(paths: Sequence[Path], gpus: Mapping[Path, int], hashes: Mapping[Path, str]) -> str | None:
     """That the audit finds something in these folders that makes a plot of them wrong; None where it does not."""
     from pdlab.analysis.audit import rules
 
-    findings = rules.shared(rules.hard(rules.audit(paths, recompute=False, hashes=hashes)))
+    findings = rules.shared(rules.hard(rules.audit(paths, gpus, recompute=False, hashes=hashes)))
     if not findings:
         return None
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
@@ -477,6 +486,32 @@ def _drawn_once(curves: Sequence[Curve]) -> list[Curve]:
 def _note(texts: Iterable[str | None]) -> None:
     for text in filter(None, texts):
         print(f"note: {text}", file=sys.stderr)
+
+
+def _several(loaded: Sequence[Loaded]) -> Iterable[str]:
+    """Folders that hold several curves, and which."""
+    from pdlab.core.text import listed
+
+    for folder in dict.fromkeys(each.folder for each in loaded):
+        parts = [each.experiment.part for each in loaded if each.folder == folder]
+        if len(parts) > 1:
+            yield f"{folder} holds {len(parts)} curves, its files differ in more than their load: {listed(parts)}"
+
+
+def _view_of_what_is_known(curves: list[Curve], view: View, args: argparse.Namespace) -> View:
+    """The view; where no level has its latency, one that some level has, as far as the flags leave that open."""
+    from pdlab.analysis.ranking import own, spots
+
+    modes = ["token"] if args.use_interactivity else ["token", "first_token"]
+    for mode in [args.latency_mode] if args.latency_mode else modes:
+        for statistic in [args.stat] if args.stat else [DEFAULT_STATISTIC, "mean"]:
+            other = view.model_copy(update={"latency_mode": mode, "statistic": statistic})
+            if spots(own(curves), other):
+                if other != view:
+                    lacks, has = (f"{each.statistic} of {each.latency_name}" for each in (view, other))
+                    _note([f"no level has the {lacks}: the {has} is shown"])
+                return other
+    return view
 
 
 def _with_role(curves: list[Curve], view: View) -> list[Curve]:
@@ -513,19 +548,31 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     return path.with_name(f"{path.name}.{kind or 'png'}")
 
 
-def _gpus(texts: list[str], paths: list[Path]) -> dict[str, int]:
+def _gpus(texts: list[str], paths: list[Path], flag: str) -> dict[Path, int]:
+    """Folder -> the GPUs that ``--gpus`` gives it. A name of more parts counts before a shorter one."""
     from pdlab.core.errors import UsageError
     from pdlab.core.text import choices
 
-    names = [path.resolve().name for path in paths]
-    sizes: dict[str, int] = {}
+    sizes: dict[Path, tuple[int, int]] = {}
+    names: list[str] = []
     for text in texts:
         name, _, count = text.rpartition("=")
         if not name or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
             raise UsageError(f"--gpus {text}: expected NAME=N with N at least 1, for example --gpus my-folder=8")
-        if name not in names:
-            raise UsageError(f"--gpus {text}: no folder of --exps is called {name!r}; {choices(name, names)}")
-        if name in sizes:
+        meant = [path for path in paths if _is_called(path, name)]
+        if not meant:
+            known = [path.resolve().name for path in paths]
+            raise UsageError(f"--gpus {text}: no folder of {flag} is called {name!r}; {choices(name, known)}")
+        if name in names:
             raise UsageError(f"--gpus {text}: {name} is given twice; keep one")
-        sizes[name] = int(count)
-    return sizes
+        names.append(name)
+        for path in meant:
+            sizes[path] = max(sizes.get(path, (0, 0)), (len(Path(name).parts), int(count)), key=lambda each: each[0])
+    return {path: count for path, (_, count) in sizes.items()}
+
+
+def _is_called(path: Path, name: str) -> bool:
+    """Whether the folder's path ends in ``name``, or ``name`` is a path to it."""
+    parts = Path(name).parts
+    ends = path.resolve().parts[-len(parts) :] == parts if parts else False
+    return ends or Path(name).resolve() == path.resolve()

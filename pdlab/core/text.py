@@ -59,6 +59,9 @@ def plain(value: float) -> str:
 
 
 def listed(labels: Sequence[str]) -> str:
+    """``a, b and c``; of more than four the first three and how many others. Empty where there is none."""
+    if not labels:
+        return ""
     if len(labels) > 4:
         return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
     return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))

@@ -62,9 +62,10 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
             f"{experiment.name}: its deployment is not recorded, so it cannot be simulated; "
             "measure it with run_bm.sh, which records it"
         )
-    runs = [run for run in experiment.runs if run.whole.ttft is not None and run.validity.valid and not _saturated(run)]
+    runs = [run for run in experiment.runs if _mean_ttft_s(run) is not None and run.validity.valid]
+    runs = [run for run in runs if not _saturated(run)]
     if not runs:
-        raise StoreError(f"{experiment.name}: no valid level with a TTFT")
+        raise StoreError(f"{experiment.name}: no valid level with a mean TTFT")
     levels = tuple(
         Level(
             load=run.load,
@@ -93,15 +94,20 @@ def _saturated(run: Run) -> bool:
     return isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.workload.mean_rps(run.load)
 
 
+def _mean_ttft_s(run: Run) -> float | None:
+    return run.whole.ttft.mean_s if run.whole.ttft is not None else None
+
+
 def _values(run: Run) -> LevelFigures:
-    summary = run.whole
-    assert summary.ttft is not None
+    summary, ttft_s = run.whole, _mean_ttft_s(run)
+    assert ttft_s is not None
+    tpot_s = summary.tpot.mean_s if summary.tpot else None
     itl = summary.itl.percentiles_s if summary.itl else {}
-    if summary.tpot and itl.get("p50", 0.0) < summary.tpot.mean_s / 2:
+    if tpot_s is not None and itl.get("p50", 0.0) < tpot_s / 2:
         itl = {}  # chunks of several tokens: their gaps are not the engine's steps
     return LevelFigures(
-        summary.tpot.mean_s if summary.tpot else None,
-        summary.ttft.mean_s,
+        tpot_s,
+        ttft_s,
         summary.requests_per_s,
         itl.get("p50"),
         itl.get("p99"),

@@ -25,7 +25,7 @@ from pdlab.core.deployment import (
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Load, Open, Workload
-from pdlab.results.published_folders import PUBLISHED_NODE_GPUS, parse_name
+from pdlab.results.published_names import PUBLISHED_NODE_GPUS, parse_name
 from pdlab.sim.kv_transfer import LinkKind
 from pdlab.sim.simulator import Prompts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -67,6 +67,7 @@ class Contents:
     texts: Sequence[str] = ()
     log_latency: bool = False
     chaos: Sequence[Chaos] = ()
+    gpus: Mapping[Path, int] | None = None
 
 
 class TableCell(NamedTuple):
@@ -94,9 +95,8 @@ def render(contents: Contents) -> str:
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     # Levels that failed their checks have a section of their own.
-    findings = [
-        finding for finding in audit([loaded.folder for loaded in contents.loaded]) if finding.kind != "invalid"
-    ]
+    folders = list(dict.fromkeys(loaded.folder for loaded in contents.loaded))
+    findings = [finding for finding in audit(folders, contents.gpus) if finding.kind != "invalid"]
     records = _records(contents.loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",
@@ -122,7 +122,7 @@ def render(contents: Contents) -> str:
         faults=[_faults(each) for each in contents.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
-        audit_summary=_audit_summary(findings, len(contents.loaded)),
+        audit_summary=_audit_summary(findings, len(folders)),
         experiments=[_experiment(label, loaded) for label, loaded in by_label.items()],
         sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
         command=contents.command,

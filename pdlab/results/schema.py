@@ -71,14 +71,22 @@ class RequestRecord(Frozen):
 
 
 class Distribution(Frozen):
-    """Summary of one latency in seconds; ``percentiles_s`` is keyed ``p50``, ``p90``, ..."""
+    """Summary of one latency in seconds; ``percentiles_s`` is keyed ``p50``, ``p90``, ...
 
-    mean_s: float
+    An imported file may lack the mean (None) or any percentile. What pdlab measured has all of `PERCENTILES`.
+    """
+
+    mean_s: float | None
     percentiles_s: dict[str, float]
 
     @property
-    def p50_s(self) -> float:
-        return self.percentiles_s["p50"]
+    def p50_s(self) -> float | None:
+        return self.percentiles_s.get("p50")
+
+    @property
+    def figures_s(self) -> tuple[float, ...]:
+        """The mean, as far as it is known, and all percentiles."""
+        return (*(() if self.mean_s is None else (self.mean_s,)), *self.percentiles_s.values())
 
 
 class Summary(Frozen):
@@ -279,12 +287,14 @@ class Run(Frozen):
     level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
     ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
     ``front_cores``: cores that ingress and proxy used on their busiest node, where Ray exported that.
-    ``asked_tokens``: mean input and output tokens asked of its requests, where lengths vary.
+    ``asked_tokens``: mean input and output tokens asked of its requests, where lengths vary or where the answers of an
+    imported level ended before the length in its name.
     ``pool_age``: tokens that an engine had been given when the level began, over what its KV pool holds, of the
     engine where that is least (None: not known); below 1 the pool was fresh. ``soak``: the load was held for long.
     ``rehearsal``: the serving path was real and the engines were simulated; all times are simulated ones.
     ``model``: the model that an imported file names (None: the file names none, or pdlab measured the level, and then
-    the manifest's deployment names the model). ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
+    the manifest's deployment names the model).
+    ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
     Schema 1 called decode of a one-token prompt ``decode-only``; it is read as ``decode-approx``.
@@ -527,9 +537,14 @@ class ExperimentRecord(Frozen):
 
 
 class Experiment(Frozen):
-    """A manifest and its runs, ordered by (kind, value, repeat), and its searches for an SLO's highest rate."""
+    """A manifest and its runs, ordered by (kind, value, repeat), and its searches for an SLO's highest rate.
+
+    ``part``: of a folder of others that holds several curves, what tells this one from them (empty: it is the only
+    one).
+    """
 
     name: str
+    part: str = ""
     manifest: Manifest
     runs: tuple[Run, ...]
     searches: tuple[SloSearch, ...] = ()

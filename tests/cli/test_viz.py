@@ -186,7 +186,7 @@ BAD: list[tuple[str, list[str], list[str]]] = [
     ("plot-path-folder", ["--exps", COLLOCATED, "--plot-path", str(PUBLISHED)], ["is a folder"]),
     ("no-plot-with-path", ["--exps", COLLOCATED, "--no-plot", "--plot-path", "p.png"], ["--no-plot"]),
     ("unwritable", ["--exps", COLLOCATED, "--no-show-tables", "--plot-path", "/proc/x/p.png"], ["cannot be written"]),
-    ("prefill-only-tpot", ["--exps", PREFILL], ["no level has the p50 of TPOT"]),
+    ("prefill-only-tpot", ["--exps", PREFILL, "--latency-mode", "token"], ["no level has the p50 of TPOT"]),
     ("unknown-flag", ["--exps", COLLOCATED, "--normalised"], ["--normalised"]),
     ("shortened-flag", ["--exps", COLLOCATED, "--no-pl"], ["--no-pl"]),
 ]

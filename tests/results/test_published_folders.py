@@ -11,7 +11,8 @@ import pytest
 
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.results.published_folders import load_experiment, parse_name
+from pdlab.results.published_folders import load_experiment
+from pdlab.results.published_names import parse_name
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
 
@@ -105,11 +106,11 @@ def test_same_load_twice_is_a_repeat(tmp_path: Path) -> None:
 
 
 def test_contradictions_make_a_level_not_valid(tmp_path: Path) -> None:
-    folder = edited(tmp_path, PD, "conc2", max_concurrency=3, total_input_tokens=40000)
-    run = load_experiment(folder).runs[0]
-    assert run.key.value == 3
+    folder = edited(tmp_path, PD, "conc2", max_concurrency=3, total_input_tokens=22000)
+    run = next(run for run in load_experiment(folder).runs if run.key.value == 3)
+    assert (run.workload.input_tokens, run.workload.output_tokens) == (1100, 100)
     assert any("name says concurrency 2, its content 3" in reason for reason in run.validity.reasons)
-    assert any("1000 input tokens per request, the file has 2000" in reason for reason in run.validity.reasons)
+    assert any("1000 input tokens per request, the file has 1100" in reason for reason in run.validity.reasons)
 
 
 def test_gpus_for_a_name_that_says_nothing() -> None:
@@ -188,7 +189,7 @@ def test_lengths_and_mode_from_the_name() -> None:
         ({"completed": "many"}, "completed is 'many'"),
         ({"total_input_tokens": -1}, "total_input_tokens is -1"),
         ({"request_throughput": None}, "not a summary of `vllm bench serve`"),
-        ({"model_id": "another/model"}, "several models"),
+        ({"model_id": "another/model"}, "holds 2 curves: another/model and example/model-a"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -239,7 +240,9 @@ def test_published_h100_folders_import() -> None:
         assert experiment.manifest.gpus in (4, 8)
         assert len(experiment.runs) == len(list(folder.glob("*.json")))
         assert len({run.key for run in experiment.runs}) == len(experiment.runs)
-        assert all(run.validity.valid for run in experiment.runs)
+        # Its client stopped at 512 in flight, where 16 requests/s were to arrive and 7.4 were served.
+        capped = [16.0] if "itl10000" in folder.name else []
+        assert [run.key.value for run in experiment.runs if not run.validity.valid] == capped
         assert {run.key.kind for run in experiment.runs} == ({"rate"} if "itl10000" in folder.name else {"concurrency"})
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from pdlab.analysis import requests
 from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile
-from pdlab.core.workload import Closed, Open
+from pdlab.core.workload import Closed, Open, Workload
+from pdlab.results.published_files import Stay, stays_s
 from pdlab.results.schema import Distribution, Run, Summary
 from pdlab.results.store import MANIFEST, Store
 
@@ -87,10 +88,35 @@ def workloads(folder: Folder) -> Iterator[AuditFinding]:
                 )
     if not folder.ours and folder.levels:
         yield from _one_workload(folder)
+        yield from _early_ends(folder)
+
+
+def _early_ends(folder: Folder) -> Iterator[AuditFinding]:
+    """For the published form: answers that the model ended before the length in the folder's or the file's name."""
+    ended = [
+        (level, level.run.asked_tokens[1], level.run.workload.sent_output_tokens)
+        for level in folder.levels
+        if level.run.asked_tokens is not None
+    ]
+    if ended:
+        asked = f"{max(tokens for _, tokens, _ in ended):g}"
+        answered = sorted({tokens for _, _, tokens in ended})
+        yield AuditFinding(
+            "early ends",
+            tuple(level.name for level, _, _ in ended),
+            f"answers ended before --otl: names ask for {asked} output tokens, answers have "
+            + (f"{answered[0]}" if len(answered) == 1 else f"{answered[0]} to {answered[-1]}"),
+            "the curve is one of shorter answers, which are compared by what was generated",
+            "measure with --ignore-eos if the answers were to have the whole length",
+            100 * max(asked_tokens / tokens - 1 for _, asked_tokens, tokens in ended),
+        )
 
 
 def _one_workload(folder: Folder) -> Iterator[AuditFinding]:
-    """For the published form: the workload is counted per file, and prompts may differ by a token."""
+    """For the published form: the workload is counted per file, and prompts may differ by a token.
+
+    What differs by more is another curve (`pdlab.results.published_curves`).
+    """
     first_workload = folder.levels[0].run.workload
     deviating: list[LevelFile] = []
     for level in folder.levels[1:]:
@@ -106,12 +132,20 @@ def _one_workload(folder: Folder) -> Iterator[AuditFinding]:
     if deviating:
         lengths = {w.label for w in [first_workload, *(level.run.workload for level in deviating)]}
         yield AuditFinding(
-            "contradiction",
+            "lengths",
             tuple(level.name for level in deviating),
-            f"levels of one folder have different token counts: {', '.join(sorted(lengths))}",
-            "one curve is drawn through points of different workloads",
-            "a folder for each workload",
+            f"levels of one curve have different token counts: {', '.join(sorted(lengths))}",
+            "one curve is drawn through points of somewhat different workloads",
+            "the same prompts, and --ignore-eos, at every load",
+            100 * max(_deviation(level.run.workload, first_workload) for level in deviating),
         )
+
+
+def _deviation(workload: Workload, reference: Workload) -> float:
+    return max(
+        abs(workload.sent_input_tokens / reference.sent_input_tokens - 1),
+        abs(workload.sent_output_tokens / reference.sent_output_tokens - 1),
+    )
 
 
 def counts(folder: Folder) -> Iterator[AuditFinding]:
@@ -159,12 +193,13 @@ def impossible_latencies(summary: Summary) -> Iterator[str]:
             continue
         ordered = sorted(distribution.percentiles_s.items(), key=lambda item: float(item[0][1:]))
         seconds = [value for _, value in ordered]
-        if not all(value >= 0 and math.isfinite(value) for value in [distribution.mean_s, *seconds]):
+        if not all(value >= 0 and math.isfinite(value) for value in distribution.figures_s):
             yield f"{name.upper()} below 0 or not a number"
         elif seconds != sorted(seconds):
             percentile_list = ", ".join(f"{key} {1000 * value:.4g}" for key, value in ordered)
             yield f"percentiles of {name.upper()} do not rise ({percentile_list} ms)"
-    if summary.ttft and summary.e2el and summary.ttft.mean_s > summary.e2el.mean_s * LITTLE_SLACK:
+    means_s = [each.mean_s if each is not None else None for each in (summary.ttft, summary.e2el)]
+    if means_s[0] is not None and means_s[1] is not None and means_s[0] > means_s[1] * LITTLE_SLACK:
         yield "TTFT is longer than E2EL"
 
 
@@ -173,31 +208,34 @@ def in_flight(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
         load = level.run.load
         for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
-            stays_s = _stays_s(summary, level.run) if summary else None
-            if summary is None or stays_s is None or not isinstance(load, Closed):
+            stay = _stays_s(summary, level.run) if summary else None
+            if summary is None or stay is None or not isinstance(load, Closed):
                 continue
-            requests_in_flight = summary.requests_per_s * stays_s
-            rate = f"{summary.requests_per_s:.2f} requests/s that stay {stays_s:.2f} s"
-            littles_law = f"{window}: {rate} are {requests_in_flight:.1f} in flight (Little's law)"
             # Requests that finish in a short window are not those that arrive in it: it bounds less sharply.
             edges = load.concurrency / max(summary.completed, 1) if window == "steady window" else 0.0
-            if requests_in_flight > (LITTLE_SLACK + edges) * load.concurrency:
+            least, most = (summary.requests_per_s * stay_s for stay_s in stay)
+
+            def littles_law(stay_s: float, summary: Summary = summary, window: str = window) -> str:
+                rate = f"{summary.requests_per_s:.2f} requests/s that stay {stay_s:.2f} s"
+                return f"{window}: {rate} are {summary.requests_per_s * stay_s:.1f} in flight (Little's law)"
+
+            if least > (LITTLE_SLACK + edges) * load.concurrency:
                 yield AuditFinding(
                     "impossible",
                     (level.name,),
-                    f"{littles_law}, the load allows {load.concurrency}",
+                    f"{littles_law(stay.low)}, the load allows {load.concurrency}",
                     "throughput too high, latency too high, or another concurrency",
                     "measure again; look for edited or mixed files",
-                    100 * (requests_in_flight / load.concurrency - 1),
+                    100 * (least / load.concurrency - 1),
                 )
-            elif requests_in_flight < LEAST_IN_FLIGHT * load.concurrency and _long_enough(level.run):
+            elif most < LEAST_IN_FLIGHT * load.concurrency and _long_enough(level.run):
                 yield AuditFinding(
                     "contradiction",
                     (level.name,),
-                    f"{littles_law}, the load says {load.concurrency}",
+                    f"{littles_law(stay.high)}, the load says {load.concurrency}",
                     "the point is drawn at another load than it had, or throughput or latency are too low",
                     "measure again; look for edited or mixed files",
-                    100 * (1 - requests_in_flight / load.concurrency),
+                    100 * (1 - most / load.concurrency),
                 )
 
 
@@ -205,14 +243,19 @@ def _long_enough(run: Run) -> bool:
     return isinstance(run.load, Closed) and not run.failed and run.num_requests >= WAVES * run.load.concurrency
 
 
-def _stays_s(summary: Summary, run: Run) -> float | None:
+def _stays_s(summary: Summary, run: Run) -> Stay | None:
     """Mean time of a request in the system; None if unknown."""
+    if run.origin == "imported":
+        return stays_s(summary)
     if run.workload.varied:  # the mean of a product is not the product of the means
-        return summary.e2el.mean_s if summary.e2el is not None else None
+        mean_s = summary.e2el.mean_s if summary.e2el is not None else None
+        return None if mean_s is None else Stay(mean_s, mean_s)
     outputs = run.workload.sent_output_tokens
-    if summary.ttft is None or (summary.tpot is None and outputs > 1):
+    ttft_s, tpot_s = (each.mean_s if each is not None else None for each in (summary.ttft, summary.tpot))
+    if ttft_s is None or (tpot_s is None and outputs > 1):
         return None
-    return summary.ttft.mean_s + (summary.tpot.mean_s * (outputs - 1) if summary.tpot else 0.0)
+    mean_s = ttft_s + (tpot_s or 0.0) * (outputs - 1)
+    return Stay(mean_s, mean_s)
 
 
 def served(folder: Folder) -> Iterator[AuditFinding]:
@@ -315,7 +358,8 @@ def _figures(stored: Summary, recomputed: requests.Requests) -> Iterator[tuple[s
         values = np.sort(recomputed.latency_s(name))
         if distribution is None or not len(values):
             continue
-        yield f"mean {name.upper()} (s)", distribution.mean_s, float(values.mean())
+        if distribution.mean_s is not None:
+            yield f"mean {name.upper()} (s)", distribution.mean_s, float(values.mean())
         stored_percentiles = distribution.percentiles_s
         recomputed_percentiles = (
             np.percentile(values, [float(key[1:]) for key in stored_percentiles]) if stored_percentiles else ()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import PdlabError
 from pdlab.core.workload import RunKey
-from pdlab.results.published_folders import load_experiment, published_load
+from pdlab.results.published_files import Fault
+from pdlab.results.published_folders import SourcedExperiment, sourced_experiments
 from pdlab.results.schema import SLO_PREFIX, Experiment, Run
 from pdlab.results.store import MANIFEST, Store
 
@@ -31,13 +31,14 @@ class AuditFinding:
 @dataclass(frozen=True)
 class LevelFile:
     """One result file: its run, the hashes of its bytes and of its content whatever the layout, and what it says
-    beyond the run."""
+    beyond the run. ``faults``: why a level of others is not valid."""
 
     path: Path
     run: Run
     sha256: str
     content_sha256: str
     raw: dict[str, Any]
+    faults: tuple[Fault, ...] = ()
 
     @property
     def name(self) -> str:
@@ -46,7 +47,7 @@ class LevelFile:
 
 @dataclass(frozen=True)
 class Folder:
-    """One experiment folder; ``experiment`` is None when it cannot be read (``error`` says why)."""
+    """One experiment of a folder; ``experiment`` is None when the folder cannot be read (``error`` says why)."""
 
     path: Path
     experiment: Experiment | None
@@ -58,55 +59,50 @@ class Folder:
         return (self.path / MANIFEST).is_file()
 
 
-def read_folder(path: Path) -> Folder:
-    """All of a folder; never raises: what cannot be read is the folder's ``error``."""
+def read_folder(path: Path, gpus: int | None = None) -> list[Folder]:
+    """All experiments of a folder; never raises: what cannot be read is the folder's ``error``.
+
+    ``gpus``: as `pdlab.results.published_folders.load_experiments` takes it.
+    """
     try:
-        experiment = _load(path)
+        return [_folder(path, sourced) for sourced in _load(path, gpus)]
     except PdlabError as error:
-        return Folder(path, None, (), str(error))
-    files = sorted(
-        file for file in path.glob("*.json") if file.name != MANIFEST and not file.name.startswith(SLO_PREFIX)
-    )
-    by_key = {run.key: run for run in experiment.runs}
-    levels, repeats = [], defaultdict[tuple[str, float], int](int)
-    for file in files:
-        content = file.read_bytes()
-        raw = json.loads(content)
-        run = _run_of(file, raw, by_key, repeats)
-        if run is not None:
-            plain = json.dumps(raw, sort_keys=True).encode()
-            levels.append(LevelFile(file, run, _sha256(content), _sha256(plain), raw))
-    return Folder(path, experiment, tuple(levels))
+        return [Folder(path, None, (), str(error))]
 
 
-def _load(path: Path) -> Experiment:
+def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
+    levels = [_level(each.file, each.file.read_bytes(), each.run, each.faults) for each in sourced.runs]
+    if (path / MANIFEST).is_file():
+        by_key = {run.key: run for run in sourced.experiment.runs}
+        for file in sorted(path.glob("*.json")):
+            if file.name == MANIFEST or file.name.startswith(SLO_PREFIX):
+                continue
+            content = file.read_bytes()
+            run = by_key.get(RunKey.model_validate(json.loads(content)["key"]))
+            if run is not None:
+                levels.append(_level(file, content, run, ()))
+    return Folder(path, sourced.experiment, tuple(sorted(levels, key=lambda level: level.path)))
+
+
+def _level(file: Path, content: bytes, run: Run, faults: tuple[Fault, ...]) -> LevelFile:
+    raw = json.loads(content)
+    plain = json.dumps(raw, sort_keys=True).encode()
+    return LevelFile(file, run, _sha256(content), _sha256(plain), raw, faults)
+
+
+def _load(path: Path, gpus: int | None) -> tuple[SourcedExperiment, ...]:
     """As viz.py loads it; a manifest whose GPUs contradict its deployment is read all the same, to be examined."""
     try:
-        return load_experiment(path)
+        return sourced_experiments(path, gpus)
     except PdlabError:
         if not (path / MANIFEST).is_file():
             raise
         experiment = Store(path).load()
-        deployment, gpus = experiment.manifest.deployment, experiment.manifest.gpus
-        if not experiment.runs or deployment is None or gpus in (None, deployment.gpus):
+        deployment, stated = experiment.manifest.deployment, experiment.manifest.gpus
+        if not experiment.runs or deployment is None or stated in (None, deployment.gpus):
             raise
-        return experiment
+        return (SourcedExperiment(experiment),)
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _run_of(
-    file: Path,
-    raw: dict[str, Any],
-    by_key: dict[RunKey, Run],
-    repeats: dict[tuple[str, float], int],
-) -> Run | None:
-    """The run that came from that file: ours carry their key, others their load, the n-th file the n-th repeat."""
-    if "schema_version" in raw:
-        return by_key.get(RunKey.model_validate(raw["key"]))
-    load = published_load(file, raw)
-    number = repeats[load.kind, load.value]
-    repeats[load.kind, load.value] += 1
-    return by_key.get(RunKey(kind=load.kind, value=load.value, repeat=number))

@@ -15,11 +15,12 @@ fix. The rules are those that published measurements of this kind have broken:
 - **records**: requests that cannot be read, or are not those that the level's figures were computed from.
 - **metadata**: missing information that a repetition of the measurement needs.
 - **invalid**: levels that failed the benchmark's own checks.
+- **lengths**: levels of one curve whose requests had somewhat different lengths.
+- **early ends**: answers that ended before the length that a name asks for.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from pdlab.analysis.audit.content_rules import RATE_SLACK
 from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile, read_folder
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
+from pdlab.results.published_files import number, offered_rps, peak_in_flight
 from pdlab.results.store import MANIFEST
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
@@ -40,18 +42,23 @@ NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
 def audit(
-    paths: Sequence[Path], *, recompute: bool = True, hashes: Mapping[Path, str] | None = None
+    paths: Sequence[Path],
+    gpus: Mapping[Path, int] | None = None,
+    *,
+    recompute: bool = True,
+    hashes: Mapping[Path, str] | None = None,
 ) -> list[AuditFinding]:
     """All findings, folder by folder in the order given, those across folders first.
 
-    ``recompute``: compare the figures of our levels with those that their requests give, which takes longest.
+    ``gpus``: of folders that do not record theirs. ``recompute``: compare the figures of our levels with those that
+    their requests give, which takes longest.
     ``hashes``: of files of records that were read already.
     """
-    folders = [read_folder(path) for path in paths]
+    folders = [folder for path in paths for folder in read_folder(path, (gpus or {}).get(path))]
     findings = list(_identical(folders))
     for folder in folders:
         if folder.error:
-            fix = "correct or remove the file, or give the number of GPUs with viz.py --gpus"
+            fix = "correct or remove the file, or give the number of GPUs with --gpus NAME=N"
             findings.append(
                 AuditFinding("unreadable", (folder.path.name,), folder.error, "the folder cannot be plotted", fix)
             )
@@ -111,12 +118,15 @@ def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
     for folder in folders:
         for level in folder.levels:
             owners[level.run.raw_sha256 or level.content_sha256].append((folder, level))
+    manifests = {folder.path: folder.experiment.manifest for folder in folders if folder.experiment is not None}
     shared_levels: dict[tuple[Path, Path], list[LevelFile]] = defaultdict(list)
     for copies in owners.values():
         (first_folder, _), *copies_elsewhere = copies
         for folder, level in copies_elsewhere:
             shared_levels[first_folder.path, folder.path].append(level)
-    by_path = {folder.path: folder for folder in folders}
+    hashes: dict[Path, set[str]] = defaultdict(set)
+    for folder in folders:
+        hashes[folder.path] |= {level.sha256 for level in folder.levels}
     for (path_a, path_b), levels in shared_levels.items():
         names = tuple(level.name for level in levels)
         if path_a == path_b:
@@ -128,11 +138,11 @@ def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
                 "remove the copies",
             )
             continue
-        same = {level.sha256 for level in by_path[path_a].levels} >= {level.sha256 for level in levels}
+        same = hashes[path_a] >= {level.sha256 for level in levels}
         how = "byte for byte" if same else "by content"
-        gpus = [by_path[path].experiment.manifest.gpus for path in (path_a, path_b)]  # type: ignore[union-attr]
+        gpus = [manifests[path].gpus for path in (path_a, path_b)]
         percent = 100 * abs(gpus[0] / gpus[1] - 1) if gpus[0] and gpus[1] and gpus[0] != gpus[1] else None
-        deployments = [by_path[path].experiment.manifest.deployment for path in (path_a, path_b)]  # type: ignore[union-attr]
+        deployments = [manifests[path].deployment for path in (path_a, path_b)]
         if (
             deployments[0] is not None
             and deployments[1] is not None
@@ -160,19 +170,29 @@ def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
 def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
         run, load = level.run, level.run.load
-        name_conflicts = [reason for reason in run.validity.reasons if "name says" in reason]
-        for reason in name_conflicts:
-            yield AuditFinding(
-                "contradiction",
-                (level.name,),
-                reason,
-                "the point is drawn at a load or workload that was not measured",
-                "rename the file after its content, or measure again",
-            )
-        peak = level.raw.get("max_concurrent_requests")
-        # Counted per second, so that requests which follow one another count as well: at most twice the load.
+        for fault in level.faults:
+            if fault.kind == "name":
+                yield AuditFinding(
+                    "contradiction",
+                    (level.name,),
+                    fault.text,
+                    "the point is drawn by the file's content, and a name says that this was not to be measured",
+                    "rename it after its content, or measure again",
+                )
+            elif fault.kind == "capped":
+                rate = run.whole.requests_per_s
+                yield AuditFinding(
+                    "contradiction",
+                    (level.name,),
+                    fault.text,
+                    "from then on it was a closed loop: the rate was not offered, and TTFT excludes the wait at the "
+                    "client; the level is not valid",
+                    "draw it at the served rate, or measure without a limit of requests in flight",
+                    100 * (offered_rps(load) / rate - 1) if rate else None,
+                )
+        peak = peak_in_flight(level.raw)
         full = isinstance(load, Closed) and run.num_requests >= load.concurrency
-        if full and isinstance(peak, int | float) and not 0.5 * load.value <= peak <= 2.2 * load.value:
+        if full and peak is not None and not 0.5 * load.value <= peak <= 2.2 * load.value:
             yield AuditFinding(
                 "contradiction",
                 (level.name,),
@@ -180,24 +200,6 @@ def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
                 "the point is drawn at another load than it had",
                 "measure again",
                 100 * abs(peak / load.value - 1),
-            )
-        limit, rate = level.raw.get("max_concurrency"), run.whole.requests_per_s
-        if (
-            isinstance(load, Open)
-            and isinstance(limit, int | float)
-            and isinstance(peak, int | float)
-            and peak >= limit
-            and rate < (1 - RATE_SLACK) * load.value
-        ):
-            yield AuditFinding(
-                "contradiction",
-                (level.name,),
-                f"{load.value:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
-                f"{rate:.2f} requests/s were served",
-                "from then on it was a closed loop: the point is drawn at a rate that was not offered, and its TTFT "
-                "excludes the wait at the client",
-                "draw it at the served rate, or measure without a limit of requests in flight",
-                100 * (load.value / rate - 1) if rate else None,
             )
         if folder.ours and level.path.stem != run.key.stem:
             yield AuditFinding(
@@ -210,16 +212,17 @@ def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
 
 
 def _collisions(folder: Folder) -> Iterator[AuditFinding]:
-    by_limit: dict[Any, list[LevelFile]] = defaultdict(list)
+    by_limit: dict[float, list[LevelFile]] = defaultdict(list)
     for level in folder.levels:
-        if isinstance(level.run.load, Open) and "max_concurrency" in level.raw:
-            by_limit[level.raw["max_concurrency"]].append(level)
+        limit = number(level.raw.get("max_concurrency"))
+        if isinstance(level.run.load, Open) and limit is not None:
+            by_limit[limit].append(level)
     for limit, levels in by_limit.items():
-        if limit is not None and len({level.run.load.value for level in levels}) > 1:
+        if len({level.run.load.value for level in levels}) > 1:
             yield AuditFinding(
                 "collision",
                 tuple(level.name for level in levels),
-                f"{len(levels)} request rates carry the same max_concurrency {limit}",
+                f"{len(levels)} request rates carry the same max_concurrency {limit:g}",
                 "a reader keyed on concurrency draws them as one point",
                 "key request-rate runs by their rate (viz.py does)",
             )
@@ -305,11 +308,11 @@ def _ramps(folder: Folder) -> Iterator[AuditFinding]:
     ramps: list[tuple[LevelFile, float]] = []
     for level in folder.levels:
         run = level.run
-        peak = run.steady.output_tokens_per_s if run.steady else level.raw.get("max_output_tokens_per_s")
+        peak = run.steady.output_tokens_per_s if run.steady else number(level.raw.get("max_output_tokens_per_s"))
         mean = run.whole.output_tokens_per_s
         if not isinstance(run.load, Closed) or run.workload.sent_output_tokens < 2:
             continue
-        if isinstance(peak, int | float) and 0 < mean < RAMP_SHARE * peak:
+        if peak is not None and 0 < mean < RAMP_SHARE * peak:
             ramps.append((level, peak / mean))
     if ramps:
         ratio_list = ", ".join(f"{level.path.stem} {1 / ratio:.2f}" for level, ratio in ramps)
@@ -328,14 +331,14 @@ def _impossible(folder: Folder) -> Iterator[AuditFinding]:
         whole = level.run.whole
         if whole.requests_per_s > 0 and whole.duration_s > 0:
             counted = whole.completed / whole.duration_s
-            for rate_name, value, expected in (
+            for rate_name, stated, expected in (
                 ("requests/s", whole.requests_per_s, counted),
                 ("stated requests/s", level.raw.get("request_throughput", counted), counted),
                 ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
                 ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
             ):
-                is_number = isinstance(value, int | float) and math.isfinite(value)
-                if is_number and value and expected and abs(value / expected - 1) > RATE_SLACK:
+                value = number(stated)
+                if value and expected and abs(value / expected - 1) > RATE_SLACK:
                     yield AuditFinding(
                         "impossible",
                         (level.name,),
@@ -392,7 +395,8 @@ def _metadata(folder: Folder) -> Iterator[AuditFinding]:
 
 def _invalid(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
-        reasons = [reason for reason in level.run.validity.reasons if "name says" not in reason]
+        told = {fault.text for fault in level.faults if fault.kind in ("name", "capped")}  # as contradictions
+        reasons = [reason for reason in level.run.validity.reasons if reason not in told]
         if reasons:
             yield AuditFinding(
                 "invalid",

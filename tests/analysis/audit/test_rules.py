@@ -204,7 +204,8 @@ def test_the_same_records_under_two_labels_of_ours(tmp_path: Path) -> None:
 
 PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("contradiction", {"conc8.json": {"max_concurrency": 4}}, "concurrency"),
-    ("contradiction", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "output tokens"),
+    ("contradiction", {"conc4.json": {"total_output_tokens": 80 * 128, "output_throughput": None}}, "output tokens"),
+    ("early ends", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "answers have 32"),
     ("contradiction", {"conc4.json": {"max_concurrent_requests": 1}}, "in flight"),
     (
         "contradiction",
@@ -429,13 +430,45 @@ def test_the_same_content_in_another_layout(tmp_path: Path) -> None:
 
 
 def test_one_folder_of_two_workloads(tmp_path: Path) -> None:
+    """Two curves: nothing that is drawn is wrong, and nothing is compared with the other workload."""
     changes = {"max_concurrency": 8, "total_input_tokens": 160 * 256}
-    findings = audit([published(tmp_path / "unnamed_4xtp2", {"conc4.json": {}, "conc8.json": changes})])
-    hits = [finding for finding in findings if finding.kind == "contradiction"]
-    assert len(hits) == 1 and "256:64, 512:64" in hits[0].evidence
+    folder = published(tmp_path / "unnamed_4xtp2", {"conc4.json": {}, "conc8.json": changes})
+    assert {"contradiction", "lengths"}.isdisjoint(kinds(audit([folder])))
+    near = {"max_concurrency": 8, "total_input_tokens": 160 * 480}
+    findings = audit([published(tmp_path / "near_4xtp2", {"conc4.json": {}, "conc8.json": near})])
+    (hit,) = [finding for finding in findings if finding.kind == "lengths"]
+    assert "480:64, 512:64" in hit.evidence and hit.percent == pytest.approx(100 * (1 - 480 / 512))
     close = {"max_concurrency": 8, "total_input_tokens": 160 * ITL + 30}
     findings = audit([published(tmp_path / "unnamed_2xtp4", {"conc4.json": {}, "conc8.json": close})])
-    assert "contradiction" not in kinds(findings)
+    assert {"contradiction", "lengths"}.isdisjoint(kinds(findings))
+
+
+def test_answers_that_end_early_are_no_sign_of_editing(tmp_path: Path) -> None:
+    """A client that measured E2EL says how long requests stayed; a name does not say how long answers were."""
+    stays_s, answered = TTFT_S + TPOT_S * 19, 80
+    content = {
+        "total_output_tokens": answered * 20,
+        "duration": answered * stays_s / 4,
+        "request_throughput": 4 / stays_s,
+        "output_throughput": None,
+        "max_output_tokens_per_s": None,
+    }
+    e2el = {f"{stat}_e2el_ms": 1000 * stays_s for stat in ("mean", "median")}
+    for name, more in (("with", e2el), ("without", {})):
+        findings = audit([published(tmp_path / f"{name}_itl512_otl64_4xtp2", {"conc4.json": {**content, **more}})])
+        assert sorted(kinds(findings)) == ["early ends", "metadata"], findings
+        assert not hard(findings)
+    double = {**content, **{key: 2 * value for key, value in e2el.items()}}
+    findings = audit([published(tmp_path / "double_itl512_otl64_4xtp2", {"conc4.json": double})])
+    assert "impossible" in kinds(findings), "8 in flight where the load allows 4, by the E2EL"
+
+
+def test_gpus_can_be_given_to_an_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = published(tmp_path / "of-tuesday", {"conc4.json": {}})
+    assert viz.main(["--audit", str(folder)]) == 3
+    assert "--gpus of-tuesday=N" in capsys.readouterr().out
+    assert viz.main(["--audit", str(folder), "--gpus", "of-tuesday=8"]) == 3
+    assert "unreadable" not in capsys.readouterr().out
 
 
 def test_the_exit_code_says_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,221 @@
+"""The files of one published folder -> its curves: files that differ in more than their load are no repeats.
+
+Two files of one load are repeats of each other where they agree in the model, the lengths of their requests (within
+`SAME_LENGTHS`), the metadata and the settings that the files have, and in the deployment and other words that their
+names have. They are not where they were measured more than a day apart, unless their names count repeats.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from pdlab.results.published_files import PublishedLevel
+from pdlab.results.published_names import deployment_in, is_of_deployment
+
+# Mean lengths of levels that sample one dataset differ by their number of prompts, those of two workloads by more.
+SAME_LENGTHS = 1.25
+# Repeats of one session: levels of the same load further apart saw another start, or another version.
+ONE_SESSION = timedelta(days=1)
+MOST_SHOWN = 40  # characters of a value in a curve's name
+
+DEPLOYMENT = "the deployment in the file's name"
+_MODEL, _LENGTHS, _ASKED, _WORDS, _DATE = "model_id", "lengths", "lengths in the file's name", "the file's name", "date"
+# Text that every client writes about the load, the run or its result, which tells no curve from another.
+_OF_THE_RUN = frozenset(
+    {"date", "model_id", "request_rate", "ramp_up_strategy", "timestamp", "time", "start_time", "end_time"}
+    | {"host", "hostname", "id", "run_id", "uuid", "seed", "run", "repeat", "trial"}
+    | {"concurrency", "max_concurrency", "conc", "qps", "rate", "rps", "num_prompts", "duration"}
+)
+# Of numbers, these are settings; all other numbers are figures.
+_SETTINGS = frozenset(
+    {"tag", "label", "burstiness", "random_input_len", "random_output_len", "random_range_ratio"}
+    | {"sharegpt_output_len", "tp", "pp", "dp", "ep", "num_gpus"}
+)
+
+
+class Difference(NamedTuple):
+    """A key by which the files of a folder are several curves; ``values``: file name -> value, as text."""
+
+    key: str
+    values: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        """``tag is a in x.json, b in y.json``, of the first two values."""
+        shown: dict[str, str] = {}
+        for file, value in self.values.items():
+            shown.setdefault(value, file)
+        return f"{self.key} is {', '.join(f'{value} in {file}' for value, file in list(shown.items())[:2])}"
+
+    @property
+    def of_deployment(self) -> bool:
+        """Whether the files say by it that they are of several deployments, which may have different sizes."""
+        if self.key in (_MODEL, _LENGTHS, _ASKED, _WORDS, _DATE):
+            return False
+        return self.key == DEPLOYMENT or is_of_deployment(self.key) or any(map(deployment_in, self.values.values()))
+
+
+class PublishedCurve(NamedTuple):
+    """Files that are one curve; ``part`` says what tells it from others of its folder (empty: it is the only one)."""
+
+    part: str
+    levels: tuple[PublishedLevel, ...]
+
+
+class Separated(NamedTuple):
+    """The curves of a folder, and by what its files differ."""
+
+    curves: tuple[PublishedCurve, ...]
+    differences: tuple[Difference, ...]
+
+
+def separated(levels: Sequence[PublishedLevel]) -> Separated:
+    """The curves in the files of one folder, in the order of their first files."""
+    values = [_values(level) for level in levels]
+    for value, lengths in zip(values, _lengths(levels), strict=True):
+        value[_LENGTHS] = lengths
+    groups = _grouped(range(len(levels)), lambda i: tuple(sorted(values[i].items())))
+    names, sessions = {}, {}
+    for group in groups:
+        if not _repeats(levels[i] for i in group):
+            continue
+        by_words = _grouped(group, lambda i: frozenset(levels[i].name.words))
+        for part in by_words:
+            common = set.intersection(*(set(levels[i].name.words) for i in group))
+            if len(by_words) > 1:
+                own = [word for word in levels[part[0]].name.words if word not in common]
+                names.update(dict.fromkeys(part, " ".join(own) or "no other word"))
+            sessions.update(_sessions({i: levels[i] for i in part}))
+    for i, value in enumerate(values):
+        value.update({_WORDS: names[i]} if i in names else {})
+        value.update({_DATE: sessions[i]} if i in sessions else {})
+    keys = [key for key in dict.fromkeys(key for value in values for key in value) if _differ(key, values)]
+    files = [level.file.name for level in levels]
+    differences = [
+        Difference(key, {file: value.get(key, "not given") for file, value in zip(files, values, strict=True)})
+        for key in keys
+    ]
+    curves = [
+        PublishedCurve(_part(values[group[0]], keys), tuple(levels[i] for i in group))
+        for group in _grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
+    ]
+    return Separated(tuple(curves), tuple(differences))
+
+
+def _values(level: PublishedLevel) -> dict[str, str]:
+    """What a file says of itself that must be the same in repeats, as text."""
+    values = {_MODEL: level.run.model} if level.run.model else {}
+    for key, value in level.data.items():
+        text = isinstance(value, str) and key not in _OF_THE_RUN
+        setting = isinstance(value, str | int | float) and key in _SETTINGS
+        if (text or setting) and not (key == "burstiness" and level.run.load.kind == "concurrency"):
+            values[key] = str(value)
+    if "backend" in values:
+        values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
+    if level.name.deployment is not None:
+        values[DEPLOYMENT] = level.name.deployment
+    if level.name.input_tokens is not None:
+        values[_ASKED] = f"{level.name.input_tokens}:{level.name.output_tokens}"
+    return values
+
+
+def _lengths(levels: Sequence[PublishedLevel]) -> list[str]:
+    """Per level, the lengths of the first level that has the same ones within `SAME_LENGTHS`; its own where no
+    request was answered."""
+
+    def classes(tokens: Sequence[int]) -> dict[int, int]:
+        least: dict[int, int] = {}
+        first = 0
+        for count in sorted(set(tokens)):
+            if not least or count > SAME_LENGTHS * first:
+                first = count
+            least[count] = first
+        return least
+
+    known = [level.run.workload for level in levels if level.run.completed]
+    inputs = classes([workload.sent_input_tokens for workload in known])
+    outputs = classes([workload.sent_output_tokens for workload in known])
+    shown: dict[Hashable, str] = {}
+    texts = []
+    for level in levels:
+        workload = level.run.workload
+        if not level.run.completed:  # it has no lengths of its own: it goes with the first that has
+            texts.append("")
+            continue
+        key = (inputs[workload.sent_input_tokens], outputs[workload.sent_output_tokens])
+        texts.append(shown.setdefault(key, workload.label))
+    return [text or next(filter(None, texts), "") for text in texts]
+
+
+def _repeats(levels: Iterable[PublishedLevel]) -> bool:
+    counts = Counter((level.run.key.kind, level.run.key.value) for level in levels)
+    return any(count > 1 for count in counts.values())
+
+
+def _sessions(levels: dict[int, PublishedLevel]) -> dict[int, str]:
+    """File -> the day on which its session began; empty where all are one session.
+
+    A new one begins where a load was measured more than a day earlier in the present one, and with a day without any
+    file where that happens. A file without a date is in the first; a name that counts repeats says one session.
+    """
+    unmarked = {i: _date(level.data.get("date")) for i, level in levels.items() if not level.name.repeat}
+    dates = {i: date for i, date in unmarked.items() if date is not None}
+    by_load: dict[Hashable, list[datetime]] = defaultdict(list)
+    for i, date in dates.items():
+        by_load[levels[i].run.key].append(date)
+    if not any(max(each) - min(each) > ONE_SESSION for each in by_load.values()):
+        return {}
+    ordered = sorted(dates, key=lambda i: dates[i])
+    begins = [ordered[0]]
+    session: dict[int, int] = {}
+    measured: dict[Hashable, datetime] = {}
+    previous = dates[ordered[0]]
+    for i in ordered:
+        date, load = dates[i], levels[i].run.key
+        if date - previous > ONE_SESSION or date - measured.get(load, date) > ONE_SESSION:
+            begins.append(i)
+            measured = {}
+        measured.setdefault(load, date)
+        previous = date
+        session[i] = begins[-1]
+    return {i: f"{dates[session.get(i, ordered[0])]:%Y-%m-%d}" for i in levels}
+
+
+def _date(value: object) -> datetime | None:
+    """``20251010-164316`` as vLLM writes it, or ISO 8601; None for anything else."""
+    if not isinstance(value, str):
+        return None
+    try:
+        date = datetime.strptime(value, "%Y%m%d-%H%M%S")
+    except ValueError:
+        try:
+            date = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+def _grouped(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def _differ(key: str, values: Sequence[dict[str, str]]) -> bool:
+    return len({value.get(key) for value in values}) > 1
+
+
+def _part(values: dict[str, str], keys: Sequence[str]) -> str:
+    """``1000:100, tag=a``: the values that differ in the folder."""
+    texts = []
+    for key in keys:
+        text = values.get(key)
+        if key in (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, _WORDS, _DATE):
+            texts.append(text or "")
+        else:
+            texts.append(f"no {key}" if text is None else f"{key}={text[:MOST_SHOWN]}")
+    return ", ".join(dict.fromkeys(filter(None, texts)))

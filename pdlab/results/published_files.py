@@ -1,0 +1,355 @@
+"""One result file of others -> ``PublishedLevel``.
+
+The file is the summary JSON of ``vllm bench serve``, or of a client that writes the same keys. What the file says
+counts. A name fills in what the file leaves out, and a name that contradicts the file is a fault of the level. What
+neither says is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pdlab.core.errors import StoreError
+from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
+from pdlab.results.published_names import FileName, FolderName, parse_file_name
+from pdlab.results.schema import Distribution, Run, Summary, Validity
+
+# Above this, a request rate is how a client writes "all at once", not a load.
+UNLIMITED_RPS = 1e5
+# A tokenizer turns some random prompts back into a token more or fewer: so much is not a contradiction.
+NAME_SLACK = 0.02
+# An open loop that serves less than this share of what was to arrive may have been held back by its client.
+SERVED_SLACK = 0.02
+# A mean number in flight of this share of the limit: the client was at the limit for most of the run.
+AT_LIMIT = 0.9
+
+_LATENCY = re.compile(
+    r"(?P<statistic>mean|median|p(?P<percent>\d+(?:\.\d+)?))_(?P<metric>ttft|tpot|itl|e2el|e2e_latency)(?P<unit>_ms|_s)?"
+)
+_METRIC = {"e2e_latency": "e2el"}
+
+
+class Fault(NamedTuple):
+    """Why a level is not valid. ``name``: a name contradicts the file. ``capped``: see `capped_at`."""
+
+    kind: Literal["name", "capped", "latency", "failed"]
+    text: str
+
+
+class PublishedLevel(NamedTuple):
+    """One file: its content, what its name says, and the run, with the faults that make the run invalid."""
+
+    file: Path
+    data: dict[str, Any]
+    name: FileName
+    run: Run
+    faults: tuple[Fault, ...]
+
+
+def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
+    """Read one file of the folder ``label``, whose name says ``named``. Raises StoreError, which names the file."""
+    data = _read(file)
+    name = parse_file_name(file.stem)
+    duration_s = _count(file, data, "duration")
+    completed = int(_count(file, data, "completed"))
+    input_tokens = _count(file, data, "total_input_tokens")
+    output_tokens = _count(file, data, "total_output_tokens")
+    num_requests = int(_count(file, data, "num_prompts")) if data.get("num_prompts") else completed
+    if duration_s <= 0:
+        raise StoreError(f"{file}: duration is {duration_s:g} s; no rate can be computed from it")
+    failed = num_requests - completed
+    load, faults = _load(file, data, name)
+    faults += _no_latencies(data)
+    if failed:
+        faults.append(Fault("failed", f"{failed} of {num_requests} requests failed"))
+    lengths = _lengths(named, name, completed, input_tokens, output_tokens)
+    latencies = _latencies(file, data, duration_s)
+    whole = Summary(
+        duration_s=duration_s,
+        completed=completed,
+        requests_per_s=completed / duration_s,
+        input_tokens_per_s=input_tokens / duration_s,
+        output_tokens_per_s=output_tokens / duration_s,
+        ttft=latencies.get("ttft") if completed else None,
+        tpot=latencies.get("tpot") if output_tokens > completed else None,
+        itl=latencies.get("itl") if output_tokens > completed else None,
+        e2el=latencies.get("e2el") if completed else None,
+    )
+    limit = capped_at(load, whole, limit=number(data.get("max_concurrency")), peak=peak_in_flight(data))
+    if limit is not None:
+        faults.append(
+            Fault(
+                "capped",
+                f"{offered_rps(load):g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
+                f"{whole.requests_per_s:.2f} requests/s were served",
+            )
+        )
+    faults += lengths.faults
+    run = Run(
+        origin="imported",
+        label=label,
+        model=_text(data, "model_id"),
+        key=RunKey(kind=load.kind, value=load.value),
+        workload=lengths.workload,
+        load=load,
+        num_requests=num_requests,
+        completed=completed,
+        failed=failed,
+        asked_tokens=lengths.asked,
+        whole=whole,
+        validity=Validity(reasons=tuple(fault.text for fault in faults), notes=lengths.notes),
+    )
+    return PublishedLevel(file, data, name, run, tuple(faults))
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite float; None for anything else (clients write "inf" for no limit)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def peak_in_flight(data: dict[str, Any]) -> float | None:
+    """The most requests in flight in any second, as the client counted them: up to twice the true number, because
+    requests that follow one another in one second count both."""
+    return number(data.get("max_concurrent_requests"))
+
+
+def offered_rps(load: Load) -> float:
+    """Mean rate at which an open loop is to send; infinite for a closed loop."""
+    return load.rate_rps if isinstance(load, Open) else load.mean_rps if isinstance(load, Ramp) else math.inf
+
+
+def capped_at(load: Load, whole: Summary, *, limit: float | None, peak: float | None) -> float | None:
+    """The limit of requests in flight that turned an open loop into a closed one; None where none did.
+
+    An open loop that reached its client's limit and served less than was to arrive was not offered its rate, and its
+    TTFT leaves out the wait at the client. Where the client did not count its peak, the mean number in flight tells
+    (Little's law).
+    """
+    if isinstance(load, Closed) or limit is None or whole.requests_per_s >= (1 - SERVED_SLACK) * offered_rps(load):
+        return None
+    if peak is None:
+        stay = stays_s(whole)
+        return limit if stay is not None and whole.requests_per_s * stay.low >= AT_LIMIT * limit else None
+    return limit if peak >= limit else None
+
+
+class Stay(NamedTuple):
+    """Mean time of a request in the system, s, between two estimates."""
+
+    low: float
+    high: float
+
+
+def stays_s(whole: Summary) -> Stay | None:
+    """From the level's own figures; None where they do not tell.
+
+    The mean E2EL is that time. Without it, TTFT and the gaps of a mean answer: by the mean TPOT, which is a mean over
+    requests, and by the mean ITL, which is one over chunks. They agree where all answers have one length.
+    """
+    if whole.e2el is not None and whole.e2el.mean_s is not None:
+        return Stay(whole.e2el.mean_s, whole.e2el.mean_s)
+    if whole.ttft is None or whole.ttft.mean_s is None or not whole.requests_per_s:
+        return None
+    gaps = whole.output_tokens_per_s / whole.requests_per_s - 1
+    if gaps <= 0:
+        return Stay(whole.ttft.mean_s, whole.ttft.mean_s)
+    gaps_s = [each.mean_s for each in (whole.tpot, whole.itl) if each is not None and each.mean_s is not None]
+    if whole.tpot is None or not gaps_s:
+        return None
+    return Stay(whole.ttft.mean_s + gaps * min(gaps_s), whole.ttft.mean_s + gaps * max(gaps_s))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    from pdlab.results.store import MANIFEST
+
+    try:
+        data = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{file}: cannot be read as JSON ({error})") from error
+    if not isinstance(data, dict) or "request_throughput" not in data:
+        if isinstance(data, dict) and "schema_version" in data:
+            raise StoreError(f"{file} was written by pdlab, but {file.parent} has no {MANIFEST}; copy the whole folder")
+        raise StoreError(f"{file} is not a summary of `vllm bench serve` (no request_throughput); move it elsewhere")
+    return data
+
+
+def _load(file: Path, data: dict[str, Any], name: FileName) -> tuple[Load, list[Fault]]:
+    """The load of one level, and where the file's name contradicts its content (the content counts).
+
+    A request-rate run is a run at that rate, whatever max_concurrency it carries; a ramp is a ramp, whatever rate.
+    """
+    ramp = _ramp(file, data)
+    if ramp is not None:
+        return ramp, []
+    rate = number(data.get("request_rate"))
+    concurrency = number(data.get("max_concurrency"))
+    if rate is not None and rate >= UNLIMITED_RPS:
+        rate = None
+    rate = name.rate_rps if rate is None else rate
+    if rate is not None and rate < 0:
+        raise StoreError(f"{file}: request_rate is {rate:g}; expected a number above 0")
+    if rate:
+        return Open(rate_rps=rate, burstiness=_burstiness(file, data)), _contradiction(
+            "request rate", name.rate_rps, rate
+        )
+    concurrency = name.concurrency if concurrency is None else concurrency
+    if concurrency is not None and not concurrency >= 1:
+        raise StoreError(f"{file}: max_concurrency is {concurrency:g}; expected a whole number from 1")
+    if not concurrency:
+        raise StoreError(f"{file}: neither a request rate nor max_concurrency; name it concN.json or concN_rrR.json")
+    return Closed(concurrency=int(concurrency)), _contradiction("concurrency", name.concurrency, concurrency)
+
+
+def _ramp(file: Path, data: dict[str, Any]) -> Ramp | None:
+    shape = data.get("ramp_up_strategy")
+    if shape is None:
+        return None
+    if shape not in ("linear", "exponential"):
+        raise StoreError(f"{file}: ramp_up_strategy is {shape!r}; expected linear or exponential")
+    ends = {key: number(data.get(key)) for key in ("ramp_up_start_rps", "ramp_up_end_rps")}
+    for key, rate in ends.items():
+        if rate is None or not rate > 0:
+            raise StoreError(f"{file}: a ramp whose {key} is {data.get(key)!r}; expected a number above 0")
+    start, end = ends.values()
+    assert start is not None and end is not None
+    return Ramp(start_rps=start, end_rps=end, shape=shape, burstiness=_burstiness(file, data))
+
+
+def _burstiness(file: Path, data: dict[str, Any]) -> float:
+    burstiness = number(data.get("burstiness"))
+    if burstiness is not None and burstiness <= 0:
+        raise StoreError(f"{file}: burstiness is {burstiness:g}; expected a number above 0")
+    return 1.0 if burstiness is None else burstiness
+
+
+class _Lengths(NamedTuple):
+    workload: Workload
+    asked: tuple[float, float] | None
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+
+def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: float, output_tokens: float) -> _Lengths:
+    """The workload by the file's own token counts; a name gives the round number where it agrees with them.
+
+    Answers that ended before the length in the name are no contradiction: the model ended them.
+    """
+    named: dict[str, int | None] = {
+        "input": folder.input_tokens if file.input_tokens is None else file.input_tokens,
+        "output": folder.output_tokens if file.output_tokens is None else file.output_tokens,
+    }
+    if not completed:
+        inputs, outputs = (max(1, tokens or 1) for tokens in named.values())
+        of_names = folder.mode or _mode(inputs, outputs)
+        return _Lengths(Workload(input_tokens=inputs, output_tokens=outputs, mode=of_names), None, (), ())
+    sent = {"input": max(1, round(input_tokens / completed)), "output": max(1, round(output_tokens / completed))}
+    alone = {"prefill-only": "output", "decode-approx": "input"}.get(folder.mode or "")  # of which one token is sent
+    mode = folder.mode
+    if mode is None or (alone is not None and not _agree(1, sent[alone])):
+        mode = _mode(sent["input"], sent["output"])
+    nominal, asked = dict(sent), None
+    faults: list[Fault] = []
+    notes: list[str] = []
+    for side, tokens in named.items():
+        expected = 1 if side == alone else tokens
+        if expected is None:
+            continue
+        if _agree(expected, sent[side]):
+            nominal[side] = max(1, tokens or expected)
+        elif side == "output" and sent[side] < expected:
+            asked = (float(nominal["input"]), float(expected))
+            notes.append(f"answers ended before --otl {expected}: they have {output_tokens / completed:.4g} tokens")
+        else:
+            whose = "file" if getattr(file, f"{side}_tokens") is not None else "folder"
+            text = f"the {whose}'s name says {expected} {side} tokens per request, the file has {sent[side]}"
+            faults.append(Fault("name", text))
+    workload = Workload(input_tokens=nominal["input"], output_tokens=nominal["output"], mode=mode)
+    return _Lengths(workload, asked, tuple(faults), tuple(notes))
+
+
+def _agree(expected: int, actual: int) -> bool:
+    return abs(expected - actual) <= max(1, NAME_SLACK * expected)
+
+
+def _mode(input_tokens: int, output_tokens: int) -> WorkloadMode:
+    return "prefill-only" if output_tokens == 1 else "decode-approx" if input_tokens == 1 else "mixed"
+
+
+def _contradiction(name: str, named: float | None, actual: float) -> list[Fault]:
+    if named is None or math.isclose(named, actual, rel_tol=1e-6):
+        return []
+    return [Fault("name", f"the file's name says {name} {named:g}, its content {actual:g}")]
+
+
+def _no_latencies(data: dict[str, Any]) -> list[Fault]:
+    latencies = {key: value for key, value in data.items() if key.endswith("_ms") or _LATENCY.fullmatch(key)}
+    wrong = [key for key, value in latencies.items() if _no_figure(value)]
+    if not wrong:
+        return []
+    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return [Fault("latency", f"{wrong[0]} is {data[wrong[0]]!r}{more}: not a latency")]
+
+
+def _no_figure(value: Any) -> bool:
+    """A number that is none, or below 0."""
+    if not isinstance(value, float | int) or isinstance(value, bool):
+        return False
+    known = number(value)
+    return known is None or known < 0
+
+
+def _latencies(file: Path, data: dict[str, Any], duration_s: float) -> dict[str, Distribution]:
+    """Metric -> what the file has of it. Keys without ``_ms`` are in seconds, as some clients write them.
+
+    Raises StoreError where seconds cannot be: a request that took longer than the run.
+    """
+    means: dict[str, float] = {}
+    percentiles: dict[str, dict[str, float]] = {}
+    in_ms = {key.removesuffix("_ms") for key in data if key.endswith("_ms")}
+    for key, value in data.items():
+        match, known = _LATENCY.fullmatch(key), number(value)
+        if match is None or known is None:
+            continue
+        if match["unit"] != "_ms":
+            if key.removesuffix("_s") in in_ms:
+                continue
+            if known > duration_s:
+                raise StoreError(
+                    f"{file}: {key} is {known:g}, which is read in seconds and is longer than the run of "
+                    f"{duration_s:g} s; a key in milliseconds ends in _ms"
+                )
+        seconds = known / 1000 if match["unit"] == "_ms" else known
+        metric = _METRIC.get(match["metric"], match["metric"])
+        if match["statistic"] == "mean":
+            means[metric] = seconds
+        else:
+            percent = float(match["percent"]) if match["percent"] else 50.0
+            if percent <= 100:
+                percentiles.setdefault(metric, {})[f"p{percent:g}"] = seconds
+    return {
+        metric: Distribution(mean_s=means.get(metric), percentiles_s=percentiles.get(metric, {}))
+        for metric in {*means, *percentiles}
+    }
+
+
+def _text(data: dict[str, Any], key: str) -> str | None:
+    """The text of ``key``; None where the file has none there."""
+    value = data.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _count(file: Path, data: dict[str, Any], key: str) -> float:
+    value = number(data.get(key))
+    if value is None or value < 0:
+        raise StoreError(f"{file}: {key} is {data.get(key)!r}; expected a number from `vllm bench serve`")
+    return value

@@ -1,0 +1,147 @@
+"""What the names of published folders and files say. The only place that reads meaning out of names.
+
+By the published convention a folder is one experiment, and its name ends in the configuration
+(``gptoss_itl5000_otl250_mixed_1xtp2-1xtp2``). A file is one level (``conc8.json``, ``conc128_rr4.json``). Other
+people put more into a file's name (``1p3d_conc32_in2048_out128.json``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pdlab.core.deployment import Collocated, Disaggregated, PlacementKind, Pool, parse_pool
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import WorkloadMode
+
+# The published experiments ran on nodes of 8 GPUs: a PD group above that cannot be packed.
+PUBLISHED_NODE_GPUS = 8
+
+_POOL = r"\d+x(?:tp\d+)?(?:pp\d+)?(?:dp\d+)?(?:ep)?"
+_TOPOLOGY = re.compile(
+    rf"(?:^|[_-])p?(?P<first>{_POOL})(?:-d?(?P<second>{_POOL}))?(?P<tail>(?:[-_][a-z0-9.]+)*)$", re.IGNORECASE
+)
+_ANY_POOL = re.compile(r"(?<![a-z0-9])[pd]?\d+x(?:tp|pp|dp|ep)", re.IGNORECASE)
+_LENGTHS = re.compile(
+    r"(?<![a-z0-9])(?:itl|isl|input|in|i)[_=]?(?P<input>\d+)[_-](?:otl|osl|output|out|o)[_=]?(?P<output>\d+)(?!\d)",
+    re.IGNORECASE,
+)
+_MODE = re.compile(r"(?P<mode>mixed|prefill[-_]only|decode[-_]only)", re.IGNORECASE)
+_LEVEL = re.compile(r"conc(?P<concurrency>\d+)(?:_rr(?P<rate>\d+(?:\.\d+)?))?(?:[-_]r\d+)?", re.IGNORECASE)
+
+# One deployment, in any of the ways in which people abbreviate one: 1p3d, p1d3, 4xtp2, xtpep4, tp8, spread.
+_DEPLOYMENT = re.compile(
+    r"(?<![a-z0-9])(?:\d+p\d+d|p\d+d\d+|[pd]?\d*x?(?:(?:tp|pp|dp|ep)\d*)+"
+    r"|pd|pack|spread|coll?ocated|disagg(?:regated)?|agg(?:regated)?)(?![a-z0-9])"
+)
+_DEPLOYMENT_KEY = re.compile(
+    r"(?<![a-z0-9])(?:tp|pp|dp|ep|gpus?|nodes?|replicas?|instances?|workers?|prefill|decode|parallel|parallelism"
+    r"|topology|deployment|num[-_ ]?gpus?|hardware|accelerator)(?![a-z0-9])"
+)
+_LOAD = re.compile(
+    r"(?<![a-z0-9])(?:max[-_]?)?(?:conc(?:urrency)?|c|rr|rate|qps|rps|bs|batch|users|prompts|n)[-_=]?\d+(?:\.\d+)?(?!\d)"
+    r"|(?<![a-z0-9])(?:\d+(?:\.\d+)?|inf)(?:qps|rps)(?![a-z0-9])"
+)
+_REPEAT = re.compile(r"(?<![a-z0-9])(?:r|run|rep|repeat|trial|iter|seed|try|attempt|take)[-_=]?\d+(?![a-z0-9])")
+_NO_NAME = re.compile(r"\d+|[a-z]\d*|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number, a letter, a hash
+
+
+class FolderName(NamedTuple):
+    """What a folder's name says; None where it says nothing."""
+
+    topology: Collocated | Disaggregated | None
+    input_tokens: int | None
+    output_tokens: int | None
+    mode: WorkloadMode | None
+
+
+class FileName(NamedTuple):
+    """What a file's name says without its suffix; None where it says nothing.
+
+    ``deployment`` are the words that name one, ``topology`` its configuration where these words give it in full.
+    ``repeat``: the name counts repeats (``_r1``, ``run2``). ``words`` are all others that are names: no numbers, single
+    letters or hashes.
+    """
+
+    concurrency: int | None
+    rate_rps: float | None
+    input_tokens: int | None
+    output_tokens: int | None
+    deployment: str | None
+    topology: Collocated | Disaggregated | None
+    repeat: bool
+    words: tuple[str, ...]
+
+
+def parse_name(name: str) -> FolderName:
+    """What a published folder's name says. Raises UsageError on a configuration that makes no sense.
+
+    By the published convention the last part is the configuration, ``4xtp2`` (collocated) or
+    ``1xtp2-1xtp2`` (prefill-decode), then free words. ``spread`` among these means spread; without
+    it prefill and decode shared a node, unless they need more than one.
+    """
+    lengths, mode = _LENGTHS.search(name), _MODE.search(name)
+    return FolderName(
+        topology=_topology(name),
+        input_tokens=int(lengths["input"]) if lengths else None,
+        output_tokens=int(lengths["output"]) if lengths else None,
+        mode=_as_mode(mode["mode"]) if mode else None,
+    )
+
+
+def parse_file_name(stem: str) -> FileName:
+    """What a published file's name says. Raises UsageError on a configuration that makes no sense."""
+    level, lengths, rest = _LEVEL.fullmatch(stem), _LENGTHS.search(stem), stem.lower()
+    deployment = deployment_in(rest)
+    repeat = _REPEAT.search(rest) is not None
+    for known in (_MODE, _LENGTHS, _LOAD, _REPEAT, _DEPLOYMENT):
+        rest = known.sub(" ", rest)
+    words = dict.fromkeys(word for word in re.split(r"[^a-z0-9]+", rest) if word and not _NO_NAME.fullmatch(word))
+    return FileName(
+        concurrency=int(level["concurrency"]) if level else None,
+        rate_rps=float(level["rate"]) if level and level["rate"] else None,
+        input_tokens=int(lengths["input"]) if lengths else None,
+        output_tokens=int(lengths["output"]) if lengths else None,
+        deployment=deployment,
+        topology=_topology(stem) if deployment else None,
+        repeat=repeat,
+        words=tuple(words),
+    )
+
+
+def deployment_in(text: str) -> str | None:
+    """The words of a text that name a deployment; None where none does."""
+    return " ".join(match[0] for match in _DEPLOYMENT.finditer(text.lower())) or None
+
+
+def is_of_deployment(key: str) -> bool:
+    """Whether a key of metadata is about what was deployed, and so about the number of GPUs."""
+    return _DEPLOYMENT_KEY.search(key.lower().replace("_", " ")) is not None
+
+
+def _topology(name: str) -> Collocated | Disaggregated | None:
+    match = _TOPOLOGY.search(name)
+    if not match or len(_ANY_POOL.findall(name)) != (2 if match["second"] else 1):
+        return None
+    words = re.split(r"[-_]", match["tail"].lower())
+    try:
+        pools = [parse_pool(text.lower()) for text in (match["first"], match["second"]) if text]
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    if "ep" in words:
+        pools = [pool.model_copy(update={"expert_parallel": True}) for pool in pools]
+    if len(pools) == 1:
+        return Collocated(pool=pools[0])
+    return Disaggregated(prefill=pools[0], decode=pools[1], placement=_placement(name, pools))
+
+
+def _placement(name: str, pools: list[Pool]) -> PlacementKind:
+    words = re.split(r"[-_]", name.lower())
+    if "spread" in words or ("pack" not in words and sum(pool.gpus for pool in pools) > PUBLISHED_NODE_GPUS):
+        return "spread"
+    return "pack"
+
+
+def _as_mode(text: str) -> WorkloadMode:
+    modes: dict[str, WorkloadMode] = {"prefill": "prefill-only", "decode": "decode-approx"}
+    return modes.get(text.lower()[:-5], "mixed")

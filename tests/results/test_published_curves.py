@@ -1,0 +1,154 @@
+"""Files of one folder: which are repeats of each other, which are curves of their own, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.core.errors import StoreError
+from pdlab.results.published_folders import load_experiment, load_experiments
+from pdlab.results.schema import Experiment
+
+CONTENT: dict[str, Any] = {
+    "date": "20260105-120000",
+    "backend": "openai",
+    "endpoint_type": "openai",
+    "label": None,
+    "model_id": "org/model-a",
+    "tokenizer_id": "org/model-a",
+    "num_prompts": 100,
+    "request_rate": "inf",
+    "burstiness": 1.0,
+    "max_concurrency": 8,
+    "duration": 50.0,
+    "completed": 100,
+    "total_input_tokens": 100_000,
+    "total_output_tokens": 10_000,
+    "request_throughput": 2.0,
+    "mean_ttft_ms": 100.0,
+    "median_ttft_ms": 95.0,
+    "mean_tpot_ms": 40.0,
+    "median_tpot_ms": 38.0,
+}
+
+
+def written(folder: Path, files: dict[str, dict[str, Any]]) -> Path:
+    folder.mkdir(parents=True)
+    for name, changes in files.items():
+        (folder / f"{name}.json").write_text(json.dumps({**CONTENT, **changes}))
+    return folder
+
+
+def shown(experiments: tuple[Experiment, ...]) -> dict[str, list[str]]:
+    """Part -> the keys of its runs."""
+    return {each.part: [run.key.stem for run in each.runs] for each in experiments}
+
+
+REPEATED = {"": ["concurrency8", "concurrency8-r1"]}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a": {}, "b": {}}, REPEATED),
+        ({"conc8": {}, "conc8_r1": {"duration": 51.0}}, REPEATED),
+        ({"conc8_run1": {"date": "20260101-000000"}, "conc8_run2": {"date": "20260301-000000"}}, REPEATED),
+        ({"a": {"date": "20260105-010000"}, "b": {"date": "20260105-230000"}}, REPEATED),
+        ({"a": {"date": "20260105-010000"}, "b": {"date": None}}, REPEATED),
+        ({"a": {"seed": "1", "run_id": "x"}, "b": {"seed": "2", "run_id": "y"}}, REPEATED),
+        (
+            {"vllm-infqps-concurrency8-m-20260105-120000": {}, "vllm-infqps-concurrency8-m-20260105-130000": {}},
+            REPEATED,
+        ),
+        ({"0f3a9c81d2": {}, "77b2e01ac4": {}}, REPEATED),
+        ({"a": {"total_output_tokens": 9_500}, "b": {"total_output_tokens": 10_000}}, REPEATED),
+    ],
+)
+def test_repeats(tmp_path: Path, files: dict[str, dict[str, Any]], expected: dict[str, list[str]]) -> None:
+    assert shown(load_experiments(written(tmp_path / "x_1xtp2", files))) == expected
+
+
+LATER = {"date": "20260109-120000"}
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        ({"a": {}, "b": {"total_input_tokens": 400_000}}, ["1000:100", "4000:100"]),
+        ({"a": {}, "b": {"total_output_tokens": 50_000, "max_concurrency": 16}}, ["1000:100", "1000:500"]),
+        ({"a": {}, "b": {"total_output_tokens": 100}}, ["1000:100", "1000:1"]),
+        ({"a": {}, "b": {"model_id": "org/model-b"}}, ["org/model-a", "org/model-b"]),
+        ({"a": {}, "b": {"model_id": None}}, ["org/model-a", ""]),
+        ({"a": {"tag": "x"}, "b": {"tag": "y"}}, ["tag=x", "tag=y"]),
+        ({"a": {"tag": "x"}, "b": {}}, ["tag=x", "no tag"]),
+        ({"a": {"version": "0.3"}, "b": {"version": "0.4", "max_concurrency": 16}}, ["version=0.3", "version=0.4"]),
+        ({"a": {"label": "mine"}, "b": {"label": "yours"}}, ["label=mine", "label=yours"]),
+        ({"a": {"backend": "vllm"}, "b": {"backend": "sglang"}}, ["backend=vllm", "backend=sglang"]),
+        ({"a": {"tokenizer_id": "org/other"}, "b": {}}, ["tokenizer_id=org/other", "tokenizer_id=org/model-a"]),
+        (
+            {"a": {"request_rate": 2, "burstiness": 0.5}, "b": {"request_rate": 2}},
+            ["burstiness=0.5", "burstiness=1.0"],
+        ),
+        ({"baseline_conc8": {}, "tuned_conc8": {}}, ["baseline", "tuned"]),
+        ({"conc8_in2048_out128": {}, "conc8_in2048_out256": {}}, ["2048:128", "2048:256"]),
+        ({"4xtp2_conc8": {}, "2xtp4_conc8": {}}, ["2xtp4", "4xtp2"]),
+        ({"conc8-a": {}, "conc16-a": {"max_concurrency": 16}, "conc8-b": LATER}, ["2026-01-05", "2026-01-09"]),
+    ],
+)
+def test_no_repeats(tmp_path: Path, files: dict[str, dict[str, Any]], parts: list[str]) -> None:
+    folder = written(tmp_path / ("x" if "4xtp2_conc8" in files else "x_1xtp2"), files)
+    experiments = load_experiments(folder)
+    assert sorted(each.part for each in experiments) == sorted(parts)
+    assert {run.key.repeat for each in experiments for run in each.runs} == {0}
+    assert len({each.name for each in experiments}) == len(experiments)
+    with pytest.raises(StoreError, match=r"x.* holds 2 curves"):
+        load_experiment(folder)
+
+
+def test_the_configuration_in_a_files_name_gives_its_gpus(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"4xtp2_conc8": {}, "1xtp2-1xtp2_conc8": {}})
+    assert {each.part: each.manifest.gpus for each in load_experiments(folder)} == {"4xtp2": 8, "1xtp2 1xtp2": 4}
+    folder = written(tmp_path / "y_1xtp2", {"4xtp2_conc8": {}})
+    with pytest.raises(StoreError, match=r"4xtp2.*1xtp2"):
+        load_experiments(folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "by"),
+    [
+        ({"1p3d_conc8_in1000_out100": {}, "2p2d_conc8_in1000_out100": {}}, "1p3d"),
+        ({"1P3D_conc8": {}, "conc16": {"max_concurrency": 16}}, "1p3d"),
+        ({"xtpep4_conc8": {}, "xtpep8_conc8": {}}, "xtpep4"),
+        ({"tp4_c8": {}, "tp8_c8": {}}, "tp4"),
+        ({"a": {"tag": "pd_1p3d"}, "b": {"tag": "pd_1p1d"}}, "tag is pd_1p3d in a.json, pd_1p1d in b.json"),
+        ({"a": {"tp": "1"}, "b": {"tp": "2"}}, "tp is 1 in a.json, 2 in b.json"),
+        ({"a": {"decode_replicas": "1"}, "b": {"decode_replicas": "3"}}, "decode_replicas"),
+    ],
+)
+def test_several_sizes_in_one_folder_are_refused(tmp_path: Path, files: dict[str, dict[str, Any]], by: str) -> None:
+    folder = written(tmp_path / "x_1xtp2", files)
+    with pytest.raises(StoreError, match="several deployments") as refused:
+        load_experiments(folder)
+    assert by in str(refused.value) and "--gpus x_1xtp2=N" in str(refused.value)
+    stated = load_experiments(folder, gpus=8)
+    assert len(stated) == 2 and {each.manifest.gpus for each in stated} == {8}
+    assert all(each.manifest.deployment is None for each in stated), "no one configuration holds for both"
+
+
+def test_days_apart_are_two_sessions_only_where_a_load_comes_twice(tmp_path: Path) -> None:
+    one = {"conc8": {}, "conc16": {"max_concurrency": 16, **LATER}}
+    assert list(shown(load_experiments(written(tmp_path / "one_1xtp2", one)))) == [""]
+    days = ["20260101-010000", "20260101-230000", "20260102-220000", "20260103-210000"]
+    chain = {f"{i}": {"date": date, "max_concurrency": 8 if i in (0, 3) else 8 + i} for i, date in enumerate(days)}
+    assert all((int(b[6:8]) - int(a[6:8])) <= 1 for a, b in pairwise(days)), "no day without a file"
+    parts = shown(load_experiments(written(tmp_path / "chain_1xtp2", chain)))
+    assert [len(stems) for stems in parts.values()] == [3, 1]
+
+
+def test_a_level_without_an_answer_goes_with_the_others(tmp_path: Path) -> None:
+    nothing = {"completed": 0, "total_input_tokens": 0, "total_output_tokens": 0, "max_concurrency": 16}
+    assert len(load_experiments(written(tmp_path / "x_1xtp2", {"a": {}, "b": nothing}))) == 1
