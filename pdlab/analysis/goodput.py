@@ -249,7 +249,9 @@ def _how(points: Sequence[Point], slo: Slo) -> How | None:
         return None
     if all(sample.requests is not None for point in points for sample in point.samples):
         return "requests"
-    return "percentiles" if all(_worst(sample, slo) is not None for p in points for sample in p.samples) else None
+    # A point leaves out the tails that its repeats are too short to carry.
+    known = all(_worst(figures, slo) is not None for point in points for figures in (point, *point.samples))
+    return "percentiles" if known else None
 
 
 def _worst(figures: Figures, slo: Slo) -> float | None:

@@ -5,14 +5,13 @@ Reading requests is decompressing for the most part, which threads do side by si
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from pdlab.analysis.audit.content_rules import impossible_latencies
+from pdlab.analysis.audit.content_rules import impossible_latencies, is_figure
 from pdlab.analysis.requests import Requests, load_requests
 from pdlab.core.workload import RunKey
 from pdlab.results.published_folders import load_experiments
@@ -83,7 +82,7 @@ def _possible(run: Run) -> Run:
 
 def _impossible(summary: Summary) -> list[str]:
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    bad_rates = [] if all(_is_figure(rate) for rate in rates) else ["a rate is below 0 or not a number"]
+    bad_rates = [] if all(map(is_figure, rates)) else ["a rate is below 0 or not a number"]
     return [*bad_rates, *impossible_latencies(summary)]
 
 
@@ -91,18 +90,12 @@ def _without(summary: Summary) -> dict[str, None]:
     """Latencies to remove: impossible ones, or all of them if a rate is impossible."""
     names = ("ttft", "tpot", "itl", "e2el")
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    if not all(_is_figure(rate) for rate in rates):
+    if not all(map(is_figure, rates)):
         return dict.fromkeys(names)
     distributions = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
     return {
-        name: None
-        for name, distribution in distributions.items()
-        if not all(_is_figure(value) for value in distribution.figures_s)
+        name: None for name, distribution in distributions.items() if not all(map(is_figure, distribution.figures_s))
     }
-
-
-def _is_figure(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
 
 
 def _runs_needing_requests(experiment: Experiment, every: bool) -> list[Run]:

@@ -215,11 +215,11 @@ def _ramp(file: Path, data: dict[str, Any]) -> Ramp | None:
     if shape is None:
         return None
     if shape not in ("linear", "exponential"):
-        raise StoreError(f"{file}: ramp_up_strategy is {shape!r}; expected linear or exponential")
+        raise StoreError(f"{file}: ramp_up_strategy is {shape!r:.40}; expected linear or exponential")
     ends = {key: number(data.get(key)) for key in ("ramp_up_start_rps", "ramp_up_end_rps")}
     for key, rate in ends.items():
         if rate is None or not rate > 0:
-            raise StoreError(f"{file}: a ramp whose {key} is {data.get(key)!r}; expected a number above 0")
+            raise StoreError(f"{file}: a ramp whose {key} is {data.get(key)!r:.40}; expected a number above 0")
     start, end = ends.values()
     assert start is not None and end is not None
     return Ramp(start_rps=start, end_rps=end, shape=shape, burstiness=_burstiness(file, data))
@@ -293,14 +293,14 @@ def _contradiction(name: str, named: float | None, actual: float) -> list[Fault]
 
 def _no_latencies(data: dict[str, Any]) -> list[Fault]:
     latencies = {key: value for key, value in data.items() if key.endswith("_ms") or _LATENCY.fullmatch(key)}
-    wrong = [key for key, value in latencies.items() if _no_figure(value)]
+    wrong = [key for key, value in latencies.items() if is_no_figure(value)]
     if not wrong:
         return []
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    return [Fault("latency", f"{wrong[0]} is {data[wrong[0]]!r}{more}: not a latency")]
+    return [Fault("latency", f"{wrong[0]} is {data[wrong[0]]!r:.40}{more}: not a latency")]
 
 
-def _no_figure(value: Any) -> bool:
+def is_no_figure(value: Any) -> bool:
     """A number that is none, or below 0."""
     if not isinstance(value, float | int) or isinstance(value, bool):
         return False
@@ -351,5 +351,5 @@ def _text(data: dict[str, Any], key: str) -> str | None:
 def _count(file: Path, data: dict[str, Any], key: str) -> float:
     value = number(data.get(key))
     if value is None or value < 0:
-        raise StoreError(f"{file}: {key} is {data.get(key)!r}; expected a number from `vllm bench serve`")
+        raise StoreError(f"{file}: {key} is {data.get(key)!r:.40}; expected a number from `vllm bench serve`")
     return value

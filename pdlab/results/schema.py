@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -77,7 +77,7 @@ class Distribution(Frozen):
     """
 
     mean_s: float | None
-    percentiles_s: dict[str, float]
+    percentiles_s: dict[Annotated[str, Field(pattern=r"^p\d+(\.\d+)?$")], float]
 
     @property
     def p50_s(self) -> float | None:

@@ -16,7 +16,7 @@ import numpy as np
 from pdlab.analysis import requests
 from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile
 from pdlab.core.workload import Closed, Open, Workload
-from pdlab.results.published_files import Stay, stays_s
+from pdlab.results.published_files import Stay, is_no_figure, stays_s
 from pdlab.results.schema import Distribution, Run, Summary
 from pdlab.results.store import MANIFEST, Store
 
@@ -169,9 +169,9 @@ def values(folder: Folder) -> Iterator[AuditFinding]:
     """Latencies must be numbers of at least 0, and percentiles must rise."""
     for level in folder.levels:
         impossible_figures = [
-            f"{name} is {value!r}"
+            f"{name} is {value!r:.40}"
             for name, value in level.raw.items()
-            if name.endswith("_ms") and isinstance(value, int | float) and not (value >= 0 and math.isfinite(value))
+            if name.endswith("_ms") and is_no_figure(value)
         ]
         for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
             impossible_figures += [f"{window}: {text}" for text in impossible_latencies(summary)] if summary else []
@@ -185,15 +185,20 @@ def values(folder: Folder) -> Iterator[AuditFinding]:
             )
 
 
+def is_figure(value: float) -> bool:
+    """Whether it can be a rate or a latency in seconds, which is shown in milliseconds too."""
+    return value >= 0 and math.isfinite(1000 * value)
+
+
 def impossible_latencies(summary: Summary) -> Iterator[str]:
     """Impossible latencies of one window, in words."""
-    for name in ("ttft", "tpot", "e2el"):
+    for name in ("ttft", "tpot", "itl", "e2el"):
         distribution: Distribution | None = getattr(summary, name)
         if distribution is None:
             continue
         ordered = sorted(distribution.percentiles_s.items(), key=lambda item: float(item[0][1:]))
         seconds = [value for _, value in ordered]
-        if not all(value >= 0 and math.isfinite(value) for value in distribution.figures_s):
+        if not all(map(is_figure, distribution.figures_s)):
             yield f"{name.upper()} below 0 or not a number"
         elif seconds != sorted(seconds):
             percentile_list = ", ".join(f"{key} {1000 * value:.4g}" for key, value in ordered)
