@@ -17,18 +17,17 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
 from pdlab.results.published_curves import DEPLOYMENT, Difference, PublishedCurve, separated
 from pdlab.results.published_files import Fault, PublishedLevel, read_level
-from pdlab.results.published_names import parse_name
+from pdlab.results.published_names import parse_file_name, parse_name
 from pdlab.results.schema import Experiment, Manifest, Run
 from pdlab.results.store import MANIFEST, Store, searched
 
 
 class SourcedRun(NamedTuple):
-    """A run and the file that it came from, with that file's content and faults where others wrote it."""
+    """A run, the file of others that it came from, and why it is not valid."""
 
     run: Run
     file: Path
-    content: dict[str, object]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...]
 
 
 class SourcedExperiment(NamedTuple):
@@ -120,6 +119,8 @@ def _own(path: Path, gpus: int | None) -> Experiment:
 def _published(path: Path, files: list[Path], gpus: int | None) -> tuple[SourcedExperiment, ...]:
     name = _folder_name(path)
     named = parse_name(name)
+    if gpus is None and named.topology is None and all(parse_file_name(file.stem).topology is None for file in files):
+        raise _unknown_size(path)
     curves, differences = separated([read_level(file, name, named) for file in files])
     _require_one_size(path, [level for curve in curves for level in curve.levels], differences, gpus)
     return tuple(_experiment(path, curve, named.topology, differences, gpus) for curve in curves)
@@ -136,7 +137,7 @@ def _require_one_size(
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and it is not known how many GPUs each "
         "used; give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or "
-        f"add --gpus {_folder_name(path)}=N if each used N GPUs"
+        f"add viz.py's --gpus {_folder_name(path)}=N if each used N GPUs"
     )
 
 
@@ -160,10 +161,7 @@ def _experiment(
         topology = None
     total = gpus if gpus is not None else (_gpus(topology) if topology else None)
     if total is None:
-        raise StoreError(
-            f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
-            f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add --gpus {folder}=N"
-        )
+        raise _unknown_size(path)
     runs: list[SourcedRun] = []
     repeats: dict[tuple[str, float], int] = {}
     for level in curve.levels:
@@ -171,7 +169,7 @@ def _experiment(
         repeat = repeats.get((key.kind, key.value), 0)
         repeats[key.kind, key.value] = repeat + 1
         run = level.run.model_copy(update={"key": key.model_copy(update={"repeat": repeat})})
-        runs.append(SourcedRun(run, level.file, level.data, level.faults))
+        runs.append(SourcedRun(run, level.file, level.faults))
     runs.sort(key=lambda each: (each.run.key.kind, each.run.key.value, each.run.key.repeat))
     model = next((each.run.model for each in runs if each.run.model), None)
     deployment = None
@@ -183,6 +181,13 @@ def _experiment(
     name = f"{folder} ({curve.part})" if curve.part else folder
     experiment = Experiment(name=name, part=curve.part, manifest=manifest, runs=tuple(each.run for each in runs))
     return SourcedExperiment(experiment, tuple(runs))
+
+
+def _unknown_size(path: Path) -> StoreError:
+    return StoreError(
+        f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
+        f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's --gpus {_folder_name(path)}=N"
+    )
 
 
 def _gpus(topology: Collocated | Disaggregated) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.errors import PdlabError
+from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.workload import RunKey
 from pdlab.results.published_files import Fault
 from pdlab.results.published_folders import SourcedExperiment, sourced_experiments
@@ -60,13 +60,16 @@ class Folder:
 
 
 def read_folder(path: Path, gpus: int | None = None) -> list[Folder]:
-    """All experiments of a folder; never raises: what cannot be read is the folder's ``error``.
+    """All experiments of a folder; what cannot be read is the folder's ``error``.
 
-    ``gpus``: as `pdlab.results.published_folders.load_experiments` takes it.
+    ``gpus``: as `pdlab.results.published_folders.load_experiments` takes it. Raises UsageError where that contradicts
+    the folder.
     """
     try:
         return [_folder(path, sourced) for sourced in _load(path, gpus)]
     except PdlabError as error:
+        if gpus is not None and isinstance(error, UsageError):
+            raise
         return [Folder(path, None, (), str(error))]
 
 
