@@ -186,7 +186,8 @@ def _experiment(
 def _unknown_size(path: Path) -> StoreError:
     return StoreError(
         f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
-        f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's --gpus {_folder_name(path)}=N"
+        "1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's "
+        f"--gpus {_folder_name(path)}=N"
     )
 
 

@@ -13,7 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import folders, published
 
+from pdlab.analysis import goodput
+from pdlab.analysis.curves import View, curves
+from pdlab.analysis.loading import load
 from pdlab.cli import viz
+from pdlab.core.workload import parse_slo
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -58,19 +62,18 @@ def test_goodput_and_audit_have_one_rule_for_a_client_that_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two levels with the same latencies, the one whose client stopped gives no goodput, and the audit says why."""
-    more = {"p95_ttft_ms": 100.0, "p95_tpot_ms": 40.0, "total_output_tokens": 16160}
-    free = published.content(8, **more, request_rate=2.0, max_concurrency=64)
-    held = published.content(8, **more, request_rate=20.0, max_concurrency=8)
-    goodput = {}
+    p95 = {"p95_ttft_ms": 100.0, "p95_tpot_ms": 40.0}
+    free = published.content(8, **p95, request_rate=2.0, max_concurrency=64)
+    held = published.content(16, **p95, request_rate=20.0, max_concurrency=16)
+    slo, served = parse_slo("ttft_ms=2000,tpot_ms=50", 0.95), {}
     for name, files in {"both": {"a": free, "b": held}, "free": {"a": free}}.items():
         folder = published.write(tmp_path / f"{name}_1xtp2", files)
-        words = ["--exps", str(folder), "--no-plot", "--no-show-tables", "--slo", "ttft_ms=2000,tpot_ms=50"]
-        code, out, err = shown(capsys, *words)
-        assert code == 0
-        assert ("contradiction" in err) is (name == "both")
-        goodput[name] = out.split("output tokens/s")[-2].split()[-1]
-        assert ("the client stopped at 8" in shown(capsys, "--audit", str(folder))[1]) is (name == "both")
-    assert goodput["both"] == goodput["free"]
+        (curve,) = curves([each.experiment for each in load([folder], {})])
+        (pick,) = goodput.picks([curve], slo, View())
+        served[name] = pick.capacities[0].throughput.value
+        code, out, _ = shown(capsys, "--audit", str(folder))
+        assert (code, "the client stopped at 16 in flight" in out) == (3, name == "both")
+    assert served["both"] == served["free"] > 0
 
 
 def test_two_folders_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,3 +185,32 @@ def test_no_file_of_ours_is_a_traceback(
             if whole:
                 file.write_text(json.dumps(whole))
         answered(capsys, [folder, measured[1]], Path(place) / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        (("steady", "itl", "mean_s"), float("inf")),  # no JSON for the report
+        (("steady", "tpot", "mean_s"), 1e308),  # no number of milliseconds
+        (("key", "look"), 1),  # requests of some levels alone, and too few for the percentile of the others
+    ],
+)
+def test_once_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: list[Path], way: tuple[str, ...], value: Any
+) -> None:
+    folder = shutil.copytree(measured[0], tmp_path / "a")
+    whole = json.loads((folder / "concurrency4.json").read_text())
+    *outer, last = way
+    inner = whole
+    for step in outer:
+        inner = inner[step]
+    inner[last] = value
+    (folder / "concurrency4.json").write_text(json.dumps(whole))
+    answered(capsys, [folder, measured[1]], tmp_path / "report.html")
+
+
+def test_a_percentile_of_too_few_requests_gives_no_goodput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = published.content(4, p95_ttft_ms=100.0, p95_tpot_ms=40.0)
+    folder = published.write(tmp_path / "x_1xtp2", {"a": few})
+    code, out, _ = shown(capsys, "--exps", str(folder), "--no-plot", "--slo", "ttft_ms=2000,tpot_ms=50")
+    assert code == 0 and "not known" in out.splitlines()[-1]
