@@ -32,6 +32,7 @@ _LEVEL = re.compile(r"conc(?P<concurrency>\d+)(?:_rr(?P<rate>\d+(?:\.\d+)?))?(?:
 # One deployment, in any of the ways in which people abbreviate one: 1p3d, p1d3, 4xtp2, xtpep4, tp8, spread.
 _DEPLOYMENT = re.compile(
     r"(?<![a-z0-9])(?:\d+p\d+d|p\d+d\d+|[pd]?\d*x?(?:(?:tp|pp|dp|ep)\d*)+"
+    r"|\d+[-_]?(?:prefills?|decodes?|gpus?)|(?:prefills?|decodes?|gpus?)[-_=]?\d+"
     r"|pd|pack|spread|coll?ocated|disagg(?:regated)?|agg(?:regated)?)(?![a-z0-9])"
 )
 _DEPLOYMENT_KEY = re.compile(
@@ -39,11 +40,12 @@ _DEPLOYMENT_KEY = re.compile(
     r"|topology|deployment|num[-_ ]?gpus?|hardware|accelerator)(?![a-z0-9])"
 )
 _LOAD = re.compile(
-    r"(?<![a-z0-9])(?:max[-_]?)?(?:conc(?:urrency)?|c|rr|rate|qps|rps|bs|batch|users|prompts|n)[-_=]?\d+(?:\.\d+)?(?!\d)"
+    r"(?<![a-z0-9])(?:max[-_]?)?(?:conc?(?:urrency)?|c|rr|rate|qps|rps|bs|batch|users|prompts|n)[-_=]?\d+(?:\.\d+)?(?!\d)"
     r"|(?<![a-z0-9])(?:\d+(?:\.\d+)?|inf)(?:qps|rps)(?![a-z0-9])"
 )
-_REPEAT = re.compile(r"(?<![a-z0-9])(?:r|run|rep|repeat|trial|iter|seed|try|attempt|take)[-_=]?\d+(?![a-z0-9])")
-_NO_NAME = re.compile(r"\d+|[a-z]\d*|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number, a letter, a hash
+_REPEAT = re.compile(r"(?<![a-z0-9])(?:r|run|rep|repeat|trial|iter|seed|try|attempt|take)[-_=]?\d{1,3}(?![a-z0-9])")
+_DATE = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?:[t_ -]?\d\d[-:.]?\d\d[-:.]?\d\d)?z?")
+_NO_NAME = re.compile(r"\d+|[a-z]\d{0,2}|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number, a letter, a hash
 
 
 class FolderName(NamedTuple):
@@ -92,6 +94,7 @@ def parse_name(name: str) -> FolderName:
 def parse_file_name(stem: str) -> FileName:
     """What a published file's name says. Raises UsageError on a configuration that makes no sense."""
     level, lengths, rest = _LEVEL.fullmatch(stem), _LENGTHS.search(stem), stem.lower()
+    rest = _DATE.sub(" ", rest)
     deployment = deployment_in(rest)
     repeat = _REPEAT.search(rest) is not None
     for known in (_MODE, _LENGTHS, _LOAD, _REPEAT, _DEPLOYMENT):

@@ -12,7 +12,7 @@ import pytest
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.published_folders import load_experiment
-from pdlab.results.published_names import parse_name
+from pdlab.results.published_names import parse_file_name, parse_name
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
 
@@ -173,6 +173,31 @@ def pd(prefill: Pool, decode: Pool, placement: Any) -> Disaggregated:
 )
 def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
     assert parse_name(name).topology == topology
+
+
+@pytest.mark.parametrize(
+    ("stem", "deployment", "repeat", "words"),
+    [
+        ("conc128_rr4", None, False, ""),
+        ("conc8_r1", None, True, ""),
+        ("concurrency-16.run2", None, True, ""),
+        ("run-2026-01-05T12-00-00", None, False, "run"),
+        ("vllm-2.0qps-concurrency64-gpt-oss-120b-20251010-164316", None, False, "vllm gpt oss 120b"),
+        ("1p3d_conc32_in2048_out128", "1p3d", False, ""),
+        ("2P2D", "2p2d", False, ""),
+        ("p1d3-c16", "p1d3", False, ""),
+        ("2prefill_1decode_c8", "2prefill 1decode", False, ""),
+        ("prefill-only_conc8", None, False, ""),
+        ("xtpep4", "xtpep4", False, ""),
+        ("fp8_tp8_ep1_conc64", "tp8 ep1", False, "fp8"),
+        ("h200_con32_gpus_8", "gpus_8", False, "h200"),
+        ("b_disagg_spread", "disagg spread", False, ""),
+        ("baseline_conc8_0f3a9c81d2", None, False, "baseline"),
+    ],
+)
+def test_names_of_files(stem: str, deployment: str | None, repeat: bool, words: str) -> None:
+    said = parse_file_name(stem)
+    assert (said.deployment, said.repeat, " ".join(said.words)) == (deployment, repeat, words)
 
 
 def test_lengths_and_mode_from_the_name() -> None:
