@@ -10,6 +10,7 @@ import pytest
 
 from pdlab.cli import bench, doctor, viz, weights
 from pdlab.cli import plan as plan_cli
+from pdlab.core.settings import parse
 from pdlab.deploy.options import build_parser, deployment_from
 from pdlab.first_hour.steps import MOST_TOTAL_S, Step, StepVerdict, left, missing, plan, total_s
 from pdlab.transfer.options import build_parser as transfer_parser
@@ -40,7 +41,7 @@ def test_what_a_step_needs_comes_before_it(steps: tuple[Step, ...]) -> None:
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "doctor": lambda words: doctor.parser().parse_args(words),
-    "weights": lambda words: weights.parser().parse_args(words),
+    "weights": lambda words: parse(weights.WeightsSettings, words),
     "check-transfer": lambda words: plan_from(transfer_parser("x").parse_args(words)),
     "bench": bench.options,
     "viz": lambda words: viz.parser().parse_args(words),
