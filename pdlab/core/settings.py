@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import math
 import types
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from pdlab.core.arguments import (
     MAX_SEED,
@@ -78,6 +77,33 @@ class Text:
     write: Callable[[Any], str] = str
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """How the words of a flag that is given several times, each NAME=VALUE, become a mapping, and one of it a word.
+
+    ``read`` takes the words and the flag, and raises UsageError.
+    """
+
+    read: Callable[[Sequence[str], str], dict[str, Any]]
+    write: Callable[[str, Any], str] = "{}={}".format
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model whose fields are flags of the command too.
+
+    The settings keep what is given as a mapping of its fields, to be laid over what a file says. ``group``: the title
+    of its flags, if it is not that of the fields. ``prefix``: before each flag, such as ``p-``. ``leave_out``: fields
+    without a flag in this command. ``otherwise``: defaults in words that are this command's.
+    """
+
+    model: type[BaseModel]
+    group: str | None = None
+    prefix: str = ""
+    leave_out: tuple[str, ...] = ()
+    otherwise: Mapping[str, str] = field(default_factory=dict)
+
+
 Numbers = Annotated[tuple[int, ...], Text(numbers, lambda values: ",".join(map(str, values)))]
 LENGTHS = Text(lengths, lambda distribution: str(distribution.flag_value))
 Backends = Annotated[tuple[str, ...], Text(backends, ",".join)]
@@ -100,7 +126,8 @@ class Flag:
     value in the help. ``bare``: the value of a flag that is given without one. ``several``: the flag is given several
     times, or takes several words. ``otherwise``: the default in words, for a field whose default is None or empty.
     ``implies``: flags without a value that set the field to a value, each with its help. ``needs``: the field without
-    which this one changes nothing. ``advanced``: only --help-all shows it.
+    which this one changes nothing. ``both_ways``: --no-NAME is a flag too, although the default is off.
+    ``advanced``: only --help-all shows it.
     """
 
     group: str
@@ -112,6 +139,7 @@ class Flag:
     otherwise: str | None = None
     implies: tuple[tuple[str, Any, str], ...] = ()
     needs: str | None = None
+    both_ways: bool = False
     advanced: bool = False
 
     def __call__(self, schema: dict[str, Any]) -> None:
@@ -131,27 +159,34 @@ def setting(
     otherwise: str | None = None,
     implies: Sequence[tuple[str, Any, str]] = (),
     needs: str | None = None,
+    both_ways: bool = False,
     advanced: bool = False,
 ) -> Any:
     """A field of a `Settings` model; the arguments are those of `Flag`. ``default`` ... is a required one."""
-    flag = Flag(group, names, value, positional, bare, several, otherwise, tuple(implies), needs, advanced)
+    flag = Flag(group, names, value, positional, bare, several, otherwise, tuple(implies), needs, both_ways, advanced)
     return Field(default, description=description, json_schema_extra=flag)
 
 
 class Declared(NamedTuple):
-    """A field with its flag. ``kind`` is its type without None and without what is said of it, ``said`` that."""
+    """A field with its flag. ``path``: the field's name, behind those of the parts that it is in. ``kind``: its type
+    without None and without what is said of it, ``said`` that."""
 
-    name: str
-    field: FieldInfo
+    path: tuple[str, ...]
+    info: FieldInfo
     flag: Flag
     kind: Any
     said: tuple[Any, ...]
 
     @property
+    def name(self) -> str:
+        """The field as one word, such as ``serving.prefill_timeout_s``."""
+        return ".".join(self.path)
+
+    @property
     def flags(self) -> tuple[str, ...]:
         if self.flag.positional:
             return (self.flag.value or self.name,)
-        return self.flag.names or ("--" + self.name.replace("_", "-"),)
+        return self.flag.names or ("--" + self.path[-1].replace("_", "-"),)
 
     @property
     def long_flag(self) -> str:
@@ -159,25 +194,52 @@ class Declared(NamedTuple):
         return next((name for name in self.flags if name.startswith("--")), self.flags[0])
 
     @property
+    def default(self) -> Any:
+        return self.info.get_default(call_default_factory=True)
+
+    @property
     def required(self) -> bool:
-        return self.field.default is PydanticUndefined
+        return self.info.is_required() and len(self.path) == 1
 
     def one(self, kind: type[Any]) -> Any:
         """What is said of the field of that kind; None: nothing."""
         return next((each for each in self.said if isinstance(each, kind)), None)
 
+    def in_part(self, name: str, part: Part) -> Declared:
+        """The same field as a flag of a command that has its model as a part."""
+        prefixed = tuple(f"--{part.prefix}{flag.removeprefix('--')}" for flag in self.flags)
+        otherwise = part.otherwise.get(self.name, self.flag.otherwise)
+        group = part.group or self.flag.group
+        return self._replace(
+            path=(name, *self.path), flag=replace(self.flag, names=prefixed, otherwise=otherwise, group=group)
+        )
 
-def declared(kind: type[Settings]) -> Iterator[Declared]:
-    """The fields of a command's settings that have a flag, in the order of the help."""
-    found = [(name, field, flag) for name, field in kind.model_fields.items() if (flag := _flag(field)) is not None]
-    rank = {group: number for number, group in enumerate(kind.GROUPS)}
-    for name, field, flag in sorted(found, key=lambda each: rank.get(each[2].group, len(rank))):
-        inner, said = _unwrapped(field.annotation)
-        yield Declared(name, field, flag, inner, (*said, *field.metadata))
+
+def declared(kind: type[BaseModel]) -> Iterator[Declared]:
+    """The flags of a command's settings, in the order of the help; those of its parts too."""
+    groups = kind.GROUPS if issubclass(kind, Settings) else ()
+    rank = {group: number for number, group in enumerate(groups)}
+    return iter(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
 
 
-def _flag(field: FieldInfo) -> Flag | None:
-    return field.json_schema_extra if isinstance(field.json_schema_extra, Flag) else None
+def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
+    for name, info in kind.model_fields.items():
+        inner, said = _unwrapped(info.annotation)
+        said = (*said, *info.metadata)
+        if isinstance(info.json_schema_extra, Flag):
+            yield Declared((name,), info, info.json_schema_extra, inner, said)
+            continue
+        part = next((each for each in said if isinstance(each, Part)), None)
+        if part is None and isinstance(inner, type) and issubclass(inner, Frozen):
+            part = Part(inner)
+        if part is not None:
+            yield from (each.in_part(name, part) for each in _fields(part.model) if each.path[0] not in part.leave_out)
+
+
+def flag_names(kind: type[BaseModel], part: str = "") -> dict[str, str]:
+    """Field (of the part, if it is given) -> its flag, for messages."""
+    start = f"{part}." if part else ""
+    return {each.name.removeprefix(start): each.long_flag for each in declared(kind) if each.name.startswith(start)}
 
 
 def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -197,10 +259,20 @@ def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 def parse(kind: type[S], argv: Sequence[str]) -> S:
     """The settings of a command line. Raises UsageError; prints the help and exits for --help and --help-all."""
     namespace = vars(build_parser(kind).parse_args(argv))
-    names = {each.name: each.long_flag for each in declared(kind)}
-    given = {name: value for name, value in namespace.items() if name in names}
+    flags = {each.name: each for each in declared(kind)}
+    given: dict[str, Any] = {}
+    for name, value in namespace.items():
+        if name not in flags:
+            continue
+        *parts, last = flags[name].path
+        place = given
+        for part in parts:
+            place = place.setdefault(part, {})
+        pairs: Pairs | None = flags[name].one(Pairs)
+        place[last] = pairs.read(value, flags[name].long_flag) if pairs else value
+    names = flag_names(kind)
     settings = validate(kind, given, where="the command line", names=names)
-    for each in declared(kind):
+    for each in flags.values():
         needs = each.flag.needs
         if needs is not None and each.name in settings.model_fields_set and not getattr(settings, needs):
             needed = names[needs]
@@ -211,14 +283,16 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
 
 def build_parser(kind: type[Settings], *, everything: bool = False) -> OneLineParser:
     """The parser of a command. ``everything``: its help has the advanced flags too."""
+    fields = list(declared(kind))
+    words = [each.flags[0] if each.required else f"[{each.flags[0]}]" for each in fields if each.flag.positional]
     parser = OneLineParser(
         prog=kind.PROG,
+        usage=" ".join([kind.PROG, "[flags]", *words]),
         description=kind.ABOUT,
         epilog=kind.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    fields = list(declared(kind))
     if any(each.flag.advanced for each in fields):
         parser.add_argument(
             "--help-all", action=_HelpAll, nargs=0, kind=kind, help="show the advanced flags too, and exit"
@@ -245,7 +319,7 @@ class _HelpAll(argparse.Action):
 def _add(group: Any, each: Declared, *, shown: bool) -> None:
     """Add one field to a group of argparse."""
     flag, kind = each.flag, each.kind
-    names = [each.name] if flag.positional else each.flags
+    names = [each.name] if flag.positional else list(each.flags)
     more: dict[str, Any] = {"help": _help(each).replace("%", "%%") if shown else argparse.SUPPRESS}
     if not flag.positional:
         more |= {"dest": each.name} | ({"required": True} if each.required else {})
@@ -255,9 +329,8 @@ def _add(group: Any, each: Declared, *, shown: bool) -> None:
         help_text = text if shown else argparse.SUPPRESS
         group.add_argument(name, dest=each.name, action="store_const", const=value, help=help_text)
     if kind is bool:
-        group.add_argument(
-            *names, **more, action="store_true" if each.field.default is False else argparse.BooleanOptionalAction
-        )
+        one_way = each.default is False and not flag.both_ways
+        group.add_argument(*names, **more, action="store_true" if one_way else argparse.BooleanOptionalAction)
         return
     if get_origin(kind) is Literal:
         more |= {"choices": get_args(kind), "metavar": flag.value}
@@ -275,7 +348,7 @@ def _add(group: Any, each: Declared, *, shown: bool) -> None:
 def _help(each: Declared) -> str:
     """The description, with the default behind it."""
     text = default_text(each)
-    description = each.field.description or ""
+    description = each.info.description or ""
     return f"{description} (default {text})" if text else description
 
 
@@ -283,8 +356,8 @@ def default_text(each: Declared) -> str:
     """The default in words, empty where there is nothing to say."""
     if each.flag.otherwise is not None:
         return each.flag.otherwise
-    default = each.field.default
-    if each.required or default is None or default is False or default == () or default == []:
+    default = None if each.info.is_required() else each.default
+    if default in (None, False, (), {}) or default == []:
         return ""
     return "on" if default is True else written(each, default)
 
@@ -337,6 +410,25 @@ def written(each: Declared, value: Any) -> str:
     return str(value)
 
 
+def given_flags(settings: Settings) -> dict[str, str]:
+    """Field -> its flag, of the fields that were set; those in a part too."""
+    given: dict[str, str] = {}
+    for each in declared(type(settings)):
+        if each.path[0] not in settings.model_fields_set:
+            continue
+        value: Any = settings
+        for name in each.path:
+            value = getattr(value, name) if isinstance(value, BaseModel) else value.get(name, _ABSENT)
+            if value is _ABSENT:
+                break
+        else:
+            given[each.name] = each.long_flag
+    return given
+
+
+_ABSENT: Mapping[str, Any] = {}
+
+
 def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
     """Raises UsageError if one of the fields was set: it would change nothing."""
     for each in declared(type(settings)):
@@ -344,7 +436,7 @@ def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
             raise UsageError(f"{each.long_flag} does nothing with {what}; leave it out")
 
 
-def to_words(settings: Settings, only: Sequence[str] | None = None) -> list[str]:
+def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str]:
     """The command line, without the command, that gives these settings (of the fields in ``only``, if it is given).
 
     Fields at their default are left out.
@@ -352,10 +444,16 @@ def to_words(settings: Settings, only: Sequence[str] | None = None) -> list[str]
     words: list[str] = []
     last: list[str] = []
     for each in declared(type(settings)):
-        value = getattr(settings, each.name)
-        if value == each.field.default or value is None or (only is not None and each.name not in only):
+        value = _value_at(settings, each.path)
+        if value == (None if each.info.is_required() else each.default) or value is None:
             continue
-        texts = [written(each, part) for part in (value if each.flag.several else [value])]
+        if only is not None and each.path[0] not in only:
+            continue
+        pairs: Pairs | None = each.one(Pairs)
+        if pairs is not None:
+            texts = [pairs.write(name, part) for name, part in value.items()]
+        else:
+            texts = [written(each, part) for part in (value if each.flag.several else [value])]
         if each.flag.positional:
             last += texts
         elif each.kind is bool:
@@ -365,6 +463,16 @@ def to_words(settings: Settings, only: Sequence[str] | None = None) -> list[str]
         else:
             words += [f"{each.long_flag}={text}" for text in texts]
     return words + (["--", *last] if any(word.startswith("-") for word in last) else last)
+
+
+def _value_at(settings: BaseModel, path: Sequence[str]) -> Any:
+    """The value of a field, also of one in a part; None: a part does not have it."""
+    value: Any = settings
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+        if value is None:
+            return None
+    return value
 
 
 def reference(kind: type[Settings]) -> str:
@@ -378,7 +486,7 @@ def reference(kind: type[Settings]) -> str:
         names = ", ".join(f"`{name}`" for name in (*each.flags, *(name for name, _, _ in each.flag.implies)))
         value = "" if each.kind is bool or each.flag.positional else f" `{_placeholder(each)}`"
         advanced = " (advanced)" if each.flag.advanced else ""
-        cells = [f"{names}{value}", f"{each.field.description}{advanced}", default_text(each)]
+        cells = [f"{names}{value}", f"{each.info.description}{advanced}", default_text(each)]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 

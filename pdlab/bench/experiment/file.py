@@ -28,8 +28,16 @@ from pdlab.core.deployment import Deployment, parse_label, topology_flags
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
 from pdlab.core.schema import Frozen, load_yaml, validate
+from pdlab.core.settings import parse
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Slo, Workload
-from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_parser, request_from, request_to_json
+from pdlab.deploy.options import (
+    DEFAULT_PORT,
+    FROM_STDIN,
+    LaunchRequest,
+    LaunchSettings,
+    request_from,
+    request_to_json,
+)
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
 Knob = Literal["max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching"]
@@ -420,10 +428,10 @@ def launch_words(file: ExperimentFile, argv: tuple[str, ...], port: int) -> tupl
 
 def _request(words: tuple[str, ...]) -> LaunchRequest:
     """Raises UsageError for flags that launch nothing, and for what cannot be handed to the launcher."""
-    args = build_parser().parse_args(list(words))
-    if args.dry_run or args.export or args.shutdown or args.request_from_stdin:
+    settings = parse(LaunchSettings, list(words))
+    if settings.dry_run or settings.export or settings.shutdown or settings.request_from_stdin:
         raise UsageError(f"flags: an experiment launches; leave out --dry-run, --export, --shutdown and {FROM_STDIN}")
-    request = request_from(args, words)
+    request = request_from(settings, words)
     request_to_json(request)
     return request
 

@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -274,7 +273,9 @@ class _Launcher:
 
     def request(self, visit: Planned) -> LaunchRequest:
         """What that command asks for."""
-        return replace(visit.configuration.request, port=self._options.port, command=(self.shown(visit),))
+        return visit.configuration.request.model_copy(
+            update={"port": self._options.port, "command": (self.shown(visit),)}
+        )
 
     def launch(self, visit: Planned) -> None:
         """Returns when it is ready and checked. Raises LaunchFailed."""
