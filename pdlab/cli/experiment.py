@@ -27,7 +27,7 @@ from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, si
 from pdlab.core.arguments import MAX_REPEATS, check_folder, exit_code
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.settings import Port, Processes, Settings, parse, setting
+from pdlab.core.settings import Port, Processes, Settings, parse, setting, to_words
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
 
@@ -145,7 +145,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
         lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
-        lines.append(f"    python launch_gptoss.py {shlex.join(configuration.argv)} --detach")
+        lines.append(f"    python launch_gptoss.py {shlex.join(to_words(configuration.settings))} --detach")
     lines.append("measured on them")
     for visit in plan.visits[: len(plan.configurations)]:
         for part in visit.parts:

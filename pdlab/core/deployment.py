@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Le
@@ -21,7 +20,18 @@ from pdlab.core.arguments import positive, ucx_transports
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import RESERVED_ENGINE_KWARGS, engine_arg, engine_args, ucx_variables
 from pdlab.core.schema import Frozen, validate
-from pdlab.core.settings import Backends, Milliseconds, Noun, Pairs, Positive, Seconds, Text, setting
+from pdlab.core.settings import (
+    Backends,
+    FlagsOf,
+    Milliseconds,
+    NamedValues,
+    Noun,
+    Positive,
+    Seconds,
+    Text,
+    part_words,
+    setting,
+)
 
 PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
@@ -47,7 +57,7 @@ MODEL, HOW = "model", "how"
 ENGINE = "vLLM engine arguments (repeatable; the value is read as YAML)"
 Count = Annotated[int, Ge(1), Le(MOST)]
 Bound = Annotated[Milliseconds, Field(gt=0, le=86400)]
-EngineArguments = Annotated[dict[str, Any], Pairs(engine_args, engine_arg)]
+EngineArguments = Annotated[dict[str, Any], NamedValues(engine_args, engine_arg)]
 
 
 def _split_word(text: str) -> str:
@@ -175,7 +185,7 @@ class Transport(Frozen):
         TRANSPORT,
         advanced=True,
     )
-    ucx_env: Annotated[dict[str, str], Pairs(ucx_variables)] = setting(
+    ucx_env: Annotated[dict[str, str], NamedValues(ucx_variables)] = setting(
         {},
         "another variable of UCX for the engines (repeatable); UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
         TRANSPORT,
@@ -689,27 +699,22 @@ def parse_label(label: str) -> Topology:
 
 
 def launch_flags(deployment: Deployment) -> str:
-    """The flags of launch_gptoss.py that describe this deployment."""
-    model = () if deployment.model == "gpt-oss-120b" else ("--model", deployment.model)
-    return shlex.join([*topology_flags(deployment.topology), *model])
+    """The flags of launch_gptoss.py that describe this deployment, for a shell."""
+    part = FlagsOf(Deployment, leave_out=("name", "topology"))
+    return shlex.join([*topology_flags(deployment.topology), *part_words(deployment, part)])
 
 
 def topology_flags(topology: Topology) -> tuple[str, ...]:
-    """The flags of launch_gptoss.py that describe this mode and these pools."""
+    """The flags of launch_gptoss.py that describe this mode, these pools and how KV cache moves between them."""
+    size = ("replicas", "tp")
     if isinstance(topology, Collocated):
-        return ("--collocated", *_pool_flags("--", topology.pool))
+        return ("--collocated", *part_words(topology.pool, FlagsOf(Pool), size))
+    transport = part_words(topology.transport, FlagsOf(Transport))
     if isinstance(topology, Fluid):
-        roles = () if topology.split is None else ("--roles", topology.roles)
-        counts = ("--min", f"{topology.least}", "--max", f"{topology.most}") if topology.moves else ()
-        return ("--pd-fluid", *_pool_flags("--", topology.pool), *roles, *counts)
-    pools = (*_pool_flags("--p-", topology.prefill), *_pool_flags("--d-", topology.decode))
-    return (f"--pd-{topology.placement}", *pools)
-
-
-def _pool_flags(prefix: str, pool: Pool) -> Iterator[str]:
-    yield from (f"{prefix}num", f"{pool.replicas}", f"{prefix}tp", f"{pool.tp}")
-    for name, size in (("dp", pool.dp), ("pp", pool.pp)):
-        if size > 1:
-            yield from (f"{prefix}{name}", f"{size}")
-    if pool.expert_parallel:
-        yield f"{prefix}ep"
+        roles = part_words(topology, FlagsOf(Fluid, leave_out=("pool", "transport")))
+        return ("--pd-fluid", *part_words(topology.pool, FlagsOf(Pool), size), *roles, *transport)
+    pools = (
+        *part_words(topology.prefill, FlagsOf(Pool, prefix="p-"), size),
+        *part_words(topology.decode, FlagsOf(Pool, prefix="d-"), size),
+    )
+    return (f"--pd-{topology.placement}", *pools, *transport)

@@ -78,7 +78,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class NamedValues:
     """How the words of a flag that is given several times, each NAME=VALUE, become a mapping, and one of it a word.
 
     ``read`` takes the words and the flag, and raises UsageError.
@@ -89,7 +89,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Part:
+class FlagsOf:
     """A model whose fields are flags of the command too.
 
     The settings keep what is given as a mapping of its fields, to be laid over what a file says. ``group``: the title
@@ -205,7 +205,7 @@ class Declared(NamedTuple):
         """What is said of the field of that kind; None: nothing."""
         return next((each for each in self.said if isinstance(each, kind)), None)
 
-    def in_part(self, name: str, part: Part) -> Declared:
+    def in_part(self, name: str, part: FlagsOf) -> Declared:
         """The same field as a flag of a command that has its model as a part."""
         prefixed = tuple(f"--{part.prefix}{flag.removeprefix('--')}" for flag in self.flags)
         otherwise = part.otherwise.get(self.name, self.flag.otherwise)
@@ -229,9 +229,9 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
         if isinstance(info.json_schema_extra, Flag):
             yield Declared((name,), info, info.json_schema_extra, inner, said)
             continue
-        part = next((each for each in said if isinstance(each, Part)), None)
+        part = next((each for each in said if isinstance(each, FlagsOf)), None)
         if part is None and isinstance(inner, type) and issubclass(inner, Frozen):
-            part = Part(inner)
+            part = FlagsOf(inner)
         if part is not None:
             yield from (each.in_part(name, part) for each in _fields(part.model) if each.path[0] not in part.leave_out)
 
@@ -268,7 +268,7 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
         place = given
         for part in parts:
             place = place.setdefault(part, {})
-        pairs: Pairs | None = flags[name].one(Pairs)
+        pairs: NamedValues | None = flags[name].one(NamedValues)
         place[last] = pairs.read(value, flags[name].long_flag) if pairs else value
     names = flag_names(kind)
     settings = validate(kind, given, where="the command line", names=names)
@@ -441,15 +441,25 @@ def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str
 
     Fields at their default are left out.
     """
+    return _words(settings, [each for each in declared(type(settings)) if only is None or each.path[0] in only], ())
+
+
+def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> list[str]:
+    """The flags that give ``value`` in a command that has its model as ``part``; fields at their default are left out,
+    but those in ``always``."""
+    fields = [each.in_part("", part) for each in _fields(part.model) if each.path[0] not in part.leave_out]
+    return _words({"": value}, fields, always)
+
+
+def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> list[str]:
     words: list[str] = []
     last: list[str] = []
-    for each in declared(type(settings)):
+    for each in fields:
         value = _value_at(settings, each.path)
-        if value == (None if each.info.is_required() else each.default) or value is None:
+        default = None if each.info.is_required() else each.default
+        if value is None or (value == default and each.path[-1] not in always):
             continue
-        if only is not None and each.path[0] not in only:
-            continue
-        pairs: Pairs | None = each.one(Pairs)
+        pairs: NamedValues | None = each.one(NamedValues)
         if pairs is not None:
             texts = [pairs.write(name, part) for name, part in value.items()]
         else:
@@ -460,12 +470,15 @@ def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str
             words.append(each.long_flag if value else each.long_flag.replace("--", "--no-", 1))
         elif each.flag.several == "words":
             words += [each.long_flag, *texts]
+        elif implied := next((name for name, implies, _ in each.flag.implies if implies == value), None):
+            words.append(implied)
         else:
-            words += [f"{each.long_flag}={text}" for text in texts]
+            for text in texts:
+                words += [f"{each.long_flag}={text}"] if text.startswith("-") else [each.long_flag, text]
     return words + (["--", *last] if any(word.startswith("-") for word in last) else last)
 
 
-def _value_at(settings: BaseModel, path: Sequence[str]) -> Any:
+def _value_at(settings: Any, path: Sequence[str]) -> Any:
     """The value of a field, also of one in a part; None: a part does not have it."""
     value: Any = settings
     for name in path:
@@ -483,11 +496,12 @@ def reference(kind: type[Settings]) -> str:
         if each.flag.group != group:
             group = each.flag.group
             lines += ["", f"**{group}**", "", "| flag | what | default |", "|---|---|---|"]
-        names = ", ".join(f"`{name}`" for name in (*each.flags, *(name for name, _, _ in each.flag.implies)))
+        rows = [(f"`{name}`", text, "") for name, _, text in each.flag.implies]
         value = "" if each.kind is bool or each.flag.positional else f" `{_placeholder(each)}`"
         advanced = " (advanced)" if each.flag.advanced else ""
-        cells = [f"{names}{value}", f"{each.info.description}{advanced}", default_text(each)]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        names = ", ".join(f"`{name}`" for name in each.flags)
+        rows.append((f"{names}{value}", f"{each.info.description}{advanced}", default_text(each)))
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join(lines)
 
 

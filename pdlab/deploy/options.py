@@ -41,14 +41,15 @@ from pdlab.core.rehearsal import DEFAULT_HARDWARE, Rehearsal
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
     LENGTHS,
+    FlagsOf,
     Milliseconds,
     Noun,
-    Part,
     Port,
     Positive,
     Seconds,
     Settings,
     Text,
+    declared,
     flag_names,
     given_flags,
     setting,
@@ -210,7 +211,7 @@ class LaunchSettings(LaunchOptions):
     )
     deployment: Annotated[
         dict[str, Any],
-        Part(
+        FlagsOf(
             Deployment,
             leave_out=("name", "topology"),
             otherwise={
@@ -224,17 +225,17 @@ class LaunchSettings(LaunchOptions):
     ] = Field(default_factory=dict)
     pool: Annotated[
         dict[str, Any],
-        Part(
+        FlagsOf(
             Pool,
             "collocated and fluid pool",
             leave_out=("engine_kwargs",),
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
-    prefill: Annotated[dict[str, Any], Part(Pool, "prefill pool", "p-", otherwise=_TP)] = Field(default_factory=dict)
-    decode: Annotated[dict[str, Any], Part(Pool, "decode pool", "d-", otherwise=_TP)] = Field(default_factory=dict)
-    fluid: Annotated[dict[str, Any], Part(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
-    transport: Annotated[dict[str, Any], Part(Transport)] = Field(default_factory=dict)
+    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP)] = Field(default_factory=dict)
+    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP)] = Field(default_factory=dict)
+    fluid: Annotated[dict[str, Any], FlagsOf(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
+    transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
         None,
         "auto: the running Ray; or a cluster in YAML, or a name of configs/clusters/",
@@ -352,6 +353,40 @@ _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     "pd-spread": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-fluid": ((("prefill", "decode"), "its engines are alike: use --num, --tp, --pp and --engine-arg"),),
 }
+
+
+def topology_settings(topology: Topology) -> dict[str, Any]:
+    """The fields of `LaunchSettings` that ask for this mode, these pools and this transport."""
+
+    def given(value: Pool | Fluid | Transport, *leave_out: str) -> dict[str, Any]:
+        return value.model_dump(exclude=set(leave_out), exclude_defaults=True)
+
+    if isinstance(topology, Collocated):
+        return {"mode": "collocated", "pool": _sized(topology.pool)}
+    transport = given(topology.transport)
+    if isinstance(topology, Fluid):
+        roles = given(topology, "kind", "pool", "transport")
+        return {"mode": "pd-fluid", "pool": _sized(topology.pool), "fluid": roles, "transport": transport}
+    pools = {"prefill": _sized(topology.prefill), "decode": _sized(topology.decode)}
+    return {"mode": f"pd-{topology.placement}", **pools, "transport": transport}
+
+
+def _sized(pool: Pool) -> dict[str, Any]:
+    return {"replicas": pool.replicas, "tp": pool.tp, **pool.model_dump(exclude_defaults=True)}
+
+
+def merged(one: LaunchSettings, other: LaunchSettings) -> LaunchSettings:
+    """The settings of both. Raises UsageError for a flag that both give, unless it may be given several times."""
+    repeated = {each.name for each in declared(LaunchSettings) if each.flag.several}
+    twice = [flag for name, flag in given_flags(one).items() if name in given_flags(other) and name not in repeated]
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice: give it once")
+    return LaunchSettings(**_laid_over(one.model_dump(exclude_unset=True), other.model_dump(exclude_unset=True)))
+
+
+def _laid_over(base: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: _laid_over(base[name], value) for name, value in more.items() if isinstance(base.get(name), dict)}
+    return {**base, **more, **both}
 
 
 def deployment_from(settings: LaunchSettings) -> Deployment:
@@ -523,7 +558,8 @@ class LaunchRequest(LaunchOptions):
 
 
 def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchRequest:
-    """The launch that the flags ask for; ``words`` are those flags as they were typed. Raises UsageError."""
+    """The launch that the settings ask for; ``words``: the flags as they were typed, or that give these settings.
+    Raises UsageError."""
     if settings.local and settings.cluster:
         raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     own = settings.model_dump(include=set(LaunchOptions.model_fields), exclude_unset=True)

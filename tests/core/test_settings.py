@@ -110,7 +110,7 @@ def test_help_has_what_is_needed_often_and_help_all_the_rest(capsys: pytest.Capt
 def test_the_reference_has_every_flag_with_its_default() -> None:
     text = reference(Example)
     assert "| `--port` `N` | port to serve on | 8000 |" in text
-    assert "| `--mode`, `--pack` `spread,pack` | the placement as one word |  |" in text
+    assert "| `--pack` | on one node |  |\n| `--mode` `spread,pack` | the placement as one word |  |" in text
     assert "| `--guard` | keep the guard (advanced) | on |" in text
     assert "| `FILE` | the plan |  |" in text
 
@@ -157,4 +157,4 @@ def test_flags_that_change_nothing_are_refused_even_with_the_value_of_the_defaul
 
 def test_a_part_of_the_settings_goes_on_to_another_command() -> None:
     settings = parse(Example, ["--port", "1", "--number", "3"])
-    assert to_words(settings, only=("port",)) == ["--port=1"]
+    assert to_words(settings, only=("port",)) == ["--port", "1"]

@@ -19,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from pdlab.bench.experiment.file import launch_words
+from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
+from pdlab.core.settings import to_words
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
@@ -269,7 +270,7 @@ class _Launcher:
 
     def shown(self, visit: Planned) -> str:
         """The command as a person would type it."""
-        return command_line(launch_words(self._plan.file, visit.configuration.argv, self._options.port))
+        return command_line(to_words(started(self._plan.file, visit.configuration.settings, self._options.port)))
 
     def request(self, visit: Planned) -> LaunchRequest:
         """What that command asks for."""
