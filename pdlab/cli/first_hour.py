@@ -57,7 +57,7 @@ class FirstHourSettings(Settings):
         value="NAME",
         otherwise=f"{MODEL}; with --local {LOCAL_MODEL}",
     )
-    out: Path | None = setting(None, "everything goes there", WHAT, value="DIR", otherwise="bm_results/first-hour")
+    out: Path | None = setting(None, "everything goes there", WHAT, value="DIR", otherwise="first-hour in bm_results/")
     port: Port = setting(8000, "port to serve on", WHAT)
     resume: bool = setting(False, "go on with the run in --out", HOW)
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)

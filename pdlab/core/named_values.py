@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -55,9 +56,14 @@ def _number(text: str) -> int | float:
 
 
 def engine_arg(key: str, value: Any) -> str:
-    """``KEY=VALUE`` that `engine_args` reads back equal: JSON is YAML."""
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and parse_yaml(value) == value
-    return f"{key}={value if plain else json.dumps(value)}"
+    """``KEY=VALUE`` that `engine_args` reads back equal."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and parse_yaml(value) == value:
+        return f"{key}={value}"
+    try:
+        text = json.dumps(value, allow_nan=False)  # which is YAML too
+    except (TypeError, ValueError):  # a date, bytes, infinity
+        text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
+    return f"{key}={text}"
 
 
 def ucx_variables(pairs: Sequence[str], flag: str) -> dict[str, str]:

@@ -455,9 +455,11 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
     words: list[str] = []
     last: list[str] = []
     for each in fields:
-        value = _value_at(settings, each.path)
+        holder, value = _value_at(settings, each.path)
         default = None if each.info.is_required() else each.default
-        if value is None or (value == default and each.path[-1] not in always):
+        # A mapping has what was given; a command may have another default for it than its model.
+        given = each.path[-1] in always or (isinstance(holder, Mapping) and len(each.path) > 1)
+        if value is None or (value == default and not given):
             continue
         pairs: NamedValues | None = each.one(NamedValues)
         if pairs is not None:
@@ -478,14 +480,15 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
     return words + (["--", *last] if any(word.startswith("-") for word in last) else last)
 
 
-def _value_at(settings: Any, path: Sequence[str]) -> Any:
-    """The value of a field, also of one in a part; None: a part does not have it."""
-    value: Any = settings
+def _value_at(settings: Any, path: Sequence[str]) -> tuple[Any, Any]:
+    """What holds a field, which may be in a part, and its value; None: a part does not have it."""
+    holder, value = None, settings
     for name in path:
+        holder = value
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
         if value is None:
-            return None
-    return value
+            break
+    return holder, value
 
 
 def reference(kind: type[Settings]) -> str:

@@ -266,8 +266,8 @@ def test_holds_that_cannot_be(argv: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--hardware", "x"], "--hardware belongs to --start-from plan"),
-        (["--start-from", "plan"], "--start-from belongs to --slo"),
+        (["--hardware", "x"], "--hardware is for --start-from, which is not given"),
+        (["--start-from", "plan"], "--start-from is for --slo, which is not given"),
         (["--slo", "ttft_ms=5", "--start-from", "plan", "--slo-start", "3"], "give one of the two"),
     ],
 )

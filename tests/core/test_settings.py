@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlab.core.errors import UsageError
+from pdlab.core.named_values import engine_arg, engine_args
 from pdlab.core.settings import (
     AboveZero,
     Milliseconds,
@@ -26,6 +28,7 @@ from pdlab.core.settings import (
     setting,
     to_words,
 )
+from pdlab.deploy.options import LaunchSettings
 
 
 class Example(Settings):
@@ -158,3 +161,20 @@ def test_flags_that_change_nothing_are_refused_even_with_the_value_of_the_defaul
 def test_a_part_of_the_settings_goes_on_to_another_command() -> None:
     settings = parse(Example, ["--port", "1", "--number", "3"])
     assert to_words(settings, only=("port",)) == ["--port", "1"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, 0.5, True, None, "word", "yes", "1e3", "two words", {"a": [1, "b"]}, float("inf"), date(2026, 1, 1), b"\xff"],
+    ids=str,
+)
+def test_an_engine_argument_is_read_back_as_it_was(value: object) -> None:
+    assert engine_args([engine_arg("key", value)], "--engine-arg") == {"key": value}
+
+
+@pytest.mark.parametrize("tp", [1, 4, 8])
+def test_a_part_writes_what_was_given_although_it_is_the_default_of_its_model(tp: int) -> None:
+    words = ["--pd-spread", "--p-tp", str(tp)]
+    settings = parse(LaunchSettings, words)
+    assert parse(LaunchSettings, to_words(settings)) == settings
+    assert settings.prefill == {"tp": tp}
