@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from annotated_types import Ge, Gt, Le
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
@@ -24,9 +25,10 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
-from pdlab.core.arguments import MAX_REQUESTS
+from pdlab.core.arguments import MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.schema import Frozen
+from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
@@ -46,50 +48,106 @@ ADVICE = (": the running level", "; launch again", "; wait until")
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
-class SweepOptions(Frozen):
+LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS = (
+    "load",
+    "requests",
+    "search for the highest rate within an SLO",
+    "server",
+    "results",
+)
+Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
+
+
+class SweepOptions(Settings):
     """Everything that a sweep takes.
 
-    ``name`` None: the running deployment's label (with the mode behind it unless mixed). ``per_gpu``:
-    closed loops of so many requests per GPU of the deployment. ``only_repeat``: that repeat alone.
-    ``retry_invalid``: measure each invalid level of ``loads`` once more, after all others, and keep the second
-    result whatever it is (`Store.replace`).
-    ``hold_s``: how long a request rate is held, at least (without ``prompts_per_level``); 10 times E2EL where that is
-    longer. ``fill_cache``: whether KV pools are filled before anything is judged (`pdlab.bench.fill`).
-    ``soak_s``: the one load is held that long (``hold_s`` with it) and looked at over time; a closed loop takes as many
-    requests as a short first round of it says. ``shuffle``: a seed that orders the levels at random.
-    ``recover_s``: where a replica died in a level, wait so long for the deployment to be whole again and measure that
-    level once more (0: end the sweep).
-    ``tuning``: the search that the deployment's settings come from, for the manifest.
-    ``client_processes``: the load generator may grow to as many (None: half of this machine's cores). ``command`` is
-    kept in the manifest as the exact command line.
+    The fields with a flag are the sweep's own; `pdlab.cli.bench.BenchSettings` adds the flags from which the other
+    fields are made: ``loads``, ``per_gpu``: closed loops of that many requests per GPU of the deployment,
+    ``searches`` and ``workload``. ``only_repeat``: measure that repeat only. ``shuffle``: a seed that orders the levels
+    at random. ``tuning``: the search that the deployment's settings come from, for the manifest. ``command`` is kept in
+    the manifest as the exact command line.
     """
 
     loads: tuple[Load, ...] = ()
     per_gpu: tuple[float, ...] = ()
     searches: tuple[Search, ...] = ()
     workload: Workload = Workload()
-    base_url: str = BASE_URL
-    name: str | None = None
-    model: str | None = None
-    tokenizer: str | None = None
-    gpus: int | None = None
-    repeats: int = 1
     only_repeat: int | None = None
     shuffle: str | None = None
-    prompts_per_level: int | None = None
-    hold_s: float = Field(default=levels.HOLD_S, gt=0)
-    fill_cache: FillCache = "auto"
-    soak_s: float | None = Field(default=None, gt=0)
-    smoke: bool = False
-    resume: bool = False
-    force: bool = False
-    retry_invalid: bool = False
-    out: Path = Path("bm_results")
-    request_timeout_s: float = Field(default=600.0, gt=0)
-    recover_s: float = Field(default=RECOVER_S, ge=0)
-    client_processes: int | None = Field(default=None, ge=1)
     tuning: Tuning | None = None
     command: str = "pdlab.bench.sweep.run_sweep(...)"
+
+    client_processes: Processes | None = setting(
+        None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
+    )
+    prompts_per_level: Annotated[int, Ge(1), Le(MAX_REQUESTS)] | None = setting(
+        None,
+        "requests of a level",
+        REQUESTS,
+        otherwise="10 per unit of concurrency, or what a held rate takes",
+    )
+    hold_s: Seconds = setting(
+        levels.HOLD_S, "hold a request rate for S seconds, or 10 times E2EL if that is longer", REQUESTS, value="S"
+    )
+    fill_cache: FillCache = setting(
+        "auto",
+        "fill every engine's KV pool once before the first level, with prompts of one token each: auto: if that takes "
+        "at most 3 minutes, and not on CPUs of this machine",
+        REQUESTS,
+    )
+    soak_s: Minutes | None = setting(
+        None, "hold the one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
+    )
+    repeats: Annotated[int, Ge(1), Le(MAX_REPEATS)] = setting(
+        1, "measure every level N times, with new prompts", REQUESTS
+    )
+    request_timeout_s: Seconds = setting(
+        600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
+    )
+    recover_s: SecondsOrNone = setting(
+        RECOVER_S,
+        "if a replica died in a level, wait S seconds for the deployment to be whole again, and measure that level "
+        "once more; 0: end the sweep",
+        REQUESTS,
+        value="S",
+    )
+    smoke: bool = setting(False, "one short level (the first), kept apart in EXP_NAME-smoke", REQUESTS, "-s", "--smoke")
+    base_url: str = setting(BASE_URL, "server", SERVER, "-u", "--base-url", value="URL")
+    model: str | None = setting(
+        None,
+        "model to ask for",
+        SERVER,
+        "-m",
+        "--served-model-name",
+        value="NAME",
+        otherwise="the launcher's, or the only one served",
+    )
+    tokenizer: str | None = setting(
+        None,
+        "folder or Hugging Face id",
+        SERVER,
+        value="DIR|ID",
+        otherwise="the launcher's, or the served model's name",
+    )
+    gpus: Positive | None = setting(None, "GPUs of the deployment, if the launcher did not publish it", SERVER)
+    name: str | None = setting(
+        None,
+        "folder of the results",
+        RESULTS,
+        "-e",
+        "--exp-name",
+        value="NAME",
+        otherwise="label of the running deployment, with the mode behind it unless mixed",
+    )
+    out: Path = setting(Path("bm_results"), "results go to DIR/EXP_NAME", RESULTS, value="DIR")
+    resume: bool = setting(False, "skip levels that are finished", RESULTS)
+    force: bool = setting(False, "measure finished levels again and replace them", RESULTS)
+    retry_invalid: bool = setting(
+        False,
+        "measure each invalid level once more, after all others (with --resume the finished ones too); the second "
+        "result counts, the first moves to EXP_NAME/replaced/",
+        RESULTS,
+    )
 
 
 class SweepResult(Frozen):

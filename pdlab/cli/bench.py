@@ -9,46 +9,38 @@ invalid; 130 interrupted (finished levels are kept).
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar
 
-from pdlab.bench.fill import FillCache, planned
-from pdlab.bench.levels import FINAL_HOLD_S, HOLD_S
+from annotated_types import Ge, Le
+
+from pdlab.bench.fill import planned
+from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search
-from pdlab.bench.sweep import BASE_URL, SweepOptions, SweepResult, build, run_sweep, with_loads
-from pdlab.bench.target import check_name, normal_url
-from pdlab.core.arguments import (
-    LENGTHS_HELP,
-    MAX_HOLD_S,
-    MAX_LOAD,
-    MAX_REPEATS,
-    MAX_REQUESTS,
-    MAX_TOKENS,
-    OneLineParser,
-    above_zero,
-    check_folder,
-    client_processes,
-    exit_code,
-    lengths,
-    positive,
-    seconds,
-    seconds_or_none,
-    seed,
-    share,
-    whole,
+from pdlab.bench.sweep import (
+    LOAD,
+    REQUESTS,
+    RESULTS,
+    SERVER,
+    SLO_SEARCH,
+    SweepOptions,
+    SweepResult,
+    build,
+    run_sweep,
+    with_loads,
 )
+from pdlab.bench.target import check_name, normal_url
+from pdlab.core.arguments import LENGTHS_HELP, MAX_HOLD_S, MAX_LOAD, MAX_TOKENS, check_folder, exit_code
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.schema import validate
+from pdlab.core.settings import LENGTHS, AboveZero, Positive, Seed, Share, Text, declared, parse, setting
 from pdlab.core.text import aligned, choices
 from pdlab.core.workload import Closed, Load, Open, Ramp, WorkloadMode, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
@@ -74,243 +66,309 @@ Metrics: docs/metrics.md; gates: docs/methodology.md.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags; the published script's are accepted as they were."""
-    every = ",".join(str(value) for value in ALL_CONCURRENCIES)
-    rates = ",".join(f"{value:g}" for value in ALL_RATES_RPS)
-    flags = OneLineParser(
-        prog="run_bm.sh",
-        description="Sweep load levels against a running deployment; results go to OUT/EXP_NAME/.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    load = flags.add_argument_group("load").add_argument
-    load(
+ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
+ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
+SEARCH_FLAGS = {
+    "resolution": "--slo-resolution",
+    "start_rps": "--slo-start",
+    "burstiness": "--burstiness",
+    "requests": "--prompts-per-level",
+}
+
+N = TypeVar("N", int, float)
+
+
+def parse_concurrencies(text: str) -> tuple[int, ...]:
+    """``all`` or ``4,8,16``. Raises UsageError."""
+    if text.strip() == "all":
+        return ALL_CONCURRENCIES
+    example = "--concurrency: expected all or whole numbers such as 4,8,16"
+    values = []
+    for part in text.split(","):
+        if not part.strip().isascii() or not part.strip().isdigit():
+            raise UsageError(f"{example}, got {text!r}")
+        values.append(int(part))
+    return _distinct("--concurrency", values)
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """``all`` or ``1,2.5,4`` (requests/s). Raises UsageError."""
+    if text.strip() == "all":
+        return ALL_RATES_RPS
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        example = "--request-rate: expected all or numbers such as 1,2.5,4 (requests/s)"
+        raise UsageError(f"{example}, got {text!r}") from error
+    return _distinct("--request-rate", values)
+
+
+def parse_per_gpu(text: str) -> tuple[float, ...]:
+    """``1,2.5,4`` requests in flight per GPU. Raises UsageError."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        example = "--concurrency-per-gpu: expected numbers such as 1,2,4"
+        raise UsageError(f"{example}, got {text!r}") from error
+    return _distinct("--concurrency-per-gpu", values)
+
+
+def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
+    for value in values:
+        if not 0 < value <= MAX_LOAD:
+            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_LOAD}")
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise UsageError(f"{flag}: {twice[0]:g} is given twice; use --repeats to measure a level again")
+    return tuple(values)
+
+
+def written_rates(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+CONCURRENCIES = Text(parse_concurrencies, lambda values: ",".join(map(str, values)))
+RATES, PER_GPU = Text(parse_rates, written_rates), Text(parse_per_gpu, written_rates)
+
+
+class BenchSettings(SweepOptions):
+    """A sweep as its command line says it: the flags of `SweepOptions`, and those that loads, lengths and searches are
+    made from. The flags of the published script are accepted as they were."""
+
+    PROG = "run_bm.sh"
+    ABOUT = "Sweep load levels against a running deployment; results go to OUT/EXP_NAME/."
+    EXAMPLES = EPILOG
+    GROUPS = (LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS)
+
+    type: Literal["concurrency", "request-rate", "ramp"] | None = setting(
+        None,
+        "closed loop, open loop, or open loop of a growing rate",
+        LOAD,
         "-t",
         "--type",
-        choices=("concurrency", "request-rate", "ramp"),
-        help="closed loop, open loop, or open loop of a growing rate (default: by what is given, else concurrency)",
+        otherwise="by the flags that are given, else concurrency",
     )
-    load("-c", "--concurrency", metavar="all|N,N,...", help=f"requests in flight; all = {every} (default)")
-    load("-r", "--request-rate", metavar="all|R,R,...", help=f"arrivals per second; all = {rates} (default)")
-    load("--concurrency-per-gpu", metavar="N,N,...", help="requests in flight per GPU of the deployment")
-    load("--ramp", metavar="START:END[,...]", help="arrivals per second, growing from START to END over a level")
-    load("--ramp-shape", choices=("linear", "exponential"), help="how a ramp grows (default linear)")
-    load("--burstiness", type=above_zero, metavar="B",
-        help="open loop: shape of the gaps' gamma distribution (default 1: Poisson)")  # fmt: skip
-    load("--client-processes", type=client_processes, metavar="N",
-        help="a saturated load generator may grow to N processes (default: half of the cores)")  # fmt: skip
-    request = flags.add_argument_group("requests").add_argument
-    request("--itl", "--isl", "--input-len", dest="itl", type=positive, metavar="TOKENS",
-        help="input tokens of a request (default 5000)")  # fmt: skip
-    request("--otl", "--osl", "--output-len", dest="otl", type=positive, metavar="TOKENS",
-        help="output tokens of a request (default 250)")  # fmt: skip
-    request("--lengths", type=lengths, metavar="KIND", help=LENGTHS_HELP)
-    request("--mixes", metavar="INPUT:OUTPUT[@RATE],...",
-        help="mixes that take turns, each at RATE times the request rate (default 1): the short form of --lengths "
-        "mixes:..., which can drift and have a flash crowd too")  # fmt: skip
-    request("--mix-every", type=above_zero, metavar="S", help="with --mixes: each comes for S seconds (default 60)")
-    request("--mode", choices=get_args(WorkloadMode), default="mixed",
-        help="mixed ITL:OTL (default); prefill-only ITL:1; decode-only ITL:OTL on a deployment of launch_gptoss.py "
-        "--decode-bench; decode-approx 1:OTL on any, which leaves out the cost of a real context")  # fmt: skip
-    request("--shared-prefix", type=whole(0, MAX_TOKENS), default=0, metavar="TOKENS",
-        help="of the input tokens so many are the same in every request (default 0)")  # fmt: skip
-    request("--prompts-per-level", type=whole(1, MAX_REQUESTS), metavar="N",
-        help="requests of a level (default: 10 per unit of concurrency, or what a held rate takes)")  # fmt: skip
-    request("--hold-s", type=seconds, metavar="S",
-        help="hold a request rate for S seconds, or 10 times E2EL where that is longer (default 60)")  # fmt: skip
-    request("--final", action="store_true", help="hold every request rate for 600 s: figures to publish")
-    request("--fill-cache", choices=get_args(FillCache), default="auto",
-        help="fill every engine's KV pool once before the first level, with prompts of one token each: auto (default; "
-        "where that takes at most 3 minutes, and not on CPUs of this machine), yes, no")  # fmt: skip
-    request("--soak", type=above_zero, metavar="MINUTES",
-        help="hold the one load for MINUTES and show TPOT and TTFT over time")  # fmt: skip
-    request("--repeats", type=whole(1, MAX_REPEATS), default=1, metavar="N",
-        help="measure every level N times, with new prompts (default 1)")  # fmt: skip
-    request("--seed", type=seed, default=0, metavar="N",
-        help="seed of the experiment, from which each level's is derived (default 0)")  # fmt: skip
-    request("--request-timeout-s", type=seconds, default=600.0, metavar="S",
-        help="a request without a complete answer after S seconds has failed (default 600)")  # fmt: skip
-    request("--recover-s", type=seconds_or_none, default=RECOVER_S, metavar="S",
-        help="where a replica died in a level, wait so long until the deployment is whole again, and measure that "
-        f"level once more (default {RECOVER_S:g}; 0: end the sweep)")  # fmt: skip
-    request("-s", "--smoke", action="store_true",
-        help="one short level (the first), kept apart in EXP_NAME-smoke")  # fmt: skip
-    slo = flags.add_argument_group("search for the highest rate within an SLO").add_argument
-    slo("--slo", metavar="ttft_ms=N,tpot_ms=N[,...]",
-        help="find the highest request rate of which --slo-quantile of the requests meet all bounds: ttft_ms, tpot_ms, "
-        "e2el_ms, itl_p99_ms (of a request's own gaps), stall_ms (its longest gap)")  # fmt: skip
-    slo("--slo-quantile", type=share, metavar="Q", help="share of requests that must (default 0.95)")
-    slo("--slo-resolution", type=above_zero, metavar="R",
-        help="end when the rates beside the answer are closer than 1 + R (default 0.1)")  # fmt: skip
-    slo("--slo-start", type=above_zero, metavar="RATE",
-        help="begin there (default: half of what closed loops reached, or 1)")  # fmt: skip
-    slo("--start-from", choices=("plan",), help="begin the search where the same search ends on the simulator")
-    slo("--hardware", metavar="NAME", help="of --start-from plan: calibrated step times, as plan.py takes them")
-    server = flags.add_argument_group("server").add_argument
-    server("-u", "--base-url", default=BASE_URL, metavar="URL", help=f"server (default {BASE_URL})")
-    server("-m", "--served-model-name", metavar="NAME",
-        help="model to ask for (default: the launcher's, or the only one served)")  # fmt: skip
-    server("--tokenizer", metavar="DIR|ID",
-        help="folder or Hugging Face id (default: the launcher's, or the served model's name)")  # fmt: skip
-    server("--gpus", type=positive, metavar="N", help="GPUs of the deployment, where the launcher did not publish it")
-    results = flags.add_argument_group("results").add_argument
-    results("-e", "--exp-name", metavar="NAME", help="folder of the results (default: label of the running deployment)")
-    results("--out", type=Path, default=Path("bm_results"), metavar="DIR",
-        help="where results go (default bm_results)")  # fmt: skip
-    results("--dry-run", action="store_true",
-        help="print what would be measured, and for how long; ask nothing of the server")  # fmt: skip
-    results("--resume", action="store_true", help="skip levels that are finished")
-    results("--force", action="store_true", help="measure finished levels again and replace them")
-    results("--retry-invalid", action="store_true",
-        help="measure each invalid level once more, after all others (with --resume the finished ones too); the second "
-        "result counts, the first moves to EXP_NAME/replaced/")  # fmt: skip
-    return flags
+    concurrency: Annotated[tuple[int, ...], CONCURRENCIES] | None = setting(
+        None,
+        f"requests in flight; all = {','.join(map(str, ALL_CONCURRENCIES))}",
+        LOAD,
+        "-c",
+        "--concurrency",
+        value="all|N,N,...",
+        otherwise="all",
+    )
+    request_rate: Annotated[tuple[float, ...], RATES] | None = setting(
+        None,
+        f"arrivals per second; all = {written_rates(ALL_RATES_RPS)}",
+        LOAD,
+        "-r",
+        "--request-rate",
+        value="all|R,R,...",
+        otherwise="all",
+    )
+    per_gpu: Annotated[tuple[float, ...], PER_GPU] = setting(
+        (), "requests in flight per GPU of the deployment", LOAD, "--concurrency-per-gpu", value="N,N,..."
+    )
+    ramp: str | None = setting(
+        None, "arrivals per second, growing from START to END over a level", LOAD, value="START:END[,...]"
+    )
+    ramp_shape: Literal["linear", "exponential"] | None = setting(None, "how a ramp grows", LOAD, otherwise="linear")
+    burstiness: AboveZero | None = setting(
+        None, "open loop: shape of the gaps' gamma distribution", LOAD, value="B", otherwise="1: Poisson"
+    )
+    itl: Positive | None = setting(
+        None, "input tokens of a request", REQUESTS, "--itl", "--isl", "--input-len", value="TOKENS", otherwise="5000"
+    )
+    otl: Positive | None = setting(
+        None, "output tokens of a request", REQUESTS, "--otl", "--osl", "--output-len", value="TOKENS", otherwise="250"
+    )
+    lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(None, LENGTHS_HELP, REQUESTS, value="KIND")
+    mixes: str | None = setting(
+        None,
+        "mixes that take turns, each at RATE times the request rate (default 1): the short form of --lengths "
+        "mixes:..., which can drift and have a flash crowd too",
+        REQUESTS,
+        value="INPUT:OUTPUT[@RATE],...",
+    )
+    mix_every: AboveZero | None = setting(
+        None, "each of the mixes lasts S seconds", REQUESTS, value="S", otherwise="60", needs="mixes"
+    )
+    mode: WorkloadMode = setting(
+        "mixed",
+        "mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of launch_gptoss.py --decode-bench; "
+        "decode-approx: 1:OTL on any, which leaves out the cost of a real context",
+        REQUESTS,
+    )
+    shared_prefix: Annotated[int, Ge(0), Le(MAX_TOKENS)] = setting(
+        0, "input tokens that are the same in every request", REQUESTS, value="TOKENS"
+    )
+    final: bool = setting(False, f"hold every request rate for {FINAL_HOLD_S:g} s: figures to publish", REQUESTS)
+    seed: Seed = setting(0, "seed of the experiment, from which each level's is derived", REQUESTS)
+    slo: str | None = setting(
+        None,
+        "find the highest request rate of which --slo-quantile of the requests meet all bounds: ttft_ms, tpot_ms, "
+        "e2el_ms, itl_p99_ms (of a request's own gaps), stall_ms (its longest gap)",
+        SLO_SEARCH,
+        value="ttft_ms=N,tpot_ms=N[,...]",
+    )
+    slo_quantile: Share = setting(0.95, "share of requests that must meet them", SLO_SEARCH, value="Q", needs="slo")
+    slo_resolution: AboveZero | None = setting(
+        None,
+        "end when the rates beside the answer are closer than 1 + R",
+        SLO_SEARCH,
+        value="R",
+        otherwise="0.1",
+        needs="slo",
+    )
+    slo_start: AboveZero | None = setting(
+        None,
+        "begin the search there",
+        SLO_SEARCH,
+        value="RATE",
+        otherwise="half of the highest rate that closed loops reached, or 1",
+        needs="slo",
+    )
+    start_from: Literal["plan"] | None = setting(
+        None, "begin the search where the same search ends on the simulator", SLO_SEARCH, needs="slo"
+    )
+    hardware: str | None = setting(
+        None, "calibrated step times, as plan.py takes them", SLO_SEARCH, value="NAME", needs="start_from"
+    )
+    dry_run: bool = setting(False, "print what would be measured, and for how long; ask nothing of the server", RESULTS)
 
+    def check(self) -> None:
+        if self.resume and self.force:
+            raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
+        if self.mixes is not None and self.lengths is not None:
+            raise UsageError("--mixes is a short form of --lengths: give one of the two")
+        if self.start_from is not None and self.slo_start is not None:
+            raise UsageError("--start-from and --slo-start both say where the search begins: give one of the two")
+        if self.smoke and self.fill_cache == "yes":
+            raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
+        if self.smoke and self.slo is not None:
+            raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
 
-def _lengths(args: argparse.Namespace) -> LengthDistribution | None:
-    """Those of --lengths, or of its short form --mixes."""
-    if args.mixes is None:
-        if args.mix_every is not None:
-            raise UsageError("--mix-every says how long each of --mixes comes: add --mixes, or leave --mix-every out")
-        given: LengthDistribution | None = args.lengths
-        return given
-    if args.lengths is not None:
-        raise UsageError("--mixes is a short form of --lengths: give one of the two")
-    every = "" if args.mix_every is None else f",every={args.mix_every:g}"
-    return parse_mixes(f"{args.mixes}{every}")
+    def given(self, *names: str) -> list[str]:
+        """Which of the fields the command line sets."""
+        return [name for name in names if name in self.model_fields_set]
 
 
 def options(argv: Sequence[str]) -> SweepOptions:
     """Flags to options, without any I/O. Raises UsageError."""
-    args = parser().parse_args(argv)
-    if args.resume and args.force:
-        raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-    if args.slo is None:
-        for flag in ("--slo-quantile", "--slo-resolution", "--slo-start"):
-            if getattr(args, flag[2:].replace("-", "_")) is not None:
-                raise UsageError(f"{flag} is for --slo, which is not given: add --slo, or leave {flag} out")
+    return sweep_of(parse(BenchSettings, argv), argv)
+
+
+def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
+    """The sweep that the settings ask for. Raises UsageError."""
+    varied = settings.lengths
+    if settings.mixes is not None:
+        every = "" if settings.mix_every is None else f",every={settings.mix_every:g}"
+        varied = parse_mixes(f"{settings.mixes}{every}")
     workload = workload_of_flags(
-        args.itl, args.otl, _lengths(args), mode=args.mode, seed=args.seed, shared_prefix_tokens=args.shared_prefix
+        settings.itl,
+        settings.otl,
+        varied,
+        mode=settings.mode,
+        seed=settings.seed,
+        shared_prefix_tokens=settings.shared_prefix,
     )
-    if args.smoke and args.fill_cache == "yes":
-        raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
-    searches = _searches(args)
-    if searches and args.smoke:
-        raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
-    loads = _loads(args, implied=not searches)
-    soak_s = _soak_s(args, loads)
+    searches = _searches(settings)
+    loads = _loads(settings, implied=not searches)
+    soak_s = _soak_s(settings, loads)
+    timed = bool(searches) or any(not isinstance(load, Closed) for load in loads)
+    own = settings.model_dump(include=set(SweepOptions.model_fields), exclude_unset=True)
     return SweepOptions(
-        loads=loads,
-        hold_s=soak_s or _hold_s(args, timed=bool(searches) or any(not isinstance(load, Closed) for load in loads)),
-        soak_s=soak_s,
-        per_gpu=parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else (),
-        searches=searches,
-        workload=workload,
-        base_url=args.base_url,
-        name=args.exp_name,
-        model=args.served_model_name,
-        tokenizer=args.tokenizer,
-        gpus=args.gpus,
-        repeats=args.repeats,
-        prompts_per_level=args.prompts_per_level,
-        fill_cache=args.fill_cache,
-        smoke=args.smoke,
-        resume=args.resume,
-        force=args.force,
-        retry_invalid=args.retry_invalid,
-        out=args.out,
-        request_timeout_s=args.request_timeout_s,
-        recover_s=args.recover_s,
-        client_processes=args.client_processes,
-        command=shlex.join(["./run_bm.sh", *argv]),
+        **own
+        | {
+            "loads": loads,
+            "hold_s": soak_s or _hold_s(settings, timed=timed),
+            "searches": searches,
+            "workload": workload,
+            "command": shlex.join(["./run_bm.sh", *argv]),
+        }
     )
 
 
-def _soak_s(args: argparse.Namespace, loads: Sequence[Load]) -> float | None:
+def _soak_s(settings: BenchSettings, loads: Sequence[Load]) -> float | None:
     """Raises UsageError for flags that ask for anything but one load held for long."""
-    if args.soak is None:
+    if settings.soak_s is None:
         return None
-    per_gpu = parse_per_gpu(args.concurrency_per_gpu) if args.concurrency_per_gpu is not None else ()
-    if len(loads) + len(per_gpu) != 1 or any(isinstance(load, Ramp) for load in loads) or args.slo is not None:
+    many = len(loads) + len(settings.per_gpu) != 1
+    if many or any(isinstance(load, Ramp) for load in loads) or settings.slo is not None:
         raise UsageError("--soak holds one load: give one --concurrency or one --request-rate, and no --ramp or --slo")
-    unused = {"--hold-s": args.hold_s is not None, "--final": args.final, "--smoke": args.smoke,
-              "--prompts-per-level": args.prompts_per_level is not None, "--repeats": args.repeats != 1}  # fmt: skip
-    if unused_flags := [flag for flag, is_set in unused.items() if is_set]:
-        raise UsageError(f"--soak says how long the load is held, once: leave {unused_flags[0]} out")
-    if 60 * args.soak > MAX_HOLD_S:
-        raise UsageError(f"--soak {args.soak:g}: a load is held for at most {MAX_HOLD_S / 60:g} minutes, a day")
-    return float(60 * args.soak)
+    if unused := settings.given("hold_s", "final", "smoke", "prompts_per_level", "repeats"):
+        flag = f"--{unused[0].replace('_', '-')}"
+        raise UsageError(f"--soak says how long the load is held, once: leave {flag} out")
+    if settings.soak_s > MAX_HOLD_S:
+        raise UsageError(
+            f"--soak {settings.soak_s / 60:g}: a load is held for at most {MAX_HOLD_S / 60:g} minutes, a day"
+        )
+    return settings.soak_s
 
 
-def _hold_s(args: argparse.Namespace, *, timed: bool) -> float:
-    flag = "--final" if args.final else "--hold-s"
-    if not args.final and args.hold_s is None:
-        return HOLD_S
-    if args.final and args.hold_s is not None:
+def _hold_s(settings: BenchSettings, *, timed: bool) -> float:
+    flag, held = "--final" if settings.final else "--hold-s", settings.given("hold_s")
+    if not settings.final and not held:
+        return settings.hold_s
+    if settings.final and held:
         raise UsageError(f"--final holds every rate for {FINAL_HOLD_S:g} s: leave --hold-s out")
-    if args.prompts_per_level is not None:
+    if settings.prompts_per_level is not None:
         raise UsageError(
             f"{flag} holds a rate for a time, --prompts-per-level for so many requests: give one of the two"
         )
-    if args.smoke:
+    if settings.smoke:
         raise UsageError(f"--smoke is one short level: leave {flag} out")
     if not timed:
         raise UsageError(f"{flag} belongs to request rates, ramps and --slo, and none is asked for")
-    if args.final:
+    if settings.final:
         return FINAL_HOLD_S
-    if args.hold_s > MAX_HOLD_S:
-        raise UsageError(f"--hold-s {args.hold_s:g}: a rate is held for at most {MAX_HOLD_S} s, a day")
-    return float(args.hold_s)
+    if settings.hold_s > MAX_HOLD_S:
+        raise UsageError(f"--hold-s {settings.hold_s:g}: a rate is held for at most {MAX_HOLD_S} s, a day")
+    return settings.hold_s
 
 
-def _searches(args: argparse.Namespace) -> tuple[Search, ...]:
-    if args.hardware is not None and args.start_from is None:
-        raise UsageError("--hardware belongs to --start-from plan")
-    if args.start_from is not None and args.slo_start is not None:
-        raise UsageError("--start-from and --slo-start both say where the search begins: give one of the two")
-    if args.slo is None:
-        if args.start_from is not None:
-            raise UsageError("--start-from belongs to --slo, and none is given")
+def _searches(settings: BenchSettings) -> tuple[Search, ...]:
+    if settings.slo is None:
         return ()
-    slo = parse_slo(args.slo, 0.95 if args.slo_quantile is None else args.slo_quantile)
-    settings = {"slo": slo, "start_rps": args.slo_start, "start_from": args.start_from, "hardware": args.hardware}
-    settings |= {"resolution": args.slo_resolution} if args.slo_resolution is not None else {}
-    settings |= {"burstiness": args.burstiness} if args.burstiness is not None else {}
-    settings |= {"requests": args.prompts_per_level}
-    return (validate(Search, settings, where="--slo", names=SEARCH_FLAGS),)
-
-
-def _loads(args: argparse.Namespace, *, implied: bool) -> tuple[Load, ...]:
-    load_flags = {
-        "concurrency": [("--concurrency", args.concurrency), ("--concurrency-per-gpu", args.concurrency_per_gpu)],
-        "request-rate": [("--request-rate", args.request_rate)],
-        "ramp": [("--ramp", args.ramp), ("--ramp-shape", args.ramp_shape)],
+    fields = {
+        "slo": parse_slo(settings.slo, settings.slo_quantile),
+        "start_rps": settings.slo_start,
+        "start_from": settings.start_from,
+        "hardware": settings.hardware,
+        "requests": settings.prompts_per_level,
+        "resolution": settings.slo_resolution,
+        "burstiness": settings.burstiness,
     }
-    named = [kind for kind, flags in load_flags.items() if any(value is not None for _, value in flags)]
-    kind = args.type or (named[-1] if len(named) == 1 else "concurrency")
-    for other, flags in load_flags.items():
-        for flag, value in flags:
-            if other != kind and value is not None:
-                raise UsageError(f"{flag} belongs to --type {other}, but --type is {kind}")
-    if args.burstiness is not None and kind == "concurrency" and args.slo is None:
+    named = {name: value for name, value in fields.items() if value is not None}
+    return (validate(Search, named, where="--slo", names=SEARCH_FLAGS),)
+
+
+def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
+    of_kind = {
+        "concurrency": ("concurrency", "per_gpu"),
+        "request-rate": ("request_rate",),
+        "ramp": ("ramp", "ramp_shape"),
+    }
+    named = [kind for kind, names in of_kind.items() if settings.given(*names)]
+    kind = settings.type or (named[-1] if len(named) == 1 else "concurrency")
+    flags = {each.name: each.long_flag for each in declared(BenchSettings)}
+    for other, names in of_kind.items():
+        if other != kind and (wrong := settings.given(*names)):
+            raise UsageError(f"{flags[wrong[0]]} belongs to --type {other}, but --type is {kind}")
+    if settings.burstiness is not None and kind == "concurrency" and settings.slo is None:
         raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
-    if not implied and args.type is None and not named:
-        return ()  # a search alone
-    shape = 1.0 if args.burstiness is None else args.burstiness
+    if not implied and settings.type is None and not named:
+        return ()  # a search only
+    shape = 1.0 if settings.burstiness is None else settings.burstiness
     if kind == "concurrency":
-        if args.concurrency is None and args.concurrency_per_gpu is not None:
+        if settings.concurrency is None and settings.per_gpu:
             return ()
-        concurrencies = parse_concurrencies("all" if args.concurrency is None else args.concurrency)
-        return tuple(Closed(concurrency=value) for value in concurrencies)
+        return tuple(Closed(concurrency=value) for value in settings.concurrency or ALL_CONCURRENCIES)
     if kind == "ramp":
-        if args.ramp is None:
+        if settings.ramp is None:
             raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
-        return parse_ramps(args.ramp, args.ramp_shape or "linear", shape)
-    return tuple(
-        Open(rate_rps=value, burstiness=shape)
-        for value in parse_rates("all" if args.request_rate is None else args.request_rate)
-    )
+        return parse_ramps(settings.ramp, settings.ramp_shape or "linear", shape)
+    return tuple(Open(rate_rps=value, burstiness=shape) for value in settings.request_rate or ALL_RATES_RPS)
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -369,10 +427,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv and not argv[0].startswith("-"):
             near = choices(argv[0], ("run", "ratio"))
             raise UsageError(f"{argv[0]!r} is neither run nor ratio, and every other word follows a flag; {near}")
-        sweep_options, dry_run = options(argv), parser().parse_args(argv).dry_run
+        settings = parse(BenchSettings, argv)
+        sweep_options = sweep_of(settings, argv)
         check_folder(sweep_options.out, "--out")
         check_name(sweep_options.name)
-        if dry_run:
+        if settings.dry_run:
             print(describe(sweep_options))
             return 0
         sweep_options = _started(sweep_options)
@@ -450,53 +509,6 @@ def report(result: SweepResult) -> None:
     print(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
 
 
-ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
-ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
-SEARCH_FLAGS = {
-    "resolution": "--slo-resolution",
-    "start_rps": "--slo-start",
-    "burstiness": "--burstiness",
-    "requests": "--prompts-per-level",
-}
-
-N = TypeVar("N", int, float)
-
-
-def parse_concurrencies(text: str) -> tuple[int, ...]:
-    """``all`` or ``4,8,16``. Raises UsageError."""
-    if text.strip() == "all":
-        return ALL_CONCURRENCIES
-    example = "--concurrency: expected all or whole numbers such as 4,8,16"
-    values = []
-    for part in text.split(","):
-        if not part.strip().isascii() or not part.strip().isdigit():
-            raise UsageError(f"{example}, got {text!r}")
-        values.append(int(part))
-    return _distinct("--concurrency", values)
-
-
-def parse_rates(text: str) -> tuple[float, ...]:
-    """``all`` or ``1,2.5,4`` (requests/s). Raises UsageError."""
-    if text.strip() == "all":
-        return ALL_RATES_RPS
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        example = "--request-rate: expected all or numbers such as 1,2.5,4 (requests/s)"
-        raise UsageError(f"{example}, got {text!r}") from error
-    return _distinct("--request-rate", values)
-
-
-def parse_per_gpu(text: str) -> tuple[float, ...]:
-    """``1,2.5,4`` requests in flight per GPU. Raises UsageError."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        example = "--concurrency-per-gpu: expected numbers such as 1,2,4"
-        raise UsageError(f"{example}, got {text!r}") from error
-    return _distinct("--concurrency-per-gpu", values)
-
-
 def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:
     """``1:16,2:8``: from and to how many requests/s. Raises UsageError."""
     ramps = []
@@ -507,13 +519,3 @@ def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: 
         ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
     _distinct("--ramp", [ramp.end_rps for ramp in ramps])
     return tuple(ramps)
-
-
-def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
-    for value in values:
-        if not 0 < value <= MAX_LOAD:
-            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_LOAD}")
-    twice = sorted({value for value in values if values.count(value) > 1})
-    if twice:
-        raise UsageError(f"{flag}: {twice[0]:g} is given twice; use --repeats to measure a level again")
-    return tuple(values)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pdlab.core.arguments import OneLineParser, exit_code, not_for, port, positive, seconds, seed
+from pdlab.core.arguments import exit_code
+from pdlab.core.errors import UsageError
+from pdlab.core.settings import Port, Positive, Seconds, Seed, Settings, not_given, parse, setting, to_words
 
 HAS_FINDINGS, DEFAULT_PORT = 3, 8000
 EPILOG = """\
@@ -30,56 +30,53 @@ did not end, or something was left.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    flags = OneLineParser(
-        prog="python -m pdlab chaos",
-        description="Kill, stop and cut a running deployment at seeded times under load, and compare every answer.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+WHAT, TO, OWN, KEPT = "what is done", "to what", "with deployments of its own", "what is kept"
+
+
+class ChaosSettings(Settings):
+    """Which faults ``python -m pdlab chaos`` makes, and in which deployment."""
+
+    PROG = "python -m pdlab chaos"
+    ABOUT = "Kill, stop and cut a running deployment at seeded times under load, and compare every answer."
+    EXAMPLES = EPILOG
+
+    plan: str | None = setting(
+        None, "a plan: a YAML file, or a name in configs/faults/", WHAT, positional=True, value="FILE"
     )
-    which = flags.add_argument_group("what is done")
-    which.add_argument("plan", nargs="?", metavar="FILE", help="a plan: a YAML file, or a name in configs/faults/")
-    which.add_argument("--all", action="store_true", help="the plan all: every kind that the deployment can have")
-    which.add_argument("--seed", type=seed, metavar="N", help="of times, order and targets")
-    which.add_argument("--duration-s", type=seconds, metavar="S", help="draw faults for so long")
-    which.add_argument("--concurrency", type=positive, metavar="N", help="requests in flight")
-    which.add_argument("--dry-run", action="store_true", help="say what would be done and when; do nothing")
-    where = flags.add_argument_group("to what")
-    where.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="default %(default)s")
-    where.add_argument(
-        "--not-mine", action="store_true", help="also a deployment that no launcher of this machine has started"
+    all: bool = setting(False, "the plan all: every kind that the deployment can have", WHAT)
+    seed: Seed | None = setting(None, "seed of times, order and targets", WHAT)
+    duration_s: Seconds | None = setting(None, "draw faults for S seconds", WHAT, value="S")
+    concurrency: Positive | None = setting(None, "requests in flight", WHAT)
+    dry_run: bool = setting(False, "print what would be done and when; do nothing", WHAT)
+    base_url: str = setting(f"http://127.0.0.1:{DEFAULT_PORT}", "server of the deployment", TO, value="URL")
+    not_mine: bool = setting(False, "also a deployment that no launcher of this machine has started", TO)
+    launch: bool = setting(False, "launch 1P1D, 2P2D and (as root) two hosts here in turn, and break each", OWN)
+    short: bool = setting(False, "1P1D and the short plan only", OWN, needs="launch")
+    launch_flag: tuple[str, ...] = setting(
+        (), "a flag of the launches, such as --launch-flag=--x", OWN, several="times", value="FLAG", needs="launch"
     )
-    launch_flags = flags.add_argument_group("with deployments of its own")
-    launch_flags.add_argument(
-        "--launch", action="store_true", help="launch 1P1D, 2P2D and (as root) two hosts here in turn, and break each"
-    )
-    launch_flags.add_argument("--short", action="store_true", help="with --launch: 1P1D and the short plan alone")
-    launch_flags.add_argument(
-        "--launch-flag", action="append", default=[], metavar="FLAG", help="for the launches, such as --launch-flag=--x"
-    )
-    launch_flags.add_argument("--port", type=port, metavar="N", help="of the launches (default 8000)")
-    made = flags.add_argument_group("what is kept")
-    made.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bm_results"),
-        metavar="DIR",
-        help="where chaos-LABEL is made (default bm_results)",
-    )
-    return flags
+    port: Port | None = setting(None, "port of the launches", OWN, needs="launch", otherwise=str(DEFAULT_PORT))
+    out: Path = setting(Path("bm_results"), "where chaos-LABEL is made", KEPT, value="DIR")
+
+    def check(self) -> None:
+        if not self.launch:
+            if self.all == (self.plan is not None):
+                raise UsageError("give one of FILE and --all: which faults")
+            return
+        if self.plan is not None or self.all:
+            raise UsageError("--launch makes its own choice of plans: leave FILE and --all out")
+        not_given(self, ("duration_s", "dry_run", "base_url", "not_mine"), "--launch")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _run(parser().parse_args(words), words))
+    return exit_code(lambda: _run(parse(ChaosSettings, words), words))
 
 
-def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
+def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     from pdlab.cluster import local_nodes, run_on_host
     from pdlab.cluster.namespaces import INSIDE
-    from pdlab.core.errors import UsageError
     from pdlab.core.files import replace
     from pdlab.core.schema import validate
     from pdlab.faults import session
@@ -87,32 +84,26 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     from pdlab.faults.warden import warden
     from pdlab.results import chaos
 
-    if args.launch:
-        return _launch(args)
-    for name, option in (("--short", args.short), ("--launch-flag", args.launch_flag), ("--port", args.port)):
-        if option:
-            raise UsageError(f"{name} goes with --launch, which is not given")
-    if args.all == (args.plan is not None):
-        raise UsageError("give one of FILE and --all: which faults")
-    name = "all" if args.all else Path(args.plan).stem
-    plan = load_plan("all" if args.all else args.plan)
-    changed: dict[str, Any] = {
-        key: value
-        for key, value in (("seed", args.seed), ("concurrency", args.concurrency), ("duration_s", args.duration_s))
-        if value is not None
-    }
-    if args.duration_s is not None:
+    if settings.launch:
+        from pdlab.cli.chaos_launch import launch_and_break
+
+        passed_on = to_words(settings, only=("seed", "concurrency", "out"))
+        return launch_and_break(passed_on, settings.launch_flag, settings.port or DEFAULT_PORT, short=settings.short)
+    name = "all" if settings.plan is None else Path(settings.plan).stem
+    plan = load_plan(settings.plan or "all")
+    changed = settings.model_dump(include={"seed", "concurrency", "duration_s"}, exclude_none=True)
+    if settings.duration_s is not None:
         changed["rounds"] = 1
     names = {"seed": "--seed", "concurrency": "--concurrency", "duration_s": "--duration-s"}
     plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
     order = session.Order(
-        plan=plan, name=name, base_url=args.base_url, not_mine=args.not_mine,
+        plan=plan, name=name, base_url=settings.base_url, not_mine=settings.not_mine,
         command=shlex.join(["python", "-m", "pdlab", "chaos", *words]),
     )  # fmt: skip
     subject = session.subject_of(order)
     folder = None
-    if not args.dry_run:
-        folder = chaos.new_folder(args.out, subject.manifest.label)
+    if not settings.dry_run:
+        folder = chaos.new_folder(settings.out, subject.manifest.label)
         order = order.model_copy(update={"folder": str(folder.resolve())})
     try:
         local = local_nodes.running() if subject.manifest.on_local_nodes else None
@@ -135,18 +126,6 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     replace(folder / "table.txt", f"{text}\n".encode())
     print(f"\n{text}\n\nKept in {folder}; plot: python viz.py --exps {folder}")
     return 0 if report.well(made) else HAS_FINDINGS
-
-
-def _launch(args: argparse.Namespace) -> int:
-    from pdlab.cli.chaos_launch import launch_and_break
-    from pdlab.core.errors import UsageError
-
-    if args.plan is not None or args.all:
-        raise UsageError("--launch makes its own choice of plans: leave FILE and --all out")
-    not_for(args, parser(), ["--duration-s", "--dry-run", "--base-url", "--not-mine"], "--launch")
-    words = [word for flag, value in (("--seed", args.seed), ("--concurrency", args.concurrency), ("--out", args.out))
-             if value is not None for word in (flag, str(value))]  # fmt: skip
-    return launch_and_break(words, args.launch_flag, args.port or DEFAULT_PORT, short=args.short)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ is measured once more and then shown hollow and crossed. Ctrl-C ends it with the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -24,16 +23,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from pdlab.bench.levels import num_requests
 from pdlab.bench.progress import minutes
-from pdlab.cli.bench import parse_concurrencies
+from pdlab.cli.bench import CONCURRENCIES
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
-from pdlab.core.arguments import INTERRUPTED, OneLineParser, check_folder, exit_code, port, positive
+from pdlab.core.arguments import INTERRUPTED, check_folder, exit_code
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import ROOT, cache_dir
+from pdlab.core.settings import Port, Positive, Settings, parse, setting
 from pdlab.core.workload import Closed
 from pdlab.results.schema import Run
 from pdlab.results.store import Store
@@ -121,45 +121,51 @@ class DemoPart:
         return sum(run.validity.valid for run in self.runs)
 
 
-def parser() -> argparse.ArgumentParser:
-    flags = OneLineParser(
-        prog="python -m pdlab demo",
-        description="Serve three deployments of a tiny model on this machine, sweep each, and plot them (make demo).",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+MEASURED, WHERE = "what is measured", "where"
+
+
+class DemoSettings(Settings):
+    """What ``make demo`` measures, and where."""
+
+    PROG = "python -m pdlab demo"
+    ABOUT = "Serve three deployments of a tiny model on this machine, sweep each, and plot them (make demo)."
+    EXAMPLES = EPILOG
+
+    concurrency: Annotated[tuple[int, ...], CONCURRENCIES] | None = setting(
+        None,
+        "levels of each sweep",
+        MEASURED,
+        "-c",
+        "--concurrency",
+        value="N,N,...",
+        otherwise=f"{','.join(map(str, LEVELS))}, or fewer on a small or busy machine",
     )
-    add = flags.add_argument_group("what is measured").add_argument
-    levels = ",".join(map(str, LEVELS))
-    add("-c", "--concurrency", metavar="N,N,...",
-        help=f"levels of each sweep (default {levels}, or fewer on a small or busy machine)")  # fmt: skip
-    add("--itl", type=positive, default=256, metavar="TOKENS", help="input tokens (default %(default)s)")
-    add("--otl", type=positive, default=64, metavar="TOKENS", help="output tokens (default %(default)s)")
-    add = flags.add_argument_group("where").add_argument
-    add("--out", type=Path, metavar="DIR", help="folder of the results (default: bm_results/demo-DATE-TIME)")
-    add("--port", type=port, metavar="N", help=f"port to serve on (default {PORT}, or a free one if that is taken)")
-    return flags
+    itl: Positive = setting(256, "input tokens", MEASURED, value="TOKENS")
+    otl: Positive = setting(64, "output tokens", MEASURED, value="TOKENS")
+    out: Path | None = setting(None, "folder of the results", WHERE, value="DIR", otherwise="demo-DATE-TIME in bm_results/")
+    port: Port | None = setting(None, "port to serve on", WHERE, otherwise=f"{PORT}, or a free one if that is taken")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _main(parser().parse_args(argv)))
+    """Run the demo; returns the exit code."""
+    return exit_code(lambda: _main(parse(DemoSettings, sys.argv[1:] if argv is None else argv)))
 
 
-def _main(args: argparse.Namespace) -> int:
+def _main(settings: DemoSettings) -> int:
     from pdlab.core.catalog import load_model
     from pdlab.deploy.options import LOCAL_MODEL
 
-    out = (args.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
-    requested = None if args.concurrency is None else parse_concurrencies(args.concurrency)
+    out = (settings.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     shape = load_model(LOCAL_MODEL)
-    if shape is not None and args.itl + args.otl > shape.max_context:
+    if shape is not None and settings.itl + settings.otl > shape.max_context:
         raise UsageError(
-            f"--itl {args.itl} and --otl {args.otl}: {LOCAL_MODEL} has a context of {shape.max_context} tokens; "
-            "shorten one"
+            f"--itl {settings.itl} and --otl {settings.otl}: {LOCAL_MODEL} has a context of {shape.max_context} "
+            "tokens; shorten one"
         )
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; choose another folder")
-    with _port(args.port) as chosen:
+    with _port(settings.port) as chosen:
         host = machine.look()
         refuse_if_too_small(host, (out, cache_dir(), Path(tempfile.gettempdir())))
         if _nodes_are_up():
@@ -167,16 +173,16 @@ def _main(args: argparse.Namespace) -> int:
                 "a deployment on local Ray nodes is up, and the demo would take its place; "
                 "stop it first: python launch_gptoss.py --shutdown"
             )
-        choice = choose(host, requested)
+        choice = choose(host, settings.concurrency)
         print(f"This machine: {describe(host, out)}")
         for line in choice.why:
             print(f"- {line}")
         print(
-            f"- {args.itl} tokens in, {args.otl} out: short requests, so that a level takes seconds on a CPU",
+            f"- {settings.itl} tokens in, {settings.otl} out: short requests, so that a level takes seconds on a CPU",
             flush=True,
         )
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        return _Demo(out, chosen, choice.levels, str(args.itl), str(args.otl), host).run()
+        return _Demo(out, chosen, choice.levels, str(settings.itl), str(settings.otl), host).run()
 
 
 def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:

@@ -6,13 +6,15 @@ some deployment failed or some level is invalid; 130 interrupted (finished level
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from pdlab.analysis.phase_ratio import report
 from pdlab.bench.experiment.run import RunOptions, RunResult, run
@@ -22,17 +24,10 @@ from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
 from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
-from pdlab.core.arguments import (
-    MAX_REPEATS,
-    OneLineParser,
-    check_folder,
-    client_processes,
-    exit_code,
-    port,
-    whole,
-)
+from pdlab.core.arguments import MAX_REPEATS, check_folder, exit_code
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.settings import Port, Processes, Settings, parse, setting, to_words
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
 
@@ -53,29 +48,34 @@ invalid, 130 interrupted. How it is run, and why: docs/methodology.md.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    flags = OneLineParser(
-        prog="python -m pdlab experiment",
-        description="Run an experiment file: launch each configuration, measure it, go on.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+EXPERIMENT, WHERE = "experiment", "where"
+
+
+class ExperimentSettings(Settings):
+    """Which experiment is run, and how far."""
+
+    PROG = "python -m pdlab experiment"
+    ABOUT = "Run an experiment file: launch each configuration, measure it, go on."
+    EXAMPLES = EPILOG
+
+    file: str = setting(
+        ..., "an experiment in YAML, or a name of configs/sweeps/", EXPERIMENT, positional=True, value="FILE|NAME"
     )
-    add = flags.add_argument_group("experiment").add_argument
-    add("file", metavar="FILE|NAME", help="an experiment in YAML, or a name of configs/sweeps/")
-    add("--resume", action="store_true", help="measure what has no result yet; try failed deployments again")
-    add("--until", metavar="lead=P%",
-        help="add repeats to those of the file until every lead in output tokens/s (or ttft=P%%, tpot=P%%) is "
-        "resolved, known to be smaller, or shown to be unresolvable")  # fmt: skip
-    add("--max-repeats", type=whole(1, MAX_REPEATS), metavar="N",
-        help=f"with --until: no more repeats than these (default {DEFAULT_CAP})")  # fmt: skip
-    add("--dry-run", action="store_true", help="print the plan and an estimate of its time; start nothing")
-    add = flags.add_argument_group("where").add_argument
-    add("--out", type=Path, default=Path("bm_results"), metavar="DIR",
-        help="results go to DIR/NAME (default bm_results)")  # fmt: skip
-    add("--port", type=port, default=8000, metavar="N", help="port to serve on (default %(default)s)")
-    add("--client-processes", type=client_processes, metavar="N",
-        help="a saturated load generator may grow to N processes")  # fmt: skip
-    return flags
+    resume: bool = setting(False, "measure what has no result yet; try failed deployments again", EXPERIMENT)
+    until: str | None = setting(
+        None,
+        "add repeats to those of the file until every lead in output tokens/s (or ttft=P%, tpot=P%) is resolved, known "
+        "to be smaller, or shown to be unresolvable",
+        EXPERIMENT,
+        value="lead=P%",
+    )
+    max_repeats: Annotated[int, Ge(1), Le(MAX_REPEATS)] | None = setting(
+        None, "largest number of repeats", EXPERIMENT, otherwise=str(DEFAULT_CAP), needs="until"
+    )
+    dry_run: bool = setting(False, "print the plan and an estimate of its time; start nothing", EXPERIMENT)
+    out: Path = setting(Path("bm_results"), "results go to DIR/NAME", WHERE, value="DIR")
+    port: Port = setting(8000, "port to serve on", WHERE)
+    client_processes: Processes | None = setting(None, "a saturated load generator may grow to N processes", WHERE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,40 +83,37 @@ def main(argv: Sequence[str]) -> int:
     # A shell starts background jobs with SIGINT ignored; an experiment must be stoppable all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return exit_code(lambda: _run(parse(ExperimentSettings, list(argv)), argv), resume=_again(argv))
 
-    def measure() -> int:
-        args = parser().parse_args(list(argv))
-        check_folder(args.out, "--out")
-        if args.max_repeats is not None and args.until is None:
-            raise UsageError("--max-repeats is for --until, which is not given: add --until lead=5%, or leave it out")
-        plan, until = make_schedule(args.file), None
-        if args.until is not None:
-            until = parse_until(args.until, plan.file, args.max_repeats)
-            plan = make_schedule(args.file, repeats=until.looks.cap)
-            check(until, plan)
-        folder = args.out / plan.file.name
-        if args.dry_run:
-            print(describe(plan, folder, resume=args.resume, until=until))
-            return 0
-        stopping = Stopping(until, plan, folder) if until else None
-        options = RunOptions(
-            out=args.out,
-            port=args.port,
-            resume=args.resume,
-            client_processes=args.client_processes,
-            command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
-        )
-        result = run(_started(tuned(plan, options)), options, enough=stopping)
-        print(summary(plan, result))
-        if stopping is not None:
-            if stopping.repeats < len({visit.repeat for visit in result.record.visits}):
-                stopping(plan.file.repeats)
-            print(stopping.text())
-        if not any(result.runs.values()):
-            return FAILED
-        return 0 if result.valid else INVALID
 
-    return exit_code(measure, resume=_again(argv))
+def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
+    check_folder(settings.out, "--out")
+    plan, until = make_schedule(settings.file), None
+    if settings.until is not None:
+        until = parse_until(settings.until, plan.file, settings.max_repeats)
+        plan = make_schedule(settings.file, repeats=until.looks.cap)
+        check(until, plan)
+    folder = settings.out / plan.file.name
+    if settings.dry_run:
+        print(describe(plan, folder, resume=settings.resume, until=until))
+        return 0
+    stopping = Stopping(until, plan, folder) if until else None
+    options = RunOptions(
+        out=settings.out,
+        port=settings.port,
+        resume=settings.resume,
+        client_processes=settings.client_processes,
+        command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
+    )
+    result = run(_started(tuned(plan, options)), options, enough=stopping)
+    print(summary(plan, result))
+    if stopping is not None:
+        if stopping.repeats < len({visit.repeat for visit in result.record.visits}):
+            stopping(plan.file.repeats)
+        print(stopping.text())
+    if not any(result.runs.values()):
+        return FAILED
+    return 0 if result.valid else INVALID
 
 
 def _started(plan: Schedule) -> Schedule:
@@ -148,7 +145,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
         lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
-        lines.append(f"    python launch_gptoss.py {shlex.join(configuration.argv)} --detach")
+        lines.append(f"    python launch_gptoss.py {shlex.join(to_words(configuration.settings))} --detach")
     lines.append("measured on them")
     for visit in plan.visits[: len(plan.configurations)]:
         for part in visit.parts:

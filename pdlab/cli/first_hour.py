@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import OneLineParser, check_folder, exit_code, port
+from pdlab.core.arguments import check_folder, exit_code
 from pdlab.core.catalog import known_models
 from pdlab.core.errors import UsageError
 from pdlab.core.files import ROOT, cache_dir
+from pdlab.core.settings import Port, Settings, parse, setting
 from pdlab.core.text import choices, duration
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import State, open_state, run
@@ -38,48 +38,57 @@ models of configs/models/: {", ".join(known_models())}
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    p = OneLineParser(
-        prog="python -m pdlab first-hour",
-        description="The first thing to run on booked nodes: from the doctor to a report, in under an hour.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+WHAT, HOW = "what is run, and where", "how"
+
+
+class FirstHourSettings(Settings):
+    """What ``python -m pdlab first-hour`` runs, and where."""
+
+    PROG = "python -m pdlab first-hour"
+    ABOUT = "The first thing to run on booked nodes: from the doctor to a report, in under an hour."
+    EXAMPLES = EPILOG
+
+    local: bool = setting(False, "on CPU engines of this machine, without a cluster", WHAT)
+    rehearse: bool = setting(False, "on made-up nodes of this machine, engines simulated (docs/rehearsal.md)", WHAT)
+    model: str | None = setting(
+        None,
+        "a name of configs/models/",
+        WHAT,
+        value="NAME",
+        otherwise=f"{MODEL}; with --local {LOCAL_MODEL}",
     )
-    what = p.add_argument_group("what is run, and where")
-    what.add_argument("--local", action="store_true", help="on CPU engines of this machine, without a cluster")
-    what.add_argument("--rehearse", action="store_true",
-                   help="on made-up nodes of this machine, engines simulated (docs/rehearsal.md)")  # fmt: skip
-    what.add_argument(
-        "--model", metavar="NAME", help=f"a name of configs/models/ (default {MODEL}; with --local {LOCAL_MODEL})"
-    )
-    what.add_argument("--out", type=Path, default=ROOT / "bm_results" / "first-hour", metavar="DIR",
-                   help="everything goes there (default bm_results/first-hour)")  # fmt: skip
-    what.add_argument("--port", type=port, default=8000, metavar="N", help="to serve on (default %(default)s)")
-    how = p.add_argument_group("how")
-    how.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    how.add_argument("--dry-run", action="store_true", help="print the steps; start nothing")
-    return p
+    out: Path | None = setting(None, "everything goes there", WHAT, value="DIR", otherwise="first-hour in bm_results/")
+    port: Port = setting(8000, "port to serve on", WHAT)
+    resume: bool = setting(False, "go on with the run in --out", HOW)
+    dry_run: bool = setting(False, "print the steps; start nothing", HOW)
+
+    def check(self) -> None:
+        if self.local and self.rehearse:
+            raise UsageError(
+                "--local and --rehearse exclude each other: real engines on CPUs, or simulated ones on GPUs"
+            )
+        if self.local and self.model not in (None, LOCAL_MODEL):
+            raise UsageError(f"--model {self.model}: --local serves {LOCAL_MODEL}; leave one of the two out")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _run(parser().parse_args(argv)))
+    """Run the steps; returns the exit code."""
+    return exit_code(lambda: _run(parse(FirstHourSettings, sys.argv[1:] if argv is None else argv)))
 
 
-def _run(args: argparse.Namespace) -> int:
-    if args.local and args.rehearse:
-        raise UsageError("--local and --rehearse exclude each other: real engines on CPUs, or simulated ones on GPUs")
-    if args.local and args.model not in (None, LOCAL_MODEL):
-        raise UsageError(f"--model {args.model}: --local serves {LOCAL_MODEL}; leave one of the two out")
-    model = args.model or (LOCAL_MODEL if args.local else MODEL)
+def _run(settings: FirstHourSettings) -> int:
+    local, rehearse, port = settings.local, settings.rehearse, settings.port
+    model = settings.model or (LOCAL_MODEL if local else MODEL)
     if model not in known_models():
         raise UsageError(f"--model {model}: not in configs/models/; {choices(model, known_models())}")
-    check_folder(args.out, "--out")
-    out = args.out.absolute()
-    where: Where = "local" if args.local else "rehearsal" if args.rehearse else "cluster"
-    steps = plan(out, where=where, model=model, port=args.port, lengths=LENGTHS[where])
-    settings = {"model": model, "local": args.local, "port": args.port} | ({"rehearse": True} if args.rehearse else {})
-    state = open_state(out, settings, resume=args.resume)
-    if args.dry_run:
+    out = settings.out or ROOT / "bm_results" / "first-hour"
+    check_folder(out, "--out")
+    out = out.absolute()
+    where: Where = "local" if local else "rehearsal" if rehearse else "cluster"
+    steps = plan(out, where=where, model=model, port=port, lengths=LENGTHS[where])
+    run_as = {"model": model, "local": local, "port": port} | ({"rehearse": True} if rehearse else {})
+    state = open_state(out, run_as, resume=settings.resume)
+    if settings.dry_run:
         print(describe(steps, state))
         return 0
     print(describe(steps, state), file=sys.stderr, flush=True)

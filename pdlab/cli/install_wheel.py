@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 import sys
@@ -10,8 +9,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import OneLineParser, backends, exit_code, no_file
+from pdlab.core.arguments import exit_code, no_file
 from pdlab.core.errors import ClusterError, UsageError
+from pdlab.core.settings import Backends, Settings, parse, setting
 
 DIFFERENT, CANNOT_RUN = 3, 5
 
@@ -32,45 +32,48 @@ exit code: 0 every node has the same files (and loads the same libraries, where 
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    p = OneLineParser(
-        prog="debug/install_on_nodes.py",
-        description="Install one wheel on every node of the Ray cluster, and compare what each node has then.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+INSTALLED, CHECKED = "what is installed, and where", "what is checked afterwards"
+
+
+class InstallWheelSettings(Settings):
+    """Which wheel is installed on every node, and what is checked afterwards."""
+
+    PROG = "debug/install_on_nodes.py"
+    ABOUT = "Install one wheel on every node of the Ray cluster, and compare what each node has then."
+    EXAMPLES = EPILOG
+
+    wheel: Path = setting(..., "the wheel to install", INSTALLED, positional=True, value="WHEEL")
+    target: str | None = setting(None, "install there, in place of the Python's own packages", INSTALLED, value="DIR")
+    module: str | None = setting(
+        None, "import this afterwards, in a process of its own", CHECKED, value="NAME", otherwise="none"
     )
-    add = p.add_argument_group("what is installed, and where").add_argument
-    add("wheel", type=Path, metavar="WHEEL", help="the wheel to install")
-    add("--target", metavar="DIR", help="install there, in place of the Python's own packages")
-    add = p.add_argument_group("what is checked afterwards").add_argument
-    add("--module", metavar="NAME", help="import this afterwards, in a process of its own (default: none)")
-    add(
-        "--backends",
-        type=backends,
-        default=(),
-        metavar="NAME[,NAME]",
-        help="create these NIXL backends afterwards, in a process of its own, and compare the libraries that it loads",
+    backends: Backends = setting(
+        (),
+        "create these NIXL backends afterwards, in a process of its own, and compare the libraries that it loads",
+        CHECKED,
+        value="NAME[,NAME]",
     )
-    return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _run(parser().parse_args(argv)), {ClusterError: CANNOT_RUN})
+    """Install and compare; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    return exit_code(lambda: _run(parse(InstallWheelSettings, words)), {ClusterError: CANNOT_RUN})
 
 
-def _run(args: argparse.Namespace) -> int:
-    if args.wheel.suffix != ".whl":
-        raise UsageError(f"{args.wheel}: not a wheel; give a file that ends in .whl")
-    if args.target and not Path(args.target).is_absolute():
-        raise UsageError(f"--target {args.target}: must be an absolute path, the same on every node")
+def _run(settings: InstallWheelSettings) -> int:
+    if settings.wheel.suffix != ".whl":
+        raise UsageError(f"{settings.wheel}: not a wheel; give a file that ends in .whl")
+    if settings.target and not Path(settings.target).is_absolute():
+        raise UsageError(f"--target {settings.target}: must be an absolute path, the same on every node")
     try:
-        content = args.wheel.read_bytes()
+        content = settings.wheel.read_bytes()
     except OSError as error:
         raise UsageError(f"{no_file(error)}; give the path of a wheel that can be read") from error
-    if args.module is not None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", args.module):
-        raise UsageError(f"--module {args.module!r}: not the name of a module; for example nixl_cu13")
-    if not zipfile.is_zipfile(args.wheel):
-        raise UsageError(f"{args.wheel}: not a wheel (no zip archive); build or download it again")
+    if settings.module is not None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", settings.module):
+        raise UsageError(f"--module {settings.module!r}: not the name of a module; for example nixl_cu13")
+    if not zipfile.is_zipfile(settings.wheel):
+        raise UsageError(f"{settings.wheel}: not a wheel (no zip archive); build or download it again")
 
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
@@ -83,9 +86,9 @@ def _run(args: argparse.Namespace) -> int:
         prepare(local, {}).cancel()
     with Cluster(local) as cluster:
         names = cluster.names()
-        print(f"{args.wheel.name}, {len(content) / 1e6:.1f} MB, to {len(names)} nodes", file=sys.stderr)
-        answers = cluster.call_nodes(install.install, args.wheel.name, content, args.target, args.module)
-        loads = cluster.call_nodes(load, args.backends, None, args.target) if args.backends else {}
+        print(f"{settings.wheel.name}, {len(content) / 1e6:.1f} MB, to {len(names)} nodes", file=sys.stderr)
+        answers = cluster.call_nodes(install.install, settings.wheel.name, content, settings.target, settings.module)
+        loads = cluster.call_nodes(load, settings.backends, None, settings.target) if settings.backends else {}
     digests = {}
     for node, name in names.items():
         answer = answers.get(node, {"error": "no answer"})
@@ -94,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     if None in digests.values() or len(set(digests.values())) != 1:
         print("the nodes differ: repair those above, and run this again", file=sys.stderr)
         return DIFFERENT
-    if args.backends:
+    if settings.backends:
         facts = {name: {"loaded": loads.get(node)} for node, name in names.items()}
         wrong = loads_alike(facts)
         if wrong is not None:

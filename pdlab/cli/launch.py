@@ -6,12 +6,11 @@ Ray and vLLM are imported only for a real start: --help and --dry-run answer at 
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -23,6 +22,7 @@ from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import ClusterView
+from pdlab.core.settings import parse
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
@@ -31,7 +31,7 @@ from pdlab.deploy.options import (
     FROM_STDIN,
     LOCAL_MODEL,
     LaunchRequest,
-    build_parser,
+    LaunchSettings,
     command_line,
     request_from,
     request_from_json,
@@ -50,24 +50,24 @@ class Model:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _run(build_parser().parse_args(arguments), arguments))
+    return exit_code(lambda: _run(parse(LaunchSettings, arguments), arguments))
 
 
-def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
-    if args.request_from_stdin:
+def _run(settings: LaunchSettings, argv: Sequence[str]) -> int:
+    if settings.request_from_stdin:
         _start(_request_from_stdin(argv))
         return 0
-    if args.shutdown:
-        return _shutdown(args)
-    if args.api_key is False and args.api_key_file is not None:
+    if settings.shutdown:
+        return _shutdown(settings)
+    if settings.api_key is False and settings.api_key_file is not None:
         raise UsageError("--no-api-key and --api-key-file exclude each other: leave one out")
-    if args.export not in (None, "-"):
-        _check_export(Path(args.export))
-    if args.api_key_file is not None:
-        read(args.api_key_file)
-    request = request_from(args, argv)
-    if args.dry_run or args.export:
-        _plan(args, request, argv)
+    if settings.export not in (None, "-"):
+        _check_export(Path(settings.export))
+    if settings.api_key_file is not None:
+        read(settings.api_key_file)
+    request = request_from(settings, argv)
+    if settings.dry_run or settings.export:
+        _plan(settings, request, argv)
     else:
         _start(request)
     return 0
@@ -90,8 +90,7 @@ def _start(request: LaunchRequest) -> None:
         _prepared(request, model, view)
     if request.two_hosts:
         require()
-    key_file = _key_file(request)
-    request = replace(request, api_key_file=None if key_file is None else str(key_file))
+    request = request.model_copy(update={"api_key_file": _key_file(request)})
     if request.rehearsal is None:
         launch.launch(request)
         return
@@ -100,12 +99,12 @@ def _start(request: LaunchRequest) -> None:
     launch.launch(request, RehearsalStage(request))
 
 
-def _shutdown(args: argparse.Namespace) -> int:
-    if args.mode or args.config or args.dry_run or args.export:
+def _shutdown(settings: LaunchSettings) -> int:
+    if settings.mode or settings.config or settings.dry_run or settings.export:
         raise UsageError("--shutdown stops what is served: leave out the mode, --config, --dry-run and --export")
     from pdlab.deploy import launch
 
-    launch.shutdown(host=args.host, port=args.port)
+    launch.shutdown(host=settings.host, port=settings.port)
     return 0
 
 
@@ -133,10 +132,10 @@ def _checked_model(request: LaunchRequest) -> Model:
     return Model(shape, source)
 
 
-def _plan(args: argparse.Namespace, request: LaunchRequest, argv: Sequence[str]) -> None:
+def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str]) -> None:
     """Print or export what would be started."""
     model = _checked_model(request)
-    if args.dry_run and args.export == "-":
+    if settings.dry_run and settings.export == "-":
         raise UsageError("--dry-run and --export - both write to standard output: give one of them, or --export FILE")
     prepared = _prepared(request, model, request.known_view() or _live_view())
     for caution in prepared.cautions:
@@ -145,12 +144,12 @@ def _plan(args: argparse.Namespace, request: LaunchRequest, argv: Sequence[str])
         from pdlab.rehearsal.stage import RehearsalStage
 
         print(RehearsalStage(request).describe(), file=sys.stderr)
-    if args.dry_run:
+    if settings.dry_run:
         base_url = f"http://{request.host}:{request.port}"
         text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))
         print(text, end="")
-    if args.export:
-        _export(args, prepared.app, request)
+    if settings.export:
+        _export(settings, prepared.app, request)
 
 
 def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepared:
@@ -170,11 +169,10 @@ def _on_loopback(host: str) -> bool:
 
 def _key_file(request: LaunchRequest) -> Path | None:
     """File with the key that clients have to send; None: none is asked for. Raises UsageError."""
-    key_file = None if request.api_key_file is None else Path(request.api_key_file)
     if request.api_key is False:
         return None
     needed = request.api_key is True or not _on_loopback(request.host)
-    file = chosen(key_file, os.environ, needed=needed, folder=cache_dir())
+    file = chosen(request.api_key_file, os.environ, needed=needed, folder=cache_dir())
     if file is not None:
         print(f"clients need the API key in {file}: Authorization: Bearer KEY", file=sys.stderr)
     return file
@@ -198,24 +196,24 @@ def _for_real(argv: Sequence[str]) -> str:
     return command_line(kept)
 
 
-def _export(args: argparse.Namespace, app: ServeApp, request: LaunchRequest) -> None:
+def _export(settings: LaunchSettings, app: ServeApp, request: LaunchRequest) -> None:
     print(f"serving path: {request.serving_path}", file=sys.stderr)
     needed = serving_path.environment(request.deployment, request.host)
     if needed:
         words = " ".join(f"{name}={value}" for name, value in needed.items())
         _warn(f"a Serve config cannot carry what this serving path needs: start Ray on every node with {words}")
-    wants_key = args.api_key or args.api_key_file or os.environ.get(KEY) or not _on_loopback(args.host)
-    if wants_key and args.api_key is not False:  # without a key on purpose: `_checked_model` has warned
+    wants_key = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(settings.host)
+    if wants_key and settings.api_key is not False:  # without a key on purpose: `_checked_model` has warned
         _warn(
             "a Serve config cannot carry an API key, and this one has none: whoever reaches what `serve deploy` starts "
             "can use the model; launch without --export to ask for the key"
         )
-    config = yaml.safe_dump(serve_config(app, host=args.host, port=args.port), sort_keys=False)
-    if args.export == "-":
+    config = yaml.safe_dump(serve_config(app, host=settings.host, port=settings.port), sort_keys=False)
+    if settings.export in (None, "-"):
         print(config, end="")
         return
-    write_output(Path(args.export), config, "--export")
-    print(f"wrote {args.export}: {shlex.join(['serve', 'deploy', args.export])}", file=sys.stderr)
+    write_output(Path(settings.export), config, "--export")
+    print(f"wrote {settings.export}: {shlex.join(['serve', 'deploy', settings.export])}", file=sys.stderr)
 
 
 def _warn(text: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.analysis.phase_ratio import report
-from pdlab.core.arguments import OneLineParser, exit_code
+from pdlab.core.arguments import exit_code
 from pdlab.core.errors import UsageError
+from pdlab.core.settings import Settings, parse, setting
 from pdlab.results.published_folders import load_experiment
 
 EPILOG = """\
@@ -22,27 +23,27 @@ examples:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``--prefill DIR --decode DIR [--measured DIR...]``; returns the exit code."""
-    return exit_code(lambda: _run(parser().parse_args(argv)))
+class RatioSettings(Settings):
+    """The result folders that ``python -m pdlab ratio`` compares."""
 
+    PROG = "python -m pdlab ratio"
+    ABOUT = "The P:D ratio that measured rates of prefill alone and decode alone imply."
+    EXAMPLES = EPILOG
 
-def parser() -> argparse.ArgumentParser:
-    flags = OneLineParser(
-        prog="python -m pdlab ratio",
-        description="The P:D ratio that measured rates of prefill alone and decode alone imply.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    prefill: Path = setting(..., "prefill-only levels of one replica", "result folders", value="DIR")
+    decode: Path = setting(..., "decode-only levels of one replica", "result folders", value="DIR")
+    measured: tuple[Path, ...] = setting(
+        (), "PD deployments under mixed load", "result folders", several="words", value="DIR"
     )
-    add = flags.add_argument_group("result folders").add_argument
-    add("--prefill", type=Path, required=True, metavar="DIR", help="prefill-only levels of one replica")
-    add("--decode", type=Path, required=True, metavar="DIR", help="decode-only levels of one replica")
-    add("--measured", type=Path, nargs="*", default=[], metavar="DIR", help="PD deployments under mixed load")
-    return flags
 
 
-def _run(args: argparse.Namespace) -> int:
-    prefill, decode = load_experiment(args.prefill), load_experiment(args.decode)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the ratio; returns the exit code."""
+    return exit_code(lambda: _run(parse(RatioSettings, sys.argv[1:] if argv is None else argv)))
+
+
+def _run(settings: RatioSettings) -> int:
+    prefill, decode = load_experiment(settings.prefill), load_experiment(settings.decode)
     for flag, experiment, mode in (("--prefill", prefill, "prefill-only"), ("--decode", decode, "decode-only")):
         modes = sorted({run.workload.mode for run in experiment.runs})
         if mode not in modes:
@@ -50,5 +51,5 @@ def _run(args: argparse.Namespace) -> int:
                 f"{flag} {experiment.name}: its levels are {' and '.join(modes)}; give a folder that run_bm.sh "
                 f"--mode {mode} has measured"
             )
-    print(report(prefill, decode, [load_experiment(path) for path in args.measured]))
+    print(report(prefill, decode, [load_experiment(path) for path in settings.measured]))
     return 0

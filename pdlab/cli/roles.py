@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from pdlab.core.arguments import OneLineParser, exit_code
+from pdlab.core.arguments import exit_code
+from pdlab.core.errors import UsageError
+from pdlab.core.settings import Settings, parse, setting
 
 EPILOG = """\
 examples:
@@ -21,38 +22,38 @@ examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    flags = OneLineParser(
-        prog="python -m pdlab roles",
-        description="Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+class RolesSettings(Settings):
+    """What ``python -m pdlab roles`` does: look, or set another split."""
+
+    PROG = "python -m pdlab roles"
+    ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."
+    EXAMPLES = EPILOG
+
+    split: str | None = setting(
+        None, "set the roles; without it: show them", "roles", positional=True, value="P:D|auto"
     )
-    group = flags.add_argument_group("roles")
-    group.add_argument("split", nargs="?", metavar="P:D|auto", help="set the roles (default: look at them)")
-    group.add_argument("--log", action="store_true", help="print every decision as a line of JSON")
-    group.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="default %(default)s")
-    return flags
+    log: bool = setting(False, "print every decision as a line of JSON", "roles")
+    base_url: str = setting("http://127.0.0.1:8000", "server of the deployment", "roles", value="URL")
+
+    def check(self) -> None:
+        from pdlab.core.deployment import AUTO, parse_split
+
+        if self.split is not None and self.log:
+            raise UsageError("--log prints decisions: leave it out to set the roles")
+        if self.split not in (None, AUTO):
+            parse_split(self.split)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _run(parser().parse_args(words)))
+    return exit_code(lambda: _run(parse(RolesSettings, words)))
 
 
-def _run(args: argparse.Namespace) -> int:
-    from pdlab.core.deployment import AUTO, parse_split
-    from pdlab.core.errors import UsageError
-
-    if args.split is not None and args.log:
-        raise UsageError("--log prints decisions: leave it out to set the roles")
-    if args.split not in (None, AUTO):
-        parse_split(args.split)
+def _run(settings: RolesSettings) -> int:
     from pdlab.deploy.roles import RolesOrder, execute
 
-    execute(RolesOrder(base_url=args.base_url, split=args.split, log=args.log))
+    execute(RolesOrder(base_url=settings.base_url, split=settings.split, log=settings.log))
     return 0
 
 

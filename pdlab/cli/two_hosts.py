@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
+import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
 from pdlab.cluster.namespaces import INSIDE, spawn_in
-from pdlab.core.arguments import OneLineParser, exit_code, milliseconds
+from pdlab.core.arguments import exit_code
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import HOST_NAMES
+from pdlab.core.settings import Milliseconds, Settings, not_given, parse, setting
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
 
 _EPILOG = """examples:
@@ -27,35 +29,51 @@ finds what is served there by itself. docs/two-hosts.md tells what is separate a
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    flags = OneLineParser(
-        prog="python -m pdlab two-hosts",
-        description="Two hosts on this machine, made of Linux namespaces (root, iproute2): Ray's head on the first, a "
-        "worker on the second, a link between them that can be made slow.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+LINK, SHELL = "the link (up and shape)", "the shell"
+
+
+class TwoHostsSettings(Settings):
+    """What is done with the two hosts of this machine."""
+
+    PROG = "python -m pdlab two-hosts"
+    ABOUT = (
+        "Two hosts on this machine, made of Linux namespaces (root, iproute2): Ray's head on the first, a worker on "
+        "the second, a link between them that can be made slow."
     )
-    actions = flags.add_subparsers(dest="action", metavar="up|down|shape|shell", required=True)
-    up = actions.add_parser("up", help="make the hosts and start Ray on them")
-    shape = actions.add_parser("shape", help="give the link another rate and delay; traffic goes on")
-    for action in (up, shape):
-        action.add_argument("--rate", metavar="RATE", help="1gbit, 20mbit, ... or none (default): each way")
-        action.add_argument("--delay-ms", type=milliseconds, metavar="MS", help="one way (default 0)")
-    actions.add_parser("down", help="end everything on the hosts, and the hosts")
-    shell = actions.add_parser("shell", help="a shell, or a command after --, on one of the hosts")
-    shell.add_argument("--host", choices=("a", "b"), default="a", help="a (default): Ray's head and the driver; b")
-    shell.add_argument("command", nargs="*", metavar="-- COMMAND", help="default: $SHELL")
-    return flags
+    EXAMPLES = _EPILOG
+
+    action: Literal["up", "down", "shape", "shell"] = setting(
+        ...,
+        "up: make the hosts and start Ray on them; shape: give the link another rate and delay, traffic goes on; "
+        "shell: a shell, or a command after --, on one of the hosts; down: end everything on the hosts, and the hosts",
+        "what is done",
+        positional=True,
+        value="up|down|shape|shell",
+    )
+    command: tuple[str, ...] = setting(
+        (), "the command of shell", SHELL, positional=True, several="words", value="-- COMMAND", otherwise="$SHELL"
+    )
+    rate: str | None = setting(None, "bandwidth each way: 1gbit, 20mbit, ...", LINK, value="RATE", otherwise="none")
+    delay_s: Milliseconds | None = setting(None, "one-way delay", LINK, "--delay-ms", value="MS", otherwise="0")
+    host: Literal["a", "b"] | None = setting(None, "a: Ray's head and the driver, b: the worker", SHELL, otherwise="a")
+
+    def check(self) -> None:
+        if self.action not in ("up", "shape"):
+            not_given(self, ("rate", "delay_s"), self.action)
+        if self.action != "shell":
+            not_given(self, ("host",), self.action)
+            if self.command:
+                raise UsageError(f"unexpected argument {self.command[0]!r}: only shell takes a command")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(settings: TwoHostsSettings) -> int:
     """Do it; returns the exit code. Raises PdlabError."""
-    if args.action in ("up", "shape"):
-        link = two_hosts.parse_shape(args.rate, args.delay_ms)
+    delay_ms = None if settings.delay_s is None else 1000 * settings.delay_s
+    link = two_hosts.parse_shape(settings.rate, delay_ms)
     two_hosts.require()
     if INSIDE in os.environ:
         raise UsageError(f"this is {os.environ[INSIDE]}, one of the two hosts; run it outside (leave the shell first)")
-    if args.action == "up":
+    if settings.action == "up":
         nodes = local_nodes.start(2, link)
         try:
             local_nodes.await_joined(nodes)
@@ -63,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
             local_nodes.stop(nodes)
             raise
         print(describe(nodes))
-    elif args.action == "shape":
+    elif settings.action == "shape":
         nodes = local_nodes.shape_link(link)
         reshape_on_host(nodes.host(1).pid, link)
         print(describe(nodes))
-    elif args.action == "down":
+    elif settings.action == "down":
         _down()
     else:
-        return _shell(on_two_hosts(local_nodes.running()), args.host, args.command)
+        return _shell(on_two_hosts(local_nodes.running()), settings.host or "a", list(settings.command))
     return 0
 
 
@@ -110,4 +128,4 @@ def _shell(nodes: LocalNodes, host_name: str, command: list[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of ``python -m pdlab two-hosts``; returns the exit code."""
-    return exit_code(lambda: run(parser().parse_args(argv)))
+    return exit_code(lambda: run(parse(TwoHostsSettings, sys.argv[1:] if argv is None else argv)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pdlab.core.arguments import OneLineParser, exit_code, seconds
+from pdlab.core.arguments import exit_code
 from pdlab.core.catalog import known_models, resolve_model
+from pdlab.core.settings import Seconds, Settings, parse, setting
 
 MISSING = 3
 
@@ -22,41 +23,37 @@ models of configs/models/: {", ".join(known_models())}
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    p = OneLineParser(
-        prog="python -m pdlab weights",
-        description="Look for a model's files on every node, as vLLM will look for them, or fetch them.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = p.add_argument_group("which files, and where")
-    what.add_argument("--model", default="gpt-oss-120b", metavar="NAME|PATH", help="default %(default)s")
-    what.add_argument("--here", action="store_true", help="on this machine alone, without Ray")
-    fetch = p.add_argument_group("download")
-    fetch.add_argument("--fetch", action="store_true", help="download what is missing, on all nodes at once")
-    fetch.add_argument(
-        "--timeout-s", type=seconds, default=7200.0, metavar="S", help="for a download (default %(default)g)"
-    )
-    return p
+class WeightsSettings(Settings):
+    """Which model's files are looked for or fetched, and where."""
+
+    PROG = "python -m pdlab weights"
+    ABOUT = "Look for a model's files on every node, as vLLM will look for them, or fetch them."
+    EXAMPLES = EPILOG
+
+    model: str = setting("gpt-oss-120b", "the model", "which files, and where", value="NAME|PATH")
+    here: bool = setting(False, "on this machine only, without Ray", "which files, and where")
+    fetch: bool = setting(False, "download what is missing, on all nodes at once", "download")
+    timeout_s: Seconds = setting(7200.0, "limit of a download", "download", value="S")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _run(parser().parse_args(argv)))
+    """Look or fetch; returns the exit code."""
+    return exit_code(lambda: _run(parse(WeightsSettings, sys.argv[1:] if argv is None else argv)))
 
 
-def _run(args: argparse.Namespace) -> int:
-    shape, source = resolve_model(args.model)
+def _run(settings: WeightsSettings) -> int:
+    shape, source = resolve_model(settings.model)
     if source is None:
-        print(f"{args.model} is built by pdlab at the first launch: there is nothing to fetch")
+        print(f"{settings.model} is built by pdlab at the first launch: there is nothing to fetch")
         return 0
     harmony = shape is not None and shape.architecture.startswith("GptOss")
-    nodes = _this_machine(args, source, harmony) if args.here else _nodes(args, source, harmony)
+    nodes = _this_machine(settings, source, harmony) if settings.here else _nodes(settings, source, harmony)
     for name, node in nodes.items():
         print(line(name, source, node))
     if not any(node["missing"] for node in nodes.values()):
         return 0
-    if not args.fetch:
-        print(f"fetch them before the nodes cost money: python -m pdlab weights --model {args.model} --fetch")
+    if not settings.fetch:
+        print(f"fetch them before the nodes cost money: python -m pdlab weights --model {settings.model} --fetch")
     return MISSING
 
 
@@ -70,17 +67,19 @@ def line(name: str, source: str, node: dict[str, Any]) -> str:
     return f"{name} ({node['host']}): MISSING of {source}: {shown}{error}"
 
 
-def _this_machine(args: argparse.Namespace, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
+def _this_machine(settings: WeightsSettings, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
     from pdlab.remote import weights
 
-    return {"here": weights.fetch(source, args.timeout_s, harmony) if args.fetch else weights.look(source)}
+    return {"here": weights.fetch(source, settings.timeout_s, harmony) if settings.fetch else weights.look(source)}
 
 
-def _nodes(args: argparse.Namespace, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
+def _nodes(settings: WeightsSettings, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
     from pdlab.cluster.connection import Cluster
     from pdlab.remote import weights
 
     with Cluster() as cluster:
-        if not args.fetch:
+        if not settings.fetch:
             return cluster.call_every_node(weights.look, source)
-        return cluster.call_every_node(weights.fetch, source, args.timeout_s, harmony, timeout_s=args.timeout_s + 600)
+        return cluster.call_every_node(
+            weights.fetch, source, settings.timeout_s, harmony, timeout_s=settings.timeout_s + 600
+        )

@@ -5,13 +5,13 @@ Runs the very commands that a person would type, and prints them. Needs root: th
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from pdlab.cli.demo import run
 from pdlab.cluster.two_hosts import parse_shape, require
-from pdlab.core.arguments import OneLineParser, exit_code, numbers
+from pdlab.core.arguments import exit_code
+from pdlab.core.settings import Numbers, Settings, parse, setting
 
 CHECK = "debug/test_nixl_connector_ray.py"
 # What is checked, and the exit code of a check that tells the truth about it.
@@ -37,30 +37,31 @@ examples:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _run(parser().parse_args(argv)))
+class WireSettings(Settings):
+    """What ``make wire`` checks."""
 
-
-def parser() -> argparse.ArgumentParser:
-    flags = OneLineParser(
-        prog="python -m pdlab wire",
-        description="Prove the KV transfer over a slow link on this machine: pack in memory, spread over the link, and "
-        "a planted corruption.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    PROG = "python -m pdlab wire"
+    ABOUT = (
+        "Prove the KV transfer over a slow link on this machine: pack in memory, spread over the link, and a planted "
+        "corruption."
     )
-    add = flags.add_argument_group("what is checked").add_argument
-    add("--rate", metavar="RATE", default="1gbit", help="of the link between the two hosts (default %(default)s)")
-    add("--tokens", type=numbers, default=(1000, 5000), metavar="N,N,...", help="KV-cache sizes (default 1000,5000)")
-    return flags
+    EXAMPLES = EPILOG
+
+    rate: str = setting("1gbit", "bandwidth of the link between the two hosts", "what is checked", value="RATE")
+    tokens: Numbers = setting((1000, 5000), "KV-cache sizes", "what is checked", value="N,N,...")
 
 
-def _run(args: argparse.Namespace) -> int:
-    parse_shape(args.rate, None)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks; returns the exit code."""
+    return exit_code(lambda: _run(parse(WireSettings, sys.argv[1:] if argv is None else argv)))
+
+
+def _run(settings: WireSettings) -> int:
+    parse_shape(settings.rate, None)
     require()
-    tokens = ",".join(map(str, args.tokens))
+    tokens = ",".join(map(str, settings.tokens))
     hosts = [sys.executable, "-m", "pdlab", "two-hosts"]
-    code = run([*hosts, "up", "--rate", args.rate])
+    code = run([*hosts, "up", "--rate", settings.rate])
     if code:
         return code  # what is up already is somebody else's, and stays
     try:

@@ -89,7 +89,8 @@ class OneLineParser(argparse.ArgumentParser):
             known = [name.strip("' ") for name in match[2].split(",")]
             near = choices(match[1].strip("'"), known, cutoff=0.81)
             both = f"{near} " if near.startswith("did") else ""
-            return f"{flag} {match[1]}: {both}choose from {', '.join(known)}"
+            named = f"{flag} " if flag.startswith("-") else ""  # a word on its own has no flag before it
+            return f"{named}{match[1]}: {both}choose from {', '.join(known)}"
         if match := re.fullmatch(r"invalid (\w+) value: (.*)", rest, re.DOTALL):
             number_text = {"int": "a whole number", "float": "a number"}.get(match[1], f"a {match[1]}")
             return f"{flag}: {match[2]} is not {number_text}"
@@ -279,24 +280,25 @@ def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Se
 
 def positive(text: str) -> int:
     """A whole number of at least 1. Raises argparse.ArgumentTypeError, as all of these do."""
-    return _whole_number(text, 1, 10**18 - 1, "a whole number of at least 1")
+    return checked_whole_number(text, 1, 10**18 - 1, "a whole number of at least 1")
 
 
 def whole(low: int, high: int, what: str = "a whole number") -> Callable[[str], int]:
     """A type for whole numbers within bounds."""
 
     def parse(text: str) -> int:
-        return _whole_number(text, low, high, f"{what} from {low} to {high}")
+        return checked_whole_number(text, low, high, f"{what} from {low} to {high}")
 
     return parse
 
 
 def seed(text: str) -> int:
     """A seed of random numbers: a whole number from 0."""
-    return _whole_number(text, 0, MAX_SEED, f"a seed: a whole number from 0 to {MAX_SEED}")
+    return checked_whole_number(text, 0, MAX_SEED, f"a seed: a whole number from 0 to {MAX_SEED}")
 
 
-def _whole_number(text: str, low: int, high: int, expected: str) -> int:
+def checked_whole_number(text: str, low: int, high: int, expected: str) -> int:
+    """A whole number within bounds. Raises argparse.ArgumentTypeError with what is expected, as all of these do."""
     if not re.fullmatch(r"\s*[0-9]{1,20}\s*", text) or not low <= int(text) <= high:
         raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return int(text)
@@ -313,17 +315,17 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def above_zero(text: str) -> float:
     """A number above 0."""
-    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
+    return checked_number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
 def share(text: str) -> float:
     """A number above 0 and below 1."""
-    return _number(text, lambda value: 0 < value < 1, "a share: a number above 0 and below 1, such as 0.95")
+    return checked_number(text, lambda value: 0 < value < 1, "a share: a number above 0 and below 1, such as 0.95")
 
 
 def seconds(text: str) -> float:
     """A number of seconds above 0."""
-    return _number(text, lambda value: 0 < value < math.inf, "a number of seconds above 0")
+    return checked_number(text, lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
 def lengths(text: str) -> LengthDistribution:
@@ -338,15 +340,16 @@ def lengths(text: str) -> LengthDistribution:
 
 def milliseconds(text: str) -> float:
     """A number of milliseconds, 0 too."""
-    return _number(text, lambda value: 0 <= value < math.inf, "a number of milliseconds from 0")
+    return checked_number(text, lambda value: 0 <= value < math.inf, "a number of milliseconds from 0")
 
 
 def seconds_or_none(text: str) -> float:
     """A number of seconds, 0 too."""
-    return _number(text, lambda value: 0 <= value < math.inf, "a number of seconds from 0")
+    return checked_number(text, lambda value: 0 <= value < math.inf, "a number of seconds from 0")
 
 
-def _number(text: str, accepts: Callable[[float], bool], expected: str) -> float:
+def checked_number(text: str, accepts: Callable[[float], bool], expected: str) -> float:
+    """A number that ``accepts`` takes. Raises argparse.ArgumentTypeError with what is expected."""
     try:
         value = float(text)
     except ValueError:

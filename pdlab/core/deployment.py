@@ -6,17 +6,32 @@ Prefill and decode are two values of one type, ``Pool``.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+from annotated_types import Ge, Le
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.core.arguments import positive, ucx_transports
 from pdlab.core.errors import UsageError
+from pdlab.core.named_values import RESERVED_ENGINE_KWARGS, engine_arg, engine_args, ucx_variables
 from pdlab.core.schema import Frozen, validate
+from pdlab.core.settings import (
+    Backends,
+    FlagsOf,
+    Milliseconds,
+    NamedValues,
+    Noun,
+    Positive,
+    Seconds,
+    Text,
+    part_words,
+    setting,
+)
 
 PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
@@ -34,6 +49,39 @@ _SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
 AUTO = "auto"
 DOWN_AFTER_S = 120.0
 MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
+# Titles of groups of flags.
+POOL, ROLES, TRANSPORT = "pool", "roles (--pd-fluid)", "KV transfer (PD)"
+SERVING = "serving path (what each costs: docs/serving-path.md)"
+REQUESTS = "requests (which ones reach the engines: docs/requests.md)"
+MODEL, HOW = "model", "how"
+ENGINE = "vLLM engine arguments (repeatable; the value is read as YAML)"
+Count = Annotated[int, Ge(1), Le(MOST)]
+Bound = Annotated[Milliseconds, Field(gt=0, le=86400)]
+EngineArguments = Annotated[dict[str, Any], NamedValues(engine_args, engine_arg)]
+
+
+def _split_word(text: str) -> str:
+    """``auto`` or ``3:5``."""
+    if text != AUTO:
+        try:
+            parse_split(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _local_tokens(text: str) -> int | str:
+    """A number of tokens, or ``auto``."""
+    return AUTO if text == AUTO else positive(text)
+
+
+def _prefill_steps(text: str) -> tuple[str, ...]:
+    """``retry,local`` as names; which may follow which is the deployment's rule."""
+    steps = tuple(step.strip() for step in text.split(","))
+    unknown = [step for step in steps if step not in get_args(PrefillStep)]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no step: give some of retry, local, fail, with commas")
+    return steps
 
 
 class Pool(Frozen):
@@ -43,13 +91,24 @@ class Pool(Frozen):
     deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any).
     """
 
-    replicas: int = Field(default=1, ge=1, le=MOST)
-    tp: int = Field(default=1, ge=1, le=MOST)
-    pp: int = Field(default=1, ge=1, le=MOST)
-    dp: int = Field(default=1, ge=1, le=MOST)
-    expert_parallel: bool = False
-    gpu_type: str | None = None
-    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    replicas: Count = setting(1, "replicas", POOL, "--num")
+    tp: Count = setting(1, "tensor parallel size", POOL)
+    pp: Count = setting(1, "pipeline stages per replica", POOL, advanced=True)
+    dp: Count = setting(1, "data parallel ranks per replica", POOL, advanced=True)
+    expert_parallel: bool = setting(
+        False,
+        "expert parallel: experts are divided over all tp x dp ranks of a replica",
+        POOL,
+        "--ep",
+        both_ways=True,
+        advanced=True,
+    )
+    gpu_type: str | None = setting(
+        None, "nodes with this GPU only, such as H100", POOL, "--gpu", value="TYPE", otherwise="any", advanced=True
+    )
+    engine_kwargs: EngineArguments = setting(
+        {}, "a vLLM engine argument of this pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
+    )
 
     @property
     def gpus_per_replica(self) -> int:
@@ -100,12 +159,50 @@ class Transport(Frozen):
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
-    backends: tuple[str, ...] = ("UCX",)
-    ucx_tls: str | None = None
-    verbose: bool = False
-    ucx_env: dict[str, str] = Field(default_factory=dict)
-    kv_guard: bool = True
-    kv_deadline_s: float = Field(default=10.0, gt=0, le=3600)
+    backends: Backends = setting(
+        ("UCX",),
+        "NIXL backends",
+        TRANSPORT,
+        "--kv-backend",
+        value="NAME[,NAME...]",
+        implies=(
+            ("--use-ucx", ("UCX",), "--kv-backend UCX"),
+            ("--use-libfabric", ("LIBFABRIC",), "--kv-backend LIBFABRIC"),
+        ),
+        advanced=True,
+    )
+    ucx_tls: Annotated[str, Text(ucx_transports)] | None = setting(
+        None,
+        "UCX_TLS of the engines, for example tcp",
+        TRANSPORT,
+        value="LIST",
+        otherwise="UCX chooses",
+        advanced=True,
+    )
+    verbose: bool = setting(
+        False,
+        "protocol logs of UCX and NIXL: shows the transport that is really used, makes transfers 5 to 10 times slower",
+        TRANSPORT,
+        advanced=True,
+    )
+    ucx_env: Annotated[dict[str, str], NamedValues(ucx_variables)] = setting(
+        {},
+        "another variable of UCX for the engines (repeatable); UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
+        TRANSPORT,
+        several="times",
+        value="UCX_NAME=VALUE",
+        advanced=True,
+    )
+    kv_guard: bool = setting(
+        True,
+        "compute on decode what prefill's KV cache cannot be trusted for: failed, late and unconfirmed receives (vLLM "
+        "without it answers some of them with wrong tokens)",
+        TRANSPORT,
+        advanced=True,
+    )
+    kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
+        10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
+    )
 
     @field_validator("ucx_env")
     @classmethod
@@ -170,16 +267,65 @@ class Fluid(Frozen):
     kind: Literal["fluid"] = "fluid"
     pool: Pool
     transport: Transport = Transport()
-    roles: str = AUTO
-    p_min: int = Field(default=1, ge=1, le=MOST)
-    d_min: int = Field(default=1, ge=1, le=MOST)
-    slo_ttft_s: float | None = Field(default=None, gt=0, le=86400)
-    slo_tpot_s: float | None = Field(default=None, gt=0, le=86400)
-    prefill_locally_below: int | Literal["auto"] | None = Field(default=None)
-    prefix_affinity: bool = False
-    min_replicas: int | None = Field(default=None, ge=1, le=MOST)
-    max_replicas: int | None = Field(default=None, ge=1, le=MOST)
-    down_after_s: float = Field(default=DOWN_AFTER_S, gt=0, le=86400)
+    roles: Annotated[str, Text(_split_word)] = setting(
+        AUTO,
+        "auto: the controller follows the load; or how many engines prefill and how many decode, such as 3:5 (python "
+        "-m pdlab roles changes it while it serves)",
+        ROLES,
+        value="auto|P:D",
+        advanced=True,
+    )
+    p_min: Count = setting(1, "minimum number of engines that prefill", ROLES, advanced=True)
+    d_min: Count = setting(1, "minimum number of engines that decode", ROLES, advanced=True)
+    slo_ttft_s: Bound | None = setting(
+        None,
+        "TTFT that the controller stays below",
+        ROLES,
+        "--slo-ttft-ms",
+        value="MS",
+        otherwise="2000",
+        advanced=True,
+    )
+    slo_tpot_s: Bound | None = setting(
+        None,
+        "TPOT that the controller stays below",
+        ROLES,
+        "--slo-tpot-ms",
+        value="MS",
+        otherwise="twice that of an almost empty engine",
+        advanced=True,
+    )
+    prefill_locally_below: Annotated[int | Literal["auto"], Text(_local_tokens)] | None = setting(
+        None,
+        "skip the transfer and prefill on the decode engine if fewer than TOKENS remain after prefix-cache hits; auto: "
+        "threshold from measured rates",
+        ROLES,
+        value="TOKENS|auto",
+        otherwise="never",
+        advanced=True,
+    )
+    prefix_affinity: bool = setting(
+        False,
+        "route a prompt to the engine that has its prefix cached, if it would finish there sooner; without it to the "
+        "least loaded engine",
+        ROLES,
+        both_ways=True,
+        advanced=True,
+    )
+    min_replicas: Count | None = setting(
+        None,
+        "minimum number of engines, if their number follows the load",
+        ROLES,
+        "--min",
+        otherwise="--num",
+        advanced=True,
+    )
+    max_replicas: Count | None = setting(
+        None, "maximum number of engines (must fit in the cluster)", ROLES, "--max", otherwise="--num", advanced=True
+    )
+    down_after_s: Annotated[Seconds, Le(86400)] = setting(
+        DOWN_AFTER_S, "stop one engine after S seconds in which fewer were enough", ROLES, value="S", advanced=True
+    )
 
     @field_validator("roles")
     @classmethod
@@ -273,10 +419,27 @@ class RequestLimits(Frozen):
     tokens per sequence (None: as many as the model's context allows). The canary's own requests must fit.
     """
 
-    expose: tuple[str, ...] = ()
-    max_body_bytes: int = Field(default=2 * 2**20, ge=2**16)
-    max_prompts: int = Field(default=64, ge=1)
-    max_tokens: int | None = Field(default=None, ge=16)
+    expose: tuple[str, ...] = setting(
+        (),
+        "serve this route of vLLM too, for example /detokenize (repeatable)",
+        REQUESTS,
+        several="times",
+        value="ROUTE",
+        advanced=True,
+    )
+    max_body_bytes: Annotated[int, Field(ge=2**16)] = setting(
+        2 * 2**20, "longest body of a request, else HTTP 413", REQUESTS, advanced=True
+    )
+    max_prompts: Positive = setting(
+        64, "sequences of one request, prompts times n, else HTTP 400", REQUESTS, advanced=True
+    )
+    max_tokens: Annotated[int, Field(ge=16)] | None = setting(
+        None,
+        "generated tokens per sequence, else HTTP 400",
+        REQUESTS,
+        otherwise="what the context leaves",
+        advanced=True,
+    )
 
     @field_validator("expose")
     @classmethod
@@ -299,12 +462,40 @@ class Serving(Frozen):
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
 
-    direct_streaming: bool = False
-    tokenize_once: bool = False
-    stream_batching_ms: float | None = Field(default=None, ge=0)
+    direct_streaming: bool = setting(
+        False,
+        "HAProxy hands requests to the engine replicas, without an ingress replica (alpha in Ray 2.60)",
+        SERVING,
+        both_ways=True,
+        advanced=True,
+    )
+    tokenize_once: bool = setting(
+        False, "PD: decode takes the prompt's token ids from prefill", SERVING, both_ways=True, advanced=True
+    )
+    stream_batching_ms: Annotated[float, Ge(0), Noun("a number of milliseconds")] | None = setting(
+        None,
+        "collect output chunks for MS milliseconds and send them together (Ray's own default is 50)",
+        SERVING,
+        value="MS",
+        otherwise="0",
+        advanced=True,
+    )
     requests: RequestLimits = RequestLimits()
-    prefill_timeout_s: float = Field(default=120.0, gt=0, le=86400)
-    on_prefill_failure: tuple[PrefillStep, ...] = ("retry", "local")
+    prefill_timeout_s: Annotated[Seconds, Le(86400)] = setting(
+        120.0,
+        "PD: decode gives up a call of prefill after S seconds, queueing included",
+        SERVING,
+        value="S",
+        advanced=True,
+    )
+    on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(
+        ("retry", "local"),
+        "PD: what decode tries in this order if prefill fails or takes longer: retry (once, on another prefill "
+        "replica), local (decode computes the prompt), fail (HTTP 503, as after the last step)",
+        SERVING,
+        value="STEP[,STEP]",
+        advanced=True,
+    )
 
     @field_validator("on_prefill_failure")
     @classmethod
@@ -329,14 +520,35 @@ class Deployment(Frozen):
     """
 
     name: str | None = None
-    model: str = "gpt-oss-120b"
-    model_id: str | None = None
+    model: str = setting(
+        "gpt-oss-120b", "configs/models/ name or file, Hugging Face id, or folder", MODEL, value="NAME|PATH"
+    )
+    model_id: str | None = setting(
+        None, "the name that clients use", MODEL, value="ID", otherwise="the model's own", advanced=True
+    )
     topology: Topology = Field(discriminator="kind")
-    ingress_replicas: int = Field(default=1, ge=1)
+    ingress_replicas: Positive = setting(
+        1, "HTTP ingress replicas, if there is no direct streaming", SERVING, advanced=True
+    )
     serving: Serving = Serving()
-    max_model_len: int | None = Field(default=None, ge=1)
-    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
-    decode_bench: bool = False
+    max_model_len: Positive | None = setting(
+        None,
+        "longest prompt + answer; vLLM reserves KV cache for one",
+        ENGINE,
+        value="TOKENS",
+        otherwise="that of --itl, --otl and --lengths, else of the model's file",
+        advanced=True,
+    )
+    engine_kwargs: EngineArguments = setting(
+        {}, "an argument of every pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
+    )
+    decode_bench: bool = setting(
+        False,
+        "collocated engines fill a prompt's KV cache with random values instead of computing it, so that decode is "
+        "measured at its real context length (run_bm.sh --mode decode-only); answers mean nothing",
+        HOW,
+        advanced=True,
+    )
 
     @property
     def label(self) -> str:
@@ -446,20 +658,6 @@ def unguarded(topology: Topology) -> Topology:
     return topology.model_copy(update={"transport": transport})
 
 
-RESERVED_ENGINE_KWARGS = {
-    "model": "--model",
-    "served_model_name": "--model-id",
-    "tensor_parallel_size": "--tp / --p-tp / --d-tp",
-    "pipeline_parallel_size": "--p-pp / --d-pp",
-    "data_parallel_size": "--p-dp / --d-dp",
-    "enable_expert_parallel": "--p-ep / --d-ep",
-    "kv_transfer_config": "--kv-backend",
-    "host": "--host",
-    "port": "--port",
-    "api_key": "--api-key-file",
-}
-
-
 def parse_pool(text: str) -> Pool:
     """Inverse of `Pool.label`. Raises UsageError."""
     match = _POOL.fullmatch(text)
@@ -501,27 +699,22 @@ def parse_label(label: str) -> Topology:
 
 
 def launch_flags(deployment: Deployment) -> str:
-    """The flags of launch_gptoss.py that describe this deployment."""
-    model = () if deployment.model == "gpt-oss-120b" else ("--model", deployment.model)
-    return shlex.join([*topology_flags(deployment.topology), *model])
+    """The flags of launch_gptoss.py that describe this deployment, for a shell."""
+    part = FlagsOf(Deployment, leave_out=("name", "topology"))
+    return shlex.join([*topology_flags(deployment.topology), *part_words(deployment, part)])
 
 
 def topology_flags(topology: Topology) -> tuple[str, ...]:
-    """The flags of launch_gptoss.py that describe this mode and these pools."""
+    """The flags of launch_gptoss.py that describe this mode, these pools and how KV cache moves between them."""
+    size = ("replicas", "tp")
     if isinstance(topology, Collocated):
-        return ("--collocated", *_pool_flags("--", topology.pool))
+        return ("--collocated", *part_words(topology.pool, FlagsOf(Pool), size))
+    transport = part_words(topology.transport, FlagsOf(Transport))
     if isinstance(topology, Fluid):
-        roles = () if topology.split is None else ("--roles", topology.roles)
-        counts = ("--min", f"{topology.least}", "--max", f"{topology.most}") if topology.moves else ()
-        return ("--pd-fluid", *_pool_flags("--", topology.pool), *roles, *counts)
-    pools = (*_pool_flags("--p-", topology.prefill), *_pool_flags("--d-", topology.decode))
-    return (f"--pd-{topology.placement}", *pools)
-
-
-def _pool_flags(prefix: str, pool: Pool) -> Iterator[str]:
-    yield from (f"{prefix}num", f"{pool.replicas}", f"{prefix}tp", f"{pool.tp}")
-    for name, size in (("dp", pool.dp), ("pp", pool.pp)):
-        if size > 1:
-            yield from (f"{prefix}{name}", f"{size}")
-    if pool.expert_parallel:
-        yield f"{prefix}ep"
+        roles = part_words(topology, FlagsOf(Fluid, leave_out=("pool", "transport")))
+        return ("--pd-fluid", *part_words(topology.pool, FlagsOf(Pool), size), *roles, *transport)
+    pools = (
+        *part_words(topology.prefill, FlagsOf(Pool, prefix="p-"), size),
+        *part_words(topology.decode, FlagsOf(Pool, prefix="d-"), size),
+    )
+    return (f"--pd-{topology.placement}", *pools, *transport)

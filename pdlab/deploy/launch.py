@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,7 +146,9 @@ def _launch_on_first_host(request: LaunchRequest, keeper: Keeper | None) -> None
     """Bring two hosts up, or find them, and launch from the first: a driver belongs on its node's host."""
     progress = LaunchProgress()
     # No other machine reaches these hosts, and what routes requests must reach the replicas on the second.
-    everywhere = replace(request, host="0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host)
+    everywhere = request.model_copy(
+        update={"host": "0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host}
+    )
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
         local = _local(request, undo, progress, keeper)
         assert local is not None
@@ -271,7 +272,7 @@ def _serve(
     if stage is not None:
         assert app.cluster.local is not None
         served = stage.simulated(prepared, app.cluster.local, progress)
-    request = replace(request, deployment=deployment)
+    request = request.model_copy(update={"deployment": deployment})
     started = now()
     loading.result()
     app.submit(served)
@@ -285,7 +286,7 @@ def _serve(
         manifest=manifest,
         metrics_urls=app.cluster.metrics_urls(),
         on_host=_on_host(app.cluster.local),
-        api_key_file=request.api_key_file,
+        api_key_file=None if request.api_key_file is None else str(request.api_key_file),
     )
     if not request.wait:
         save_running(running)
@@ -379,7 +380,7 @@ def _refuse_open(cluster: Cluster) -> None:
 
 
 def _key(request: LaunchRequest) -> str | None:
-    return api_key.read(Path(request.api_key_file)) if request.api_key_file else None
+    return api_key.read(request.api_key_file) if request.api_key_file else None
 
 
 def _roles(placement: Placement) -> list[Any]:

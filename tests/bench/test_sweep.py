@@ -19,10 +19,11 @@ from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import Uniform
+from pdlab.core.settings import parse
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Slo, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import Running
-from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.results import metrics
 from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary, Validity
@@ -265,8 +266,8 @@ def test_holds_that_cannot_be(argv: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--hardware", "x"], "--hardware belongs to --start-from plan"),
-        (["--start-from", "plan"], "--start-from belongs to --slo"),
+        (["--hardware", "x"], "--hardware is for --start-from, which is not given"),
+        (["--start-from", "plan"], "--start-from is for --slo, which is not given"),
         (["--slo", "ttft_ms=5", "--start-from", "plan", "--slo-start", "3"], "give one of the two"),
     ],
 )
@@ -468,10 +469,10 @@ def test_results_of_schema_1_are_read_under_the_name_of_what_they_measured() -> 
 
 
 def test_the_decode_bench_flag() -> None:
-    args = build_parser().parse_args(["--collocated", "--local", "--decode-bench"])
+    args = parse(LaunchSettings, ["--collocated", "--local", "--decode-bench"])
     assert deployment_from(args).decode_bench
     with pytest.raises(UsageError, match="--decode-bench measures decode in collocated engines, not in pd-pack"):
-        deployment_from(build_parser().parse_args(["--pd-pack", "--local", "--decode-bench"]))
+        deployment_from(parse(LaunchSettings, ["--pd-pack", "--local", "--decode-bench"]))
     deployment = Deployment(model="m", topology=Collocated(pool=Pool()))
     filling = deployment.model_copy(update={"decode_bench": True})
     kwargs = engine_kwargs(filling, "collocated", None, cpu=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.chaos import example
@@ -136,8 +135,9 @@ class TestLaunches:
         assert "-m pdlab chaos --launch" in (root / "Makefile").read_text()
 
     def test_flags_of_the_launches_are_the_launchers(self) -> None:
-        from pdlab.deploy.options import build_parser
+        from pdlab.core.settings import parse
+        from pdlab.deploy.options import LaunchSettings
 
         for scene in chaos_launch.SCENES:
-            args: Any = build_parser().parse_args([*scene.launch, "--local", "--detach", *chaos_launch.SMALL])
-            assert args.engine_arg == [chaos_launch.SMALL[1]]
+            settings = parse(LaunchSettings, [*scene.launch, "--local", "--detach", *chaos_launch.SMALL])
+            assert settings.deployment == {"engine_kwargs": {"kv_cache_memory_bytes": chaos_launch.KV_BYTES}}

@@ -32,7 +32,7 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch:
     assert not re.search(r"`|\*\*|<[a-z]+>", text), "no markup"
     options = next((part for part in rest if part.startswith("options:")), "")
     flags = re.findall(r"^  (-[^ ,]+)", options, re.MULTILINE)
-    assert set(flags) <= {"-h"}, f"every flag stands in a group that says what it is about, not so {flags}"
+    assert set(flags) <= {"-h", "--help-all"}, f"every flag is in a group that says what it is about, not so {flags}"
 
 
 def test_the_sweep_names_what_stands_behind_it(

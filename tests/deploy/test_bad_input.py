@@ -19,7 +19,7 @@ LINES: list[tuple[str, list[str], list[str]]] = [
     ("unknown-flag", ["--collocated", "--tensor-parallel", "4", *ON_X2], ["--tensor-parallel"]),
     ("shortened-flag", ["--colloc", *ON_X2], ["--colloc"]),
     ("word-too-many", ["--collocated", "4xtp2", *ON_X2], ["4xtp2"]),
-    ("tp-zero", ["--collocated", "--tp", "0", *ON_X2], ["--tp", "'0'", "at least 1"]),
+    ("tp-zero", ["--collocated", "--tp", "0", *ON_X2], ["--tp", "'0'", "from 1 to"]),
     ("num-negative", ["--pd-pack", "--p-num=-1", *ON_X2], ["--p-num", "'-1'"]),
     ("tp-fraction", ["--pd-pack", "--d-tp", "1.5", *ON_X2], ["--d-tp", "'1.5'"]),
     ("tp-word", ["--pd-pack", "--d-tp", "four", *ON_X2], ["--d-tp", "'four'"]),

@@ -14,9 +14,10 @@ import yaml
 
 from pdlab.core.catalog import load_cluster, local_cluster, resolve_model
 from pdlab.core.files import CONFIGS
+from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
 from pdlab.deploy.dry_run import describe
-from pdlab.deploy.options import LOCAL_WORKLOAD, build_parser, command_line, request_from
+from pdlab.deploy.options import LOCAL_WORKLOAD, LaunchSettings, command_line, request_from
 from pdlab.deploy.prepared import prepare_deployment
 
 pytestmark = pytest.mark.golden
@@ -36,7 +37,7 @@ def cluster_name(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_rendering(path: Path) -> None:
     words = ["--config", path.stem, "--cluster", cluster_name(path)]
-    request = request_from(build_parser().parse_args(words), words)
+    request = request_from(parse(LaunchSettings, words), words)
     deployment, view = request.deployment, request.known_view()
     assert deployment.label == path.stem and view is not None
     shape, source = resolve_model(deployment.model)
@@ -75,7 +76,7 @@ def test_where_prompts_go_is_said() -> None:
 
 def dry_run(line: str) -> str:
     words = line.split()
-    request = request_from(build_parser().parse_args(words), words)
+    request = request_from(parse(LaunchSettings, words), words)
     view = request.known_view()
     assert view is not None
     shape, source = resolve_model(request.deployment.model)

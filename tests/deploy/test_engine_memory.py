@@ -11,10 +11,11 @@ from pdlab.cli import launch
 from pdlab.core.catalog import ModelShape, load_cluster, resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
+from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
 from pdlab.deploy.engine_memory import EngineMemory, engine_memory, examine, reserved_bytes
 from pdlab.deploy.launch import start_timeout_s
-from pdlab.deploy.options import build_parser, deployment_from, workload_from
+from pdlab.deploy.options import LaunchSettings, deployment_from, workload_from
 from pdlab.placement.place import place
 
 X2 = load_cluster("p5.48xlarge-x2")
@@ -130,28 +131,28 @@ def test_a_dry_run_of_a_pool_that_holds_nothing_is_one_line(capsys: pytest.Captu
     ],
 )
 def test_max_model_len_follows_the_workload_unless_it_is_given(line: str, length: int | None) -> None:
-    assert deployment_from(build_parser().parse_args(line.split())).max_model_len == length
+    assert deployment_from(parse(LaunchSettings, line.split())).max_model_len == length
 
 
 def test_a_workload_longer_than_the_given_length_is_refused() -> None:
     with pytest.raises(UsageError, match="5250 tokens, max_model_len is 4096"):
-        deployment_from(build_parser().parse_args(["--collocated", "--itl", "5000", "--max-model-len", "4096"]))
+        deployment_from(parse(LaunchSettings, ["--collocated", "--itl", "5000", "--max-model-len", "4096"]))
 
 
 def test_a_longest_request_above_the_given_length_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the longest request of 5000:250 uniform 0.8-1.2 has 6300 tokens, max_"):
         words = "--collocated --lengths uniform:0.8-1.2 --max-model-len 6000"
-        deployment_from(build_parser().parse_args(words.split()))
+        deployment_from(parse(LaunchSettings, words.split()))
 
 
 def test_a_file_of_lengths_says_what_engines_must_hold(tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     path.write_text("input_tokens,output_tokens\n500,20\n9000,10\n8000,900\n")
-    args = build_parser().parse_args(["--collocated", "--local", "--lengths", f"file:{path}"])
+    args = parse(LaunchSettings, ["--collocated", "--local", "--lengths", f"file:{path}"])
     assert deployment_from(args).max_model_len == 9216
     assert (workload_from(args).longest, workload_from(args).longest_input) == ((9010 - 10, 10), 9000)
     with pytest.raises(UsageError, match="--itl 7: the file of --lengths says how long requests are; leave --itl out"):
-        workload_from(build_parser().parse_args(["--collocated", "--itl", "7", "--lengths", f"file:{path}"]))
+        workload_from(parse(LaunchSettings, ["--collocated", "--itl", "7", "--lengths", f"file:{path}"]))
 
 
 def test_more_bytes_on_more_nodes_may_take_longer_to_start() -> None:

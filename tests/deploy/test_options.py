@@ -13,15 +13,16 @@ from pdlab.cli import launch as launch_gptoss
 from pdlab.core.catalog import local_cluster, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport, parse_label
 from pdlab.core.errors import PlacementError, UsageError
+from pdlab.core.named_values import engine_args
 from pdlab.core.schema import load_yaml, to_yaml
+from pdlab.core.settings import parse
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.deploy import launch
 from pdlab.deploy.options import (
     LOCAL_WORKLOAD,
     LaunchRequest,
-    build_parser,
+    LaunchSettings,
     deployment_from,
-    engine_args,
     request_from,
     request_from_json,
     request_to_json,
@@ -30,7 +31,7 @@ from pdlab.deploy.prepared import prepare_deployment
 
 
 def made(*words: str) -> Deployment:
-    return deployment_from(build_parser().parse_args(words))
+    return deployment_from(parse(LaunchSettings, words))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_a_request_from_standard_input_is_launched_as_its_flags_would_be(
         cluster.calls.clear()
         assert launch_gptoss.main(words) == 0
         printed = capsys.readouterr().err
-        stdin(monkeypatch, request_to_json(request_from(build_parser().parse_args(words), words)).encode())
+        stdin(monkeypatch, request_to_json(request_from(parse(LaunchSettings, words), words)).encode())
         assert launch_gptoss.main(["--request-from-stdin"]) == 0
         by_flags, by_request = cluster.calls
         assert by_request == by_flags and by_request.command == (f"python launch_gptoss.py {' '.join(words)}",)
@@ -305,7 +306,7 @@ def test_a_request_that_cannot_be_launched_is_one_line(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     too_large = ["--pd-pack", "--local", "--p-num", "9"]
-    text = request_to_json(request_from(build_parser().parse_args(too_large), too_large)).encode()
+    text = request_to_json(request_from(parse(LaunchSettings, too_large), too_large)).encode()
     for words, key_file, message in (
         ([], text, "does not fit local-2"),
         ([], b"", "standard input is no launch request in JSON: Invalid JSON"),
@@ -344,7 +345,7 @@ def test_lengths_of_a_file_pass_to_another_machine_without_it(tmp_path: Path) ->
     path = tmp_path / "p.csv"
     path.write_text("input_tokens,output_tokens\n500,20\n9000,10\n")
     words = ["--collocated", "--local", "--lengths", f"file:{path}"]
-    request = request_from(build_parser().parse_args(words), words)
+    request = request_from(parse(LaunchSettings, words), words)
     path.unlink()
     there = request_from_json(request_to_json(request))
     assert there == request and there.workload.longest == (9000, 10)
@@ -354,7 +355,7 @@ def test_what_follows_a_failed_prefill() -> None:
     assert made("--pd-spread").serving.on_prefill_failure == ("retry", "local")
     serving = made("--pd-spread", "--prefill-timeout-s", "7.5", "--on-prefill-failure", "retry, fail").serving
     assert (serving.prefill_timeout_s, serving.on_prefill_failure) == (7.5, ("retry", "fail"))
-    request = request_from(build_parser().parse_args(["--pd-spread", "--on-prefill-failure", "local"]), [])
+    request = request_from(parse(LaunchSettings, ["--pd-spread", "--on-prefill-failure", "local"]), [])
     assert request_from_json(request_to_json(request)).deployment.serving.on_prefill_failure == ("local",)
 
 

@@ -7,14 +7,15 @@ import pytest
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import to_yaml
+from pdlab.core.settings import parse
 from pdlab.deploy import serving_path
-from pdlab.deploy.options import LaunchRequest, build_parser, request_from
+from pdlab.deploy.options import LaunchRequest, LaunchSettings, request_from
 
 HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "10.0.0.5", "node-1.example")
 
 
 def request(*words: str) -> LaunchRequest:
-    return request_from(build_parser().parse_args(list(words)), words)
+    return request_from(parse(LaunchSettings, list(words)), words)
 
 
 @pytest.mark.parametrize("host", HOSTS)

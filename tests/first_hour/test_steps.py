@@ -10,7 +10,8 @@ import pytest
 
 from pdlab.cli import bench, doctor, viz, weights
 from pdlab.cli import plan as plan_cli
-from pdlab.deploy.options import build_parser, deployment_from
+from pdlab.core.settings import parse
+from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.first_hour.steps import MOST_TOTAL_S, Step, StepVerdict, left, missing, plan, total_s
 from pdlab.transfer.options import build_parser as transfer_parser
 from pdlab.transfer.options import plan_from
@@ -40,7 +41,7 @@ def test_what_a_step_needs_comes_before_it(steps: tuple[Step, ...]) -> None:
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "doctor": lambda words: doctor.parser().parse_args(words),
-    "weights": lambda words: weights.parser().parse_args(words),
+    "weights": lambda words: parse(weights.WeightsSettings, words),
     "check-transfer": lambda words: plan_from(transfer_parser("x").parse_args(words)),
     "bench": bench.options,
     "viz": lambda words: viz.parser().parse_args(words),
@@ -52,7 +53,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
 def test_every_command_line_is_one_that_its_command_accepts(step: Step) -> None:
     command, *words = step.command
     if command == "launch":
-        args: argparse.Namespace = build_parser().parse_args(words)
+        args: argparse.Namespace = parse(LaunchSettings, words)
         if not args.shutdown:
             assert args.timeout_s < step.limit_s, "the launcher gives up, and takes down, before it is ended"
             label = deployment_from(args).label

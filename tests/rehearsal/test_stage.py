@@ -12,8 +12,9 @@ from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import load_yaml
+from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
-from pdlab.deploy.options import LaunchRequest, build_parser, request_from, request_from_json, request_to_json
+from pdlab.deploy.options import LaunchRequest, LaunchSettings, request_from, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
 from pdlab.rehearsal.spec import ENGINE_CLASS, EngineSpec, read_spec, write_spec
 from pdlab.rehearsal.stage import RehearsalStage, best_rate_rps, choose_slow_down, with_simulated_engines
@@ -25,7 +26,7 @@ SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
 
 
 def asked(*words: str) -> LaunchRequest:
-    return request_from(build_parser().parse_args(words), words)
+    return request_from(parse(LaunchSettings, words), words)
 
 
 def test_flags_make_the_request_and_json_carries_it() -> None:

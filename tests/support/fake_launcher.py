@@ -15,13 +15,14 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from pdlab.core.settings import parse
 from pdlab.deploy.endpoint import Running, clear_running, save_running
-from pdlab.deploy.options import FROM_STDIN, build_parser, request_from, request_from_json
+from pdlab.deploy.options import FROM_STDIN, LaunchSettings, request_from, request_from_json
 from pdlab.results.schema import Manifest
 
 
 def main(argv: list[str]) -> int:
-    args = build_parser().parse_args(argv)
+    args = parse(LaunchSettings, argv)
     request = request_from_json(sys.stdin.read()) if args.request_from_stdin else None
     url = f"http://127.0.0.1:{request.port if request else args.port}"
     with Path(os.environ["CALLS"]).open("a") as calls:
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
         return 0
     assert request and argv == [FROM_STDIN]
     words = shlex.split(request.command[0])[2:]
-    assert request_from(build_parser().parse_args(words), words) == request
+    assert request_from(parse(LaunchSettings, words), words) == request
     deployment = request.deployment
     seqs = deployment.engine_kwargs.get("max_num_seqs")
     if seqs:

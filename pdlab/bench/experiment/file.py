@@ -7,10 +7,8 @@ anything is started. docs/methodology.md says how an experiment is run.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +22,22 @@ from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config, load_model
-from pdlab.core.deployment import Deployment, parse_label, topology_flags
+from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
 from pdlab.core.schema import Frozen, load_yaml, validate
+from pdlab.core.settings import flag_names, parse, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Slo, Workload
-from pdlab.deploy.options import DEFAULT_PORT, FROM_STDIN, LaunchRequest, build_parser, request_from, request_to_json
+from pdlab.deploy.options import (
+    DEFAULT_PORT,
+    FROM_STDIN,
+    LaunchRequest,
+    LaunchSettings,
+    merged,
+    request_from,
+    request_to_json,
+    topology_settings,
+)
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
 Knob = Literal["max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching"]
@@ -311,10 +319,10 @@ class ExperimentFile(Frozen):
 
 
 class Configuration(Frozen):
-    """An entry made ready: its launcher flags (`launch_flags`), the launch that they ask for, and its workloads."""
+    """An entry made ready: its settings of the launcher, the launch that they ask for, and its workloads."""
 
     name: str
-    argv: tuple[str, ...]
+    settings: LaunchSettings
     request: LaunchRequest
     entry: Entry
     workloads: tuple[NamedWorkload, ...]
@@ -347,9 +355,9 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
     """
     configurations_: list[Configuration] = []
     for number, entry in enumerate(file.deployments, start=1):
-        argv = launch_flags(file, entry, path)
         try:
-            request = _request(launch_words(file, argv, DEFAULT_PORT))
+            settings = launch_settings(file, entry, path)
+            request = _request(started(file, settings, DEFAULT_PORT))
         except UsageError as error:
             raise UsageError(f"{path}: deployments.{number}: {error}") from error
         deployment = request.deployment
@@ -373,7 +381,9 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
                     f"{path}: {name}: the longest request of workload {workload.name} ({workload.label}) has {needed} "
                     f"tokens, its max_model_len is {limit}: make one of them fit the other"
                 )
-        configurations_.append(Configuration(name=name, argv=argv, request=request, entry=entry, workloads=tuple(mine)))
+        configurations_.append(
+            Configuration(name=name, settings=settings, request=request, entry=entry, workloads=tuple(mine))
+        )
     used = {workload.name for configuration in configurations_ for workload in configuration.workloads}
     for workload in file.workloads:
         if workload.name not in used:
@@ -392,53 +402,44 @@ def fits(deployment: Deployment, workload: NamedWorkload) -> bool:
     return deployment.decode_bench == (workload.mode == "decode-only")
 
 
-def launch_flags(file: ExperimentFile, entry: Entry, path: Path) -> tuple[str, ...]:
-    """Flags of launch_gptoss.py for an entry, without --detach and the port. Raises UsageError."""
-    flags = _topology_flags(entry, path)
+def launch_settings(file: ExperimentFile, entry: Entry, path: Path) -> LaunchSettings:
+    """The settings of the launcher for an entry, without --detach and the port. Raises UsageError."""
+    own: dict[str, Any] = {}
+    if entry.config is not None:
+        beside_file = path.parent / entry.config
+        own["config"] = str(beside_file) if beside_file.is_file() else entry.config
+    else:
+        assert entry.label is not None
+        own |= topology_settings(parse_label(entry.label))
     if file.where.local is not None:
-        flags += ["--local", str(file.where.local)]
+        own["local"] = file.where.local
     elif file.where.cluster != "auto":
-        flags += ["--cluster", str(file.where.cluster)]
-    for flag, value in (("--model", entry.model), ("--ucx-tls", entry.ucx_tls)):
-        flags += [flag, value] if value is not None else []
-    flags += ["--kv-backend", ",".join(entry.kv_backends)] if entry.kv_backends else []
-    flags += ["--max-model-len", str(entry.max_model_len)] if entry.max_model_len else []
-    for key, value in entry.engine_args.items():
-        flags += ["--engine-arg", f"{key}={_yaml_word(value)}"]
-    flags += ["--decode-bench"] if entry.decode_bench else []
+        own["cluster"] = str(file.where.cluster)
+    given = {"model": entry.model, "max_model_len": entry.max_model_len, "engine_kwargs": entry.engine_args}
+    given |= {"decode_bench": entry.decode_bench}
+    own["deployment"] = {name: value for name, value in given.items() if value}
+    transport = {"ucx_tls": entry.ucx_tls, "backends": entry.kv_backends}
+    own["transport"] = {**own.get("transport", {}), **{name: value for name, value in transport.items() if value}}
     if entry.two_hosts is not None:
-        flags.append("--two-hosts")
-        flags += ["--link-rate", entry.two_hosts.rate] if entry.two_hosts.rate else []
-        flags += ["--link-delay-ms", f"{entry.two_hosts.delay_ms:g}"] if entry.two_hosts.delay_ms is not None else []
-    return (*flags, *entry.flags)
+        link: dict[str, Any] = {"link_rate": entry.two_hosts.rate}
+        link |= {"link_delay_s": None if entry.two_hosts.delay_ms is None else entry.two_hosts.delay_ms / 1000}
+        own |= {"two_hosts": True, **{name: value for name, value in link.items() if value is not None}}
+    settings = validate(LaunchSettings, own, where="the entry", names=flag_names(LaunchSettings))
+    return merged(settings, parse(LaunchSettings, list(entry.flags)))
 
 
-def launch_words(file: ExperimentFile, argv: tuple[str, ...], port: int) -> tuple[str, ...]:
-    """All flags of one start: those of its entry, and what the experiment adds."""
-    return (*argv, "--detach", "--port", str(port), "--timeout-s", f"{file.launch_timeout_s:g}")
+def started(file: ExperimentFile, settings: LaunchSettings, port: int) -> LaunchSettings:
+    """The settings of one start: those of its entry, and what the experiment adds. Raises UsageError."""
+    return merged(settings, LaunchSettings(detach=True, port=port, timeout_s=file.launch_timeout_s))
 
 
-def _request(words: tuple[str, ...]) -> LaunchRequest:
-    """Raises UsageError for flags that launch nothing, and for what cannot be handed to the launcher."""
-    args = build_parser().parse_args(list(words))
-    if args.dry_run or args.export or args.shutdown or args.request_from_stdin:
+def _request(settings: LaunchSettings) -> LaunchRequest:
+    """Raises UsageError for settings that launch nothing, and for what cannot be handed to the launcher."""
+    if settings.dry_run or settings.export or settings.shutdown or settings.request_from_stdin:
         raise UsageError(f"flags: an experiment launches; leave out --dry-run, --export, --shutdown and {FROM_STDIN}")
-    request = request_from(args, words)
+    request = request_from(settings, to_words(settings))
     request_to_json(request)
     return request
-
-
-def _topology_flags(entry: Entry, path: Path) -> list[str]:
-    if entry.config is not None:
-        beside = path.parent / entry.config
-        return ["--config", str(beside) if beside.is_file() else entry.config]
-    assert entry.label is not None
-    return list(topology_flags(parse_label(entry.label)))
-
-
-def _yaml_word(value: Any) -> str:
-    """A value as one word that YAML reads back equal: JSON is YAML."""
-    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) else json.dumps(value)
 
 
 def order(file: ExperimentFile, names: tuple[str, ...]) -> tuple[tuple[int, str], ...]:

@@ -16,17 +16,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from pdlab.bench.experiment.file import launch_words
+from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
+from pdlab.core.settings import to_words
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
@@ -270,11 +270,13 @@ class _Launcher:
 
     def shown(self, visit: Planned) -> str:
         """The command as a person would type it."""
-        return command_line(launch_words(self._plan.file, visit.configuration.argv, self._options.port))
+        return command_line(to_words(started(self._plan.file, visit.configuration.settings, self._options.port)))
 
     def request(self, visit: Planned) -> LaunchRequest:
         """What that command asks for."""
-        return replace(visit.configuration.request, port=self._options.port, command=(self.shown(visit),))
+        return visit.configuration.request.model_copy(
+            update={"port": self._options.port, "command": (self.shown(visit),)}
+        )
 
     def launch(self, visit: Planned) -> None:
         """Returns when it is ready and checked. Raises LaunchFailed."""

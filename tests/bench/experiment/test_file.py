@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -12,15 +13,16 @@ import pytest
 import yaml
 
 from pdlab.bench.experiment import schedule
-from pdlab.bench.experiment.file import ExperimentFile, NamedWorkload, configurations, launch_flags, order
+from pdlab.bench.experiment.file import ExperimentFile, NamedWorkload, configurations, launch_settings, order
 from pdlab.bench.experiment.schedule import make_schedule
 from pdlab.cli import experiment
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import validate
+from pdlab.core.settings import parse, to_words
 from pdlab.core.workload import Closed, Level, Open, Ramp
-from pdlab.deploy.options import request_from_json, request_to_json
+from pdlab.deploy.options import LaunchSettings, request_from_json, request_to_json
 from pdlab.placement.place import place
 from pdlab.results.schema import ExperimentRecord
 from pdlab.results.store import write_record
@@ -186,13 +188,15 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     }  # fmt: skip
     path = Path(write(tmp_path, deployments=[entry]))
     file = validate(ExperimentFile, yaml.safe_load(path.read_text()), where="x")
-    assert launch_flags(file, file.deployments[0], path) == (
-        "--pd-spread", "--p-num", "2", "--p-tp", "1", "--d-num", "1", "--d-tp", "1", "--local", "2",
-        "--ucx-tls", "tcp", "--kv-backend", "UCX", "--max-model-len", "4096", "--engine-arg", "max_num_seqs=8",
-        "--engine-arg", "dtype=bfloat16", "--engine-arg", 'eplb_config={"window_size": 1}',
-        "--two-hosts", "--link-rate", "1gbit",
-        "--link-delay-ms", "0.5", "--ingress-replicas", "2",
-    )  # fmt: skip
+    words = to_words(launch_settings(file, file.deployments[0], path))
+    assert set(itertools.pairwise(words)) >= {
+        ("--p-num", "2"), ("--p-tp", "1"), ("--d-num", "1"), ("--d-tp", "1"), ("--local", "2"), ("--ucx-tls", "tcp"),
+        ("--max-model-len", "4096"), ("--engine-arg", "max_num_seqs=8"), ("--engine-arg", "dtype=bfloat16"),
+        ("--engine-arg", 'eplb_config={"window_size": 1}'), ("--link-rate", "1gbit"), ("--link-delay-ms", "0.5"),
+        ("--ingress-replicas", "2"),
+    }  # fmt: skip
+    assert words[0] == "--pd-spread" and "--two-hosts" in words
+    assert parse(LaunchSettings, words) == launch_settings(file, file.deployments[0], path)
     (made,) = configurations(file, path)
     assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}}
     assert made.deployment.ingress_replicas == 2

@@ -148,7 +148,8 @@ def test_what_is_found_is_what_is_launched_and_the_file_stays(tmp_path: Path) ->
     assert tuned.file == schedule.file and tuned.tuned == {"collocated-2xtp1": tuning}
     for before, after in zip(schedule.configurations, tuned.configurations, strict=True):
         if before.name == "collocated-2xtp1":
-            assert after.deployment.engine_kwargs == {"max_num_seqs": 16} and "max_num_seqs=16" in after.argv
+            assert after.deployment.engine_kwargs == {"max_num_seqs": 16}
+            assert after.settings.deployment["engine_kwargs"] == {"max_num_seqs": 16}
         else:
             assert after == before
     assert [visit.configuration.name for visit in tuned.visits] == [v.configuration.name for v in schedule.visits]

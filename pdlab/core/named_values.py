@@ -1,0 +1,77 @@
+"""Words of a command line that each give a name and a value: engine arguments, and variables of UCX."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import parse_yaml, yaml_fault
+
+# Engine argument -> the flag that sets it.
+RESERVED_ENGINE_KWARGS = {
+    "model": "--model",
+    "served_model_name": "--model-id",
+    "tensor_parallel_size": "--tp / --p-tp / --d-tp",
+    "pipeline_parallel_size": "--p-pp / --d-pp",
+    "data_parallel_size": "--p-dp / --d-dp",
+    "enable_expert_parallel": "--p-ep / --d-ep",
+    "kv_transfer_config": "--kv-backend",
+    "host": "--host",
+    "port": "--port",
+    "api_key": "--api-key-file",
+}
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
+
+
+def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
+    """``KEY=VALUE`` texts as engine arguments; the value is YAML. Raises UsageError."""
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        key = key.strip().lstrip("-").replace("-", "_")
+        if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+            raise UsageError(f"{flag} {pair!r}: expected KEY=VALUE, for example {flag} gpu_memory_utilization=0.85")
+        if key in RESERVED_ENGINE_KWARGS:
+            raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
+        try:
+            value = _number(text) if _EXPONENT.fullmatch(text.strip()) else parse_yaml(text)
+        except yaml.YAMLError as error:
+            raise UsageError(f"{flag} {pair!r}: the value is not valid YAML ({yaml_fault(error)})") from error
+        if key in arguments and arguments[key] != value:
+            raise UsageError(f"{flag} {key} is given twice, as {arguments[key]!r} and {value!r}: keep one")
+        arguments[key] = value
+    return arguments
+
+
+def _number(text: str) -> int | float:
+    """``4e9``: a number to everybody but YAML 1.1, which wants a point and a sign in it; whole ones are integers."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def engine_arg(key: str, value: Any) -> str:
+    """``KEY=VALUE`` that `engine_args` reads back equal."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and parse_yaml(value) == value:
+        return f"{key}={value}"
+    try:
+        text = json.dumps(value, allow_nan=False)  # which is YAML too
+    except (TypeError, ValueError):  # a date, bytes, infinity
+        text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
+    return f"{key}={text}"
+
+
+def ucx_variables(pairs: Sequence[str], flag: str) -> dict[str, str]:
+    """``UCX_NAME=VALUE`` texts as variables. Raises UsageError."""
+    variables = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not value:
+            raise UsageError(f"{flag} {pair!r}: expected UCX_NAME=VALUE, for example UCX_MAX_RMA_RAILS=4")
+        variables[name] = value
+    return variables

@@ -1,0 +1,514 @@
+"""The settings of a command, each declared once as a field of a model.
+
+A field has a type with its bounds, a default, a description and a group. From the fields come the parser of the
+command line and its help (`parse`), the name of a flag in a message, the command line that gives the same settings
+(`to_words`), and the reference page (`reference`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
+
+from pdlab.core.arguments import (
+    MAX_SEED,
+    OneLineParser,
+    backends,
+    checked_number,
+    checked_whole_number,
+    lengths,
+    numbers,
+)
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen, validate
+
+
+class Settings(Frozen):
+    """Base of a command's settings.
+
+    ``PROG``, ``ABOUT`` and ``EXAMPLES`` are what its help begins and ends with; ``GROUPS``: the order of the groups,
+    if it is not that of the fields.
+    """
+
+    PROG: ClassVar[str] = ""
+    ABOUT: ClassVar[str] = ""
+    EXAMPLES: ClassVar[str] = ""
+    GROUPS: ClassVar[tuple[str, ...]] = ()
+
+    def check(self) -> None:
+        """Raises UsageError for settings that contradict each other. A command with such rules overrides this."""
+
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Noun:
+    """What a number is, for a message: ``a port``."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class PerUnit:
+    """How many of the flag's units are one unit of the field: 1000 for a flag in ms and a field in s."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Text:
+    """How a value that is no number, name or path is read from a word and written as one.
+
+    ``read`` raises argparse.ArgumentTypeError.
+    """
+
+    read: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True)
+class NamedValues:
+    """How the words of a flag that is given several times, each NAME=VALUE, become a mapping, and one of it a word.
+
+    ``read`` takes the words and the flag, and raises UsageError.
+    """
+
+    read: Callable[[Sequence[str], str], dict[str, Any]]
+    write: Callable[[str, Any], str] = "{}={}".format
+
+
+@dataclass(frozen=True)
+class FlagsOf:
+    """A model whose fields are flags of the command too.
+
+    The settings keep what is given as a mapping of its fields, to be laid over what a file says. ``group``: the title
+    of its flags, if it is not that of the fields. ``prefix``: before each flag, such as ``p-``. ``leave_out``: fields
+    without a flag in this command. ``otherwise``: defaults in words that are this command's.
+    """
+
+    model: type[BaseModel]
+    group: str | None = None
+    prefix: str = ""
+    leave_out: tuple[str, ...] = ()
+    otherwise: Mapping[str, str] = field(default_factory=dict)
+
+
+Numbers = Annotated[tuple[int, ...], Text(numbers, lambda values: ",".join(map(str, values)))]
+LENGTHS = Text(lengths, lambda distribution: str(distribution.flag_value))
+Backends = Annotated[tuple[str, ...], Text(backends, ",".join)]
+Positive = Annotated[int, Ge(1)]
+Port = Annotated[int, Ge(1), Le(65535), Noun("a port")]
+Seed = Annotated[int, Ge(0), Le(MAX_SEED), Noun("a seed: a whole number")]
+Processes = Annotated[int, Ge(1), Le(1024), Noun("a number of processes")]
+Seconds = Annotated[float, Gt(0), Noun("a number of seconds")]
+SecondsOrNone = Annotated[float, Ge(0), Noun("a number of seconds")]
+Milliseconds = Annotated[float, Ge(0), Noun("a number of milliseconds"), PerUnit(1000)]
+AboveZero = Annotated[float, Gt(0)]
+Share = Annotated[float, Gt(0), Lt(1), Noun("a share: a number")]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a field stands on a command line and in its help.
+
+    ``names``: the flag and its other spellings; none: the field's name with dashes. ``value``: the placeholder of the
+    value in the help. ``bare``: the value of a flag that is given without one. ``several``: the flag is given several
+    times, or takes several words. ``otherwise``: the default in words, for a field whose default is None or empty.
+    ``implies``: flags without a value that set the field to a value, each with its help. ``needs``: the field without
+    which this one changes nothing. ``both_ways``: --no-NAME is a flag too, although the default is off.
+    ``advanced``: only --help-all shows it.
+    """
+
+    group: str
+    names: tuple[str, ...] = ()
+    value: str | None = None
+    positional: bool = False
+    bare: Any = None
+    several: Literal["times", "words"] | None = None
+    otherwise: str | None = None
+    implies: tuple[tuple[str, Any, str], ...] = ()
+    needs: str | None = None
+    both_ways: bool = False
+    advanced: bool = False
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """As ``json_schema_extra`` of a field: the JSON schema names the group."""
+        schema["group"] = self.group
+
+
+def setting(
+    default: Any,
+    description: str,
+    group: str,
+    *names: str,
+    value: str | None = None,
+    positional: bool = False,
+    bare: Any = None,
+    several: Literal["times", "words"] | None = None,
+    otherwise: str | None = None,
+    implies: Sequence[tuple[str, Any, str]] = (),
+    needs: str | None = None,
+    both_ways: bool = False,
+    advanced: bool = False,
+) -> Any:
+    """A field of a `Settings` model; the arguments are those of `Flag`. ``default`` ... is a required one."""
+    flag = Flag(group, names, value, positional, bare, several, otherwise, tuple(implies), needs, both_ways, advanced)
+    return Field(default, description=description, json_schema_extra=flag)
+
+
+class Declared(NamedTuple):
+    """A field with its flag. ``path``: the field's name, behind those of the parts that it is in. ``kind``: its type
+    without None and without what is said of it, ``said`` that."""
+
+    path: tuple[str, ...]
+    info: FieldInfo
+    flag: Flag
+    kind: Any
+    said: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """The field as one word, such as ``serving.prefill_timeout_s``."""
+        return ".".join(self.path)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        if self.flag.positional:
+            return (self.flag.value or self.name,)
+        return self.flag.names or ("--" + self.path[-1].replace("_", "-"),)
+
+    @property
+    def long_flag(self) -> str:
+        """The first spelling with two dashes: the name of the field in a message."""
+        return next((name for name in self.flags if name.startswith("--")), self.flags[0])
+
+    @property
+    def default(self) -> Any:
+        return self.info.get_default(call_default_factory=True)
+
+    @property
+    def required(self) -> bool:
+        return self.info.is_required() and len(self.path) == 1
+
+    def one(self, kind: type[Any]) -> Any:
+        """What is said of the field of that kind; None: nothing."""
+        return next((each for each in self.said if isinstance(each, kind)), None)
+
+    def in_part(self, name: str, part: FlagsOf) -> Declared:
+        """The same field as a flag of a command that has its model as a part."""
+        prefixed = tuple(f"--{part.prefix}{flag.removeprefix('--')}" for flag in self.flags)
+        otherwise = part.otherwise.get(self.name, self.flag.otherwise)
+        group = part.group or self.flag.group
+        return self._replace(
+            path=(name, *self.path), flag=replace(self.flag, names=prefixed, otherwise=otherwise, group=group)
+        )
+
+
+def declared(kind: type[BaseModel]) -> Iterator[Declared]:
+    """The flags of a command's settings, in the order of the help; those of its parts too."""
+    groups = kind.GROUPS if issubclass(kind, Settings) else ()
+    rank = {group: number for number, group in enumerate(groups)}
+    return iter(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
+
+
+def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
+    for name, info in kind.model_fields.items():
+        inner, said = _unwrapped(info.annotation)
+        said = (*said, *info.metadata)
+        if isinstance(info.json_schema_extra, Flag):
+            yield Declared((name,), info, info.json_schema_extra, inner, said)
+            continue
+        part = next((each for each in said if isinstance(each, FlagsOf)), None)
+        if part is None and isinstance(inner, type) and issubclass(inner, Frozen):
+            part = FlagsOf(inner)
+        if part is not None:
+            yield from (each.in_part(name, part) for each in _fields(part.model) if each.path[0] not in part.leave_out)
+
+
+def flag_names(kind: type[BaseModel], part: str = "") -> dict[str, str]:
+    """Field (of the part, if it is given) -> its flag, for messages."""
+    start = f"{part}." if part else ""
+    return {each.name.removeprefix(start): each.long_flag for each in declared(kind) if each.name.startswith(start)}
+
+
+def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without None and without its metadata, and the metadata."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *said = get_args(annotation)
+        kind, more = _unwrapped(inner)
+        return kind, (*said, *more)
+    if origin in (Union, types.UnionType):
+        kinds = [part for part in get_args(annotation) if part is not type(None)]
+        if len(kinds) == 1:
+            return _unwrapped(kinds[0])
+    return annotation, ()
+
+
+def parse(kind: type[S], argv: Sequence[str]) -> S:
+    """The settings of a command line. Raises UsageError; prints the help and exits for --help and --help-all."""
+    namespace = vars(build_parser(kind).parse_args(argv))
+    flags = {each.name: each for each in declared(kind)}
+    given: dict[str, Any] = {}
+    for name, value in namespace.items():
+        if name not in flags:
+            continue
+        *parts, last = flags[name].path
+        place = given
+        for part in parts:
+            place = place.setdefault(part, {})
+        pairs: NamedValues | None = flags[name].one(NamedValues)
+        place[last] = pairs.read(value, flags[name].long_flag) if pairs else value
+    names = flag_names(kind)
+    settings = validate(kind, given, where="the command line", names=names)
+    for each in flags.values():
+        needs = each.flag.needs
+        if needs is not None and each.name in settings.model_fields_set and not getattr(settings, needs):
+            needed = names[needs]
+            raise UsageError(f"{each.long_flag} is for {needed}, which is not given: add {needed}, or leave it out")
+    settings.check()
+    return settings
+
+
+def build_parser(kind: type[Settings], *, everything: bool = False) -> OneLineParser:
+    """The parser of a command. ``everything``: its help has the advanced flags too."""
+    fields = list(declared(kind))
+    words = [each.flags[0] if each.required else f"[{each.flags[0]}]" for each in fields if each.flag.positional]
+    parser = OneLineParser(
+        prog=kind.PROG,
+        usage=" ".join([kind.PROG, "[flags]", *words]),
+        description=kind.ABOUT,
+        epilog=kind.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    if any(each.flag.advanced for each in fields):
+        parser.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, kind=kind, help="show the advanced flags too, and exit"
+        )
+    groups: dict[str, Any] = {}
+    for each in fields:
+        title = each.flag.group
+        group = groups.setdefault(title, None) or parser.add_argument_group(title)
+        groups[title] = group
+        _add(group, each, shown=everything or not each.flag.advanced)
+    return parser
+
+
+class _HelpAll(argparse.Action):
+    def __init__(self, *args: Any, kind: type[Settings], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kind = kind
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        build_parser(self.kind, everything=True).print_help()
+        parser.exit()
+
+
+def _add(group: Any, each: Declared, *, shown: bool) -> None:
+    """Add one field to a group of argparse."""
+    flag, kind = each.flag, each.kind
+    names = [each.name] if flag.positional else list(each.flags)
+    more: dict[str, Any] = {"help": _help(each).replace("%", "%%") if shown else argparse.SUPPRESS}
+    if not flag.positional:
+        more |= {"dest": each.name} | ({"required": True} if each.required else {})
+    if flag.implies:
+        group = group.add_mutually_exclusive_group()
+    for name, value, text in flag.implies:
+        help_text = text if shown else argparse.SUPPRESS
+        group.add_argument(name, dest=each.name, action="store_const", const=value, help=help_text)
+    if kind is bool:
+        one_way = each.default is False and not flag.both_ways
+        group.add_argument(*names, **more, action="store_true" if one_way else argparse.BooleanOptionalAction)
+        return
+    if get_origin(kind) is Literal:
+        more |= {"choices": get_args(kind), "metavar": flag.value}
+    else:
+        more |= {"type": _reader(each), "metavar": flag.value or ("N" if kind in (int, float) else None)}
+    if flag.several == "words":
+        more |= {"nargs": "*", "default": argparse.SUPPRESS}
+    elif flag.several == "times":
+        more["action"] = "append"
+    elif flag.bare is not None or (flag.positional and not each.required):
+        more |= {"nargs": "?"} | ({"const": flag.bare} if flag.bare is not None else {})
+    group.add_argument(*names, **more)
+
+
+def _help(each: Declared) -> str:
+    """The description, with the default behind it."""
+    text = default_text(each)
+    description = each.info.description or ""
+    return f"{description} (default {text})" if text else description
+
+
+def default_text(each: Declared) -> str:
+    """The default in words, empty where there is nothing to say."""
+    if each.flag.otherwise is not None:
+        return each.flag.otherwise
+    default = None if each.info.is_required() else each.default
+    if default in (None, False, (), {}) or default == []:
+        return ""
+    return "on" if default is True else written(each, default)
+
+
+def _reader(each: Declared) -> Callable[[str], Any]:
+    text: Text | None = each.one(Text)
+    if text is not None:
+        return text.read
+    kind = get_args(each.kind)[0] if each.flag.several else each.kind
+    if kind is int:
+        return _whole_number_reader(each)
+    if kind is float:
+        return _number_reader(each)
+    return Path if kind is Path else str
+
+
+def _whole_number_reader(each: Declared) -> Callable[[str], int]:
+    low = bound.ge if (bound := each.one(Ge)) else 0
+    high = bound.le if (bound := each.one(Le)) else None
+    noun = said.text if (said := each.one(Noun)) else "a whole number"
+    limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+    return partial(
+        checked_whole_number, low=low, high=10**18 - 1 if high is None else high, expected=f"{noun} {limits}"
+    )
+
+
+def _number_reader(each: Declared) -> Callable[[str], float]:
+    low, from_low = each.one(Gt), each.one(Ge)
+    below = each.one(Lt)
+    noun = said.text if (said := each.one(Noun)) else "a number"
+    words = [f"above {low.gt:g}"] if low else [f"from {from_low.ge:g}"] if from_low else []
+    words += [f"below {below.lt:g}"] if below else []
+
+    def accepts(value: float) -> bool:
+        over = value > low.gt if low else value >= from_low.ge if from_low else value > -math.inf
+        return bool(over and value < (below.lt if below else math.inf))
+
+    factor = per.factor if (per := each.one(PerUnit)) else 1
+    expected = f"{noun} {' and '.join(words)}".rstrip()
+    return lambda text: checked_number(text, accepts, expected) / factor
+
+
+def written(each: Declared, value: Any) -> str:
+    """A value as the word that the flag takes."""
+    text: Text | None = each.one(Text)
+    if text is not None:
+        return text.write(value)
+    if isinstance(value, float):
+        return f"{value * (per.factor if (per := each.one(PerUnit)) else 1):.12g}"
+    return str(value)
+
+
+def given_flags(settings: Settings) -> dict[str, str]:
+    """Field -> its flag, of the fields that were set; those in a part too."""
+    given: dict[str, str] = {}
+    for each in declared(type(settings)):
+        if each.path[0] not in settings.model_fields_set:
+            continue
+        value: Any = settings
+        for name in each.path:
+            value = getattr(value, name) if isinstance(value, BaseModel) else value.get(name, _ABSENT)
+            if value is _ABSENT:
+                break
+        else:
+            given[each.name] = each.long_flag
+    return given
+
+
+_ABSENT: Mapping[str, Any] = {}
+
+
+def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
+    """Raises UsageError if one of the fields was set: it would change nothing."""
+    for each in declared(type(settings)):
+        if each.name in names and each.name in settings.model_fields_set:
+            raise UsageError(f"{each.long_flag} does nothing with {what}; leave it out")
+
+
+def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str]:
+    """The command line, without the command, that gives these settings (of the fields in ``only``, if it is given).
+
+    Fields at their default are left out.
+    """
+    return _words(settings, [each for each in declared(type(settings)) if only is None or each.path[0] in only], ())
+
+
+def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> list[str]:
+    """The flags that give ``value`` in a command that has its model as ``part``; fields at their default are left out,
+    but those in ``always``."""
+    fields = [each.in_part("", part) for each in _fields(part.model) if each.path[0] not in part.leave_out]
+    return _words({"": value}, fields, always)
+
+
+def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> list[str]:
+    words: list[str] = []
+    last: list[str] = []
+    for each in fields:
+        holder, value = _value_at(settings, each.path)
+        default = None if each.info.is_required() else each.default
+        # A mapping has what was given; a command may have another default for it than its model.
+        given = each.path[-1] in always or (isinstance(holder, Mapping) and len(each.path) > 1)
+        if value is None or (value == default and not given):
+            continue
+        pairs: NamedValues | None = each.one(NamedValues)
+        if pairs is not None:
+            texts = [pairs.write(name, part) for name, part in value.items()]
+        else:
+            texts = [written(each, part) for part in (value if each.flag.several else [value])]
+        if each.flag.positional:
+            last += texts
+        elif each.kind is bool:
+            words.append(each.long_flag if value else each.long_flag.replace("--", "--no-", 1))
+        elif each.flag.several == "words":
+            words += [each.long_flag, *texts]
+        elif implied := next((name for name, implies, _ in each.flag.implies if implies == value), None):
+            words.append(implied)
+        else:
+            for text in texts:
+                words += [f"{each.long_flag}={text}"] if text.startswith("-") else [each.long_flag, text]
+    return words + (["--", *last] if any(word.startswith("-") for word in last) else last)
+
+
+def _value_at(settings: Any, path: Sequence[str]) -> tuple[Any, Any]:
+    """What holds a field, which may be in a part, and its value; None: a part does not have it."""
+    holder, value = None, settings
+    for name in path:
+        holder = value
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+        if value is None:
+            break
+    return holder, value
+
+
+def reference(kind: type[Settings]) -> str:
+    """The flags of a command as a table in Markdown."""
+    lines = [f"## `{kind.PROG}`", "", kind.ABOUT]
+    group = None
+    for each in declared(kind):
+        if each.flag.group != group:
+            group = each.flag.group
+            lines += ["", f"**{group}**", "", "| flag | what | default |", "|---|---|---|"]
+        rows = [(f"`{name}`", text, "") for name, _, text in each.flag.implies]
+        value = "" if each.kind is bool or each.flag.positional else f" `{_placeholder(each)}`"
+        advanced = " (advanced)" if each.flag.advanced else ""
+        names = ", ".join(f"`{name}`" for name in each.flags)
+        rows.append((f"{names}{value}", f"{each.info.description}{advanced}", default_text(each)))
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _placeholder(each: Declared) -> str:
+    if get_origin(each.kind) is Literal:
+        return ",".join(map(str, get_args(each.kind)))
+    return each.flag.value or ("N" if each.kind in (int, float) else each.name.upper())

@@ -1,0 +1,56 @@
+"""docs/flags.md has every flag of every command whose settings are declared once, and its tables fit its settings.
+
+PDLAB_UPDATE_GOLDEN=1 rewrites the page.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from pdlab.__main__ import COMMANDS
+from pdlab.core.settings import Settings, declared, reference
+from pdlab.deploy.options import LaunchSettings
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
+HEAD = """# Flags
+
+Every flag of every command whose settings are declared once, made from those declarations by
+`make golden`. `--help` shows the common flags of a command, `--help-all` all.
+"""
+
+
+def settings_of_commands() -> list[type[Settings]]:
+    """The settings of each command that declares them, in the order of `python -m pdlab`."""
+    kinds = {"launch": LaunchSettings}
+    for name in COMMANDS:
+        module = import_module(f"pdlab.cli.{name.replace('-', '_')}")
+        for each in vars(module).values():
+            if isinstance(each, type) and issubclass(each, Settings) and each.__module__ == module.__name__:
+                kinds[name] = each
+    return [kinds[name] for name in COMMANDS if name in kinds]
+
+
+@pytest.mark.golden
+def test_the_page_of_flags_is_made_from_the_settings() -> None:
+    text = "\n\n".join([HEAD.rstrip(), *(reference(kind) for kind in settings_of_commands())]) + "\n"
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text, "run `make golden` and read `git diff docs/flags.md`"
+
+
+@pytest.mark.parametrize("kind", settings_of_commands(), ids=lambda kind: kind.PROG)
+def test_every_setting_says_what_it_does_and_no_flag_is_there_twice(kind: type[Settings]) -> None:
+    fields = list(declared(kind))
+    assert fields and kind.PROG and kind.ABOUT and kind.EXAMPLES
+    flags = [flag for each in fields for flag in (*each.flags, *(name for name, _, _ in each.flag.implies))]
+    assert len(flags) == len(set(flags))
+    assert all(each.info.description for each in fields)
+
+
+def test_the_launcher_shows_about_twenty_flags_at_first() -> None:
+    fields = list(declared(LaunchSettings))
+    assert 15 <= sum(not each.flag.advanced for each in fields) <= 25 < len(fields)
