@@ -32,6 +32,8 @@ HOLDS = {
     "deploy": "serve and check",
     "bench": "load to runs",
     "report": "tables, plots",
+    "steps": "child processes",
+    "demo": "make demo",
     "first_hour": "on booked nodes",
     "faults": "broken on purpose",
     "rehearsal": "simulated engines",

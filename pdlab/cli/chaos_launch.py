@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.cli.demo import run
+from pdlab.steps.runner import StepRunner
 
 # So small a KV pool that expired blocks are soon used again, and a KV leak is soon seen.
 KV_BYTES = 48 * 2**20
@@ -47,6 +47,7 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
     from pdlab.core.errors import UsageError
 
     worst = 0
+    runner = StepRunner()
     for scene in SHORT if short else SCENES:
         if scene.root:
             try:
@@ -56,16 +57,16 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                 continue
         print(f"\n{scene.name}", file=sys.stderr, flush=True)
         where = ["--local", "--detach", "--port", str(port)]
-        code = run([sys.executable, "launch_gptoss.py", *scene.launch, *where, *SMALL, *flags])
+        code = runner.run_shown("launch_gptoss.py", *scene.launch, *where, *SMALL, *flags)
         try:
             if code:
                 return code
             for plan in scene.plans:
                 url = ["--base-url", f"http://127.0.0.1:{port}"]
-                code = run([sys.executable, "-m", "pdlab", "chaos", plan, *url, *words])
+                code = runner.run_shown("-m", "pdlab", "chaos", plan, *url, *words)
                 if code not in (0, HAS_FINDINGS):
                     return code
                 worst = max(worst, code)
         finally:
-            run([sys.executable, "launch_gptoss.py", "--shutdown", "--port", str(port)])
+            runner.run_shown("launch_gptoss.py", "--shutdown", "--port", str(port), always=True)
     return worst

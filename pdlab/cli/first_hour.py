@@ -16,7 +16,8 @@ from pdlab.core.settings import Port, Settings, parse, setting
 from pdlab.core.text import choices, duration
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import State, open_state, run
-from pdlab.first_hour.steps import MOST_TOTAL_S, RAN, Step, Where, plan, total_s
+from pdlab.first_hour.steps import MOST_TOTAL_S, Step, Where, plan, total_s
+from pdlab.steps.runner import RAN
 
 INCOMPLETE = 3
 LENGTHS: dict[Where, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pdlab.cli.demo import run
 from pdlab.cluster.two_hosts import parse_shape, require
 from pdlab.core.arguments import exit_code
 from pdlab.core.settings import Numbers, Settings, parse, setting
+from pdlab.steps.runner import StepRunner
 
 CHECK = "debug/test_nixl_connector_ray.py"
 # What is checked, and the exit code of a check that tells the truth about it.
@@ -60,18 +60,19 @@ def _run(settings: WireSettings) -> int:
     parse_shape(settings.rate, None)
     require()
     tokens = ",".join(map(str, settings.tokens))
-    hosts = [sys.executable, "-m", "pdlab", "two-hosts"]
-    code = run([*hosts, "up", "--rate", settings.rate])
+    hosts = ("-m", "pdlab", "two-hosts")
+    runner = StepRunner()
+    code = runner.run_shown(*hosts, "up", "--rate", settings.rate)
     if code:
         return code  # what is up already is somebody else's, and stays
     try:
         for words, right in CHECKS:
             command = [sys.executable, CHECK, *words, "--random-blocks", "--tokens", tokens]
-            code = run([*hosts, "shell", "--", *command])
+            code = runner.run_shown(*hosts, "shell", "--", *command)
             if code != right:
                 print(f"that check ended with code {code}, and should end with {right}", file=sys.stderr)
                 return code or 1
     finally:
-        run([*hosts, "down"])
+        runner.run_shown(*hosts, "down", always=True)
     print(MEANING)
     return 0

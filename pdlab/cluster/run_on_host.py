@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from pdlab.cluster.namespaces import spawn_in
 from pdlab.core import errors
 from pdlab.core.errors import PdlabError
+from pdlab.core.failure import attach_logs, attached_logs
 
 INTERRUPTED = 130
 # Held back from before the child is started until each side stands where it can answer them: a child that
@@ -45,8 +47,10 @@ def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if error:
-        kind, message = json.loads(error)
-        raise getattr(errors, kind)(message)
+        kind, message, logs = json.loads(error)
+        raised: PdlabError = getattr(errors, kind)(message)
+        attach_logs(raised, Path(logs) if logs else None)
+        raise raised
     if code != 0:
         raise PdlabError(f"{module} on the first of the two hosts ended with exit code {code}")
 
@@ -60,7 +64,8 @@ def answering(work: Callable[[str], None]) -> int:
         work(sys.stdin.read())
     except PdlabError as error:
         with os.fdopen(channel, "w") as out:
-            json.dump([type(error).__name__, str(error)], out)
+            logs = attached_logs(error)
+            json.dump([type(error).__name__, str(error), str(logs) if logs else None], out)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

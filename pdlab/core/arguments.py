@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
+from pdlab.core.failure import failure_file, write_failure
 from pdlab.core.text import choices
 from pdlab.core.transports import no_backend, no_transport
 
@@ -144,19 +145,22 @@ def exit_code(
 ) -> int:
     """What ``run`` returns. Expected failures are one line on standard error that begins with ``error: ``, and their
     own code or one of ``codes``. ``resume``: the command that goes on where this one was interrupted or could
-    not go on. Where nobody reads standard output any more (``| head``), nothing is printed."""
+    not go on. Where nobody reads standard output any more (``| head``), nothing is printed. A parent that named a
+    file for it gets the failure there too (`pdlab.core.failure`)."""
     again = f". Go on with: {resume}" if resume else ""
+    failure_file()  # before anything is started that would inherit the variable
     try:
         code = run()
         sys.stdout.flush()
         return code
     except PdlabError as error:
         # What is wrong on the command line stays wrong.
-        print(f"error: {cut(str(error))}{again if isinstance(error, BenchError | WriteError) else ''}", file=sys.stderr)
-        return (codes or {}).get(type(error), error.exit_code)
-    except KeyboardInterrupt:
-        kept = f"; finished levels are kept{again}" if resume else ""
-        print(f"interrupted{kept}", file=sys.stderr)
+        text = f"{cut(str(error))}{again if isinstance(error, BenchError | WriteError) else ''}"
+        return _failed(error, text, (codes or {}).get(type(error), error.exit_code))
+    except KeyboardInterrupt as error:
+        text = f"interrupted; finished levels are kept{again}" if resume else "interrupted"
+        print(text, file=sys.stderr)
+        write_failure(text, error)
         return INTERRUPTED
     except BrokenPipeError:
         if not stdout_closed():
@@ -164,9 +168,18 @@ def exit_code(
         return READER_GONE
     except OSError as error:
         if error.filename is None and not resume:
+            write_failure(cut(f"{type(error).__name__}: {error}"), error)
             raise  # not a file that somebody named
-        print(f"error: {cut(no_file(error))}", file=sys.stderr)
-        return 1
+        return _failed(error, cut(no_file(error)), 1)
+    except Exception as error:
+        write_failure(cut(f"{type(error).__name__}: {error}"), error)
+        raise
+
+
+def _failed(error: Exception, text: str, code: int) -> int:
+    print(f"error: {text}", file=sys.stderr)
+    write_failure(text, error)
+    return code
 
 
 def no_file(error: OSError) -> str:

@@ -23,6 +23,7 @@ from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, UsageError
+from pdlab.core.failure import attach_logs
 from pdlab.core.files import cache_dir, holder
 from pdlab.core.files import replace as replace_file
 from pdlab.core.model_size import dense_bytes, expert_bytes
@@ -122,10 +123,11 @@ def _launch(
                 patience_s = RELEASE_TIMEOUT_S
             try:
                 running = _serve(app, request, shape, source, loading, progress, patience_s, stage)
-            except BaseException:
+            except BaseException as error:
                 if local:
                     local_nodes.note_shared_memory(local)
                 kept = local_nodes.keep_logs(local) if local else _keep_logs(app)
+                attach_logs(error, kept)
                 if kept:
                     progress(f"logs kept in {kept}")
                 raise

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,20 +13,19 @@ from typing import Any
 from pydantic import Field
 
 from pdlab.core.errors import UsageError
-from pdlab.core.files import ROOT, cache_dir, replace
+from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.text import duration
-from pdlab.first_hour.steps import RAN, Step, StepVerdict, left, missing
+from pdlab.first_hour.steps import Step, left, missing
+from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, typed
 
 STATE = "first-hour.json"
 LOGS, FAILURES = "logs", "failed-replicas"
-END_WAIT_S = 90.0  # a launch that is ended takes what it started down again
 REPORT_EVERY_S = 30.0
-POLL_S = 0.2
 LINE_CHARS = 300
 
 
-class Outcome(Frozen):
+class StepOutcome(Frozen):
     """What became of one step; times are seconds, ``started_at`` ISO 8601."""
 
     name: str
@@ -52,7 +46,7 @@ class State(Frozen):
 
     schema_version: int = 1
     asked: dict[str, Any]
-    outcomes: dict[str, Outcome] = Field(default_factory=dict)
+    outcomes: dict[str, StepOutcome] = Field(default_factory=dict)
 
 
 def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> State:
@@ -83,105 +77,87 @@ def _words(settings: Mapping[str, Any]) -> str:
 
 
 def run(
-    steps: tuple[Step, ...], out: Path, state: State, print_line: Callable[[str], None], python: Sequence[str] = ()
+    steps: tuple[Step, ...],
+    out: Path,
+    state: State,
+    print_line: Callable[[str], None],
+    front: Sequence[str] = ("-m", "pdlab"),
 ) -> State:
     """Run what is left; a step that fails stops those alone that need it.
 
-    ``python``: the words in front of a step's command (default: this Python's ``-m pdlab``). Raises KeyboardInterrupt
-    when it is interrupted, after the running step was ended and what is always done was done.
+    ``front``: the words between ``python`` and a step's command. Raises KeyboardInterrupt when it is interrupted, after
+    the running step was ended and what is always done was done.
     """
-    front = tuple(python) or (sys.executable, "-m", "pdlab")
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     verdicts = {name: outcome.verdict for name, outcome in state.outcomes.items()}
     todo = left(steps, verdicts)
     for step in todo:
         verdicts.pop(step.name, None)
-    interrupted = False
-    for step in todo:
-        number = steps.index(step) + 1
-        shown = shlex.join(["python", "-m", "pdlab", *step.command])
-        why = "the first hour was interrupted" if interrupted and not step.always else missing(step, verdicts)
-        facts = {"command": shown, "estimate_s": step.estimate_s, "limit_s": step.limit_s}
-        if why:
-            outcome = Outcome(name=step.name, verdict="skipped", detail=why, next_action="--resume", **facts)
-            print_line(f"{number}/{len(steps)} {step.name}: skipped, {why}")
-        else:
-            print_line(f"{number}/{len(steps)} {step.name}: {step.title} (about {duration(step.estimate_s)}): {shown}")
-            outcome, stopped = _run_step(step, number, [*front, *_adapted(step, out)], out, facts, print_line)
-            interrupted = interrupted or stopped
-            took = duration(outcome.took_s or 0.0)
-            print_line(f"{number}/{len(steps)} {step.name}: {outcome.verdict.upper()} after {took}: {outcome.detail}")
-            if outcome.next_action:
-                print_line(f"    next: {outcome.next_action}")
-        verdicts[step.name] = outcome.verdict
-        state = state.model_copy(update={"outcomes": {**state.outcomes, step.name: outcome}})
-        replace(out / STATE, state.model_dump_json(indent=1).encode())
-    if interrupted:
+    runner = StepRunner()
+    with runner.listening():
+        for step in todo:
+            number = steps.index(step) + 1
+            place = f"{number}/{len(steps)} {step.name}"
+            shown = typed(["-m", "pdlab", *step.command])
+            stopped = runner.interrupted and not step.always
+            why = "the first hour was interrupted" if stopped else missing(step, verdicts)
+            facts = {"command": shown, "estimate_s": step.estimate_s, "limit_s": step.limit_s}
+            if why:
+                outcome = StepOutcome(name=step.name, verdict="skipped", detail=why, next_action="--resume", **facts)
+                print_line(f"{place}: skipped, {why}")
+            else:
+                print_line(f"{place}: {step.title} (about {duration(step.estimate_s)}): {shown}")
+                outcome = _run_step(runner, step, number, [*front, *_adapted(step, out)], out, facts, print_line)
+                took = duration(outcome.took_s or 0.0)
+                print_line(f"{place}: {outcome.verdict.upper()} after {took}: {outcome.detail}")
+                if outcome.next_action:
+                    print_line(f"    next: {outcome.next_action}")
+            verdicts[step.name] = outcome.verdict
+            state = state.model_copy(update={"outcomes": {**state.outcomes, step.name: outcome}})
+            replace(out / STATE, state.model_dump_json(indent=1).encode())
+    if runner.interrupted:
         raise KeyboardInterrupt
     return state
 
 
 def _run_step(
-    step: Step, number: int, command: Sequence[str], out: Path, facts: dict[str, Any], print_line: Callable[[str], None]
-) -> tuple[Outcome, bool]:
-    """The outcome, and whether it was interrupted."""
+    runner: StepRunner,
+    step: Step,
+    number: int,
+    argv: Sequence[str],
+    out: Path,
+    facts: dict[str, Any],
+    print_line: Callable[[str], None],
+) -> StepOutcome:
     log = out / LOGS / f"{number:02d}-{step.name.replace(' ', '-')}.log"
-    failures = cache_dir() / LOGS / "last-failure"
-    before = _stamp(failures)
-    began, started_at = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    verdict: StepVerdict | None = None
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
-        )
-        try:
-            last_report = began
-            while process.poll() is None:
-                time.sleep(POLL_S)
-                now = time.monotonic()
-                if now - began > step.limit_s:
-                    verdict = "timed out"
-                    _end(process)
-                elif now - last_report > REPORT_EVERY_S:
-                    last_report = now
-                    print_line(
-                        f"    {duration(now - began)} of at most {duration(step.limit_s)}: "
-                        f"{last_line(log) or 'no output yet'}"
-                    )
-        except KeyboardInterrupt:
-            verdict = "interrupted"
-            _end(process)
-    code = process.returncode
-    verdict = verdict or step.codes.get(code, "failed")
-    detail = _detail(step, out, log, verdict, code)
-    if verdict not in RAN and step.serves and _stamp(failures) != before:
+    log.unlink(missing_ok=True)  # of a run that is resumed
+    started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+    def waiting(elapsed_s: float, last_line: str | None) -> None:
+        last = _cut(last_line) or "no output yet"
+        print_line(f"    {duration(elapsed_s)} of at most {duration(step.limit_s)}: {last}")
+
+    end = runner.run(
+        ChildStep(tuple(argv), log=log, limit_s=step.limit_s, codes=step.codes, always=step.always),
+        on_wait=waiting,
+        wait_every_s=REPORT_EVERY_S,
+    )
+    if end.failure and end.failure.logs and end.verdict not in RAN:
         kept = out / FAILURES / step.name.replace(" ", "-")
         shutil.rmtree(kept, ignore_errors=True)
         with contextlib.suppress(OSError):
-            shutil.copytree(failures, kept, ignore_dangling_symlinks=True)
-    outcome = Outcome(
+            shutil.copytree(end.failure.logs, kept, ignore_dangling_symlinks=True)
+    return StepOutcome(
         name=step.name,
-        verdict=verdict,
-        detail=detail,
-        next_action=None if verdict == "ok" else step.advice,
-        took_s=round(time.monotonic() - began, 1),
-        exit_code=code,
+        verdict=end.verdict,
+        detail=_detail(step, out, end),
+        next_action=None if end.verdict == "ok" else step.advice,
+        took_s=round(end.took_s, 1),
+        exit_code=end.exit_code,
         log=str(log.relative_to(out)),
         started_at=started_at,
         **facts,
     )
-    return outcome, verdict == "interrupted"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, as Ctrl-C does, and then its whole session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_WAIT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _adapted(step: Step, out: Path) -> tuple[str, ...]:
@@ -204,11 +180,16 @@ def backends(path: Path) -> dict[str, int]:
         return {}
 
 
-def _detail(step: Step, out: Path, log: Path, verdict: StepVerdict, code: int) -> str:
-    if verdict == "timed out":
-        return f"not done within {duration(step.limit_s)}; last: {last_line(log) or 'no output'}"
+def _detail(step: Step, out: Path, end: StepEnd) -> str:
+    if end.verdict == "timed out":
+        return f"not done within {duration(step.limit_s)}; last: {_cut(end.last_line) or 'no output'}"
     summary = _summary(out / step.summary) if step.summary else None
-    return summary or last_line(log) or f"exit code {code}, no output"
+    failure = f"error: {end.failure.message}" if end.failure and end.verdict != "interrupted" else end.last_line
+    return summary or _cut(failure) or f"exit code {end.exit_code}, no output"
+
+
+def _cut(line: str | None) -> str | None:
+    return None if line is None else line[:LINE_CHARS]
 
 
 def _summary(path: Path) -> str | None:
@@ -221,23 +202,4 @@ def _summary(path: Path) -> str | None:
         verdicts = [(run["backend"], (run.get("verdict") or run.get("error"))["text"]) for run in data["runs"]]
         return " | ".join(f"{backend}: {text}" for backend, text in verdicts)
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def last_line(log: Path) -> str | None:
-    """The last line that says something: an error where there is one behind everything else."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 20_000))
-            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return None
-    error = next((line for line in reversed(lines[-40:]) if "error: " in line), None)
-    return (error or lines[-1])[:LINE_CHARS] if lines else None
-
-
-def _stamp(folder: Path) -> int | None:
-    try:
-        return folder.stat().st_ctime_ns
-    except OSError:
         return None

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# What became of a step. A finding is a step that ran and found something wrong; it stops nothing.
-StepVerdict = Literal["ok", "finding", "failed", "timed out", "skipped", "interrupted"]
-RAN: tuple[StepVerdict, ...] = ("ok", "finding")
+from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs; a rehearsal has the cluster's deployments, and neither its wires nor its weights.
 Where = Literal["cluster", "local", "rehearsal"]

@@ -16,6 +16,7 @@ from pdlab.faults.plan import load_plan
 from pdlab.results import chaos as results
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import Manifest
+from pdlab.steps.runner import StepRunner
 
 URL = "http://127.0.0.1:8000"
 
@@ -89,7 +90,7 @@ class TestLaunches:
     @pytest.fixture
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ran: list[list[str]] = []
-        monkeypatch.setattr(chaos_launch, "run", lambda command: (ran.append(command[1:]), 0)[1])
+        monkeypatch.setattr(StepRunner, "run_shown", lambda self, *argv, always=False: (ran.append([*argv]), 0)[1])
         monkeypatch.setattr(two_hosts, "require", lambda: None)
         return ran
 
@@ -122,11 +123,11 @@ class TestLaunches:
     def test_codes(self, code: int, result: int, monkeypatch: pytest.MonkeyPatch) -> None:
         ran: list[str] = []
 
-        def run(command: list[str]) -> int:
-            ran.append(command[1])
-            return code if command[1] == "-m" else 0
+        def run_shown(self: StepRunner, *argv: str, always: bool = False) -> int:
+            ran.append(argv[0])
+            return code if argv[0] == "-m" else 0
 
-        monkeypatch.setattr(chaos_launch, "run", run)
+        monkeypatch.setattr(StepRunner, "run_shown", run_shown)
         assert chaos.main(["--launch", "--short"]) == result
         assert ran == ["launch_gptoss.py", "-m", "launch_gptoss.py"], "it is taken down whatever comes"
 

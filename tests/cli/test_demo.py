@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sys
@@ -16,9 +15,12 @@ from pdlab.cli import demo
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine, Process
 from pdlab.core import errors, files
+from pdlab.demo import choice
+from pdlab.demo import run as demo_run
+from pdlab.demo.clock import DemoClock
 
 TESTS = Path(__file__).resolve().parents[1]
-SPREAD, PACK, COLLOCATED = (shown.name for shown in demo.DEPLOYMENTS)
+SPREAD, PACK, COLLOCATED = (shown.name for shown in demo_run.DEPLOYMENTS)
 IDLE = Machine(cores=2, idle_cores=1.9, memory_free_bytes=20 * 10**9, memory_bytes=24 * 10**9, load_average=0.1)
 
 # Plays python: launches and sweeps as the plan says, the true viz.py. Signals that it gets are counted in a file.
@@ -44,6 +46,20 @@ def until_interrupted():
     (state / "signals").write_text(str(len(got)))
     sys.exit(130)
 
+def fail(message, logs=None):
+    from pdlab.core.arguments import exit_code
+    from pdlab.core.errors import DeployError
+    from pdlab.core.failure import attach_logs
+
+    def work():
+        error = DeployError(message)
+        attach_logs(error, logs)
+        raise error
+
+    code = exit_code(work)
+    print("[   1.1 s] taken down", file=sys.stderr)  # what comes behind the error is not the reason
+    sys.exit(code)
+
 if words[0] == "viz.py":
     os.execv({python!r}, [{python!r}, *words])
 if words[0] == "launch_gptoss.py":
@@ -58,9 +74,7 @@ if words[0] == "launch_gptoss.py":
     (state / "up").touch()
     (state / "serves").write_text(mode)
     if "error" in told:
-        print("[   1.0 s] logs kept in " + str(state / "cache-logs"), file=sys.stderr)
-        print("error: " + told["error"], file=sys.stderr)
-        sys.exit(1)
+        fail(told["error"], state / "cache-logs")
     if "interrupt" in told:
         until_interrupted()
     sys.exit(0)
@@ -86,8 +100,7 @@ if "ends anyway" in told:
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(1.0)
 if "error" in told:
-    print("error: " + told["error"], file=sys.stderr)
-    sys.exit(1)
+    fail(told["error"])
 sys.exit(3 if bad else 0)
 """
 
@@ -170,7 +183,7 @@ def test_a_deployment_that_does_not_start(fake: Fake, capsys: pytest.CaptureFixt
     note = f"Not measured: {PACK}: did not start: replica Decode died: out of memory; logs: {log}, {kept}"
     (viz,) = (words for words in fake.commands() if words[0] == "viz.py")
     assert viz[viz.index("--note") + 1] == note
-    assert demo.ON_THE_PLOT in viz
+    assert choice.ON_THE_PLOT in viz
     assert str(fake.out / PACK) not in viz and str(fake.out / COLLOCATED) in viz
     assert output.count(note) >= 2, "in the command and in the tables"
     assert f"{COLLOCATED}: 5 of 5 levels valid" in output
@@ -224,7 +237,7 @@ def test_interrupted_when_all_is_measured(plan: dict[str, Any], fake: Fake, caps
     assert fake.run(plan) == 130
     output = capsys.readouterr().out
     assert not (fake.state / "up").exists() and fake.plot.exists()
-    assert output.count("5 of 5 levels valid") == 3 and demo.STOPPED not in output
+    assert output.count("5 of 5 levels valid") == 3 and demo_run.STOPPED not in output
 
 
 @pytest.mark.parametrize(
@@ -242,17 +255,17 @@ def test_interrupted_when_all_is_measured(plan: dict[str, Any], fake: Fake, caps
     ids=["idle", "one-core", "busy", "unknown"],
 )
 def test_what_it_chooses(here: Machine, levels: tuple[int, ...], reason: str) -> None:
-    choice = demo.choose(here, None)
-    assert choice.levels == levels
-    assert reason in " ".join(choice.why)
-    assert ("sh (pid 42) 1.0, cc1 (pid 43) 0.7" in " ".join(choice.why)) == bool(here.busy)
-    assert demo.choose(here, (3,)).levels == (3,)
+    chosen = choice.choose(here, None)
+    assert chosen.levels == levels
+    assert reason in " ".join(chosen.why)
+    assert ("sh (pid 42) 1.0, cc1 (pid 43) 0.7" in " ".join(chosen.why)) == bool(here.busy)
+    assert choice.choose(here, (3,)).levels == (3,)
 
 
 def test_scarce_memory_is_said() -> None:
-    reasons = " ".join(demo.choose(IDLE._replace(memory_free_bytes=5 * 10**9), None).why)
+    reasons = " ".join(choice.choose(IDLE._replace(memory_free_bytes=5 * 10**9), None).why)
     assert "memory is scarce: 5.0 GB are free" in reasons
-    assert "memory" not in " ".join(demo.choose(IDLE, None).why)
+    assert "memory" not in " ".join(choice.choose(IDLE, None).why)
 
 
 REFUSED = [
@@ -304,10 +317,10 @@ def test_a_taken_port(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        with pytest.raises(errors.UsageError, match=f"--port {taken} cannot be used"), demo._port(taken):
+        with pytest.raises(errors.UsageError, match=f"--port {taken} cannot be used"), choice.held_port(taken):
             pass
-        monkeypatch.setattr(demo, "PORT", taken)
-        with demo._port(None) as port, socket.socket() as probe:
+        monkeypatch.setattr(choice, "PORT", taken)
+        with choice.held_port(None) as port, socket.socket() as probe:
             assert port != taken
             with pytest.raises(OSError):
                 probe.bind(("127.0.0.1", port))  # without SO_REUSEADDR, as a program that looks for a free port
@@ -315,18 +328,20 @@ def test_a_taken_port(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_it_explains_what_is_in_the_plot_alone() -> None:
-    assert demo.PACK_AND_SPREAD in demo.meaning([SPREAD, PACK]) and "collocated" not in demo.meaning([SPREAD, PACK])
-    assert demo.PD_AND_COLLOCATED in demo.meaning([PACK, COLLOCATED]) and "noise" not in demo.meaning(
+    assert demo_run.PACK_AND_SPREAD in demo_run.meaning([SPREAD, PACK]) and "collocated" not in demo_run.meaning(
+        [SPREAD, PACK]
+    )
+    assert demo_run.PD_AND_COLLOCATED in demo_run.meaning([PACK, COLLOCATED]) and "noise" not in demo_run.meaning(
         [PACK, COLLOCATED]
     )
     busy = IDLE._replace(idle_cores=0.3, busy=(Process(42, "sh", 0.98),))
-    assert "0.3 of 2 cores were idle" in demo.conditions(busy)[1]
-    assert demo.conditions(IDLE) == [demo.ON_THE_PLOT]
+    assert "0.3 of 2 cores were idle" in choice.conditions(busy)[1]
+    assert choice.conditions(IDLE) == [choice.ON_THE_PLOT]
 
 
 def test_the_clock_learns_from_what_steps_took() -> None:
     now = [0.0]
-    clock = demo.Clock([("launch", 10.0), ("sweep", 20.0)] * 2, lambda: now[0])
+    clock = DemoClock([("launch", 10.0), ("sweep", 20.0)] * 2, lambda: now[0])
     assert clock.left_s() == 60
     clock.begin(0)
     now[0] = 5.0
@@ -346,33 +361,3 @@ def test_the_clock_learns_from_what_steps_took() -> None:
     now[0] = 101.0
     clock.end()
     assert clock.left_s() == 0
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        (["[ 1.0 s] starting", "error: no memory", ""], "no memory"),
-        (["error: http://x does not answer"], "http://x does not answer"),
-        (["Traceback", "ValueError: x"], "ValueError: x"),
-        ([], "it ended with code 7 and printed nothing"),
-    ],
-)
-def test_complaint(lines: list[str], expected: str) -> None:
-    assert demo.complaint(lines, 7) == expected
-
-
-def test_a_command_that_leaves_its_output_open_does_not_hold_the_demo(tmp_path: Path) -> None:
-    """What a launch leaves running may have inherited the pipe."""
-    script = tmp_path / "leaves.py"
-    script.write_text(
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\nprint('done')\n"
-    )
-    made = demo._Demo(tmp_path, 1, (1,), "8", "8", IDLE)
-    try:
-        code, lines = made._command([str(script)], tmp_path / "log")
-        assert (code, lines) == (0, ["done"])
-        assert (tmp_path / "log").read_text() == "done\n"
-    finally:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tarfile
 from pathlib import Path
 
@@ -60,7 +59,7 @@ def test_a_run_ends_with_verdicts_and_an_archive(
 ) -> None:
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(first_hour, "plan", planted)
-    monkeypatch.setattr(first_hour, "run", lambda *args: run_module.run(*args, python=(sys.executable, "-c")))
+    monkeypatch.setattr(first_hour, "run", lambda *args: run_module.run(*args, front=("-c",)))
     out = tmp_path / "out"
     assert first_hour.main(["--out", str(out)]) == first_hour.INCOMPLETE
     text, err = capsys.readouterr()

@@ -12,7 +12,8 @@ from pdlab.cli import bench, doctor, viz, weights
 from pdlab.cli import plan as plan_cli
 from pdlab.core.settings import parse
 from pdlab.deploy.options import LaunchSettings, deployment_from
-from pdlab.first_hour.steps import MOST_TOTAL_S, Step, StepVerdict, left, missing, plan, total_s
+from pdlab.first_hour.steps import MOST_TOTAL_S, Step, left, missing, plan, total_s
+from pdlab.steps.runner import StepVerdict
 from pdlab.transfer.options import build_parser as transfer_parser
 from pdlab.transfer.options import plan_from
 

@@ -15,6 +15,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from pdlab.core.arguments import exit_code
+from pdlab.core.errors import DeployError
 from pdlab.core.settings import parse
 from pdlab.deploy.endpoint import Running, clear_running, save_running
 from pdlab.deploy.options import FROM_STDIN, LaunchSettings, request_from, request_from_json
@@ -40,8 +42,7 @@ def main(argv: list[str]) -> int:
         urllib.request.urlopen(urllib.request.Request(f"{url}/oracle/config", data=config), timeout=10).close()
     if deployment.engine_kwargs.get("code_revision") == "broken" or seqs == 3:
         print("[   0.1 s] starting", file=sys.stderr)
-        print("error: a replica failed to start: planted", file=sys.stderr)
-        return 1
+        raise DeployError("a replica failed to start: planted")
     pool = "collocated" if deployment.mode == "collocated" else "decode"
     manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=deployment.gpus)
     running = Running(
@@ -58,4 +59,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

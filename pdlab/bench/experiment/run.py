@@ -7,17 +7,12 @@ stay up from one deployment to the next and are stopped at the end.
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import signal
-import subprocess
-import sys
+import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
@@ -33,10 +28,10 @@ from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, reques
 from pdlab.results.provenance import now
 from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
 from pdlab.results.store import Store, write_record
+from pdlab.steps.runner import ChildStep, StepEnd, StepRunner, typed
 
 LAUNCHER = ROOT / "launch_gptoss.py"
 STOP_TIMEOUT_S = 120.0
-POLL_S = 0.2
 
 
 class RunOptions(Frozen):
@@ -69,7 +64,7 @@ class RunResult(Frozen):
 
 
 class LaunchFailed(PdlabError):
-    """A configuration did not start; the message is the launcher's own last complaint."""
+    """A configuration did not start; the message is the launcher's own error."""
 
 
 def run(
@@ -146,7 +141,7 @@ def _visit(
                     _sweep(part, visit, plan, options, progress)
         measured = True
     except LaunchFailed as error:
-        launcher.failed_configurations[name] = str(error)
+        launcher.failed_configurations.setdefault(name, str(error))
         keeper.update(number, status="failed", error=str(error), finished_at=now())
         progress.visit_done(f"DID NOT START: {error}", measured=False)
     except WriteError:
@@ -266,6 +261,7 @@ class _Launcher:
         self._progress = progress
         self._hosts: object = None
         self._up = False
+        self._runner = StepRunner()
         self.failed_configurations: dict[str, str] = {}
 
     def shown(self, visit: Planned) -> str:
@@ -282,70 +278,45 @@ class _Launcher:
         """Returns when it is ready and checked. Raises LaunchFailed."""
         name = visit.configuration.name
         if name in self.failed_configurations:
-            raise LaunchFailed(f"not tried again: {self.failed_configurations[name].removeprefix('not tried again: ')}")
+            raise LaunchFailed(f"not tried again: {self.failed_configurations[name]}")
         hosts = visit.configuration.request.two_hosts
         if self._up and self._hosts not in (None, hosts):
             self.stop()  # other nodes
         self._hosts, self._up = hosts, True
-        code, output = self._call(self.request(visit), self._progress.waiting)
-        if code:
-            errors = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
-            last = output[-1] if output else "it printed nothing"
-            raise LaunchFailed(errors[-1] if errors else f"exit code {code}: {last}")
+        end = self._run(FROM_STDIN, stdin=request_to_json(self.request(visit)), on_wait=self._launching)
+        if self._runner.interrupted:
+            raise KeyboardInterrupt
+        if end.exit_code:
+            message = end.failure.message if end.failure else None
+            raise LaunchFailed(message or f"exit code {end.exit_code}: {end.last_line or 'it printed nothing'}")
 
     def stop(self) -> None:
         """Take down what is served and, with ``local``, the nodes. A second Ctrl-C does not end it halfway."""
         if not self._up:
             return
         self._up, self._hosts = False, None
-        command = [sys.executable, str(LAUNCHER), "--shutdown", "--port", str(self._options.port)]
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if _in_main_thread() else None
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=STOP_TIMEOUT_S, start_new_session=True
-            )
-            if done.returncode:
-                self._progress.note(f"the shutdown ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
-        except subprocess.TimeoutExpired:
-            self._progress.note(f"the shutdown took more than {STOP_TIMEOUT_S:g} s: {shlex.join(command)}")
-        finally:
-            if before is not None:
-                signal.signal(signal.SIGINT, before)
+        end = self._run("--shutdown", "--port", str(self._options.port), limit_s=STOP_TIMEOUT_S, always=True)
+        if end.verdict == "timed out":
+            command = typed([str(LAUNCHER), "--shutdown", "--port", str(self._options.port)])
+            self._progress.note(f"the shutdown took more than {STOP_TIMEOUT_S:g} s: {command}")
+        elif end.exit_code:
+            self._progress.note(f"the shutdown ended with code {end.exit_code}: {end.reason or 'it printed nothing'}")
 
-    def _call(self, request: LaunchRequest, print_line: Callable[[str], None]) -> tuple[int, list[str]]:
-        """Run the launcher to its end; its exit code and the lines that it printed."""
-        command = [sys.executable, str(LAUNCHER), FROM_STDIN]
-        with (
-            tempfile.TemporaryFile("w+", encoding="utf-8") as text,
-            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
-        ):
-            text.write(request_to_json(request))
-            text.seek(0)
-            process = subprocess.Popen(
-                command, stdin=text, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                while process.poll() is None:
-                    time.sleep(POLL_S)
-                    if lines := _lines(log):
-                        print_line(f"launching: {lines[-1]}")
-            except BaseException:
-                # As a person's Ctrl-C: the launcher takes down what it began.
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(STOP_TIMEOUT_S)
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-                raise
-            return process.returncode, _lines(log)
+    def _run(
+        self,
+        *words: str,
+        stdin: str = "",
+        limit_s: float = math.inf,
+        always: bool = False,
+        on_wait: Callable[[float, str | None], None] | None = None,
+    ) -> StepEnd:
+        """Run the launcher to its end."""
+        with tempfile.TemporaryDirectory(prefix="pdlab-launch-") as folder:
+            argv, log = (str(LAUNCHER), *words), Path(folder) / "log"
+            here = Path.cwd()  # a request may name files from there
+            step = ChildStep(argv, log=log, stdin=stdin, limit_s=limit_s, always=always, cwd=here)
+            return self._runner.run(step, on_wait=on_wait)
 
-
-def _lines(log: Any) -> list[str]:
-    log.seek(0)
-    return [line.strip() for line in log.read().splitlines() if line.strip()]
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    def _launching(self, elapsed_s: float, last_line: str | None) -> None:
+        if last_line:
+            self._progress.waiting(f"launching: {last_line}")

@@ -1,0 +1,150 @@
+"""What the demo measures on this machine, and why; what keeps it from running here."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pdlab.cluster import local_nodes, machine
+from pdlab.cluster.machine import Machine
+from pdlab.core.errors import UsageError
+
+PORT = 8000
+ENGINES = 2
+LEVELS, FEWER_LEVELS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
+# Measured on 2 cores: the proportional set sizes of the demo's processes sum up to 6.6 GB at the peak. Part of that
+# are pages of files, which give way; with less than 4 GB the engines do not fit beside each other.
+MEMORY_PEAK_BYTES = 6.6e9
+MEMORY_NEED_BYTES = 4e9
+DISK_NEED_BYTES = 1e9
+ESTIMATED_CORES = 2.0  # of the machine on which the times of the steps were measured
+ON_THE_PLOT = (
+    "Two small CPU engines per deployment, all on one machine: pack and spread differ by noise alone here, and nothing "
+    "of this predicts GPUs."
+)
+
+
+class Choice(NamedTuple):
+    """What the demo measures, and why, in sentences."""
+
+    levels: tuple[int, ...]
+    why: tuple[str, ...]
+
+
+def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
+    """Raises UsageError where the demo cannot work: too little memory or disk."""
+    free = host.memory_free_bytes
+    if free is not None and free < MEMORY_NEED_BYTES:
+        raise UsageError(
+            f"{free / 1e9:.1f} GB of memory are free, the demo needs {MEMORY_NEED_BYTES / 1e9:.0f} GB at least "
+            f"for Ray, {ENGINES} engines and the load generator; end other programs, or raise the "
+            "container's memory limit"
+        )
+    for folder in folders:
+        left = machine.disk_free_bytes(folder)
+        if left is not None and left < DISK_NEED_BYTES:
+            raise UsageError(
+                f"{left / 1e9:.1f} GB of disk are free for {folder}, the demo needs {DISK_NEED_BYTES / 1e9:.0f} GB; "
+                "free some, or choose other folders with --out, $PDLAB_CACHE_DIR, $TMPDIR"
+            )
+
+
+def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
+    """Levels and engines for this machine."""
+    why = [
+        f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many collocated "
+        "ones to compare with; more would share the same cores"
+        if host.cores < 8
+        else f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many "
+        "collocated ones to compare with; the demo stays short"
+    ]
+    if requested is not None:
+        levels, reason = requested, "as asked"
+    elif host.cores < 2:
+        levels, reason = FEWER_LEVELS, f"without {LEVELS[-1]}, because {_cores(host.cores)} for all processes is few"
+    elif host.idle_cores is not None and host.idle_cores < 1:
+        levels = FEWER_LEVELS
+        reason = f"without {LEVELS[-1]}, because other programs leave {host.idle_cores:.1f} of {_cores(host.cores)}"
+    else:
+        levels, reason = LEVELS, "from an idle deployment to one that queues"
+    why.append(f"concurrency {', '.join(map(str, levels))} ({reason})")
+    if host.busy:
+        names = ", ".join(f"{each.name} (pid {each.pid}) {each.cores:.1f}" for each in host.busy[:3])
+        why.append(
+            f"other programs use cores: {names}; figures measured beside them are worse, and levels may be invalid: "
+            "those are measured once more"
+        )
+    if host.memory_free_bytes is not None and host.memory_free_bytes < MEMORY_PEAK_BYTES:
+        why.append(
+            f"memory is scarce: {host.memory_free_bytes / 1e9:.1f} GB are free, and the demo used up to "
+            f"{MEMORY_PEAK_BYTES / 1e9:.1f} GB where it was measured; an engine may be killed"
+        )
+    return Choice(levels, tuple(why))
+
+
+def conditions(host: Machine) -> list[str]:
+    """What whoever sees the plot alone must know."""
+    notes = [ON_THE_PLOT]
+    if host.busy and host.idle_cores is not None:
+        notes.append(
+            f"Other programs were running: {host.idle_cores:.1f} of {_cores(host.cores)} were idle at the beginning."
+        )
+    return notes
+
+
+def slower_by(host: Machine) -> float:
+    """Factor on the times of two idle cores, for the first estimate."""
+    idle = host.cores if host.idle_cores is None else host.idle_cores
+    return max(1.0, ESTIMATED_CORES / max(0.5, idle))
+
+
+def describe(host: Machine, out: Path) -> str:
+    """One line: cores, memory, disk, load."""
+    parts = [_cores(host.cores)]
+    if host.idle_cores is not None:
+        parts[0] += f" ({host.idle_cores:.1f} idle)"
+    if host.memory_free_bytes is not None and host.memory_bytes is not None:
+        parts.append(f"{host.memory_free_bytes / 1e9:.1f} of {host.memory_bytes / 1e9:.1f} GB memory free")
+    disk = machine.disk_free_bytes(out)
+    if disk is not None:
+        parts.append(f"{disk / 1e9:.0f} GB disk free")
+    if host.load_average is not None:
+        parts.append(f"load average {host.load_average:.1f}")
+    return ", ".join(parts)
+
+
+def _cores(count: float) -> str:
+    return f"{count:g} core" + ("" if count == 1 else "s")
+
+
+@contextlib.contextmanager
+def held_port(requested: int | None) -> Iterator[int]:
+    """The port to serve on, kept from other programs during the block where it is a free one of the kernel's choice.
+
+    Raises UsageError where the one that was asked for is taken.
+    """
+    if requested is not None and not 0 < requested < 65536:
+        raise UsageError(f"--port {requested}: a port is 1 to 65535")
+    port = PORT if requested is None else requested
+    with contextlib.ExitStack() as stack:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                if requested is not None:
+                    raise UsageError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
+                held, port = local_nodes.hold_port()
+                stack.enter_context(held)
+                print(f"port {PORT} is taken by another program: serving on {port}")
+        yield port
+
+
+def nodes_are_up() -> bool:
+    try:
+        return local_nodes.running() is not None
+    except UsageError:  # another launch is starting them, or their record is damaged
+        return True
