@@ -146,6 +146,17 @@ def test_the_picture_is_drawn_from_the_imports() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_nobody_searches_the_output_of_a_command() -> None:
+    """A command hands its failure over (`pdlab.core.failure`): no code looks for words that another part printed."""
+    written = ("error: ", "logs kept in ", "not tried again: ")
+    for module, path in modules().items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        in_text = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node not in in_text and isinstance(node.value, str):
+                assert node.value not in written, f"{module}, line {node.lineno}: {node.value!r} is searched for"
+
+
 def test_tests_mirror_pdlab() -> None:
     """A test file lies in the folder of the package that it tests; a module's name is its module's test."""
     homes: dict[str, set[str]] = {}

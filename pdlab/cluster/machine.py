@@ -1,6 +1,6 @@
 """What this machine can give right now: cores and who uses them, memory, disk; limits of its control group included.
 
-What cannot be read is None. ``root`` of each function is where /proc and /sys lie.
+What is not known is None. ``root`` is the folder in which the control groups are looked for: under /proc and /sys.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LOOK_S = 1.0
 BUSY_CORES = 0.2
@@ -38,15 +38,15 @@ class Machine(NamedTuple):
 
 def look(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
     """Observe this machine for ``observe_s`` seconds."""
-    before, idle_before_s = _cpu_seconds(root), _idle_seconds(root)
+    before, idle_before_s = _cpu_seconds(), _idle_seconds()
     began = time.monotonic()
     time.sleep(observe_s)
     elapsed_s = max(time.monotonic() - began, 1e-3)
-    after, idle_after_s = _cpu_seconds(root), _idle_seconds(root)
+    after, idle_after_s = _cpu_seconds(), _idle_seconds()
     every = [
-        Process(pid, name, (used_s - before[pid, name]) / elapsed_s)
-        for (pid, name), used_s in after.items()
-        if (pid, name) in before and pid != os.getpid()
+        Process(process.pid, process.info["name"], (used_s - before[process]) / elapsed_s)
+        for process, used_s in after.items()
+        if process in before and process.pid != os.getpid()
     ]
     busy = sorted((each for each in every if each.cores >= BUSY_CORES), key=lambda each: -each.cores)
     cores = usable_cores(root)
@@ -60,7 +60,7 @@ def look(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
         idle_cores=max(0.0, min(idle)) if idle else None,
         memory_free_bytes=free,
         memory_bytes=total,
-        load_average=_load_average(root),
+        load_average=os.getloadavg()[0],
         busy=tuple(busy),
     )
 
@@ -78,25 +78,27 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 class Memory(NamedTuple):
-    """Bytes: what can be had without swapping, and in all; None: not known."""
+    """Bytes: what can be had without swapping, and in all."""
 
-    free: int | None
-    total: int | None
+    free: int
+    total: int
 
 
 def memory(root: Path = Path("/")) -> Memory:
     """Of this machine, within the limits of the control groups."""
-    known = _counts(root / "proc/meminfo")
-    free, total = (1024 * known[name] if name in known else None for name in ("MemAvailable:", "MemTotal:"))
+    import psutil  # type: ignore[import-untyped]
+
+    whole = psutil.virtual_memory()
+    free, total = whole.available, whole.total
     for folder in _control_groups(root, "memory"):
         limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") or ""
         used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or ""
-        if not limit.isdigit() or not used.isdigit() or int(limit) >= (total or 1 << 60):
+        if not limit.isdigit() or not used.isdigit() or int(limit) >= total:
             continue
         stat = _counts(folder / "memory.stat")
         cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # it gives way
         left = max(0, int(limit) - int(used) + cache)
-        free, total = left if free is None else min(free, left), int(limit)
+        free, total = min(free, left), int(limit)
     return Memory(free, total)
 
 
@@ -132,30 +134,21 @@ def _counts(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
-def _idle_seconds(root: Path) -> float | None:
-    """Seconds in which a core had nothing to do, of all cores together, waiting for a disk included."""
-    words = (_text(root / "proc/stat") or "").split("\n")[0].split()
-    return sum(map(int, words[4:6])) / os.sysconf("SC_CLK_TCK") if len(words) > 5 and any(map(int, words[1:])) else None
+def _idle_seconds() -> float | None:
+    """Seconds in which a core had nothing to do, of all cores together, waiting for a disk included. None where the
+    kernel counts nothing (some sandboxes)."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(times.idle + times.iowait) if any(times) else None
 
 
-def _cpu_seconds(root: Path) -> Mapping[tuple[int, str], float]:
-    """(pid, name) -> CPU seconds of every process that can be seen."""
-    seconds = {}
-    ticks = os.sysconf("SC_CLK_TCK")
-    for folder in (root / "proc").glob("[0-9]*"):
-        head, _, tail = (_text(folder / "stat") or "").rpartition(")")
-        fields = tail.split()
-        if len(fields) > 12:
-            seconds[int(folder.name), head.partition("(")[2]] = (int(fields[11]) + int(fields[12])) / ticks
-    return seconds
+def _cpu_seconds() -> dict[Any, float]:
+    """Process (of psutil, with its name as info) -> CPU seconds, for every process that can be seen."""
+    import psutil
 
-
-def _load_average(root: Path) -> float | None:
-    words = (_text(root / "proc/loadavg") or "").split()
-    try:
-        return float(words[0])
-    except (IndexError, ValueError):
-        return None
+    found = {process: process.info["cpu_times"] for process in psutil.process_iter(["name", "cpu_times"])}
+    return {process: times.user + times.system for process, times in found.items() if times is not None}
 
 
 def _text(path: Path) -> str | None:

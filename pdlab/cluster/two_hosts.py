@@ -140,14 +140,11 @@ def reap() -> None:
 
 def strays(owner: str) -> dict[int, Path]:
     """PID 1 of every host of that owner, with the folder of its files."""
-    folders = {}
-    for proc in Path("/proc").iterdir():
-        if proc.name.isdigit():
-            with contextlib.suppress(OSError):
-                words = (proc / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-                if str(_FOLDER / "namespace_init.py").encode() in words and words[-1] == owner.encode():
-                    folders[int(proc.name)] = Path(words[-2].decode())
-    return folders
+    import psutil  # type: ignore[import-untyped]
+
+    commands = {process.pid: process.info["cmdline"] or [""] for process in psutil.process_iter(["cmdline"])}
+    init = str(_FOLDER / "namespace_init.py")
+    return {pid: Path(words[-2]) for pid, words in commands.items() if init in words and words[-1] == owner}
 
 
 def _end(inits: list[subprocess.Popen[bytes]]) -> None:

@@ -1,10 +1,15 @@
-"""What a machine can give, read from made-up /proc and /sys."""
+"""What a machine can give: its limits from made-up control groups, its use from real processes."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from pdlab.cluster import machine
@@ -20,17 +25,18 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-MEMINFO = f"MemTotal:       {16 * GIB // 1024} kB\nMemFree:  1 kB\nMemAvailable:   {12 * GIB // 1024} kB\n"
+@pytest.fixture(autouse=True)
+def sixteen_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12 * GIB, total=16 * GIB))
 
 
 def test_memory_of_the_whole_machine(tmp_path: Path) -> None:
-    root = write(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n"})
+    root = write(tmp_path, {"proc/self/cgroup": "0::/\n"})
     assert machine.memory(root) == (12 * GIB, 16 * GIB)
 
 
 def test_memory_within_the_limit_of_a_group_above(tmp_path: Path) -> None:
     files = {
-        "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "0::/box/job\n",
         "sys/fs/cgroup/box/memory.max": f"{8 * GIB}\n",
         "sys/fs/cgroup/box/memory.current": f"{5 * GIB}\n",
@@ -43,7 +49,6 @@ def test_memory_within_the_limit_of_a_group_above(tmp_path: Path) -> None:
 
 def test_memory_under_control_groups_of_version_1(tmp_path: Path) -> None:
     files = {
-        "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "4:memory:/job\n0::/\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
         "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{9 * GIB}\n",
@@ -60,35 +65,34 @@ def test_cores_within_a_quota(tmp_path: Path) -> None:
     assert machine.usable_cores(root) == len(os.sched_getaffinity(0))
 
 
-def test_nothing_readable_is_unknown(tmp_path: Path) -> None:
+def test_a_kernel_that_counts_nothing_leaves_the_idle_cores_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_times", lambda: (0.0,) * 10)
+    monkeypatch.setattr(psutil, "process_iter", lambda names: iter(()))
     host = machine.look(tmp_path, observe_s=0)
-    assert host.memory_free_bytes is None and host.memory_bytes is None and host.load_average is None
     assert host.idle_cores is None and host.busy == ()
+    assert host.cores == len(os.sched_getaffinity(0)), "no control groups, no quota"
 
 
-def test_who_uses_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-
-    def stat(pid: int, name: str, used_s: float) -> None:
-        fields = ["S", *["0"] * 10, str(int(used_s * ticks)), "0", *["0"] * 30]
-        write(tmp_path, {f"proc/{pid}/stat": f"{pid} ({name}) {' '.join(fields)}\n"})
-
-    def later(seconds: float) -> None:
-        stat(7, "busy) loop", 101.5)
-        stat(8, "quiet", 50.01)
-        stat(9, "new", 70)
-        clock[0] += seconds
-
-    clock = [1000.0]
-    stat(7, "busy) loop", 100)
-    stat(8, "quiet", 50)
-    monkeypatch.setattr(machine.time, "sleep", later)
-    monkeypatch.setattr(machine.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1})
-    host = machine.look(tmp_path, observe_s=2.0)
-    assert [(each.pid, each.name) for each in host.busy] == [(7, "busy) loop")]
-    assert host.busy[0].cores == pytest.approx(0.75)
-    assert host.idle_cores == pytest.approx(2 - 0.75 - 0.005, abs=0.01)
+def test_who_uses_the_cores(tmp_path: Path) -> None:
+    """A real process that spins and a real one that sleeps; this one is not counted."""
+    texts = {"spins": "while True: pass", "sleeps": "import time; time.sleep(600)"}
+    children = {name: subprocess.Popen([sys.executable, "-c", text]) for name, text in texts.items()}
+    try:
+        host = machine.look(tmp_path, observe_s=2.0)
+        deadline = time.monotonic() + 60
+        while children["spins"].pid not in {each.pid for each in host.busy} and time.monotonic() < deadline:
+            host = machine.look(tmp_path, observe_s=2.0)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+    (spinning,) = (each for each in host.busy if each.pid == children["spins"].pid)
+    assert machine.BUSY_CORES <= spinning.cores <= 1.1 and spinning.name.startswith("python")
+    assert {os.getpid(), children["sleeps"].pid}.isdisjoint(each.pid for each in host.busy)
+    assert [each.cores for each in host.busy] == sorted((each.cores for each in host.busy), reverse=True)
+    assert host.idle_cores is not None and 0 <= host.idle_cores <= host.cores - spinning.cores + 0.1
 
 
 def test_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.two_hosts import Host, TwoHosts, parse_shape, shaper
 from pdlab.core.catalog import two_hosts_cluster
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.errors import CanaryError, ClusterError, UsageError
+from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
+from pdlab.core.failure import attached_logs
 from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import load_yaml, to_yaml
 from pdlab.deploy.endpoint import OnHost, Running, clear_on_host, load_running, reach, reshape_on_host, save_running
@@ -231,6 +232,20 @@ class TestCommandLines:
 
 
 @pytest.mark.usefixtures("cache")
+def test_strays_are_found_by_their_owner() -> None:
+    """What stands for PID 1 of a host: its program, the folder of its files and the owner are words of its command."""
+    program = str(Path(two_hosts.__file__).with_name("namespace_init.py"))
+    words = [sys.executable, "-c", "import time; time.sleep(600)", program, "/tmp/its files", "/home/me/owner"]
+    process = subprocess.Popen(words)
+    try:
+        assert two_hosts.strays("/home/me/owner") == {process.pid: Path("/tmp/its files")}
+        assert two_hosts.strays("/home/me") == {}
+    finally:
+        process.kill()
+        process.wait()
+    assert two_hosts.strays("/home/me/owner") == {}
+
+
 class TestRecords:
     URL = "http://127.0.0.1:8000"
 
@@ -374,6 +389,29 @@ class TestCall:
         thread.join()
         late.join()
 
+    def test_an_error_comes_back_with_the_logs_that_explain_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "dies.py").write_text(
+            "import pathlib, sys\n"
+            "from pdlab.cluster import run_on_host as inside\n"
+            "from pdlab.core import errors, failure\n"
+            "def work(text):\n"
+            "    error = errors.DeployError(f'{text} died')\n"
+            "    failure.attach_logs(error, pathlib.Path('/kept'))\n"
+            "    raise error\n"
+            "sys.exit(inside.answering(work))\n"
+        )
+
+        def spawn(_: int, command: list[str], *, dies_with_parent: bool, **options: Any) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(command, **options)
+
+        monkeypatch.setattr(run_on_host, "spawn_in", spawn)
+        path = f"{tmp_path}:{Path(run_on_host.__file__).parents[2]}"
+        with pytest.raises(DeployError, match=r"^decode died$") as raised:
+            run_on_host.call(1, "dies", "decode", {**os.environ, "PYTHONPATH": path})
+        assert attached_logs(raised.value) == Path("/kept")
+
 
 class TestAnswering:
     """The far side of `run_on_host.call`."""
@@ -383,8 +421,8 @@ class TestAnswering:
         [
             (None, 0, ""),
             (KeyboardInterrupt(), 130, ""),
-            (CanaryError("wrong"), 1, '["CanaryError", "wrong"]'),
-            (UsageError("no\nway"), 2, json.dumps(["UsageError", "no\nway"])),
+            (CanaryError("wrong"), 1, '["CanaryError", "wrong", null]'),
+            (UsageError("no\nway"), 2, json.dumps(["UsageError", "no\nway", None])),
         ],
         ids=repr,
     )
