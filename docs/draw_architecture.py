@@ -33,7 +33,7 @@ HOLDS = {
     "bench": "load to runs",
     "report": "tables, plots",
     "steps": "child processes",
-    "demo": "make demo",
+    "demo": "on this machine",
     "first_hour": "on booked nodes",
     "faults": "broken on purpose",
     "rehearsal": "simulated engines",

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "steps": ["core"],
     "demo": ["core", "results", "cluster", "bench", "steps"],
     "first_hour": ["core", "steps"],
-    "faults": ["core", "results", "analysis", "cluster", "deploy"],
+    "faults": ["core", "results", "analysis", "cluster", "deploy", "steps"],
     "rehearsal": ["core", "results", "cluster", "sim", "deploy"],
     "cli": [
         "core",

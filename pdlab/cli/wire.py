@@ -8,23 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pdlab.cluster.two_hosts import parse_shape, require
 from pdlab.core.arguments import exit_code
 from pdlab.core.settings import Numbers, Settings, parse, setting
-from pdlab.steps.runner import StepRunner
-
-CHECK = "debug/test_nixl_connector_ray.py"
-# What is checked, and the exit code of a check that tells the truth about it.
-CHECKS = (
-    (["--strategy", "pack"], 0),
-    (["--strategy", "spread"], 0),
-    (["--strategy", "spread", "--plant-fault", "swap-blocks"], 4),
-)
-MEANING = """
-What you saw: the KV cache of gpt-oss-120b prompts moved by NIXL, as vLLM's connector moves it, between two Ray
-nodes on two hosts made of namespaces. Pack went through memory, spread over a shaped link, each with its
-share of the ceiling; then two blocks were swapped on purpose, and the check reported which. On two
-p5.48xlarge the same command, without the two hosts, says whether EFA carries it."""
+from pdlab.demo.wire import prove
 
 EPILOG = """\
 examples:
@@ -57,22 +43,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: WireSettings) -> int:
-    parse_shape(settings.rate, None)
-    require()
-    tokens = ",".join(map(str, settings.tokens))
-    hosts = ("-m", "pdlab", "two-hosts")
-    runner = StepRunner()
-    code = runner.run_shown(*hosts, "up", "--rate", settings.rate)
-    if code:
-        return code  # what is up already is somebody else's, and stays
-    try:
-        for words, right in CHECKS:
-            command = [sys.executable, CHECK, *words, "--random-blocks", "--tokens", tokens]
-            code = runner.run_shown(*hosts, "shell", "--", *command)
-            if code != right:
-                print(f"that check ended with code {code}, and should end with {right}", file=sys.stderr)
-                return code or 1
-    finally:
-        runner.run_shown(*hosts, "down", always=True)
-    print(MEANING)
-    return 0
+    return prove(settings.rate, settings.tokens)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from support.chaos import example
 
-from pdlab.cli import chaos, chaos_launch
+from pdlab.cli import chaos
 from pdlab.cluster import two_hosts
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.deploy.endpoint import Running, save_running
-from pdlab.faults import session
+from pdlab.faults import scenes, session
 from pdlab.faults.plan import load_plan
 from pdlab.results import chaos as results
 from pdlab.results.chaos import Chaos
@@ -99,12 +99,12 @@ class TestLaunches:
         assert chaos.main(words) == 0
         launches = [words for words in commands if words[0] == "launch_gptoss.py" and "--detach" in words]
         ends = [words for words in commands if "--shutdown" in words]
-        assert len(launches) == len(ends) == len(chaos_launch.SCENES)
+        assert len(launches) == len(ends) == len(scenes.SCENES)
         assert all("--no-kv-guard" in words and "8123" in words for words in launches)
         faults = [words[3] for words in commands if words[:3] == ["-m", "pdlab", "chaos"]]
-        assert faults == [plan for scene in chaos_launch.SCENES for plan in scene.plans]
+        assert faults == [plan for scene in scenes.SCENES for plan in scene.plans]
         assert all("http://127.0.0.1:8123" in words for words in commands if words[:3] == ["-m", "pdlab", "chaos"])
-        assert {name for scene in (*chaos_launch.SCENES, *chaos_launch.SHORT) for name in scene.plans} == {
+        assert {name for scene in (*scenes.SCENES, *scenes.SHORT) for name in scene.plans} == {
             "all", "replicas", "short", "soak", "workers",
         }  # fmt: skip
 
@@ -139,6 +139,6 @@ class TestLaunches:
         from pdlab.core.settings import parse
         from pdlab.deploy.options import LaunchSettings
 
-        for scene in chaos_launch.SCENES:
-            settings = parse(LaunchSettings, [*scene.launch, "--local", "--detach", *chaos_launch.SMALL])
-            assert settings.deployment == {"engine_kwargs": {"kv_cache_memory_bytes": chaos_launch.KV_BYTES}}
+        for scene in scenes.SCENES:
+            settings = parse(LaunchSettings, [*scene.launch, "--local", "--detach", *scenes.SMALL])
+            assert settings.deployment == {"engine_kwargs": {"kv_cache_memory_bytes": scenes.KV_BYTES}}

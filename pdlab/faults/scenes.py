@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pdlab.cluster import two_hosts
+from pdlab.core.errors import UsageError
 from pdlab.steps.runner import StepRunner
 
 # So small a KV pool that expired blocks are soon used again, and a KV leak is soon seen.
@@ -17,7 +19,7 @@ SMALL = ("--engine-arg", f"kv_cache_memory_bytes={KV_BYTES}")
 HAS_FINDINGS = 3
 
 
-class Scene(NamedTuple):
+class ChaosScene(NamedTuple):
     """One deployment and the plans for it. ``root``: it needs root, and is left out without."""
 
     name: str
@@ -27,10 +29,10 @@ class Scene(NamedTuple):
 
 
 SCENES = (
-    Scene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
-    Scene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
-    Scene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
-    Scene(
+    ChaosScene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
+    ChaosScene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
+    ChaosScene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
+    ChaosScene(
         "two hosts with a link of 1 Gbit/s and 0.2 ms",
         ("--pd-spread", "--two-hosts", "--link-rate", "1gbit", "--link-delay-ms", "0.2"),
         ("all",),
@@ -43,9 +45,6 @@ SHORT = (SCENES[0]._replace(plans=("short",)),)
 def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, short: bool) -> int:
     """Launch each scene, make its plans' faults, take it down. ``words``: further flags of chaos, ``flags``: of the
     launch. Returns the worst exit code."""
-    from pdlab.cluster import two_hosts
-    from pdlab.core.errors import UsageError
-
     worst = 0
     runner = StepRunner()
     for scene in SHORT if short else SCENES:

@@ -1,0 +1,51 @@
+"""``make wire``: pack in memory, spread over a shaped link, and a planted corruption, each called by its name.
+
+It runs the very commands that a person would type, and prints them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pdlab.cluster.two_hosts import parse_shape, require
+from pdlab.steps.runner import StepRunner
+
+CHECK = "debug/test_nixl_connector_ray.py"
+# What is checked, and the exit code of a check that tells the truth about it.
+CHECKS = (
+    (["--strategy", "pack"], 0),
+    (["--strategy", "spread"], 0),
+    (["--strategy", "spread", "--plant-fault", "swap-blocks"], 4),
+)
+MEANING = """
+What you saw: the KV cache of gpt-oss-120b prompts moved by NIXL, as vLLM's connector moves it, between two Ray
+nodes on two hosts made of namespaces. Pack went through memory, spread over a shaped link, each with its
+share of the ceiling; then two blocks were swapped on purpose, and the check reported which. On two
+p5.48xlarge the same command, without the two hosts, says whether EFA carries it."""
+
+
+def prove(rate: str, token_counts: Sequence[int]) -> int:
+    """Make two hosts with a link of ``rate``, run each check between them, take them down. Returns the exit code.
+
+    Raises UsageError for a bad rate, and where two hosts cannot be made.
+    """
+    parse_shape(rate, None)
+    require()
+    tokens = ",".join(map(str, token_counts))
+    hosts = ("-m", "pdlab", "two-hosts")
+    runner = StepRunner()
+    code = runner.run_shown(*hosts, "up", "--rate", rate)
+    if code:
+        return code  # what is up already is somebody else's, and stays
+    try:
+        for words, right in CHECKS:
+            command = [sys.executable, CHECK, *words, "--random-blocks", "--tokens", tokens]
+            code = runner.run_shown(*hosts, "shell", "--", *command)
+            if code != right:
+                print(f"that check ended with code {code}, and should end with {right}", file=sys.stderr)
+                return code or 1
+    finally:
+        runner.run_shown(*hosts, "down", always=True)
+    print(MEANING)
+    return 0
