@@ -24,7 +24,7 @@ from pdlab.demo.choice import ENGINES, conditions, nodes_are_up, slower_by
 from pdlab.demo.clock import DemoClock
 from pdlab.results.schema import Run
 from pdlab.results.store import Store
-from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, typed
+from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
 
 NO_PLOT, INCOMPLETE = 1, 3
 STOPPED = "the demo was interrupted"
@@ -195,7 +195,7 @@ class Demo:
 
     def _command(self, step: ChildStep) -> StepEnd:
         """Run a step; show and log what it prints."""
-        self._print(f"\n$ {typed(step.argv)}")
+        self._print(f"\n$ {as_typed(step.argv)}")
         return self._runner.run(step, self._print, self._report, REPORT_EVERY_S)
 
     def _report(self, elapsed_s: float, last_line: str | None) -> None:

@@ -17,7 +17,7 @@ from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.text import duration
 from pdlab.first_hour.steps import Step, left, missing
-from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, typed
+from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
 
 STATE = "first-hour.json"
 LOGS, FAILURES = "logs", "failed-replicas"
@@ -98,7 +98,7 @@ def run(
         for step in todo:
             number = steps.index(step) + 1
             place = f"{number}/{len(steps)} {step.name}"
-            shown = typed(["-m", "pdlab", *step.command])
+            shown = as_typed(["-m", "pdlab", *step.command])
             stopped = runner.interrupted and not step.always
             why = "the first hour was interrupted" if stopped else missing(step, verdicts)
             facts = {"command": shown, "estimate_s": step.estimate_s, "limit_s": step.limit_s}

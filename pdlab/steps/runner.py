@@ -154,7 +154,7 @@ class StepRunner:
 
         Raises KeyboardInterrupt where the runner was interrupted, except for a step with ``always``.
         """
-        print(f"\n$ {typed(argv)}", flush=True)
+        print(f"\n$ {as_typed(argv)}", flush=True)
         code = self.run(ChildStep(argv, always=always)).exit_code
         if code is None or (self.interrupted and not always):
             raise KeyboardInterrupt
@@ -249,6 +249,6 @@ class _Child:
                 self._on_line(text)
 
 
-def typed(argv: Sequence[str]) -> str:
+def as_typed(argv: Sequence[str]) -> str:
     """The command as a person types it in the project's folder."""
     return shlex.join(["python", *("python" if word == sys.executable else word for word in argv)])

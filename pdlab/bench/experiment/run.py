@@ -28,7 +28,7 @@ from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, reques
 from pdlab.results.provenance import now
 from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
 from pdlab.results.store import Store, write_record
-from pdlab.steps.runner import ChildStep, StepEnd, StepRunner, typed
+from pdlab.steps.runner import ChildStep, StepEnd, StepRunner, as_typed
 
 LAUNCHER = ROOT / "launch_gptoss.py"
 STOP_TIMEOUT_S = 120.0
@@ -297,7 +297,7 @@ class _Launcher:
         self._up, self._hosts = False, None
         end = self._run("--shutdown", "--port", str(self._options.port), limit_s=STOP_TIMEOUT_S, always=True)
         if end.verdict == "timed out":
-            command = typed([str(LAUNCHER), "--shutdown", "--port", str(self._options.port)])
+            command = as_typed([str(LAUNCHER), "--shutdown", "--port", str(self._options.port)])
             self._progress.note(f"the shutdown took more than {STOP_TIMEOUT_S:g} s: {command}")
         elif end.exit_code:
             self._progress.note(f"the shutdown ended with code {end.exit_code}: {end.reason or 'it printed nothing'}")
