@@ -142,7 +142,9 @@ class DemoSettings(Settings):
     )
     itl: Positive = setting(256, "input tokens", MEASURED, value="TOKENS")
     otl: Positive = setting(64, "output tokens", MEASURED, value="TOKENS")
-    out: Path | None = setting(None, "folder of the results", WHERE, value="DIR", otherwise="demo-DATE-TIME in bm_results/")
+    out: Path | None = setting(
+        None, "folder of the results", WHERE, value="DIR", otherwise="demo-DATE-TIME in bm_results/"
+    )
     port: Port | None = setting(None, "port to serve on", WHERE, otherwise=f"{PORT}, or a free one if that is taken")
 
 

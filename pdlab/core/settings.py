@@ -78,6 +78,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """The names that a text may be, if they are not known before the program runs."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class NamedValues:
     """How the words of a flag that is given several times, each NAME=VALUE, become a mapping, and one of it a word.
 
@@ -334,6 +341,8 @@ def _add(group: Any, each: Declared, *, shown: bool) -> None:
         return
     if get_origin(kind) is Literal:
         more |= {"choices": get_args(kind), "metavar": flag.value}
+    elif (known := each.one(OneOf)) is not None:
+        more |= {"choices": known.names, "metavar": flag.value}
     else:
         more |= {"type": _reader(each), "metavar": flag.value or ("N" if kind in (int, float) else None)}
     if flag.several == "words":
