@@ -225,9 +225,12 @@ def transport_env(transport: Transport, view: ClusterView) -> dict[str, str]:
     env = {"UCX_TLS": transport.ucx_tls} if transport.ucx_tls else {}
     if (count := rails(view)) is not None:
         env["UCX_MAX_RMA_RAILS"] = str(count)
+    if "UCX" in transport.backends:
+        # For `pdlab.deploy.wire_proof`: UCX prints how it will read when it first uses a connection, not per transfer.
+        # "used" would count, but print when the connection ends. Of the streams only stderr has no buffer.
+        env |= {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
     if transport.verbose:
-        # PROTO_INFO=used counts what was really transferred how; "y" would list candidates.
-        env |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "used", "NIXL_LOG_LEVEL": "DEBUG"}
+        env |= {"UCX_LOG_LEVEL": "info", "NIXL_LOG_LEVEL": "DEBUG"}
     return env | transport.ucx_env
 
 

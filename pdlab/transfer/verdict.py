@@ -19,6 +19,8 @@ SHARED_MEMORY = ("cma", "xpmem", "knem", "sysv", "posix", "self")
 GPU_PEER = ("cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc")
 VERBS = ("rc", "rc_x", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_verbs", "ud_mlx5", "gga_mlx5")
 EFA = ("srd", "ud_verbs")
+# What UCX reads a peer's memory with over each kind of RDMA device.
+FABRIC: dict[str, tuple[str, ...]] = {"efa": ("srd",), "rdma": VERBS}
 # Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
 # to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds
 # are lenient guesses (a GPU copies inside its own memory many times faster than any link between two).
@@ -289,9 +291,17 @@ def _why_slow(run: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
 
 
 def allows(tls: str, transports: tuple[str, ...]) -> bool:
-    """Whether a UCX_TLS list lets one of the transports in (``^`` negates; sm, shm, cuda and all are groups)."""
-    groups = {"sm": SHARED_MEMORY, "shm": SHARED_MEMORY, "mm": ("sysv", "posix", "xpmem"), "cuda": GPU_PEER}
-    names = tls.removeprefix("^").split(",")
+    """Whether a UCX_TLS list lets one of the transports in (``^`` negates; sm, shm, cuda, ib and all are groups)."""
+    groups = {
+        "sm": SHARED_MEMORY,
+        "shm": SHARED_MEMORY,
+        "mm": ("sysv", "posix", "xpmem"),
+        "cuda": GPU_PEER,
+        "ib": (*VERBS, *EFA),
+        "efa": EFA,
+        **{family: tuple(name for name in VERBS if name.split("_")[0] == family) for family in ("rc", "dc", "ud")},
+    }
+    names = [entry.strip().split(":")[0] for entry in tls.removeprefix("^").split(",") if entry.strip()]
     allowed = {name for word in names for name in groups.get(word, (word,))}
     if tls.startswith("^"):
         return not set(transports) <= allowed
