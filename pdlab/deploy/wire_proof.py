@@ -29,7 +29,7 @@ from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
 from pdlab.results.schema import WireProof
 from pdlab.transfer.ucx_log import Wire, parse_table, reads, together
-from pdlab.transfer.verdict import EFA, FABRIC, SHARED_MEMORY, allows
+from pdlab.transfer.verdict import EFA, FABRIC, SHARED_MEMORY, VERBS, allows
 
 TOKENS, LEAST_TOKENS = 4000, 256
 TIMEOUT_S = 300.0
@@ -45,7 +45,7 @@ PEER_SCOPES = ("intra-node", "inter-node")
 # Wire -> the transports of UCX by which KV cache takes it. What copies within a process is none of them.
 TRANSPORTS: dict[WireKind, tuple[str, ...]] = {
     "efa": FABRIC["efa"],
-    "rdma": FABRIC["rdma"],
+    "rdma": VERBS,
     "tcp": ("tcp",),
     "shared memory": tuple(name for name in SHARED_MEMORY if name != "self"),
     "gpu peer": ("cuda_ipc", "rocm_ipc"),
@@ -79,7 +79,7 @@ def _allowed(deployment: Deployment, wire: WireKind) -> WireKind:
     """The wire of a link, or what UCX_TLS leaves."""
     assert deployment.transport is not None
     tls = deployment.transport.ucx_tls
-    return "tcp" if tls and not allows(tls, TRANSPORTS[wire]) else wire
+    return "tcp" if tls and not allows(tls, FABRIC.get(wire, TRANSPORTS[wire])) else wire
 
 
 def judge(
@@ -118,7 +118,8 @@ def judge(
     if in_table and (not apart or not readable or in_table in carriers or (in_table not in NETWORKS and not carriers)):
         observed, evidence = in_table, "ucx"
     elif carriers:
-        observed, evidence = max(carriers, key=lambda carrier: min(counted[carrier])), "counters"
+        most: WireKind = max(carriers, key=lambda carrier: min(counted[carrier]))
+        observed, evidence = most, "counters"
     proven = observed == planned if planned and (observed or (apart and readable)) else None
     return WireProof(
         planned=planned,

@@ -20,7 +20,10 @@ GPU_PEER = ("cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc")
 VERBS = ("rc", "rc_x", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_verbs", "ud_mlx5", "gga_mlx5")
 EFA = ("srd", "ud_verbs")
 # What UCX reads a peer's memory with over each kind of RDMA device.
-FABRIC: dict[str, tuple[str, ...]] = {"efa": ("srd",), "rdma": VERBS}
+FABRIC: dict[str, tuple[str, ...]] = {
+    "efa": ("srd",),
+    "rdma": tuple(name for name in VERBS if name.split("_")[0] in ("rc", "dc")),
+}
 # Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
 # to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds
 # are lenient guesses (a GPU copies inside its own memory many times faster than any link between two).

@@ -49,6 +49,9 @@ def pd(label: str, **transport: Any) -> Deployment:
         ("pd-pack-p1xtp1-d1xtp1", TWO_HOSTS, None, "shared memory"),
         ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), None, "shared memory"),
         ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), "tcp", "tcp"),
+        ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), "tcp,self", "tcp"),
+        ("pd-pack-p1xtp4-d1xtp4", X2, "tcp,cuda_copy", "tcp"),
+        ("pd-spread-p1xtp4-d1xtp4", X2, "^srd", "tcp"),
     ],
 )
 def test_the_wire_that_the_plan_names(label: str, view: ClusterView, tls: str | None, wire: str) -> None:
