@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdlab.core.arguments import OneLineParser, backends, check_writable, exit_code, not_for
 from pdlab.core.errors import ClusterError
 from pdlab.core.files import write_output
+
+if TYPE_CHECKING:
+    from pdlab.transfer.doctor.findings import Concern
 
 CANNOT_RUN, HAS_ERRORS = 5, 3
 RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked at
@@ -25,6 +28,7 @@ examples:
   python debug/doctor.py                 every node of the Ray cluster of this machine; without one, this machine
   python debug/doctor.py --here          this machine alone, no Ray
   python debug/doctor.py --backends UCX,LIBFABRIC --json doctor.json
+  python debug/doctor.py --placement pack --model gpt-oss-120b       what matters to a pack, and the model's files
 
 exit code: 0 no errors, 3 errors found, 5 cannot run, 2 bad command line
 What each finding means, and which tool to use next: docs/debugging.md
@@ -40,6 +44,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument_group("what to examine").add_argument
     add("--here", action="store_true", help="ask this machine alone, without Ray")
+    add(
+        "--placement",
+        choices=("pack", "spread"),
+        help="apply the rules that matter to PD deployments of this placement (default: all; on local nodes theirs)",
+    )
+    add("--model", metavar="NAME|PATH", help="look for this model's files too, and whether they are whole")
     add("--backends", type=backends, default=("UCX",), metavar="NAME[,NAME]",
         help="NIXL backends to create (default UCX)")  # fmt: skip
     add("--quick", action="store_true", help="read files and settings alone: start no process that loads NIXL")
@@ -53,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from pdlab.core.catalog import resolve_model
     from pdlab.transfer.doctor import diagnosis
     from pdlab.transfer.doctor.settings_rules import QueryClock
 
@@ -61,9 +72,11 @@ def _run(args: argparse.Namespace) -> int:
     if args.quick:
         not_for(args, parser(), ["--backends"], "--quick, which creates none")
     before_s = time.time()
-    facts = _this_machine(args.quick, args.backends) if args.here else _nodes(args.quick, args.backends)
+    model = resolve_model(args.model)[1] if args.model else None  # None too for a model that pdlab builds itself
+    facts, local = _this_machine(args, model) if args.here else _nodes(args, model)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
-    findings = diagnosis.diagnose(facts, query_clock=QueryClock(before_s, time.time()))
+    concerns = diagnosis.concerns_of(facts, args.placement) if args.placement else local
+    findings = diagnosis.diagnose(facts, query_clock=QueryClock(before_s, time.time()), concerns=concerns)
     print(diagnosis.render(facts, findings))
     if args.json is not None:
         text = json.dumps(diagnosis.as_json(facts, findings), indent=1)
@@ -71,11 +84,16 @@ def _run(args: argparse.Namespace) -> int:
     return HAS_ERRORS if any(finding.severity == "error" for finding in findings) else 0
 
 
-def _this_machine(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+Examined = tuple[dict[str, dict[str, Any]], tuple["Concern", ...] | None]
+
+
+def _this_machine(args: argparse.Namespace, model: str | None) -> Examined:
     from pdlab.remote import node as node_probe
 
     ports = _ports()
-    return {"here": node_probe.quick(ports) if quick else node_probe.thorough(ports, backends=backends)}
+    if args.quick:
+        return {"here": node_probe.quick(ports, None, model)}, None
+    return {"here": node_probe.thorough(ports, None, args.backends, model)}, None
 
 
 def _ports() -> tuple[int, ...]:
@@ -87,7 +105,8 @@ def _ports() -> tuple[int, ...]:
     return tuple(sorted({*one, *other}))
 
 
-def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _nodes(args: argparse.Namespace, model: str | None) -> Examined:
+    """Facts of every node, and what deployments on local nodes have (None: the nodes are not local)."""
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
     from pdlab.remote import node as node_probe
@@ -102,8 +121,12 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             if local or "RAY_ADDRESS" in os.environ:
                 raise  # somebody said that there is one
             print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
-            return _this_machine(quick, backends)
+            return _this_machine(args, model)
         otherwise = ", or ask this machine alone with --here"
-        if quick:
-            return cluster.call_every_node(node_probe.quick, _ports(), otherwise=otherwise)
-        return cluster.call_every_node(node_probe.thorough, _ports(), None, backends, otherwise=otherwise)
+        wires: tuple[Concern, ...] | None = None
+        if local and not local.made_up:
+            wires = ("tcp", "shared memory") if local.two_hosts else ("shared memory",)
+        if args.quick:
+            return cluster.call_every_node(node_probe.quick, _ports(), None, model, otherwise=otherwise), wires
+        asked = (_ports(), None, args.backends, model)
+        return cluster.call_every_node(node_probe.thorough, *asked, otherwise=otherwise), wires

@@ -19,7 +19,7 @@ from pdlab.core.deployment import (
     parse_label,
     unguarded,
 )
-from pdlab.core.nodes import ClusterView
+from pdlab.core.nodes import ClusterView, Nic
 from pdlab.deploy.serve_config import (
     DP_BUILDER,
     FLUID_BUILDER,
@@ -158,6 +158,8 @@ def test_rails_follow_the_nodes_and_the_persons_own_variables_win() -> None:
     nodes = load_cluster("p5.48xlarge-x2").nodes
     two = tuple(n.model_copy(update={"nic": n.nic.model_copy(update={"count": 16})}) for n in nodes)
     assert "UCX_MAX_RMA_RAILS" not in env_of(labelled("pd-pack-p1xtp2-d1xtp2"), view=ClusterView(nodes=two))
+    infiniband = tuple(n.model_copy(update={"nic": Nic(kind="infiniband", count=32)}) for n in nodes)
+    assert env_of(labelled("pd-pack-p1xtp2-d1xtp2"), view=ClusterView(nodes=infiniband))["UCX_MAX_RMA_RAILS"] == "4"
     assert "UCX_MAX_RMA_RAILS" not in env_of(
         labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss"), view=local_cluster(2)
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 from pdlab.core.text import counted
 from pdlab.transfer.doctor import engine_rules, fabric_rules, settings_rules, software_rules
-from pdlab.transfer.doctor.fabric_rules import fabric_text
-from pdlab.transfer.doctor.findings import Concern, Facts, Finding, Rule, Severity
+from pdlab.transfer.doctor.fabric_rules import fabric_of, fabric_text
+from pdlab.transfer.doctor.findings import SPANNING, Concern, Facts, Finding, Rule, Severity
 
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 RULES = (*engine_rules.RULES, *fabric_rules.RULES, *software_rules.RULES, *settings_rules.RULES)
@@ -38,6 +38,16 @@ def diagnose(
     if concerns is not None:
         findings = [each for each in findings if not each.concerns or set(each.concerns) & set(concerns)]
     return sorted(_joined(findings), key=lambda finding: (ORDER.index(finding.severity), finding.topic))
+
+
+def concerns_of(facts: Facts, placement: Literal["pack", "spread"]) -> frozenset[Concern]:
+    """What PD deployments of that placement have on those nodes: the wire that all of them can take, and in a spread
+    perhaps engines over several nodes."""
+    if placement == "pack":
+        return frozenset({"gpu peer" if any(fact.get("gpus") for fact in facts.values()) else "shared memory"})
+    fabrics = [fabric_of(fact) for fact in facts.values()]
+    wires: set[Concern] = {fabric.wire if fabric else "tcp" for fabric in fabrics}
+    return frozenset({wires.pop() if len(wires) == 1 else "tcp", SPANNING})
 
 
 def _joined(findings: Sequence[Finding]) -> list[Finding]:

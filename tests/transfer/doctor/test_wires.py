@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from support.made_up_nodes import REFUSED, device, efa_pod, machine, nd_h100_v5, nd_h100_v5_pod, workstation
 
-from pdlab.transfer.doctor.diagnosis import diagnose, render
+from pdlab.cli import doctor as command
+from pdlab.remote import node
+from pdlab.transfer.doctor.diagnosis import concerns_of, diagnose, render
 from pdlab.transfer.doctor.findings import ONE_MACHINE, SPANNING, Concern
 
 WIRES: tuple[Concern, ...] = ("efa", "rdma", "tcp", "shared memory", "gpu peer")
@@ -205,3 +209,50 @@ def test_what_ucx_finds_and_whom_a_finding_concerns_is_printed() -> None:
     assert "4 GPUs, 16 usable of 32 EFA devices" in text
     assert "UCX finds: cma, tcp, cuda_ipc, srd on 16 devices" in text
     assert "matters:  to deployments with efa" in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "placement", "concerns"),
+    [
+        ([nd_h100_v5()], "pack", {"gpu peer"}),
+        ([workstation()], "pack", {"shared memory"}),
+        ([nd_h100_v5(), nd_h100_v5_pod()], "spread", {"rdma", SPANNING}),
+        ([efa_pod(0, 8)], "spread", {"efa", SPANNING}),
+        ([efa_pod(32, 8), nd_h100_v5()], "spread", {"tcp", SPANNING}),
+        ([machine([], 8, [])], "spread", {"tcp", SPANNING}),
+    ],
+)
+def test_the_wire_of_a_placement(
+    nodes: list[dict[str, Any]], placement: Literal["pack", "spread"], concerns: set[Concern]
+) -> None:
+    assert concerns_of(dict(enumerate_names(nodes)), placement) == concerns
+
+
+def enumerate_names(nodes: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, fact in enumerate(nodes):
+        yield f"n{number}", fact
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 3), (("--placement", "spread"), 3), (("--placement", "pack"), 0)])
+def test_the_command_on_a_workstation(words: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "quick", lambda *_: workstation())
+    assert command.main(["--here", "--quick", *words]) == code
+
+
+def test_the_command_looks_at_the_models_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model in Hugging Face's cache, whose config.json is empty and whose weights are cut."""
+    model = tmp_path / "hub" / "models--org--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    snapshot = model / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("")
+    (snapshot / "model.safetensors").write_bytes(b"cut")
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    out = tmp_path / "doctor.json"
+    assert command.main(["--here", "--quick", "--model", "org/model", "--json", str(out)]) == 3
+    findings = json.loads(out.read_text())["findings"]
+    broken = {Path(each["evidence"].split(": ")[0]).name for each in findings if each["topic"] == "weights"}
+    assert {"config.json", "model.safetensors"} <= broken
