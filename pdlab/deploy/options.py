@@ -473,7 +473,7 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--verbose",
         action="store_true",
-        help="protocol logs of UCX and NIXL: shows the transport really used, costs 5 to 10 times in transfer speed",
+        help="debug logs of NIXL and UCX in the engines: costs 5 to 10 times in transfer speed",
     )
 
 

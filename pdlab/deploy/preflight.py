@@ -154,8 +154,13 @@ def judge(
     # Nothing of this application serves any more: an engine on one of its ports was left behind.
     broken = next((finding for finding in findings if finding.severity == "error" or _port(finding)), None)
     if broken is not None:
+        tcp = (
+            ", or --accept-wire tcp to serve over TCP"
+            if broken.concerns and set(broken.concerns) <= set(FABRIC)
+            else ""
+        )
         raise DeployError(
-            f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix} "
+            f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix}{tcp} "
             "(everything: python debug/doctor.py)"
         )
 

