@@ -30,6 +30,7 @@ FABRIC: dict[str, tuple[str, ...]] = {
 SLOW_SHARE = {"memcpy": 0.2, "GPU's own copy": 0.002, "line rate": 0.5, "rail": 0.2}
 # Smaller requests are not judged slow: posting and polling, not the wire, set their time.
 LEAST_BYTES = 64_000_000
+UNPROVEN = "a wire that is not proven (no table of UCX's, and no interface counted it)"
 CARRIED = 0.5  # share of the payload that an interface must have counted to have carried it
 EMULATION_FREE_SINCE = (1, 20)
 
@@ -63,7 +64,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``."""
+    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``. ``proven``: UCX's table or
+    the counters of interfaces name the wire; without them it can only be that no interface carried it."""
 
     code: int
     text: str
@@ -74,6 +76,7 @@ class Verdict:
     of: str
     cause: str | None = None
     remedy: str | None = None
+    proven: bool = True
 
 
 def judge(run: Observed) -> Verdict:
@@ -88,7 +91,7 @@ def judge(run: Observed) -> Verdict:
     def verdict(code: int, text: str, cause: str | None = None, remedy: str | None = None) -> Verdict:
         if cause:
             text += f"; likely cause: {cause}; try: {remedy}"
-        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy)
+        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy, name != UNPROVEN)
 
     wrong = not transports or not set(transports) <= set(right_transports)
     emulated = run.wire is not None and run.wire.emulated and not set(transports) <= {"tcp"}
@@ -160,8 +163,7 @@ def _actual(run: Observed) -> tuple[str, tuple[str, ...], str]:
     kinds = _kinds(run)
     carriers = [nic for nic, share in traffic_share(run).items() if share >= CARRIED / 2]
     if not carriers:
-        family = "GPU peer memory" if run.vram else "shared memory"
-        return family, ("cuda_ipc",) if run.vram else ("cma",), ""
+        return UNPROVEN, ("cuda_ipc",) if run.vram else ("cma",), ""
     transport_of = {"efa": "efa", "infiniband": "rc", "roce": "rc"}
     transports = tuple(dict.fromkeys(transport_of.get(kinds.get(nic, "ethernet"), "tcp") for nic in carriers))
     return " + ".join(f"{transport_of.get(kinds.get(nic, ''), 'tcp')}/{nic}" for nic in carriers), transports, ""
