@@ -39,7 +39,7 @@ def test_what_a_step_needs_comes_before_it(steps: tuple[Step, ...]) -> None:
 
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
-    "doctor": lambda words: doctor.parser().parse_args(words),
+    "doctor": lambda words: parse(doctor.DoctorSettings, words),
     "weights": lambda words: parse(weights.WeightsSettings, words),
     "check-transfer": lambda words: plan_from(parse(CheckTransferSettings, words)),
     "bench": bench.options,
