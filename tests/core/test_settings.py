@@ -86,7 +86,7 @@ def test_each_kind_of_flag_sets_its_field() -> None:
         ("--slo-ms 1 --quantile 1", "--quantile: '1' is not a share: a number above 0 and below 1"),
         ("--quantile 0.5", "--quantile is for --slo-ms, which is not given: add --slo-ms, or leave it out"),
         ("--near --mode far", "--mode and --near exclude each other: leave one out"),
-        ("--mode neer", "--mode 'neer': did you mean near? choose from far, near"),
+        ("--mode nearr", "--mode 'nearr': did you mean near? choose from far, near"),
         ("--prot 1", "--prot is not a flag; did you mean --port? (all flags: example --help)"),
         ("--port 1 --port 2", "--port is given twice: give it once"),
         ("--count 1 --number 2", "--count and --number are the same flag: give it once"),
