@@ -16,6 +16,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
+from pdlab.plan.extrapolation import OutsideFit, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.results.slo import within
 from pdlab.sim.hardware import Hardware
@@ -108,6 +109,17 @@ class Scene:
             return self.workload
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
+    def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
+        """In what this plan is extrapolated, or one deployment of it, or one load on that."""
+        loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
+        return outside_fit(
+            self.hardware,
+            self.shape.name,
+            deployment,
+            (self.workload, self.longest),
+            in_flight_per_gpu=loads,
+        )
+
     def depends(self, deployment: Deployment) -> bool:
         """Whether it matters to this deployment if scattered blocks are copied one by one."""
         return self.blocks is None and depends_on_age(deployment, self.hardware, self.shape)
@@ -181,6 +193,12 @@ class Scene:
             latencies=latencies,
             level=simulated,
         )
+
+
+def in_flight(result: LoadResult, deployment: Deployment) -> float:
+    """Requests in flight per GPU of the deployment."""
+    e2el_s = statistics.fmean(each.e2el_s for each in result.latencies)
+    return in_flight_per_gpu(result.load, deployment.gpus, result.requests_per_s, e2el_s)
 
 
 def crossing_share(low: float, high: float) -> float:

@@ -1,4 +1,4 @@
-"""Sizes of models by their dtype: linear layers of Llama 70B are 68.5e9 values, embedding and head 2.1e9 of two bytes."""
+"""Sizes of models by their dtype: linear layers of Llama 70B are 68.5e9 values, the rest 2.1e9 of two bytes."""
 
 from __future__ import annotations
 
