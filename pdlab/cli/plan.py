@@ -581,7 +581,7 @@ def _draw_map(args: argparse.Namespace, scene: Scene, ranked_plan: Plan, measure
         args.goodput_map,
         title=f"Goodput, requests/s per GPU {of}, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
         f"{scene.shape.name}, {workload.label} tokens, Poisson arrivals; "
-        "hatched: simulated",
+        f"hatched: simulated{', extrapolated' if scene.outside() else ''}",
         price_per_gpu_hour=price,
     )
     origin = "measured and simulated" if measured else "simulated"

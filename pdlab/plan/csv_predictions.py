@@ -76,11 +76,15 @@ def predict(
     sweeps: dict[tuple[str, ...], list[RequestedRow]] = {}
     number_of: dict[int, int] = {}
     parsed = [row for row in requested if isinstance(row, RequestedRow)]
-    shapes = {row.deployment.model: _shape(row) for row in reversed(parsed)}
+    known = {model: load_model(model) for model in {row.deployment.model for row in parsed}}
+    shapes = {model: shape for model, shape in known.items() if shape is not None}
     for number, row in enumerate(requested):
         number_of[row.line] = number
         if isinstance(row, RefusedRow):
             predictions[number] = _without_figures(f"not predicted: {row.reason}")
+        elif row.deployment.model not in shapes:
+            reason = f"model {row.deployment.model!r} has no shape in configs/models/; add a file there"
+            predictions[number] = _without_figures(f"not predicted: {reason}")
         elif reason := _other_stack(row, hardware, shapes[row.deployment.model]):
             predictions[number] = _without_figures(f"not predicted: {reason}")
         else:
@@ -178,15 +182,6 @@ def refused(requested: Sequence[RequestedRow | RefusedRow], predictions: Sequenc
         for row, columns in zip(requested, predictions, strict=True)
         if not columns["predicted_requests_per_s"]
     ]
-
-
-def _shape(row: RequestedRow) -> ModelShape:
-    shape = load_model(row.deployment.model)
-    if shape is None:
-        raise UsageError(
-            f"line {row.line}: model {row.deployment.model!r} has no shape in configs/models/; add a file there"
-        )
-    return shape
 
 
 def _trial(

@@ -157,6 +157,7 @@ def test_lengths_are_those_of_the_row(tmp_path: Path, capsys: pytest.CaptureFixt
             ("h200", "gb200", "B200", "H100 PCIe"),
         ),
         ("GPU", ("H100",), ("L40S", "8")),
+        ("Model", ("gpt-oss-120b", "openai/gpt-oss-120b"), ("meta-llama/Llama-3.3-70B",)),
         ("Framework", ("vllm", "vLLM 0.11.0"), ("sglang", "dynamo-trt", "trtllm")),
         ("Precision", ("fp4", "mxfp4"), ("fp8", "bf16")),
         ("kv_cache_dtype", ("auto", "bfloat16"), ("fp8",)),
