@@ -294,8 +294,10 @@ def _applies(args: argparse.Namespace) -> None:
     count = ["--count-gpus"]
     blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
-        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks, *count]
-        not_for(args, parser(), unused, "--predict, whose file has columns for it")
+        of_columns = ["--itl", "--otl", "--lengths", "--rate", "--burstiness", "--concurrency", "--prompts"]
+        not_for(args, parser(), of_columns, "--predict, whose file has columns for it")
+        unused = ["--plot", "--seed", *cluster, *load, *slo, *blocks, *count]
+        not_for(args, parser(), unused, "--predict, which predicts each row of a file as it is")
     elif args.compare:
         not_for(
             args,
