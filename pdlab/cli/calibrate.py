@@ -29,7 +29,7 @@ from pdlab.plan.accuracy import (
     table,
 )
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
-from pdlab.plan.extrapolation import RanOn, major_minor, ran_on
+from pdlab.plan.extrapolation import RanOn, major_minor, network_of, ran_on
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
 from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed
@@ -304,7 +304,8 @@ def _run(args: argparse.Namespace) -> int:
             "constants": fitted.constants | moved,
             "error": error,
         }
-        domain = fit_domain(experiments, shape.name, made_on.gpu, made_on.version)
+        crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
+        domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
         write_output(args.out, to_yaml(signed(fitted.model_copy(update=changed), domain)), "--out")
         print_line(f"wrote {args.out}")
     return 0

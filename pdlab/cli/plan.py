@@ -449,6 +449,8 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
 
 
 def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from dataclasses import replace
+
     from pdlab.core.mixes import Mixes
     from pdlab.plan import next_steps
     from pdlab.plan.planner import plan
@@ -465,7 +467,8 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     if args.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
     measured = _measured(args) if args.measured else []
-    scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
+    view = _view(args, hardware)
+    scene = replace(_scene(args, hardware, shape, _slo(args)), nic=view.engine_nodes[0].nic.kind)
     if isinstance(scene.workload.lengths, Mixes):
         raise UsageError(
             f"--lengths {scene.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "

@@ -30,7 +30,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
-from pdlab.plan.extrapolation import in_flight_per_gpu
+from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu
 from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import FitDomain, Hardware
@@ -357,8 +357,9 @@ def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
     ]
 
 
-def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, gpu: str, version: str) -> FitDomain:
-    """What these runs cover, all of one model, GPU type and vLLM version."""
+def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: RanOn, networks: Sequence[str]) -> FitDomain:
+    """What these runs cover, all of one model, GPU type and vLLM version (which ``made_on`` knows)."""
+    assert made_on.gpu is not None and made_on.version is not None
     pools = [pool for sweep in sweeps for pool in sweep.deployment.pools.values()]
     means = [sweep.workload.mean_tokens for sweep in sweeps]
     longest = [sweep.workload.longest for sweep in sweeps]
@@ -369,13 +370,14 @@ def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, gpu: str, version: s
 
     return FitDomain(
         model=model,
-        gpu=gpu,
-        version=version,
+        gpu=made_on.gpu,
+        version=made_on.version,
         modes=tuple(sorted({sweep.deployment.mode for sweep in sweeps})),
         tp=tuple(sorted({pool.tp for pool in pools})),
         pp=tuple(sorted({pool.pp for pool in pools})),
         dp=tuple(sorted({pool.dp for pool in pools})),
         expert_parallel=tuple(sorted({pool.expert_parallel for pool in pools})),
+        networks=tuple(sorted(set(networks))),
         input_tokens=ends([*means, *longest], 0),
         output_tokens=ends([*means, *longest], 1),
         in_flight_per_gpu=(float(f"{min(loads):.3g}"), float(f"{max(loads):.3g}")),

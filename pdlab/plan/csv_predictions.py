@@ -166,7 +166,7 @@ def _ran_on(row: RequestedRow) -> RanOn:
     stated = row.stated
     inline = re.search(r"\d+\.\d.*", stated.framework)
     version = major_minor(stated.version or (inline[0] if inline else ""))
-    return RanOn(None, _engine(row), version)
+    return RanOn(None, _engine(row), version, "tcp" if row.link == "tcp" else None)
 
 
 def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:

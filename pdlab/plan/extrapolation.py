@@ -18,9 +18,23 @@ from pdlab.core.nodes import ClusterNode
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.results.schema import Experiment
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import link_of
 
 Dimension = Literal[
-    "fit", "errors", "model", "GPU", "engine", "mode", "TP", "PP", "DP", "EP", "input length", "output length", "load"
+    "fit",
+    "errors",
+    "model",
+    "GPU",
+    "engine",
+    "mode",
+    "TP",
+    "PP",
+    "DP",
+    "EP",
+    "network",
+    "input length",
+    "output length",
+    "load",
 ]
 # Lengths and loads count as inside up to a tenth beyond the ends of their range, lengths a token more for rounding:
 # prompts of 0.8 to 1.0 of 5,000 tokens have 4,500 on average.
@@ -36,11 +50,13 @@ class OutsideFit(NamedTuple):
 
 
 class RanOn(NamedTuple):
-    """GPU type as Ray names it (``cpu``: engines on CPUs), engine, and its major and minor version; None: not known."""
+    """GPU type as Ray names it (``cpu``: engines on CPUs), engine, its major and minor version, and the kind of the
+    nodes' NICs; None: not known."""
 
     gpu: str | None = None
     engine: str | None = None
     version: str | None = None
+    nic: str | None = None
 
 
 NOT_SAID = RanOn()
@@ -93,6 +109,9 @@ def outside_fit(
             say(dimension, f"{dimension} {_listed(others)}", _listed(fitted))
     if any(pool.expert_parallel not in fit.expert_parallel for pool in pools):
         say("EP", "EP" if False in fit.expert_parallel else "no EP", "no EP" if False in fit.expert_parallel else "EP")
+    network = network_of(deployment, ran_on.nic) if deployment is not None else None
+    if network is not None and fit.networks and network not in fit.networks:
+        say("network", f"network {network}", ", ".join(fit.networks))
     lengths = [pair for workload in workloads for pair in (workload.mean_tokens, workload.longest)]
     sides: tuple[tuple[Dimension, list[float], tuple[int, int]], ...] = (
         ("input length", [pair[0] for pair in lengths], fit.input_tokens),
@@ -150,6 +169,13 @@ def _ends(ends: tuple[float, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def network_of(deployment: Deployment, nic: str | None) -> str | None:
+    """What KV cache crosses between the nodes of a deployment; None: nothing, or not known."""
+    if deployment.mode != "pd-spread":
+        return None
+    return "tcp" if link_of(deployment) == "tcp" else nic
+
+
 def in_flight_per_gpu(load: Load, gpus: int, requests_per_s: float, e2el_s: float) -> float:
     """Of a closed loop as it says; of an open one the mean, by Little's law."""
     in_flight = load.concurrency if isinstance(load, Closed) else requests_per_s * e2el_s
@@ -167,6 +193,8 @@ def ran_on(experiment: Experiment) -> RanOn:
     manifest = experiment.manifest
     version = major_minor(manifest.versions.get("vllm") or "")
     gpu: str | None = None
+    kinds = {node.nic.kind for node in manifest.cluster.engine_nodes} if manifest.cluster is not None else set()
+    nic = next(iter(kinds)) if len(kinds) == 1 else None
     if gpus_of(experiment).device == "cpu":
         gpu = "cpu"
     elif manifest.cluster is not None:
@@ -178,7 +206,7 @@ def ran_on(experiment: Experiment) -> RanOn:
                 f"{experiment.name}: ran on {' and '.join(sorted(filter(None, types)))}; step times are of one GPU type"
             )
         gpu = next(iter(types), None)
-    return RanOn(gpu, "vllm" if version else None, version)
+    return RanOn(gpu, "vllm" if version else None, version, nic)
 
 
 def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:

@@ -16,7 +16,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
-from pdlab.plan.extrapolation import OutsideFit, in_flight_per_gpu, outside_fit
+from pdlab.plan.extrapolation import OutsideFit, RanOn, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.results.slo import within
 from pdlab.sim.hardware import Hardware
@@ -92,6 +92,8 @@ class Scene:
     blocks: ScatteredBlocks | None = None
     """What scattered blocks cost where that was measured; ``hardware`` has it then, and no case is open."""
     count: Count = "nodes"
+    nic: str | None = None
+    """Kind of the nodes' NICs; None: no nodes are planned for."""
 
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
         """By what the throughput of all copies is divided: what they use, or the GPUs of the whole nodes that they take
@@ -117,6 +119,7 @@ class Scene:
             self.shape.name,
             deployment,
             (self.workload, self.longest),
+            ran_on=RanOn(nic=self.nic),
             in_flight_per_gpu=loads,
         )
 

@@ -72,7 +72,8 @@ class FitDomain(Frozen):
 
     ``model``: a name of configs/models/. ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
     ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
-    the deployments. ``input_tokens``, ``output_tokens``: least and most of a request. ``in_flight_per_gpu``: least and
+    the deployments. ``networks``: what KV cache crossed between nodes: kinds of NIC, or ``tcp`` where UCX was held to it
+    (empty: not known). ``input_tokens``, ``output_tokens``: least and most of a request. ``in_flight_per_gpu``: least and
     most requests in flight, over the GPUs of the deployment; of an open loop the mean. ``digest``: `digest_of` the file
     that the fit wrote.
     """
@@ -86,6 +87,7 @@ class FitDomain(Frozen):
     pp: tuple[int, ...] = (1,)
     dp: tuple[int, ...] = (1,)
     expert_parallel: tuple[bool, ...] = (False,)
+    networks: tuple[str, ...] = ()
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     in_flight_per_gpu: tuple[float, float]

@@ -94,6 +94,13 @@ def test_every_other_dimension() -> None:
     assert named(loads=(1.0,), hardware=HARDWARE.model_copy(update={"fit": busy})) == ["load"]
 
 
+def test_the_network_counts_where_kv_cache_crosses_it() -> None:
+    spread, pack = "pd-spread-p1xtp4-d1xtp4", "pd-pack-p1xtp4-d1xtp4"
+    assert named(spread, ran_on=RanOn(nic="infiniband")) == ["network"] == named(spread, ran_on=RanOn(nic="tcp"))
+    assert named(spread, ran_on=RanOn(nic="efa")) == named(pack, ran_on=RanOn(nic="infiniband")) == []
+    assert named("collocated-2xtp4", ran_on=RanOn(nic="infiniband")) == []
+
+
 def test_load_is_counted_per_gpu() -> None:
     assert in_flight_per_gpu(Closed(concurrency=64), 8, 1.0, 99.0) == 8
     assert in_flight_per_gpu(Open(rate_rps=4.0), 8, 3.0, 16.0) == 6
@@ -210,13 +217,16 @@ class TestPlan:
 def test_rows_outside_have_a_note_and_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "in.csv"
     path.write_text(
-        "config,itl,concurrency,vllm_version\ncollocated-2xtp4,5000,16,0.11.2\ncollocated-1xtp8ep,5000,16,\n"
-        "collocated-2xtp4,1000,16,\ncollocated-2xtp4,5000,16,0.18\ncollocated-1xtp2,5000,64,\n"
+        "config,itl,concurrency,vllm_version,link\ncollocated-2xtp4,5000,16,0.11.2,\ncollocated-1xtp8ep,5000,16,,\n"
+        "collocated-2xtp4,1000,16,,\ncollocated-2xtp4,5000,16,0.18,\ncollocated-1xtp2,5000,64,,\n"
+        "pd-spread-p1xtp4-d1xtp4,5000,16,,tcp\n"
     )
     assert cli_plan.main(["--predict", str(path)]) == 0
     home, *away = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert home["prediction_note"] == "" and home["predicted_mean_tpot_ms_low"]
-    for row, what in zip(away, ("EP", "input length 1000", "vllm 0.18", "requests in flight"), strict=True):
+    for row, what in zip(
+        away, ("EP", "input length 1000", "vllm 0.18", "requests in flight", "network tcp"), strict=True
+    ):
         assert row["prediction_note"].startswith("extrapolated: ") and what in row["prediction_note"]
         assert row["predicted_mean_tpot_ms"] and not row["predicted_mean_tpot_ms_low"]
 
