@@ -7,9 +7,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pdlab.core.arguments import OneLineParser, check_writable, distinct, exit_code, positive
+from pdlab.analysis.curves import gpus_of
+from pdlab.core.arguments import OneLineParser, above_zero, check_writable, distinct, exit_code, positive
 from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import write_output
@@ -27,14 +28,16 @@ from pdlab.plan.accuracy import (
     rankings_text,
     table,
 )
-from pdlab.plan.calibration import coarse, compare, cross_validate, fit, measured, other_kind
+from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
+from pdlab.plan.extrapolation import RanOn, major_minor, network_of, ran_on
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
-from pdlab.sim.hardware import FitError, load_hardware
+from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed
 
 if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
     from pdlab.plan.accuracy import MeasuredSweep
+    from pdlab.results.schema import Experiment
 
 EPILOG = """\
 examples:
@@ -44,10 +47,16 @@ examples:
       how well each experiment is predicted by a fit to the others
   python -m pdlab calibrate --runs bm_results/* --rounds 0
       how well the hardware predicts these runs as it is
+  python -m pdlab calibrate --runs theirs/* --gpu H200 --engine 0.18 --out h200.yaml \\
+      --data-sheet memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989
+      runs that do not record their GPU and vLLM, on a GPU that is not the one of --start
 """
 
 
 MOST_PERCENT = 100.0
+DATA_SHEET = ("memory_gb", "memory_gb_per_s", "tensor_tflops")  # constants of the GPU itself, which no fit moves
+CALIBRATED = "python -m pdlab calibrate, see fitted_on"
+NAME_RULE = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
 def _rounds(text: str) -> int:
@@ -64,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("what was measured").add_argument
     add("--runs", nargs="+", type=Path, required=True, metavar="DIR", help="experiment folders, ours or published")
     add("--model", metavar="NAME", help="model that was measured (default: the one that the runs record)")
+    add("--gpu", metavar="TYPE", help="GPU type as Ray names it, such as H200 (default: the one that the runs record)")
+    add("--engine", type=_version, metavar="VERSION", help="vLLM version, such as 0.29 (default: as the runs record)")
     add(
         "--prompts",
         choices=("fresh", "repeated"),
@@ -77,6 +88,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
     )
+    add(
+        "--data-sheet",
+        type=_data_sheet,
+        metavar="NAME=VALUE,...",
+        help=f"values of the GPU's data sheet for {', '.join(DATA_SHEET)}; asked for where --start is of another GPU",
+    )
     add("--rounds", type=_rounds, default=12, metavar="N", help="rounds of the search (default %(default)s)")
     add("--cross-validate", action="store_true", help="leave each experiment out once; takes minutes")
     add(
@@ -88,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("result").add_argument
     add("--out", type=Path, metavar="FILE", help="write the fitted hardware there")
-    add("--name", metavar="NAME", help="name of the new hardware (default: that of --start)")
+    add("--name", metavar="NAME", help="name of the new hardware (default: that of the file of --out)")
     return parser
 
 
@@ -110,6 +127,14 @@ def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShap
     return shape
 
 
+def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
+    """Raises UsageError where the runs record another model than the one that --model names."""
+    for experiment in experiments:
+        recorded = load_model(experiment.deployment.model)
+        if recorded is not None and recorded.name != shape.name:
+            raise UsageError(f"--model {shape.name}: {experiment.name} is of {recorded.name}; leave --model out")
+
+
 def _days(text: str) -> tuple[float, float, float]:
     try:
         tpot, ttft, rate = (float(part) for part in text.split(","))
@@ -120,10 +145,88 @@ def _days(text: str) -> tuple[float, float, float]:
     return tpot, ttft, rate
 
 
+def _version(text: str) -> str:
+    version = major_minor(text)
+    if version is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as 0.29")
+    return version
+
+
+def _data_sheet(text: str) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in DATA_SHEET:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a constant of a data sheet; {choices(name, DATA_SHEET)}")
+        values[name] = above_zero(value)
+    return values
+
+
+def _made_on(args: argparse.Namespace, loaded: Sequence[Experiment]) -> RanOn:
+    """GPU and vLLM version of all runs, from what they record and the flags. Raises UsageError where they differ, or
+    where neither says it."""
+    records = {experiment.name: ran_on(experiment) for experiment in loaded}
+
+    def one(what: str, flag: str, stated: str | None, of_runs: dict[str, str | None]) -> str:
+        recorded = sorted({value for value in of_runs.values() if value is not None})
+        if len(recorded) > 1:
+            raise UsageError(f"the runs are of {what} {' and '.join(recorded)}; constants are fitted to one: sort them")
+        if stated is not None and recorded and recorded != [stated]:
+            raise UsageError(f"{flag} {stated}: the runs record {what} {recorded[0]}; leave {flag} out")
+        unknown = [name for name, value in of_runs.items() if value is None]
+        if stated is None and unknown:
+            raise UsageError(f"{unknown[0]} does not record its {what}, which --out writes down; give {flag}")
+        return stated or recorded[0]
+
+    gpu = one("GPU type", "--gpu", args.gpu, {name: each.gpu for name, each in records.items()})
+    version = one("vLLM version", "--engine", args.engine, {name: each.version for name, each in records.items()})
+    return RanOn(gpu, "vllm", version)
+
+
+def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) -> Hardware:
+    """The start, as hardware of the GPU that was measured. Raises UsageError where it is of another GPU and the data
+    sheet of the measured one is not given."""
+    of_start = "cpu" if start.cpu else start.gpu_type
+    if gpu != of_start and "cpu" in (gpu, of_start):
+        raise UsageError(f"the runs are of {gpu}, --start {start.name} is of {of_start}: give another --start")
+    missing = [name for name in DATA_SHEET if name not in sheet]
+    if gpu != of_start and missing:
+        raise UsageError(
+            f"the runs are of {gpu}, --start {start.name} is of {of_start}: give --data-sheet with "
+            f"{', '.join(missing)} of {gpu}, or a --start of that GPU"
+        )
+    changes: dict[str, Any] = {"constants": start.constants | _data_sheet_constants(start, sheet)}
+    if gpu != "cpu":
+        changes |= {"gpu": start.gpu if gpu == of_start else gpu, "gpu_type": gpu, "gpus_per_node": node_gpus}
+    return start.model_copy(update=changes)
+
+
+def _data_sheet_constants(start: Hardware, sheet: dict[str, float]) -> dict[str, Constant]:
+    return {
+        name: Constant(value=value, unit=start.constants[name].unit, basis="published", source="--data-sheet")
+        for name, value in sheet.items()
+    }
+
+
+def _stack(loaded: Sequence[Experiment], version: str) -> str:
+    """Versions of what served, as the runs record them."""
+    names = {"vllm": "vLLM", "ray": "Ray", "nixl": "NIXL"}
+    recorded = {
+        key: {value for experiment in loaded if (value := experiment.manifest.versions.get(key))} for key in names
+    }
+    if not recorded["vllm"]:
+        return f"vLLM {version}"
+    return ", ".join(f"{names[key]} {' or '.join(sorted(values))}" for key, values in recorded.items() if values)
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.name is not None and not args.out:
         raise UsageError("--name is of the file that --out writes: add --out FILE, or leave --name out")
-    if args.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", args.name):
+    if args.out is not None and args.name is None and not re.fullmatch(NAME_RULE, args.out.stem):
+        raise UsageError(f"--out {args.out}: the file's name is no name for hardware; give --name")
+    if args.out is not None and not args.rounds:
+        raise UsageError("--rounds 0 fits nothing: leave --out out, or fit")
+    if args.name is not None and not re.fullmatch(NAME_RULE, args.name):
         raise UsageError(f"--name {args.name!r}: letters, digits and . _ + - only, for plan.py --hardware asks for it")
     if args.days is not None and not args.cross_validate:
         raise UsageError("--days is for the intervals that --cross-validate makes: add that, or leave --days out")
@@ -139,6 +242,18 @@ def _run(args: argparse.Namespace) -> int:
     shape = _shape(args.model, experiments)
     if args.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
+    made_on = None
+    if args.out:
+        rehearsed = [experiment.name for experiment in loaded if experiment.manifest.rehearsal]
+        if rehearsed:
+            raise UsageError(f"{rehearsed[0]} was rehearsed, not measured: hardware is fitted to measured runs alone")
+        made_on = _made_on(args, loaded)
+        assert made_on.gpu is not None
+        node_gpus = max(gpus_of(experiment).node for experiment in loaded)
+        start = _on_gpu(start, made_on.gpu, node_gpus, args.data_sheet or {})
+        _of_that_model(shape, experiments)
+    elif args.data_sheet or args.gpu or args.engine:
+        raise UsageError("--gpu, --engine and --data-sheet are of the file that --out writes: add --out FILE")
     for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
         print(f"note: {text}: give --start", file=sys.stderr)
 
@@ -178,8 +293,19 @@ def _run(args: argparse.Namespace) -> int:
     else:
         print(table(inside))
     if args.out:
-        changed = {"name": args.name or start.name, "fitted_on": tuple(e.name for e in experiments), "error": error}
-        text = to_yaml(fitted.model_copy(update=changed))
-        write_output(args.out, text, "--out")
+        assert made_on is not None and made_on.gpu is not None and made_on.version is not None
+        moved = {
+            name: fitted.constants[name].model_copy(update={"source": CALIBRATED}) for name in fitted_names(fitted)
+        }
+        changed = {
+            "name": args.name or args.out.stem,
+            "stack": _stack(loaded, made_on.version),
+            "fitted_on": tuple(e.name for e in experiments),
+            "constants": fitted.constants | moved,
+            "error": error,
+        }
+        crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
+        domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
+        write_output(args.out, to_yaml(signed(fitted.model_copy(update=changed), domain)), "--out")
         print_line(f"wrote {args.out}")
     return 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from pdlab.core.catalog import ModelShape, load_cluster
 from pdlab.core.deployment import Deployment, launch_flags
@@ -33,6 +34,7 @@ def commands(
     baseline: Candidate | None = None,
     slo: Slo | None = None,
     viz_flags: str = "",
+    extrapolated: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
@@ -41,6 +43,7 @@ def commands(
     ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
     for model and hardware, so that the comparison uses the same. ``slo``: what a goodput under Poisson arrivals is of,
     which is searched for from there. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
+    ``extrapolated``: label -> in what its prediction lies outside of the fit.
     """
     measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     if not measured_candidates:
@@ -59,6 +62,8 @@ def commands(
                 "  # tune_baseline: in an experiment's file searches for the best)",
             ]
         deployment = candidate.deployment
+        if text := extrapolated.get(deployment.label):
+            lines.append(f"  # {text}")
         launch = f"python launch_gptoss.py {launch_flags(deployment)}"
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
@@ -93,7 +98,10 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None if none does."""
+    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy, or the cluster file that
+    ``node`` names; None if none does."""
+    if node.endswith((".yaml", ".yml")):
+        return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
     fitting_clusters = []
     for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
         view = load_cluster(path.stem)
