@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -45,6 +44,7 @@ from pdlab.core.arguments import (
     share,
     whole,
 )
+from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.mixes import parse_mixes
@@ -223,7 +223,7 @@ def options(argv: Sequence[str]) -> SweepOptions:
         request_timeout_s=args.request_timeout_s,
         recover_s=args.recover_s,
         client_processes=args.client_processes,
-        command=shlex.join(["./run_bm.sh", *argv]),
+        command=typed("bench", *argv),
     )
 
 
@@ -433,7 +433,7 @@ def describe(sweep: SweepOptions) -> str:
 
 def _again(argv: Sequence[str]) -> str:
     kept = [arg for arg in argv if arg not in ("--resume", "--force")]
-    return shlex.join(["./run_bm.sh", *kept, "--resume"])
+    return typed("bench", *kept, "--resume")
 
 
 def report(result: SweepResult) -> None:
@@ -447,7 +447,7 @@ def report(result: SweepResult) -> None:
     if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")
     print(f"results: {result.folder}")
-    print(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
+    print(f"next: {typed('viz', '--exps', str(result.folder), '--use-normalized')}")
 
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)

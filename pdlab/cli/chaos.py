@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pdlab.core.arguments import OneLineParser, exit_code, not_for, port, positive, seconds, seed
+from pdlab.core.commands import typed
 
 HAS_FINDINGS, DEFAULT_PORT = 3, 8000
 EPILOG = """\
@@ -107,7 +107,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
     order = session.Order(
         plan=plan, name=name, base_url=args.base_url, not_mine=args.not_mine,
-        command=shlex.join(["python", "-m", "pdlab", "chaos", *words]),
+        command=typed("chaos", *words),
     )  # fmt: skip
     subject = session.subject_of(order)
     folder = None
@@ -133,7 +133,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     made = chaos.load(folder)
     text = report.text(made)
     replace(folder / "table.txt", f"{text}\n".encode())
-    print(f"\n{text}\n\nKept in {folder}; plot: python viz.py --exps {folder}")
+    print(f"\n{text}\n\nKept in {folder}; plot: {typed('viz', '--exps', str(folder))}")
     return 0 if report.well(made) else HAS_FINDINGS
 
 

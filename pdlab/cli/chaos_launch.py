@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.cli.demo import run
+from pdlab.core.commands import python_words
 
 # So small a KV pool that expired blocks are soon used again, and a KV leak is soon seen.
 KV_BYTES = 48 * 2**20
@@ -56,7 +57,7 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                 continue
         print(f"\n{scene.name}", file=sys.stderr, flush=True)
         where = ["--local", "--detach", "--port", str(port)]
-        code = run([sys.executable, "launch_gptoss.py", *scene.launch, *where, *SMALL, *flags])
+        code = run([sys.executable, *python_words("launch"), *scene.launch, *where, *SMALL, *flags])
         try:
             if code:
                 return code
@@ -67,5 +68,5 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                     return code
                 worst = max(worst, code)
         finally:
-            run([sys.executable, "launch_gptoss.py", "--shutdown", "--port", str(port)])
+            run([sys.executable, *python_words("launch"), "--shutdown", "--port", str(port)])
     return worst

@@ -32,6 +32,7 @@ from pdlab.cli.bench import parse_concurrencies
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
 from pdlab.core.arguments import INTERRUPTED, OneLineParser, check_folder, exit_code, port, positive
+from pdlab.core.commands import python_words
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.workload import Closed
@@ -386,7 +387,7 @@ class _Demo:
         return 0 if all(part.valid for part in self._parts) else INCOMPLETE
 
     def _measure(self, shown: Shown, part: DemoPart, number: int) -> None:
-        launch = ["launch_gptoss.py", *shown.flags, "--local", "--detach", "--port", str(self._port)]
+        launch = [*python_words("launch"), *shown.flags, "--local", "--detach", "--port", str(self._port)]
         sweep = ["-m", "pdlab", "bench", "-e", shown.name, *self._load]
         for step, (kind, words, fine) in enumerate((("launch", launch, (0,)), ("sweep", sweep, (0, INCOMPLETE)))):
             if self._stopping:
@@ -424,7 +425,7 @@ class _Demo:
     def _stop(self) -> None:
         """Take down whatever is up."""
         if _nodes_are_up():
-            words = ["launch_gptoss.py", "--shutdown", "--port", str(self._port)]
+            words = [*python_words("launch"), "--shutdown", "--port", str(self._port)]
             self._command(words, self._out / "logs/stop.log", to_its_end=True)
 
     def _draw(self) -> Path | None:
@@ -436,7 +437,7 @@ class _Demo:
         notes = [word for text in [*shortfalls, *self._conditions] for word in ("--note", text)]
         plot = self._out / "demo.png"
         folders = [_shown_path(self._out / part.name) for part in drawn]
-        words = ["viz.py", "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes]
+        words = [*python_words("viz"), "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes]
         self._to_interrupt.clear()
         code, _ = self._command([*words, "--plot-path", _shown_path(plot)], self._out / "logs/viz.log")
         return plot if code == 0 else None

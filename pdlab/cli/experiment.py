@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from pdlab.core.arguments import (
     whole,
 )
 from pdlab.core.bounds import parse_bounds
+from pdlab.core.commands import typed
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
             port=args.port,
             resume=args.resume,
             client_processes=args.client_processes,
-            command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
+            command=typed("experiment", *argv),
         )
         result = run(_started(tuned(plan, options)), options, enough=stopping)
         print(summary(plan, result))
@@ -132,9 +132,7 @@ def _started(plan: Schedule) -> Schedule:
 
 
 def _again(argv: Sequence[str]) -> str:
-    return shlex.join(
-        ["python", "-m", "pdlab", "experiment", *(word for word in argv if word != "--resume"), "--resume"]
-    )
+    return typed("experiment", *(word for word in argv if word != "--resume"), "--resume")
 
 
 def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until | None = None) -> str:
@@ -148,7 +146,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
         lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
-        lines.append(f"    python launch_gptoss.py {shlex.join(configuration.argv)} --detach")
+        lines.append(f"    {typed('launch', *configuration.argv)} --detach")
     lines.append("measured on them")
     for visit in plan.visits[: len(plan.configurations)]:
         for part in visit.parts:
@@ -202,7 +200,7 @@ def summary(plan: Schedule, result: RunResult) -> str:
     lines += ratios(result)
     lines.append(f"results: {result.folder}")
     if kept:
-        lines.append(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
+        lines.append(f"next: {typed('viz', '--exps', str(result.folder), '--use-normalized')}")
     return "\n".join(lines)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from pdlab.core.arguments import (
     whole,
 )
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
+from pdlab.core.commands import typed
 from pdlab.core.deployment import (
     AUTO,
     DOWN_AFTER_S,
@@ -858,7 +858,7 @@ def _rehearsal(args: argparse.Namespace) -> Rehearsal | None:
 
 def command_line(words: Sequence[str]) -> str:
     """The launcher's command line with those flags, to paste into a shell."""
-    return shlex.join(["python", "launch_gptoss.py", *words])
+    return typed("launch", *words)
 
 
 def request_to_json(request: LaunchRequest) -> str:
