@@ -178,7 +178,7 @@ def installer(environment: Path) -> list[str]:
     if importlib.util.find_spec("ensurepip"):
         made = subprocess.run([sys.executable, "-m", "venv", str(environment)], capture_output=True, text=True)
         if made.returncode == 0:
-            return [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+            return [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
     uv = shutil.which("uv", path=f"{ROOT / '.uv' / 'bin'}:{os.environ['PATH']}")
     if uv is None:
         pytest.skip("neither ensurepip nor uv is here to install into an empty environment")
@@ -186,15 +186,24 @@ def installer(environment: Path) -> list[str]:
     return [uv, "pip", "install", "--quiet", "--python", str(environment / "bin" / "python")]
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Skips where no package index answers, and nowhere else."""
+def oldest(metadata: Message) -> list[str]:
+    """Each dependency at the lower bound of its range."""
+    bounds = [(each.name, spec) for each in requirements(metadata, None) for spec in each.specifier]
+    return [f"{name}=={spec.version}" for name, spec in bounds if spec.operator == ">="]
+
+
+@pytest.fixture(scope="module", params=["newest", "oldest"])
+def installed(
+    wheel: Path, metadata: Message, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Installed:
+    """With the newest and with the oldest versions of its dependencies. Skips only if no package index answers."""
+    versions = oldest(metadata) if request.param == "oldest" else []
     folder = tmp_path_factory.mktemp("installed")
     environment, home = folder / "environment", folder / "elsewhere"
     (home / "home").mkdir(parents=True)
     install = installer(environment)
     empty = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([*install, str(wheel)], env=empty, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*install, str(wheel), *versions], env=empty, capture_output=True, text=True, timeout=600)
     if done.returncode:
         probe = [*install, "--target", str(folder / "probe"), "--no-deps", "packaging"]
         if subprocess.run(probe, env=empty, capture_output=True, timeout=300).returncode:
@@ -218,9 +227,20 @@ def test_it_names_its_version_and_its_commands(installed: Installed) -> None:
     assert listed.startswith("usage: pdlab COMMAND") and all(f"\n  {name} " in listed for name in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(installed: Installed, command: str) -> None:
-    assert installed.run("pdlab", command, "--help").stdout.startswith("usage: ")
+EXPLAIN = """
+import contextlib, io
+from pdlab.__main__ import COMMANDS, main
+for command in COMMANDS:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    print(command, out.getvalue().split()[0])
+"""
+
+
+def test_every_command_explains_itself(installed: Installed) -> None:
+    done = installed.run(str(installed.bin / "python"), "-c", EXPLAIN)
+    assert done.stdout.split("\n")[:-1] == [f"{command} usage:" for command in COMMANDS]
 
 
 def test_it_plans_and_what_it_prints_next_can_be_run_there(installed: Installed) -> None:
