@@ -38,11 +38,11 @@ test-long: setup  ## the same with more kills, more faults and every serving pat
 test-fast: setup  ## every test that starts neither an engine nor a deployment
 	@$(FAST)
 
-check: setup  ## ruff, formatting, mypy --strict, imports between packages
+check: setup  ## ruff, formatting, mypy --strict, imports between packages, names of classes and in docstrings
 	@$(PYTHON_VENV) -m ruff check .
 	@$(PYTHON_VENV) -m ruff format --check .
 	@$(PYTHON_VENV) -m mypy
-	@$(PYTEST) -q tests/test_architecture.py
+	@$(PYTEST) -q tests/test_architecture.py tests/test_lints.py
 
 golden: setup  ## rewrite the stored renderings and tables; read `git diff tests` before keeping them
 	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q -m golden

@@ -18,7 +18,7 @@ SMALL = ("--engine-arg", f"kv_cache_memory_bytes={KV_BYTES}")
 HAS_FINDINGS = 3
 
 
-class Scene(NamedTuple):
+class ChaosScene(NamedTuple):
     """One deployment and the plans for it. ``root``: it needs root, and is left out without."""
 
     name: str
@@ -28,10 +28,10 @@ class Scene(NamedTuple):
 
 
 SCENES = (
-    Scene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
-    Scene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
-    Scene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
-    Scene(
+    ChaosScene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
+    ChaosScene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
+    ChaosScene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
+    ChaosScene(
         "two hosts with a link of 1 Gbit/s and 0.2 ms",
         ("--pd-spread", "--two-hosts", "--link-rate", "1gbit", "--link-delay-ms", "0.2"),
         ("all",),

@@ -296,7 +296,7 @@ def _nodes_are_up() -> bool:
         return True
 
 
-class Clock:
+class DemoClock:
     """How long the steps of the demo take: estimates, corrected by what finished steps of that kind took."""
 
     def __init__(self, estimates_s: Sequence[tuple[str, float]], now: Callable[[], float] = time.monotonic) -> None:
@@ -354,7 +354,7 @@ class _Demo:
         self._load = [*load, "--retry-invalid", "-u", f"http://127.0.0.1:{port}", "--out", _shown_path(out)]
         sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]
-        self._clock = Clock(steps * len(DEPLOYMENTS))
+        self._clock = DemoClock(steps * len(DEPLOYMENTS))
         self._parts: list[DemoPart] = []
         self._stopping = self._stopping_printed = False
         self._to_interrupt: list[subprocess.Popen[bytes]] = []

@@ -293,7 +293,7 @@ class _Launcher:
             raise LaunchFailed(errors[-1] if errors else f"exit code {code}: {last}")
 
     def stop(self) -> None:
-        """Take down what is served and, with ``local``, the nodes. A second Ctrl-C does not end it halfway."""
+        """Take down what is served, and local nodes with it. A second Ctrl-C does not end it halfway."""
         if not self._up:
             return
         self._up, self._hosts = False, None
